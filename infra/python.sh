@@ -1,0 +1,57 @@
+# Shared by setup.sh and lock.sh: Python, uv and the one wheel that may lie elsewhere than the rest.
+
+say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
+fail() { printf 'error: %s\n' "$*" >&2; exit 3; }
+
+# Install Debian packages where this user may; say what to do where not.
+debian_packages() {
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "installing from apt: $*"
+    local quiet=(-qq -o Dpkg::Use-Pty=0)
+    DEBIAN_FRONTEND=noninteractive apt-get "${quiet[@]}" install -y --no-install-recommends "$@" >/dev/null 2>&1 && return
+    apt-get "${quiet[@]}" update && DEBIAN_FRONTEND=noninteractive apt-get "${quiet[@]}" install -y --no-install-recommends "$@" >/dev/null
+  else
+    fail "missing: $*; remedy: sudo apt-get install $*"
+  fi
+}
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3.11 python3; do
+    [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
+    "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' && { command -v "$candidate"; return; }
+  done
+  fail "no Python 3.11 found; remedy: apt-get install python3, or set PYTHON to one"
+}
+
+new_environment() {
+  local python
+  python=$(find_python)
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || debian_packages python3-venv
+  "$python" -m venv --clear "$1"
+}
+
+# uv installs both environments from their locks, in seconds; it comes into .venv by pip, at the locked version.
+uv=.venv/bin/uv
+bootstrap_uv() {
+  [ -x .venv/bin/python ] || new_environment .venv
+  [ -x "$uv" ] || .venv/bin/python -m pip install --quiet "$(grep '^uv==' infra/requirements/orchestrator.txt 2>/dev/null || echo uv)"
+  # uv does not read pip's configuration; an index that is set there is meant for it too.
+  local index
+  index=$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)
+  [ -z "$index" ] || export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$index}"
+}
+
+# PyTorch's CPU wheel is on no general index: first where pip's own configuration looks, else PyTorch's index. Only this wheel
+# is ever asked of that index, so that no other install depends on it.
+torch_wheel() {
+  local wanted
+  wanted=$(grep -h '^torch==' infra/requirements/engine.in)
+  ls .wheels/torch-*.whl >/dev/null 2>&1 && [ "$(cat .wheels/wanted 2>/dev/null)" = "$wanted" ] && return
+  rm -rf .wheels
+  say "fetching $wanted"
+  .venv/bin/python -m pip download --quiet --no-deps --dest .wheels "$wanted" 2>/dev/null \
+    || .venv/bin/python -m pip download --no-deps --dest .wheels --index-url https://download.pytorch.org/whl/cpu "$wanted" \
+    || fail "$wanted is neither where pip looks nor on PyTorch's CPU index; remedy: put its wheel into a folder and set PIP_FIND_LINKS"
+  echo "$wanted" > .wheels/wanted
+}

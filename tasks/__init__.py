@@ -1,0 +1,1 @@
+"""Prefect tasks: retries, timeouts and run logging around one call into the package."""

@@ -1,0 +1,40 @@
+"""Progress of long steps, told in the run's log."""
+
+import time
+from collections.abc import Callable
+
+from prefect import get_run_logger
+
+from vllm_qualify.engine.process import Progress
+from vllm_qualify.secrets import redact
+
+TELL_EVERY_S = 5.0
+
+
+def counter(what: str, things: str) -> Progress:
+    """Tells `what: 225 of 500 things, 31 s` at most every TELL_EVERY_S, and at the end."""
+    logger = get_run_logger()
+    started = last = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= TELL_EVERY_S or done == total:
+            logger.info(f"{what}: {done} of {total} {things}, {now - started:.0f} s")
+            last = now
+
+    return told
+
+
+def teller() -> Callable[[str], None]:
+    """Tells lines as they come, at most one every TELL_EVERY_S."""
+    logger = get_run_logger()
+    last = 0.0
+
+    def told(line: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= TELL_EVERY_S:
+            logger.info(redact(line)[:160])
+            last = time.monotonic()
+
+    return told

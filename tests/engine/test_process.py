@@ -1,0 +1,150 @@
+"""Guarded processes: whatever happens to whom, nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_qualify.engine.process import guarded, quiet_environment, tail, wait_for
+from vllm_qualify.errors import HostError
+
+# Deaf to SIGTERM, with a child of its own: what a wedged engine core is like.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: object, limit_s: float = 15) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def pids_in(log: Path) -> list[int]:
+    assert until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    return [int(word) for word in log.read_text().split()]
+
+
+def test_leaving_the_block_ends_a_stubborn_process_and_its_child(tmp_path: Path) -> None:
+    with guarded([sys.executable, "-c", STUBBORN], quiet_environment(), tmp_path / "log", grace_s=0.5):
+        pids = pids_in(tmp_path / "log")
+        assert all(alive(pid) for pid in pids)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_an_exception_in_the_block_ends_the_process_too(tmp_path: Path) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        guarded([sys.executable, "-c", STUBBORN], quiet_environment(), tmp_path / "log", grace_s=0.5),
+    ):
+        pids = pids_in(tmp_path / "log")
+        raise KeyboardInterrupt
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_death_of_the_caller_ends_the_process(tmp_path: Path, number: signal.Signals) -> None:
+    caller = textwrap.dedent(f"""
+        import sys, time
+        from pathlib import Path
+        from vllm_qualify.engine.process import guarded, quiet_environment
+        with guarded([sys.executable, "-c", {STUBBORN!r}], quiet_environment(), Path({str(tmp_path / "log")!r}), grace_s=0.5):
+            time.sleep(600)
+    """)
+    with subprocess.Popen([sys.executable, "-c", caller]) as process:
+        pids = pids_in(tmp_path / "log")
+        process.send_signal(number)
+        process.wait()
+        assert until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_the_death_of_the_guard_ends_the_process_and_counts_as_killed(tmp_path: Path) -> None:
+    with guarded([sys.executable, "-c", STUBBORN], quiet_environment(), tmp_path / "log", grace_s=0.5) as process:
+        pids = pids_in(tmp_path / "log")
+        os.kill(process.guard_pid, signal.SIGKILL)
+        assert until(lambda: process.exit_code() == -signal.SIGKILL)
+    assert until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_children_of_a_process_that_ended_are_ended(tmp_path: Path) -> None:
+    leaver = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(p.pid, 0)"
+    )
+    with guarded([sys.executable, "-c", leaver], quiet_environment(), tmp_path / "log") as process:
+        assert until(lambda: process.exit_code() == 0)
+        orphan, _ = pids_in(tmp_path / "log")
+        assert not alive(orphan)
+
+
+@pytest.mark.parametrize(("code", "expected"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])
+def test_exit_codes_are_told(tmp_path: Path, code: str, expected: int) -> None:
+    with guarded([sys.executable, "-c", code], quiet_environment(), tmp_path / "log") as process:
+        assert until(lambda: process.exit_code() is not None)
+        assert process.exit_code() == expected
+
+
+def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="could not be started"), guarded(["/no/such/command"], {}, tmp_path / "log"):
+        pass
+
+
+def test_a_tool_that_fails_brings_its_last_lines(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('first'); raise SystemExit('the cause')"]
+    with (
+        pytest.raises(HostError, match="exit code 1") as raised,
+        guarded(command, quiet_environment(), tmp_path / "log") as process,
+    ):
+        wait_for(process, 30, lambda: None, lambda _done, _total: None, "accuracy")
+    assert "the cause" in raised.value.log_tail
+
+
+def test_a_tool_over_its_time_limit_is_ended(tmp_path: Path) -> None:
+    with (
+        pytest.raises(HostError, match=r"longer than its 0\.5 s"),
+        guarded([sys.executable, "-c", "import time; time.sleep(600)"], quiet_environment(), tmp_path / "log") as process,
+    ):
+        wait_for(process, 0.5, lambda: None, lambda _done, _total: None, "load")
+
+
+def test_progress_is_read_from_the_bar_of_the_log(tmp_path: Path) -> None:
+    bar = (
+        "import sys, time\nfor n in (1, 2):\n  sys.stderr.write(f'\\rRequests:  5%|# | {n}/20 [00:01<00:09]'); time.sleep(.4)\n"
+    )
+    told: list[tuple[int, int]] = []
+    with guarded([sys.executable, "-u", "-c", bar], quiet_environment(), tmp_path / "log") as process:
+        wait_for(process, 30, lambda: None, lambda done, total: told.append((done, total)), "load")
+    assert told[-1] == (2, 20)
+
+
+def test_tail_shows_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"one\r\n 1/3\r 2/3\r 3/3\ntwo\n\n")
+    assert tail(tmp_path / "log") == ["one", " 3/3", "two"]
+    assert tail(tmp_path / "log", 1) == ["two"]
+
+
+def test_keys_of_the_store_do_not_reach_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "shhhhhhhh")
+    monkeypatch.setenv("HF_TOKEN", "hf_needed_by_the_server")
+    environment = quiet_environment()
+    assert "AWS_SECRET_ACCESS_KEY" not in environment
+    assert environment["HF_TOKEN"] == "hf_needed_by_the_server"
+    assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"

@@ -1,0 +1,105 @@
+"""A stand-in for the `vllm` command, for faults that the real one cannot be made to show and for tests that need no model.
+
+`make_engine` writes it as an engine environment. The environment variable FAKE_VLLM, which a recipe can set, picks how it
+behaves: `healthy`, `dies` (at once), `hangs` (never answers), `sick` (every completion is an error), `forgetful` (another text
+each time).
+The contract test in tests/live holds its answers to those of the real server.
+"""
+
+import json
+import os
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml  # of the engine's own dependencies; here of the orchestrator's
+
+VERSION = "0.32.0+cpu"
+METRICS = """\
+# TYPE vllm:num_preemptions counter
+vllm:num_preemptions_total{engine="0",model_name="reference"} 0.0
+# TYPE vllm:prefix_cache_queries counter
+vllm:prefix_cache_queries_total{engine="0",model_name="reference"} 0.0
+# TYPE vllm:prefix_cache_hits counter
+vllm:prefix_cache_hits_total{engine="0",model_name="reference"} 0.0
+"""
+ANSWERED = count()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """vLLM's completions, models and metrics endpoints."""
+
+    protocol_version = "HTTP/1.1"
+    model = ""
+    behaviour = "healthy"
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self._answer(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        else:
+            self._send(200, METRICS.encode(), "text/plain")
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.behaviour == "sick":
+            self._answer(500, {"error": {"message": "EngineCore encountered an issue"}})
+            return
+        text = " It is 7." if self.behaviour == "healthy" else f" It is {next(ANSWERED)}."
+        tokens = request["max_tokens"]
+        self._answer(
+            200,
+            {
+                "id": "cmpl-1",
+                "object": "text_completion",
+                "created": int(time.time()),
+                "model": self.model,
+                "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length", "stop_reason": None}],
+                "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens},
+            },
+        )
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        self._send(status, json.dumps(body).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Silent: the log belongs to the behaviour."""
+
+
+def serve(config_file: str) -> None:
+    behaviour = os.environ.get("FAKE_VLLM", "healthy")
+    if behaviour == "dies":
+        print("ValueError: the fake was told to die", file=sys.stderr)
+        sys.exit(1)
+    config = yaml.safe_load(Path(config_file).read_text())
+    Handler.model, Handler.behaviour = config["served-model-name"][0], behaviour
+    if behaviour == "hangs":
+        print("loading weights for ever", flush=True)
+        time.sleep(3600)
+    ThreadingHTTPServer((config["host"], config["port"]), Handler).serve_forever()
+
+
+def make_engine(folder: Path) -> Path:
+    """An engine environment with this command in it: bin/vllm, and a bin/python that says which version it is."""
+    (folder / "bin").mkdir(parents=True)
+    vllm, python = folder / "bin" / "vllm", folder / "bin" / "python"
+    vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
+    identity = {"python": "3.11", "packages": {"vllm": VERSION}, "record_sha256": "0" * 64}
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(identity)}'\n")
+    for command in (vllm, python):
+        command.chmod(0o755)
+    return folder
+
+
+if __name__ == "__main__":
+    assert sys.argv[1:3] == ["serve", "--config"], sys.argv
+    serve(sys.argv[3])

@@ -1,0 +1,133 @@
+"""Stores to test against: a directory, moto's server and a real gateway (Ceph's, from infra/radosgw.sh)."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from uuid import uuid4
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from vllm_qualify.publish.store import Store, open_store
+
+BUCKET = "evidence"
+SCRIPT = Path(__file__).parents[2] / "infra" / "radosgw.sh"
+RADOSGW = pytest.param("radosgw", marks=pytest.mark.s3)
+
+Settings = Mapping[str, str]
+
+
+@pytest.fixture(autouse=True)
+def no_outer_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The settings of whoever runs the tests must not reach them."""
+    for name in os.environ:
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+
+
+@pytest.fixture(scope="session")
+def moto_settings() -> Iterator[Settings]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "moto-key",
+        "AWS_SECRET_ACCESS_KEY": "moto-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    make_bucket(settings)
+    yield settings
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def radosgw_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("radosgw")
+    started = subprocess.run([SCRIPT, "start", directory], capture_output=True, text=True, check=False)
+    try:
+        if started.returncode:
+            give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+            give_up(f"radosgw did not start: {started.stderr[-600:]}")
+        yield directory
+    finally:
+        subprocess.run([SCRIPT, "stop", directory], capture_output=True, check=True)
+
+
+@pytest.fixture(scope="session")
+def radosgw_settings(radosgw_directory: Path) -> Settings:
+    settings = settings_in(radosgw_directory / "env")
+    make_bucket(settings)
+    return settings
+
+
+@pytest.fixture
+def radosgw_denied(radosgw_directory: Path) -> Settings:
+    """The settings of a user who may do nothing."""
+    return settings_in(radosgw_directory / "env.denied")
+
+
+@pytest.fixture
+def moto_url(moto_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> str:
+    return use(moto_settings, monkeypatch)
+
+
+@pytest.fixture
+def radosgw_url(radosgw_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> str:
+    return use(radosgw_settings, monkeypatch)
+
+
+@pytest.fixture
+def directory_url(tmp_path: Path) -> str:
+    return (tmp_path / "store").as_uri()
+
+
+@pytest.fixture(params=["moto", RADOSGW])
+def s3_url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty store in S3."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture(params=["directory", "moto", RADOSGW])
+def store(request: pytest.FixtureRequest) -> Store:
+    """An empty store that has passed its check."""
+    return checked_store(request)
+
+
+@pytest.fixture(params=["directory", RADOSGW])
+def real_store(request: pytest.FixtureRequest) -> Store:
+    """Without moto, which looks and then writes, with nothing to keep two requests apart."""
+    return checked_store(request)
+
+
+def checked_store(request: pytest.FixtureRequest) -> Store:
+    store = open_store(str(request.getfixturevalue(f"{request.param}_url")))
+    store.check()
+    return store
+
+
+def use(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{uuid4().hex}"
+
+
+def settings_in(file: Path) -> Settings:
+    words = (shlex.split(line) for line in file.read_text().splitlines())
+    return dict(assignment.split("=", 1) for _, assignment in words)
+
+
+def make_bucket(settings: Settings) -> None:
+    boto3.client(
+        "s3",
+        endpoint_url=settings["AWS_ENDPOINT_URL"],
+        aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
+        region_name=settings["AWS_DEFAULT_REGION"],
+    ).create_bucket(Bucket=BUCKET)

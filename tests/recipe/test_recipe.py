@@ -1,0 +1,166 @@
+"""Recipes: what is refused, and how it is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.recipes import Document, reference, write
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import Gate, LoadedRecipe
+
+
+@pytest.mark.parametrize("name", catalog_names())
+def test_every_recipe_of_the_catalog_is_valid_and_its_files_are_there(name: str) -> None:
+    loaded = load_recipe(name)
+    assert loaded.recipe.name == name
+    for variant in loaded.recipe.variants.values():
+        if variant.is_local:
+            assert (loaded.path(variant.model) / "config.json").is_file()
+    if questions := loaded.recipe.accuracy.questions:
+        assert loaded.path(questions.test).is_file()
+        assert loaded.path(questions.shots).is_file()
+
+
+def changed(path: str, value: Any) -> Document:
+    """The reference recipe with one key set, or removed if `value` is `...`."""
+    document = reference()
+    *parents, last = path.split(".")
+    place: Any = document
+    for parent in parents:
+        place = place[int(parent)] if parent.isdigit() else place[parent]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return document
+
+
+LOAD = "gpu_types.cpu.profiles.balanced.load"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "place", "told"),
+    [
+        ("accuracy.num_fewshots", 5, "accuracy.num_fewshots", "unknown key"),
+        (f"{LOAD}.max_concurency", 5, f"{LOAD}.max_concurency", "max_concurrency"),
+        ("smoke.prompt", ..., "smoke.prompt", "required"),
+        ("accuracy.num_fewshot", "5", "accuracy.num_fewshot", "valid integer, got '5'"),
+        ("accuracy.num_fewshot", True, "accuracy.num_fewshot", "valid integer"),
+        (f"{LOAD}.max_concurrency", 0, f"{LOAD}.max_concurrency", "greater than or equal to 1, got 0"),
+        (f"{LOAD}.num_prompts", 79, LOAD, "at least 5 times max_concurrency, so 80"),
+        ("gates.0.minimum", 1.5, "gates.0", "between 0 and 1"),
+        ("gates.0.minimum", float("nan"), "gates.0.minimum", "finite number"),
+        ("gates.0.minimum", float("inf"), "gates.0.minimum", "finite number"),
+        ("gates.0.maximum", 0.95, "gates.0", "give 'minimum' and not 'maximum'"),
+        ("gates.0.metric", "exact_mtach", "gates.0", "no metric 'exact_mtach'"),
+        ("gates.0.unit", "percent", "gates.0", "'fraction', not 'percent'"),
+        ("gates.0.filter", ..., "gates.0", "names lm-eval's filter"),
+        ("gates", [], "gates", "at least 1 item"),
+        ("variants.bf16.environment", {"HF_TOKEN": "hf_x"}, "variants.bf16.environment.HF_TOKEN", "names a secret"),
+        ("gpu_types.cpu.server.port", 8000, "gpu_types.cpu.server.port", "set by vllm-qualify"),
+        ("gpu_types.cpu.server.--dtype", "auto", "gpu_types.cpu.server.--dtype", "without the leading dashes"),
+        ("gpu_types.cpu.default_variant", "fp8", "(top level)", "not among the variants: bf16, regressed"),
+        ("gpu_types.cpu.startup_timeout_s", -1, "gpu_types.cpu.startup_timeout_s", "greater than 0"),
+        ("name", "Reference Model", "name", "lower-case"),
+    ],
+)
+def test_a_mistake_is_one_error_with_file_key_path_and_what_is_allowed(
+    tmp_path: Path, path: str, value: Any, place: str, told: str
+) -> None:
+    file = write(changed(path, value), tmp_path / "mine.yaml")
+    with pytest.raises(CallerError) as raised:
+        load_recipe(str(file))
+    assert raised.value.place == f"{file}: {place}"
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "mapping"),
+        ("- a\n- b\n", "mapping"),
+        ("name: a\nname: b\n", "duplicate key"),
+        ("name: [1, 2\n", "not valid YAML"),
+        ("name: !!python/object:os.system {}\n", "YAML"),
+        ("a: &a [*a]\n", "required"),
+        ("\t- x", "YAML"),
+        ("name: \x00", "YAML"),
+    ],
+)
+def test_text_that_is_no_recipe_is_one_error(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(CallerError, match=told):
+        load_recipe(str(file))
+
+
+def test_a_recipe_that_is_not_there_names_the_catalog(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="reference"):
+        load_recipe("refrence")
+    with pytest.raises(CallerError, match="no recipe"):
+        load_recipe(str(tmp_path / "none.yaml"))
+
+
+def _paths(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    return [prefix, *(path for key, value in inner for path in _paths(value, (*prefix, key)))]
+
+
+def assert_valid_or_one_clear_error(file: Path) -> None:
+    try:
+        loaded = load_recipe(str(file))
+    except CallerError as error:
+        told = error
+    else:
+        assert isinstance(loaded, LoadedRecipe)
+        return
+    assert told.place.startswith(str(file))
+    assert told.problem
+    assert told.remedy
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_recipe_with_anything_anywhere_is_valid_or_one_clear_error(tmp_path: Path, data: st.DataObject) -> None:
+    document: Any = reference()
+    *parents, last = data.draw(st.sampled_from(_paths(document)[1:]))
+    place = document
+    for key in parents:
+        place = place[key]
+    place[last] = data.draw(ANYTHING)
+    file = write(document, tmp_path / "fuzzed.yaml")
+    assert_valid_or_one_clear_error(file)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
+def test_any_text_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "fuzzed.yaml"
+    file.write_text(text, newline="")
+    with pytest.raises(CallerError):
+        load_recipe(str(file))
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_every_metric_takes_a_gate_on_its_good_side_only(metric: Any) -> None:
+    good, bad = ("minimum", "maximum") if metric.direction == "higher" else ("maximum", "minimum")
+    about = {"metric": metric.name, "unit": metric.unit, "filter": "none" if metric.stage == "accuracy" else None}
+    assert Gate.model_validate({**about, good: 1.0}).bound == 1.0
+    with pytest.raises(ValueError, match=f"give '{good}'"):
+        Gate.model_validate({**about, bad: 1.0})
+
+
+def test_paths_start_from_the_recipes_folder() -> None:
+    assert load_recipe("reference").path("./reference/model") == (catalog_folder() / "reference/model").resolve()

@@ -1,0 +1,45 @@
+"""Recipes for tests, made from the catalog's reference recipe."""
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from vllm_qualify.recipe.loading import catalog_folder
+
+Document = dict[str, Any]
+
+
+def reference() -> Document:
+    """The catalog's reference recipe as a document, its paths absolute."""
+    document: Document = YAML(typ="safe").load((catalog_folder() / "reference.yaml").read_text())
+    for variant in document["variants"].values():
+        variant["model"] = _absolute(variant["model"])
+    questions = document["accuracy"]["questions"]
+    for name in questions:
+        questions[name] = _absolute(questions[name])
+    return document
+
+
+def _absolute(relative: str) -> str:
+    return str((catalog_folder() / relative).resolve())
+
+
+def small(folder: Path) -> Document:
+    """The reference recipe with less work: 40 questions, 2 repeats of 20 requests, gates to match."""
+    document = reference()
+    questions = Path(document["accuracy"]["questions"]["test"]).read_text().splitlines(keepends=True)
+    (folder / "test.jsonl").write_text("".join(questions[:40]))
+    document["accuracy"]["questions"]["test"] = str(folder / "test.jsonl")
+    document["accuracy"]["num_questions"] = 40
+    # 40 questions cannot show more: even 40 of 40 leave a lower bound of .937
+    document["gates"][0]["minimum"] = 0.75
+    profile = document["gpu_types"]["cpu"]["profiles"]["balanced"]
+    profile["load"] |= {"max_concurrency": 4, "num_prompts": 20, "num_warmups": 2, "repeats": 2, "min_duration_s": 0.1}
+    profile["gates"] = [{"metric": "output_throughput_tok_s", "minimum": 1, "unit": "tok/s"}]
+    return document
+
+
+def write(document: Document, path: Path) -> Path:
+    YAML(typ="safe").dump(document, path)
+    return path

@@ -1,0 +1,262 @@
+"""Reports as a real run makes them: one approved; one not, with hostile text wherever text comes from outside."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.plan import Cell, CellPlan, Release
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.evidence.measurement import (
+    EvidenceFile,
+    Interval,
+    Measurement,
+    StageEvidence,
+    invalid,
+    share_interval,
+    valid,
+)
+from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, worst
+from vllm_qualify.recipe.metrics import METRICS, Stage
+from vllm_qualify.recipe.model import Accuracy, Gate, Load, Smoke
+from vllm_qualify.report.model import Report
+
+SCRIPT = "<script>alert(1)</script>"
+IMAGE = '"><img src=x onerror=alert(1)>'
+MARKUP = "[red]x[/red]"
+CONTROL = "\x1b[2J\u202egnp.exe"
+HOSTILE = (SCRIPT, IMAGE, MARKUP)
+
+BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+QUESTIONS = 1319
+THROUGHPUTS = {"request_throughput_req_s": 12.31, "output_throughput_tok_s": 12608.4, "total_throughput_tok_s": 25216.9}
+LATENCIES = {"ttft": 182.4, "tpot": 18.93, "itl": 18.71, "e2el": 19562.0}
+STATISTICS = {"mean": 1.0, "median": 0.94, "p90": 1.21, "p99": 1.83}
+INVALID_LOAD = (
+    "repeat 2: 1021 of 1024 requests completed, 3 failed; "
+    "repeat 3: 7 preemptions: the KV cache is too small for this load, its last log line being "
+    f"{SCRIPT} {MARKUP} {IMAGE} {CONTROL}"
+)
+
+
+def approved_report() -> Report:
+    """Every gate passes."""
+    return _report(_plan("meta-llama/Llama-3.1-8B-Instruct"), _smoke(), _accuracy(1100), _load())
+
+
+def not_approved_report() -> Report:
+    """A failing accuracy gate, an inconclusive one, invalid load measurements, and hostile text."""
+    plan = _plan(f"acme/{SCRIPT}{MARKUP}", variant_model=IMAGE)
+    loads = [invalid(name, INVALID_LOAD, "load/bench-*.json") for name in _load_metrics()]
+    return _report(plan, _smoke(), _accuracy(940), loads, rejudged_from="20260313T201500Z-0a1b2c")
+
+
+def _report(
+    plan: CellPlan,
+    smoke: list[Measurement],
+    accuracy: list[Measurement],
+    load: list[Measurement],
+    rejudged_from: str | None = None,
+) -> Report:
+    serve = [valid("startup_s", 143.218, "serve/startup_s", sample_count=1)]
+    stages = [_stage("smoke", 2, smoke), _stage("accuracy", 14, accuracy), _stage("load", 31, load), _stage("serve", 0, serve)]
+    return Report(
+        made_by="vllm-qualify 0.1.0",
+        created_at=BEGAN + timedelta(minutes=74),
+        run_id=plan.run_id,
+        rejudged_from=rejudged_from,
+        plan=plan,
+        stages=stages,
+        judgement=_judgement(plan.gates, [row for stage in stages for row in stage.measurements]),
+    )
+
+
+def _plan(model: str, variant_model: str = "") -> CellPlan:
+    engine = EngineIdentity(
+        version="0.32.0",
+        digest=f"sha256:{_sha('engine')}",
+        python="3.12.11",
+        packages={"vllm": "0.32.0", "torch": "2.13.0", "transformers": "5.2.1", "triton": "3.6.0"},
+    )
+    release = Release(model=model, revision=_sha("model")[:40], engine=engine)
+    return CellPlan(
+        run_id="20260314T092653Z-5f3d19",
+        cell=Cell(recipe="llama-3.1-8b", release=release, variant="fp8", gpu_type="h200", profile="throughput"),
+        fingerprint=Fingerprint(
+            gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143771, compute_capability="9.0", driver="570.86.15"
+        ),
+        server=ServerPlan(
+            engine=EngineEnvironment(python=Path("engine/bin/python")),
+            model=model,
+            revision=release.revision,
+            served_model_name=f"llama-3.1-8b{variant_model}",
+            arguments={
+                "max-model-len": 8192,
+                "gpu-memory-utilization": 0.9,
+                "enable-prefix-caching": False,
+                "kv-cache-dtype": "fp8",
+                "compilation-config": {"pass_config": {"fuse_allreduce_rms": True}, "cudagraph_mode": "FULL_AND_PIECEWISE"},
+                "max-num-seqs": 256,
+            },
+            environment={"VLLM_LOGGING_LEVEL": "INFO", "NCCL_DEBUG": variant_model or "WARN"},
+            startup_timeout_s=1800.0,
+        ),
+        smoke=Smoke(prompt="The capital of France is"),
+        smoke_golden=None,
+        accuracy=Accuracy(num_questions=QUESTIONS),
+        questions=None,
+        load=Load(input_len=1024, output_len=1024, max_concurrency=64, num_prompts=1024, num_warmups=64),
+        gates=_gates(),
+    )
+
+
+def _gates() -> list[Gate]:
+    smoke = [name for name in METRICS if name.startswith("smoke_") and name != "smoke_golden"]
+    return [
+        *(Gate(metric=name, minimum=1.0, unit="bool") for name in smoke),
+        Gate(metric="exact_match", filter="strict-match", minimum=0.775, unit="fraction"),
+        Gate(metric="exact_match", filter="flexible-extract", minimum=0.7, unit="fraction"),
+        Gate(metric="output_throughput_tok_s", minimum=12000.0, unit="tok/s"),
+        Gate(metric="ttft_p99_ms", maximum=400.0, unit="ms"),
+        Gate(metric="tpot_p99_ms", maximum=50.0, unit="ms"),
+    ]
+
+
+def _smoke() -> list[Measurement]:
+    names = [name for name in METRICS if name.startswith("smoke_") and name != "smoke_golden"]
+    return [valid(name, 1.0, "smoke/replies.json", sample_count=2) for name in names]
+
+
+def _accuracy(right: int) -> list[Measurement]:
+    """Flexible extraction finds three per cent fewer."""
+    found = {"strict-match": right, "flexible-extract": round(right * 0.97)}
+    return [
+        valid(
+            "exact_match",
+            count / QUESTIONS,
+            "accuracy/results.json",
+            filter=name,
+            sample_count=QUESTIONS,
+            interval=share_interval(count, QUESTIONS),
+        )
+        for name, count in found.items()
+    ]
+
+
+def _load_metrics() -> list[str]:
+    return [metric.name for metric in METRICS.values() if metric.stage == "load"]
+
+
+def _load() -> list[Measurement]:
+    latencies = {
+        f"{name}_{which}_ms": base * factor for name, base in LATENCIES.items() for which, factor in STATISTICS.items()
+    }
+    return [_over_repeats(name, base) for name, base in (THROUGHPUTS | latencies).items()]
+
+
+def _over_repeats(name: str, base: float) -> Measurement:
+    repeats = [base * factor for factor in (0.996, 1.0, 1.004)]
+    return valid(
+        name,
+        base,
+        "load/bench-*.json",
+        sample_count=3072,
+        repeats=repeats,
+        interval=Interval(lower=base * 0.9933, upper=base * 1.0067),
+    )
+
+
+def _stage(stage: Stage, minutes: int, measurements: list[Measurement]) -> StageEvidence:
+    names = {
+        "serve": ["server.yaml", "server.log", "startup_s"],
+        "smoke": ["models.json", "replies.json"],
+        "accuracy": ["lm-eval.log", "results.json", "samples_gsm8k_2026-03-14T09-40-53.123456.jsonl", f"{SCRIPT}{IMAGE}.log"],
+        "load": [
+            f"{name}-{n}{end}" for n in (1, 2, 3) for name, end in (("bench", ".json"), ("bench", ".log"), ("metrics", ".txt"))
+        ],
+    }
+    tools = {
+        "serve": {"vllm": "0.32.0"},
+        "smoke": {},
+        "accuracy": {"lm-eval": "0.4.13"},
+        "load": {"vllm bench serve": f"0.32.0{IMAGE}"},
+    }
+    return StageEvidence(
+        stage=stage,
+        started_at=BEGAN + timedelta(minutes=minutes),
+        duration_s={"serve": 4380.2, "smoke": 1.94, "accuracy": 983.4, "load": 2511.0}[stage],
+        commands=_commands(stage),
+        tools=tools[stage],
+        files=[_file(f"{stage}/{name}") for name in names[stage]],
+        measurements=measurements,
+    )
+
+
+def _commands(stage: Stage) -> list[list[str]]:
+    bench = [
+        "vllm",
+        "bench",
+        "serve",
+        "--backend",
+        "openai",
+        "--model",
+        IMAGE,
+        "--dataset-name",
+        "random",
+        "--num-prompts",
+        "1024",
+    ]
+    return {
+        "serve": [["vllm", "serve", "--config", "server.yaml"]],
+        "smoke": [],
+        "accuracy": [
+            ["python", "-m", "lm_eval", "run", "--model", "local-completions", "--tasks", "gsm8k", "--note", SCRIPT, MARKUP]
+        ],
+        "load": [[*bench, "--max-concurrency", "64", "--seed", str(seed), "--ignore-eos"] for seed in range(3)],
+    }[stage]
+
+
+def _file(path: str) -> EvidenceFile:
+    return EvidenceFile(path=path, sha256=_sha(path), size=int(_sha(path)[:6], 16))
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _judgement(gates: Sequence[Gate], measurements: Sequence[Measurement]) -> Judgement:
+    by_label = {(row.metric, row.filter): row for row in measurements}
+    verdicts = [_verdict(gate, by_label.get((gate.metric, gate.filter))) for gate in gates]
+    held = sum(getattr(found.checks, name) for found in verdicts for name in Checks.model_fields)
+    asked = len(verdicts) * len(Checks.model_fields)
+    return Judgement(
+        verdict=worst([found.verdict for found in verdicts]),
+        gates=verdicts,
+        suite={"name": "cell", "meta": {"great_expectations_version": "1.24.1"}},
+        validation={
+            "success": held == asked,
+            "statistics": {
+                "evaluated_expectations": asked,
+                "successful_expectations": held,
+                "unsuccessful_expectations": asked - held,
+                "success_percent": 100 * held / asked if asked else None,
+            },
+        },
+    )
+
+
+def _verdict(gate: Gate, row: Measurement | None) -> GateVerdict:
+    """As Great Expectations finds it, without its seconds to import."""
+    interval = bounds_of(row) if row else None
+    meets: Callable[[float], bool] = (lambda n: n >= gate.bound) if gate.minimum is not None else (lambda n: n <= gate.bound)
+    ends = [meets(interval.lower), meets(interval.upper)] if interval else [False]
+    checks = Checks(
+        present=row is not None,
+        trusted=row is not None and row.value is not None,
+        noise_known=interval is not None,
+        surely_inside=all(ends),
+        maybe_inside=any(ends),
+    )
+    return gate_verdict(gate, checks, [row] if row else [])

@@ -1,0 +1,110 @@
+"""The verdict table in the terminal: whole at every width, and plain where it is not a terminal."""
+
+import io
+import re
+from collections import Counter
+from typing import Literal
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from tests.report.builder import HOSTILE
+from vllm_qualify.judge.verdict import Judgement
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.terminal import show_report
+
+PAGE = "/a/folder/with/a/rather/long/path/that/is/wider/than/eighty/columns/20260314T092653Z-5f3d19/report.html"
+
+
+def _shown(report: Report, width: int, encoding: str = "utf-8", terminal: bool = False, page: str | None = PAGE) -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    colors: Literal["truecolor"] | None = "truecolor" if terminal else None
+    console = Console(file=file, width=width, force_terminal=terminal, color_system=colors, legacy_windows=False)
+    show_report(report, console, page)
+    return raw.getvalue().decode(encoding)
+
+
+def _without_spaces(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_gate_has_its_row(not_approved: Report, width: int) -> None:
+    shown = _shown(not_approved, width)
+    table = shown[shown.index("gate  ") : shown.index("Page:")]
+    for gate in not_approved.judgement.gates:
+        assert gate.gate.metric in table
+        assert gate.gate.filter is None or f"({gate.gate.filter})" in table
+    for verdict, number in Counter(gate.verdict for gate in not_approved.judgement.gates).items():
+        assert len(re.findall(rf" {verdict}\s*$", table, re.MULTILINE)) >= number
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
+def test_nothing_is_wider_than_the_console_but_the_page(not_approved: Report, width: int) -> None:
+    lines = [line for line in _shown(not_approved, width).splitlines() if not line.startswith("Page:")]
+    assert max(map(cell_len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+def test_nothing_is_cut_off(not_approved: Report, width: int) -> None:
+    shown = _shown(not_approved, width)
+    assert "…" not in shown
+    reasons = {gate.because for gate in not_approved.judgement.gates if gate.verdict in ("fail", "inconclusive")}
+    for text in (*reasons, not_approved.plan.cell.id, not_approved.plan.cell.release.engine.digest):
+        assert _without_spaces(text) in _without_spaces(shown)
+
+
+def test_the_heading_is_the_outcome_and_the_cell(approved: Report, not_approved: Report) -> None:
+    assert _shown(approved, 80).splitlines()[0] == "APPROVED  llama-3.1-8b/fp8/h200/throughput"
+    assert _shown(not_approved, 80).splitlines()[0] == "NOT APPROVED  llama-3.1-8b/fp8/h200/throughput"
+
+
+def test_a_report_judged_again_says_so(approved: Report, not_approved: Report) -> None:
+    assert "judged again from run 20260313T201500Z-0a1b2c" in _shown(not_approved, 120)
+    assert "judged again" not in _shown(approved, 120)
+
+
+def test_gates_that_share_a_reason_tell_it_once(not_approved: Report) -> None:
+    shown = _shown(not_approved, 120)
+    assert shown.count("1021 of 1024 requests completed") == 1
+    assert "output_throughput_tok_s, ttft_p99_ms, tpot_p99_ms: invalid\n" in shown
+
+
+def test_an_approved_report_has_no_reasons(approved: Report) -> None:
+    shown = _shown(approved, 120)
+    assert "confidence" not in shown
+    assert shown.count("pass") == len(approved.judgement.gates) + 1
+
+
+def test_outside_text_is_no_markup_and_no_control_code(not_approved: Report) -> None:
+    shown = _shown(not_approved, 400)
+    for text in HOSTILE:
+        assert text in shown
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "\\x1b[2J" in shown
+
+
+def test_colours_only_in_a_terminal(approved: Report) -> None:
+    assert "\x1b[1;32mAPPROVED" in _shown(approved, 80, terminal=True)
+    assert "\x1b" not in _shown(approved, 80)
+
+
+def test_a_console_without_unicode_gets_ascii(not_approved: Report) -> None:
+    shown = _shown(not_approved, 80, encoding="ascii")
+    assert ">=77.5%" in shown
+    assert re.search(r"ttft_p99_ms +- ", shown)
+
+
+def test_the_page_is_one_unbroken_line_or_not_told(approved: Report) -> None:
+    assert f"Page: {PAGE}\n" in _shown(approved, 80)
+    assert "Page" not in _shown(approved, 80, page=None)
+
+
+def test_a_report_without_gates_is_told_plainly(approved: Report) -> None:
+    empty = approved.model_copy(update={"judgement": Judgement(verdict="invalid", gates=[], suite={}, validation={})})
+    shown = _shown(empty, 80)
+    assert shown.startswith("NOT APPROVED")
+    assert "no gate was judged" in shown

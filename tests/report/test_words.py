@@ -1,0 +1,174 @@
+"""Numbers, times and outside text in people's form."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.evidence.measurement import Interval, invalid, valid
+from vllm_qualify.judge.verdict import WORST_FIRST, Judgement
+from vllm_qualify.recipe.model import Gate
+from vllm_qualify.report import words
+from vllm_qualify.report.model import Report
+
+EMPTY = Judgement(verdict="invalid", gates=[], suite={}, validation={})
+
+
+def _spaced(text: str) -> str:
+    return text.replace(words.NO_BREAK, " ")
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "shown"),
+    [
+        (0.8127, "fraction", "81.27 %"),
+        (1.0, "fraction", "100.00 %"),
+        (0.0, "fraction", "0.00 %"),
+        (182.42, "ms", "182.4 ms"),
+        (12608.4, "tok/s", "12,608 tok/s"),
+        (0.01234, "s", "0.01234 s"),
+        (1.0, "bool", "yes"),
+        (0.0, "bool", "no"),
+        (0.5, "bool", "0.5 (1 is yes)"),
+        (None, "ms", "—"),
+    ],
+)
+def test_a_value_has_its_unit(number: float | None, unit: str, shown: str) -> None:
+    assert _spaced(words.value(number, unit)) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "beside", "shown"),
+    [
+        (0.00001, "fraction", [], "0.001 %"),
+        (0.999999, "fraction", [], "99.9999 %"),
+        (0.79999, "fraction", [0.8], "79.999 %"),
+        (1249.96, "ms", [1250.0], "1,249.96 ms"),
+        (1250.0, "ms", [1250.0], "1,250 ms"),
+    ],
+)
+def test_rounding_never_makes_different_numbers_look_equal(number: float, unit: str, beside: list[float], shown: str) -> None:
+    assert _spaced(words.value(number, unit, beside)) == shown
+
+
+def test_numbers_too_close_to_tell_apart_still_come_out() -> None:
+    assert _spaced(words.value(0.8 + 1e-16, "fraction", [0.8])).startswith("80.00000")
+    assert words.value(float("nan"), "ms") == "nan ms"
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "unit", "shown"),
+    [
+        (0.7812, 0.819, "fraction", "78.12 to 81.90 %"),
+        (12523.2, 12693.4, "tok/s", "12,523 to 12,693 tok/s"),
+        (-3.1, 1000.0, "ms", "-3 to 1,000 ms"),
+        (5.0001, 5.0002, "ms", "5.0001 to 5.0002 ms"),
+        (1.0, 1.0, "bool", "—"),
+    ],
+)
+def test_an_interval_has_two_ends_and_one_unit(lower: float, upper: float, unit: str, shown: str) -> None:
+    assert _spaced(words.interval(Interval(lower=lower, upper=upper), unit)) == shown
+
+
+def test_no_interval_is_a_dash() -> None:
+    assert words.interval(None, "ms") == words.DASH
+
+
+@pytest.mark.parametrize(
+    ("gate", "shown"),
+    [
+        (Gate(metric="exact_match", filter="strict-match", minimum=0.805, unit="fraction"), "≥ 80.5 %"),
+        (Gate(metric="exact_match", filter="strict-match", minimum=0.29, unit="fraction"), "≥ 29 %"),
+        (Gate(metric="exact_match", filter="strict-match", minimum=1e-7, unit="fraction"), "≥ 0.00001 %"),
+        (Gate(metric="ttft_p99_ms", maximum=1250.0, unit="ms"), "≤ 1,250 ms"),
+        (Gate(metric="startup_s", maximum=0.25, unit="s"), "≤ 0.25 s"),
+        (Gate(metric="smoke_usage", minimum=1.0, unit="bool"), "yes"),
+    ],
+)
+def test_a_bound_is_told_exactly(gate: Gate, shown: str) -> None:
+    assert _spaced(words.bound(gate)) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "shown"),
+    [(0.0231, "fraction", "2.31 pp"), (85.02, "tok/s", "85.0 tok/s"), (0.0, "bool", "—"), (None, "ms", "—")],
+)
+def test_a_change_of_a_share_is_in_percentage_points(number: float | None, unit: str, shown: str) -> None:
+    assert _spaced(words.change(number, unit)) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0, "0.0 s"),
+        (0.01, "under 0.1 s"),
+        (34.24, "34.2 s"),
+        (59.97, "1 min 00 s"),
+        (725.0, "12 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (90061.0, "25 h 01 min"),
+    ],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert words.duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**20 - 1, "1.0 MiB"), (5 * 2**40, "5.0 TiB")]
+)
+def test_sizes(number: int, shown: str) -> None:
+    assert words.size(number) == shown
+
+
+@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=5, minutes=30)), None])
+def test_times_are_in_utc(zone: timezone | None) -> None:
+    local = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC).astimezone(zone) if zone else datetime(2026, 3, 14, 9, 26, 53)
+    assert words.time(local) == "2026-03-14 09:26:53 UTC"
+
+
+def test_hardware_counts_gpus_and_cores() -> None:
+    gpus = Fingerprint(gpu_type="h100", name="NVIDIA H100", count=8, memory_mib=81559, compute_capability="9.0", driver="570.1")
+    assert words.hardware(gpus) == "NVIDIA H100 · 8 GPUs · 79.6 GiB each · compute capability 9.0 · driver 570.1"
+    cpu = Fingerprint(gpu_type="cpu", name="Some CPU", count=1, memory_mib=2048, features=["avx2", "avx512f"])
+    assert words.hardware(cpu) == "Some CPU · 1 core · 2.0 GiB · avx2, avx512f"
+
+
+def test_outside_text_cannot_steer_a_terminal_or_turn_a_line_around() -> None:
+    assert words.plain("a\x1b[2J\u202eb\x00\ud800\r\n\tc é 漢") == "a\\x1b[2J\\u202eb\\x00\\ud800\\r\n\tc é 漢"
+
+
+def test_gates_come_worst_first(not_approved: Report) -> None:
+    rows = words.gate_rows(not_approved.judgement)
+    ranks = [WORST_FIRST.index(row.verdict) for row in rows]
+    assert ranks == sorted(ranks)
+    assert (rows[0].verdict, rows[0].gate) == ("fail", "exact_match (strict-match)")
+    assert len(rows) == len(not_approved.judgement.gates)
+
+
+def test_what_is_missing_is_a_dash_and_never_zero(not_approved: Report) -> None:
+    row = next(row for row in words.gate_rows(not_approved.judgement) if row.verdict == "invalid")
+    assert {row.value, row.interval, row.change, row.samples} == {words.DASH}
+    assert "1021 of 1024" in row.because
+
+
+def test_a_measurement_tells_why_it_lacks_something() -> None:
+    assert words.measurement_row(invalid("ttft_p99_ms", "bench failed", "load")).note == "bench failed"
+    assert words.measurement_row(valid("startup_s", 3.0, "serve", sample_count=1)).note == "measured once: no interval"
+    assert "yes-or-no" in words.measurement_row(valid("smoke_usage", 1.0, "smoke", sample_count=2)).note
+
+
+def test_repeats_share_one_unit() -> None:
+    found = valid("ttft_p99_ms", 333.8, "load", sample_count=30, repeats=[332.46, 333.8, 1335.14])
+    assert words.measurement_row(found).repeats == "332 · 334 · 1,335 ms"
+
+
+def test_a_long_reason_is_told_once() -> None:
+    long = "a reason that is far too long to be read twice in a row"
+    assert words.fold_repeats([long, long, "short", "short", long]) == [long, words.AS_ABOVE, "short", "short", long]
+    assert words.fold_repeats([]) == []
+
+
+def test_the_tally_uses_the_designs_words(approved: Report, not_approved: Report) -> None:
+    assert words.tally(approved.judgement) == "9 gates: 9 pass"
+    assert words.tally(not_approved.judgement) == "9 gates: 1 fail, 3 invalid, 1 inconclusive, 4 pass"
+    assert words.tally(EMPTY) == "no gate was judged"

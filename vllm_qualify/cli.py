@@ -1,0 +1,238 @@
+"""The command `vllm-qualify`.
+
+Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from vllm_qualify.errors import CallerError, HostError, QualifyError
+from vllm_qualify.secrets import redact
+
+if TYPE_CHECKING:
+    from vllm_qualify.engine.plan import Choice
+    from vllm_qualify.qualification import Run
+    from vllm_qualify.report.model import Report
+
+APPROVED, NOT_APPROVED, WORLD = 0, 1, 3
+EXIT_CODES = "Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault."
+
+app = typer.Typer(
+    name="vllm-qualify",
+    help=f"Qualify a model for production on vLLM.\n\n{EXIT_CODES}",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+report_app = typer.Typer(help="Look at reports.", no_args_is_help=True)
+app.add_typer(report_app, name="report")
+
+
+class Launcher(StrEnum):
+    process = "process"
+
+
+class Weights(StrEnum):
+    bf16 = "bf16"
+    regressed = "regressed"
+
+
+StoreOption = Annotated[
+    str | None, typer.Option(help="s3://bucket/prefix or file:///folder; by default a folder below VLLM_QUALIFY_HOME.")
+]
+
+
+@app.command(epilog=EXIT_CODES)
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe of the catalog, like `reference`, or the path of a YAML file.")],
+    gpu_type: Annotated[str | None, typer.Option(help="By default this machine's.")] = None,
+    profile: Annotated[str | None, typer.Option(help="By default every profile of the GPU type.")] = None,
+    variant: Annotated[str | None, typer.Option(help="By default the GPU type's default variant.")] = None,
+    launcher: Annotated[Launcher, typer.Option(help="How the server is started.")] = Launcher.process,  # noqa: ARG001
+    store: StoreOption = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="The server's port; by default a free one.")] = None,
+) -> None:
+    """Qualify the cells of a recipe on this machine."""
+    from vllm_qualify.engine.plan import Choice
+
+    _qualify(recipe, Choice(gpu_type=gpu_type, variant=variant, profile=profile), store, port)
+
+
+@app.command(epilog=EXIT_CODES)
+def demo(
+    weights: Annotated[Weights, typer.Option(help="`regressed` is to be refused.")] = Weights.bf16,
+    store: StoreOption = None,
+) -> None:
+    """Qualify the reference model on a real vLLM server on the CPU."""
+    from vllm_qualify.engine.plan import Choice
+
+    _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), store, None)
+
+
+@report_app.command("show", epilog=EXIT_CODES)
+def report_show(
+    report: Annotated[
+        str | None, typer.Argument(help="A run's id, its folder or a report.json; by default the latest.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> None:
+    """Show a report's verdicts."""
+    found, page = _find_report(report)
+    if json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        _show(found, page)
+
+
+@app.command(epilog=EXIT_CODES)
+def rejudge(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id or folder; an id that is not here is fetched from the store.")
+    ],
+    recipe: Annotated[str | None, typer.Option(help="Judge by this recipe's gates; by default by the run's own.")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Judge stored evidence again, without a server, and publish the new report."""
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.qualification import default_store_url, publish_run
+    from vllm_qualify.qualification import rejudge as judge_again
+
+    target = open_store(store or default_store_url())
+    target.check()
+    report, fresh = judge_again(_find_or_fetch(run, store), _gates_of(recipe, run))
+    published = publish_run(report, fresh, target)
+    _show(report, published.page)
+    raise typer.Exit(APPROVED if report.approved else NOT_APPROVED)
+
+
+@app.command(epilog="Exit codes: 0 all that is needed is there, 3 something is missing.")
+def doctor() -> None:
+    """Tell what this machine has and lacks, one line each with the remedy."""
+    from vllm_qualify.doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        remedy = "" if finding.ok else f"  → {finding.remedy}"
+        typer.echo(f"{finding.state:<8} {finding.what:<13} {finding.detail}{remedy}")
+    raise typer.Exit(0 if all(finding.ok or finding.optional for finding in findings) else WORLD)
+
+
+def _qualify(recipe: str, choice: "Choice", store: str | None, port: int | None) -> NoReturn:
+    from vllm_qualify.qualification import default_store_url
+    from vllm_qualify.recipe.loading import load_recipe
+
+    # A mistake in the recipe is told at once, before the orchestrator is loaded.
+    load_recipe(recipe)
+    flow = _flow_module()
+    request = flow.QualifyRelease(recipe=recipe, choice=choice, store=store or default_store_url(), port=port)
+    results = flow.qualify_release(request)
+    for result in results:
+        report, _ = _find_report(str(result.run.folder))
+        _show(report, result.page)
+    raise typer.Exit(APPROVED if results and all(result.approved for result in results) else NOT_APPROVED)
+
+
+def _flow_module() -> Any:
+    """flows.qualify, which is no part of the package: it lies in the checkout (or the project's image)."""
+    _set_up_prefect()
+    try:
+        return importlib.import_module("flows.qualify")
+    except ModuleNotFoundError as error:
+        if error.name not in ("flows", "tasks"):
+            raise
+        raise HostError(
+            "the flows are not installed", "run from a checkout: git clone, `make setup`, .venv/bin/vllm-qualify", "check"
+        ) from error
+
+
+def _set_up_prefect() -> None:
+    """Prefect's ephemeral server by default, its home beside ours, and a terminal that shows messages only."""
+    from vllm_qualify.qualification import make_home
+
+    if "PREFECT_API_URL" not in os.environ and "PREFECT_PROFILE" not in os.environ:
+        os.environ.setdefault("PREFECT_HOME", str(make_home() / "prefect"))
+    # Its own 20 s are too few on a busy host, where it first makes its database.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
+    os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT", "%(asctime)s  %(message)s")
+    os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT", "%(asctime)s  %(message)s")
+    os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_DATEFMT", "%H:%M:%S")
+
+
+def _find_report(name: str | None) -> tuple["Report", str | None]:
+    from pathlib import Path
+
+    from vllm_qualify.qualification import find_run
+    from vllm_qualify.report.model import load_report
+
+    path = Path(name).expanduser() if name and name.endswith(".json") else find_run(name).folder
+    folder = path.parent if path.suffix == ".json" else path
+    page = folder / "report.html"
+    return load_report(path), str(page) if page.is_file() else None
+
+
+def _find_or_fetch(name: str, store: str | None) -> "Run":
+    from vllm_qualify.qualification import fetch_run, find_run
+
+    try:
+        return find_run(name)
+    except CallerError:
+        if store is None:
+            raise
+        return fetch_run(store, name)
+
+
+def _gates_of(recipe: str | None, run: str) -> Any:
+    """The gates that `recipe` has for the run's cell; None for the run's own."""
+    if recipe is None:
+        return None
+    from vllm_qualify.engine.plan import gates_for
+    from vllm_qualify.qualification import find_run
+    from vllm_qualify.recipe.loading import load_recipe
+
+    return gates_for(load_recipe(recipe).recipe, find_run(run).plan.cell)
+
+
+def _show(report: "Report", page: str | None) -> None:
+    from rich.console import Console
+
+    from vllm_qualify.report.terminal import show_report
+
+    show_report(report, Console(), page)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a signal handler's signature)
+    """kill -TERM unwinds the stack like Ctrl-C does, so that every server is stopped."""
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """Run the command; every error becomes its exit code."""
+    from vllm_qualify.engine.process import NO_STATISTICS
+
+    for name, value in NO_STATISTICS.items():
+        os.environ.setdefault(name, value)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        app()
+    except QualifyError as error:
+        _fail(error)
+    except OSError as error:
+        _fail(HostError(str(error), "see the message; a full disk or a missing permission is the usual cause"))
+    except Exception:
+        # Python's own exit code for this is 1, which here means "not approved".
+        traceback.print_exc()
+        sys.exit(WORLD)
+
+
+def _fail(error: QualifyError) -> NoReturn:
+    for line in error.log_tail:
+        typer.echo(f"  | {redact(line)}", err=True)
+    typer.echo(f"error ({error.who_acts} must act): {redact(str(error))}", err=True)
+    sys.exit(error.exit_code)

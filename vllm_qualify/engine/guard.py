@@ -1,0 +1,87 @@
+"""Run one command and leave nothing of it behind, whatever becomes of the program that asked for it.
+
+A script of its own on the standard library alone: it starts in milliseconds, and lives on when its parent is killed.
+
+    guard.py STATE_FILE GRACE_S COMMAND [ARGUMENT …]
+
+The command runs in a process group of its own. Standard input is a pipe from the parent: when it closes, be it that the parent
+asked for a stop or that it was killed, the group gets SIGTERM, and SIGKILL after GRACE_S seconds. When the command ends by
+itself, what is left of its group is killed. STATE_FILE holds {"pid": …}, and at the end {"pid": …, "exit_code": …}, where an
+exit code below zero is a signal.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def prepare_child() -> None:
+    """In the child, before exec: the usual signals again, and death with the guard, should that be killed with -9."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def signal_group(group: int, number: signal.Signals) -> bool:
+    """False if the group has no member left."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def stop_when_parent_leaves(child: subprocess.Popen[bytes], grace_s: float) -> None:
+    sys.stdin.buffer.read()
+    signal_group(child.pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while child.returncode is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    signal_group(child.pid, signal.SIGKILL)
+
+
+def reap_orphans(group: int) -> None:
+    """Kill and reap the group's other members, which became this process's children when their parent ended."""
+    while signal_group(group, signal.SIGKILL):
+        try:
+            os.waitpid(-group, 0)
+        except ChildProcessError:
+            return
+
+
+def write_state(path: Path, **state: int) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(state))
+    fresh.replace(path)
+
+
+def main() -> None:
+    state_file, grace_s, command = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=prepare_child,
+    )
+    write_state(state_file, pid=child.pid)
+    threading.Thread(target=stop_when_parent_leaves, args=(child, grace_s), daemon=True).start()
+    exit_code = child.wait()
+    reap_orphans(child.pid)
+    write_state(state_file, pid=child.pid, exit_code=exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""From a recipe to plans: each cell with all that determines how it is served, checked, measured and judged."""
+
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, content_digest
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.model import Accuracy, Frozen, Gate, Load, LoadedRecipe, Name, Profile, Recipe, Smoke, Variant
+
+T = TypeVar("T")
+
+SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "smoke_determinism")
+
+
+class Release(Frozen):
+    """A model at a revision (a hub commit, or the digest of a local folder's content) with an engine."""
+
+    model: str
+    revision: str
+    engine: EngineIdentity
+
+
+class Cell(Frozen):
+    """The unit that is qualified and approved."""
+
+    recipe: Name
+    release: Release
+    variant: Name
+    gpu_type: Name
+    profile: Name
+
+    @property
+    def id(self) -> str:
+        return f"{self.recipe}/{self.variant}/{self.gpu_type}/{self.profile}"
+
+
+class CellPlan(Frozen):
+    """Everything one qualification of one cell is going to do; written to the run's folder before anything starts."""
+
+    run_id: str
+    cell: Cell
+    fingerprint: Fingerprint
+    server: ServerPlan
+    smoke: Smoke
+    smoke_golden: str | None
+    accuracy: Accuracy
+    questions: tuple[Path, Path] | None
+    load: Load
+    gates: list[Gate]
+
+
+class Choice(Frozen):
+    """Which cells of a recipe to qualify; None takes the machine's GPU type, the default variant, every profile."""
+
+    gpu_type: str | None = None
+    variant: str | None = None
+    profile: str | None = None
+
+
+def new_run_id() -> str:
+    """Sorts by time and never repeats."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def plan_cells(loaded: LoadedRecipe, choice: Choice, engine: EngineEnvironment, machine: Fingerprint) -> list[CellPlan]:
+    """The plans of the chosen cells.
+
+    Raises:
+        CallerError: the recipe has no such GPU type, variant or profile.
+        HostError: this machine is of another GPU type, or the model is not to be found.
+    """
+    recipe = loaded.recipe
+    gpu_type = choice.gpu_type or machine.gpu_type
+    serving = _pick(recipe.gpu_types, gpu_type, "GPU type", "--gpu-type")
+    variant_name = choice.variant or serving.default_variant
+    variant = _pick(recipe.variants, variant_name, "variant", "--variant")
+    profiles = [choice.profile] if choice.profile else list(serving.profiles)
+    chosen = [(name, _pick(serving.profiles, name, "profile", "--profile")) for name in profiles]
+    if gpu_type != machine.gpu_type:
+        raise HostError(
+            f"the recipe is to be qualified on {gpu_type}, and this machine is {machine.gpu_type} ({machine.name})",
+            f"run it on a host with {gpu_type}",
+            "check",
+        )
+    release = _release(loaded, variant, engine)
+    questions = recipe.accuracy.questions
+    return [
+        CellPlan(
+            run_id=new_run_id(),
+            cell=Cell(recipe=recipe.name, release=release, variant=variant_name, gpu_type=gpu_type, profile=profile_name),
+            fingerprint=machine,
+            server=ServerPlan(
+                engine=engine,
+                model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
+                revision=None if variant.is_local else release.revision,
+                served_model_name=recipe.served_model_name,
+                arguments=serving.server | variant.server | profile.server,
+                environment=serving.environment | variant.environment,
+                startup_timeout_s=serving.startup_timeout_s,
+            ),
+            smoke=recipe.smoke,
+            smoke_golden=variant.smoke_golden,
+            accuracy=recipe.accuracy,
+            questions=(loaded.path(questions.test), loaded.path(questions.shots)) if questions else None,
+            load=profile.load,
+            gates=_gates(recipe, variant, profile),
+        )
+        for profile_name, profile in chosen
+    ]
+
+
+def _pick(among: dict[str, T], name: str, what: str, option: str) -> T:
+    if name not in among:
+        raise CallerError(f"the recipe has no {what} '{name}'", f"it has: {', '.join(among)}", option)
+    return among[name]
+
+
+def gates_for(recipe: Recipe, cell: Cell) -> list[Gate]:
+    """The gates a recipe has for a cell. Raises CallerError if it does not know the cell's GPU type, variant or profile."""
+    serving = _pick(recipe.gpu_types, cell.gpu_type, "GPU type", "--recipe")
+    variant = _pick(recipe.variants, cell.variant, "variant", "--recipe")
+    return _gates(recipe, variant, _pick(serving.profiles, cell.profile, "profile", "--recipe"))
+
+
+def _gates(recipe: Recipe, variant: Variant, profile: Profile) -> list[Gate]:
+    return [*_smoke_gates(variant), *recipe.gates, *profile.gates]
+
+
+def _smoke_gates(variant: Variant) -> list[Gate]:
+    """Smoke always gates: a recipe cannot leave it out."""
+    metrics = [*SMOKE_GATES, *(["smoke_golden"] if variant.smoke_golden is not None else [])]
+    return [Gate(metric=metric, minimum=1.0, unit="bool") for metric in metrics]
+
+
+def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineEnvironment) -> Release:
+    revision = _local_revision(loaded.path(variant.model)) if variant.is_local else _hub_commit(variant)
+    return Release(model=variant.model, revision=revision, engine=engine.identity())
+
+
+def _local_revision(folder: Path) -> str:
+    if not (folder / "config.json").is_file():
+        raise HostError(
+            f"no model at {folder}: it has no config.json", "restore the folder, or mend `model` in the recipe", "check"
+        )
+    return content_digest(folder)
+
+
+def _hub_commit(variant: Variant) -> str:
+    """The commit behind a branch, a tag or the default branch."""
+    try:
+        commit = HfApi().model_info(variant.model, revision=variant.revision).sha
+    except (HfHubHTTPError, OSError) as error:
+        raise HostError(
+            f"the hub did not resolve {variant.model} at {variant.revision or 'its default branch'}: {error}",
+            "check the name, the revision, HF_TOKEN for a gated model, and that the hub can be reached",
+            "check",
+        ) from error
+    if commit is None:
+        raise HostError(f"the hub gave no commit for {variant.model}", "try again", "check")
+    return commit

@@ -1,0 +1,157 @@
+"""Processes that never outlive this one: the server and the measuring tools, each under a guard."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_qualify.engine import guard
+from vllm_qualify.errors import HostError
+from vllm_qualify.recipe.model import Frozen
+
+POLL_S = 0.1
+LOG_TAIL_LINES = 25
+PROGRESS = re.compile(r"(\d+)/(\d+) \[")
+
+Progress = Callable[[int, int], None]
+
+
+class RunningProcess(Frozen):
+    """What other processes and tasks may know of a guarded process: ids and paths, no handle."""
+
+    guard_pid: int
+    state_file: Path
+    log: Path
+
+    def exit_code(self) -> int | None:
+        """None while it runs; below zero for a signal. A process whose guard is gone counts as killed."""
+        state = json.loads(self.state_file.read_text()) if self.state_file.exists() else {}
+        if "exit_code" in state:
+            return int(state["exit_code"])
+        return None if _is_running(self.guard_pid) else -signal.SIGKILL
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@contextmanager
+def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grace_s: float = 10.0) -> Iterator[RunningProcess]:
+    """Run `command` in a process group of its own, output to `log`; on leaving, nothing of the group is left.
+
+    Raises:
+        HostError: the command cannot be started.
+    """
+    state_file = log.with_suffix(".state")
+    state_file.unlink(missing_ok=True)
+    runner = [sys.executable, "-I", "-S", guard.__file__, str(state_file), str(grace_s), *command]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            runner, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    try:
+        _await_start(process, state_file, log)
+        yield RunningProcess(guard_pid=process.pid, state_file=state_file, log=log)
+    finally:
+        _stop(process, state_file, grace_s)
+
+
+def _await_start(process: subprocess.Popen[bytes], state_file: Path, log: Path) -> None:
+    while not state_file.exists():
+        if process.poll() is not None:
+            raise HostError("a command could not be started", "see the log's last lines", str(log), tail(log))
+        time.sleep(0.01)
+
+
+def _stop(process: subprocess.Popen[bytes], state_file: Path, grace_s: float) -> None:
+    """Closing the pipe tells the guard to stop its group; a guard that does not end in time is killed with its group."""
+    assert process.stdin is not None  # noqa: S101  (a pipe was asked for)
+    process.stdin.close()
+    try:
+        process.wait(grace_s + 10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _kill_group(state_file)
+
+
+def _kill_group(state_file: Path) -> None:
+    """After a guard that was itself killed; its group is empty in every other case."""
+    if not state_file.exists():
+        return
+    state = json.loads(state_file.read_text())
+    if "exit_code" not in state:
+        guard.signal_group(int(state["pid"]), signal.SIGKILL)
+
+
+def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
+    """The last lines of a log, progress bars reduced to their last state."""
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 65_536))
+        text = file.read().decode(errors="replace")
+    states = [[state for state in line.split("\r") if state.strip()] for line in text.split("\n")]
+    return [line[-1].rstrip() for line in states if line][-lines:]
+
+
+def wait_for(process: RunningProcess, time_limit_s: float, check: Callable[[], None], progress: Progress, what: str) -> float:
+    """Wait until the process ends, calling `check` all the while and telling `progress` of the last `done/total` in its log.
+
+    Returns the seconds it took.
+
+    Raises:
+        HostError: it took longer than `time_limit_s`, or ended with another exit code than 0.
+        whatever `check` raises.
+    """
+    started = time.monotonic()
+    told = (0, 0)
+    while (exit_code := process.exit_code()) is None:
+        check()
+        if time.monotonic() - started > time_limit_s:
+            raise HostError(
+                f"{what} took longer than its {time_limit_s:g} s",
+                "raise time_limit_s in the recipe, or find what slows it",
+                what,
+                tail(process.log),
+            )
+        told = _tell(process.log, told, progress)
+        time.sleep(POLL_S)
+    if exit_code != 0:
+        check()
+        raise HostError(f"{what} ended with exit code {exit_code}", "see the last lines of its log", what, tail(process.log))
+    return time.monotonic() - started
+
+
+def _tell(log: Path, told: tuple[int, int], progress: Progress) -> tuple[int, int]:
+    found = PROGRESS.findall(" ".join(tail(log, 3)))
+    now = (int(found[-1][0]), int(found[-1][1])) if found else told
+    if now != told:
+        progress(*now)
+    return now
+
+
+def quiet_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment for child processes: this one's without the store's keys, with every usage statistic off."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return inherited | NO_STATISTICS | (extra or {})
+
+
+NO_STATISTICS = {
+    "DO_NOT_TRACK": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}

@@ -1,0 +1,60 @@
+"""Errors, named by who must act. Each says what is wrong, where, and the remedy; its class has the command's exit code.
+
+A failed gate is a verdict, never one of these.
+"""
+
+from collections.abc import Sequence
+
+
+class QualifyError(Exception):
+    """Something that stops a qualification.
+
+    Args:
+        problem: what is wrong, in one sentence.
+        remedy: what the one who must act can do about it.
+        place: where it is: a file and key path for the caller, a stage (`serve`, `load`, `publish`, …) for the world.
+        log_tail: the last lines that a failed process wrote, if one failed.
+    """
+
+    exit_code = 3
+    who_acts = "the operator"
+
+    def __init__(self, problem: str, remedy: str, place: str = "", log_tail: Sequence[str] = ()) -> None:
+        # All arguments go to Exception, so that the error survives pickling between processes.
+        super().__init__(problem, remedy, place, tuple(log_tail))
+        self.problem, self.remedy, self.place, self.log_tail = problem, remedy, place, tuple(log_tail)
+
+    def __str__(self) -> str:
+        where = f"{self.place}: " if self.place else ""
+        return f"{where}{self.problem}\n  remedy: {self.remedy}"
+
+
+class CallerError(QualifyError):
+    """The caller must change the command line or the recipe. Raised before anything starts."""
+
+    exit_code = 2
+    who_acts = "the caller"
+
+
+class HostError(QualifyError):
+    """This machine lacks something, or something in it broke."""
+
+
+class ReleaseError(QualifyError):
+    """The release did not start or stopped serving. Never retried: the same release would do it again."""
+
+    who_acts = "the release's owner"
+
+
+class StoreError(QualifyError):
+    """The store did not take or give an object."""
+
+    who_acts = "the store's owner"
+
+
+class StoreBusyError(StoreError):
+    """The store did not answer in time or asked to slow down; the same call may succeed later."""
+
+
+class AlreadyExistsError(StoreError):
+    """A create-only write met an object that is already there."""

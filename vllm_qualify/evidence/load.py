@@ -1,0 +1,151 @@
+"""Load: `vllm bench serve` with random prompts, repeated, with the server's /metrics before and after each repeat."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm_qualify.engine.process import Progress, guarded, quiet_environment, wait_for
+from vllm_qualify.engine.server import Server, ServerPlan
+from vllm_qualify.evidence.measurement import Measurement, geometric_mean, invalid, repeat_interval, valid
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import Load
+
+STAGE = "load"
+PREFIX_HITS_ALLOWED = 0.01
+THROUGHPUT_KEYS = {
+    "request_throughput_req_s": "request_throughput",
+    "output_throughput_tok_s": "output_throughput",
+    "total_throughput_tok_s": "total_token_throughput",
+}
+
+
+def measure(server: Server, plan: ServerPlan, settings: Load, folder: Path, progress: Progress) -> list[list[str]]:
+    """Run every repeat; `bench-N.json` is bench's own result file. Returns the commands.
+
+    Raises:
+        HostError: bench failed or took longer than its time limit.
+        ReleaseError: the server ended meanwhile.
+    """
+    commands = []
+    for repeat in range(1, settings.repeats + 1):
+        command = command_of(server, plan, settings, folder, repeat)
+        (folder / f"metrics-{repeat}-before.txt").write_text(_metrics(server))
+        with guarded(command, quiet_environment(), folder / f"bench-{repeat}.log") as process:
+            wait_for(process, settings.time_limit_s, server.check_alive, _of_repeat(progress, repeat, settings), STAGE)
+        (folder / f"metrics-{repeat}-after.txt").write_text(_metrics(server))
+        commands.append(command)
+    return commands
+
+
+def _of_repeat(progress: Progress, repeat: int, settings: Load) -> Progress:
+    def told(done: int, total: int) -> None:
+        if total == settings.num_prompts:
+            progress((repeat - 1) * total + done, settings.repeats * total)
+
+    return told
+
+
+def _metrics(server: Server) -> str:
+    try:
+        return httpx.get(f"{server.url}/metrics", timeout=30).raise_for_status().text
+    except httpx.HTTPError as error:
+        server.check_alive()
+        return f"# no answer: {type(error).__name__}\n"
+
+
+def command_of(server: Server, plan: ServerPlan, settings: Load, folder: Path, repeat: int) -> list[str]:
+    return [
+        *(str(plan.engine.vllm), "bench", "serve"),
+        *("--backend", "openai", "--endpoint", "/v1/completions", "--base-url", server.url),
+        *("--model", server.served_model_name, "--tokenizer", plan.model),
+        *("--dataset-name", "random", "--ignore-eos"),
+        *("--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)),
+        *("--num-prompts", str(settings.num_prompts), "--max-concurrency", str(settings.max_concurrency)),
+        *("--num-warmups", str(settings.num_warmups)),
+        # Another seed each repeat: the same prompts again would measure the prefix cache.
+        *("--seed", str(settings.seed + repeat - 1)),
+        *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
+        *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", f"bench-{repeat}.json"),
+    ]
+
+
+def parse(folder: Path, settings: Load) -> list[Measurement]:
+    """One measurement per load metric over the repeats; all invalid if any repeat is."""
+    source = f"{folder.name}/bench-*.json"
+    names = [metric.name for metric in METRICS.values() if metric.stage == STAGE]
+    numbers = range(1, settings.repeats + 1)
+    try:
+        results = [json.loads((folder / f"bench-{number}.json").read_text()) for number in numbers]
+        problems = [
+            f"repeat {number}: {problem}"
+            for number, result in zip(numbers, results, strict=True)
+            for problem in [*_request_problems(result, settings), *_server_problems(folder, number)]
+        ]
+        if problems:
+            return [invalid(name, "; ".join(problems), source) for name in names]
+        return [_over_repeats(name, [_value(name, result) for result in results], settings, source) for name in names]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [invalid(name, f"bench left no usable result: {error!r}", source) for name in names]
+
+
+def _request_problems(result: dict[str, Any], settings: Load) -> list[str]:
+    """bench exits 0 with every request failed, and then writes 0.0 for the latencies."""
+    asked, completed, failed = settings.num_prompts, result["completed"], result["failed"]
+    problems = []
+    if completed != asked or failed != 0:
+        problems.append(f"{completed} of {asked} requests completed, {failed} failed")
+    short = sum(length != settings.output_len for length in result["output_lens"])
+    if short:
+        problems.append(f"{short} replies do not have {settings.output_len} tokens")
+    if result["duration"] < settings.min_duration_s:
+        problems.append(f"it lasted {result['duration']:.1f} s, under min_duration_s {settings.min_duration_s:g}")
+    return problems
+
+
+def _server_problems(folder: Path, number: int) -> list[str]:
+    before, after = (_counters((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
+    gained = {name: after[name] - before.get(name, 0.0) for name in after}
+    if "vllm:num_preemptions_total" not in gained:
+        return ["the server's /metrics has no vllm:num_preemptions_total"]
+    problems = []
+    if gained["vllm:num_preemptions_total"]:
+        problems.append(f"{gained['vllm:num_preemptions_total']:.0f} preemptions: the KV cache is too small for this load")
+    queries, hits = gained.get("vllm:prefix_cache_queries_total", 0.0), gained.get("vllm:prefix_cache_hits_total", 0.0)
+    if queries and hits / queries > PREFIX_HITS_ALLOWED:
+        problems.append(f"{hits / queries:.1%} prefix-cache hits on random prompts: switch prefix caching off")
+    return problems
+
+
+def _counters(text: str) -> dict[str, float]:
+    """Counters by name, summed over their labels."""
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    return totals
+
+
+def _value(name: str, result: dict[str, Any]) -> float:
+    if name in THROUGHPUT_KEYS:
+        return float(result[THROUGHPUT_KEYS[name]])
+    latency, statistic, _ = name.rsplit("_", 2)
+    return float(result[f"{statistic}_{latency}_ms"])
+
+
+def _over_repeats(name: str, repeats: Sequence[float], settings: Load, source: str) -> Measurement:
+    if not all(math.isfinite(value) and value > 0 for value in repeats):
+        return invalid(name, f"repeats gave {list(repeats)}, which is no measured time or rate", source)
+    return valid(
+        name,
+        geometric_mean(repeats),
+        source,
+        sample_count=settings.num_prompts * len(repeats),
+        repeats=list(repeats),
+        interval=repeat_interval(repeats),
+    )

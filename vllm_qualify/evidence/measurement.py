@@ -1,0 +1,118 @@
+"""Measurements: the typed form of what a stage measured, and the evidence it was read from."""
+
+import hashlib
+import math
+import statistics
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+from scipy import stats
+
+from vllm_qualify.recipe.metrics import METRICS, Stage
+from vllm_qualify.recipe.model import CountOrNone, Frozen
+
+CONFIDENCE = 0.95
+"""Of each one-sided bound; an interval of two such bounds covers the truth with 2 * CONFIDENCE - 1."""
+
+
+class Interval(Frozen):
+    """One-sided confidence bounds from below and from above, each at CONFIDENCE, in the metric's unit."""
+
+    lower: float
+    upper: float
+
+
+class Measurement(Frozen):
+    """One row of evidence. `value` is None exactly when `invalid_because` says why there is none that can be trusted."""
+
+    metric: str
+    filter: str | None = None
+    value: float | None
+    unit: str
+    sample_count: CountOrNone
+    repeats: list[float] = []
+    interval: Interval | None = None
+    invalid_because: str | None = None
+    source: str
+
+    @model_validator(mode="after")
+    def _value_or_reason(self) -> Self:
+        if (self.value is None) != (self.invalid_because is not None):
+            raise ValueError("a measurement has either a value or the reason why it is invalid")
+        return self
+
+
+def _inside(path: str) -> str:
+    """A report can come from a store: its paths must not lead out of the folder they are put into."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts:
+        raise ValueError("a relative path without '..' is needed")
+    return path
+
+
+class EvidenceFile(Frozen):
+    """A file as the tool wrote it. `path` is relative to the run's evidence folder."""
+
+    path: Annotated[str, AfterValidator(_inside)]
+    sha256: str
+    size: int
+
+
+class StageEvidence(Frozen):
+    """What one stage left: its files, untouched, and the measurements read from them."""
+
+    stage: Stage
+    started_at: datetime
+    duration_s: float
+    commands: list[list[str]] = []
+    tools: dict[str, str] = {}
+    files: list[EvidenceFile] = Field(min_length=1)
+    measurements: list[Measurement]
+
+
+def valid(metric: str, value: float, source: str, **others: object) -> Measurement:
+    """A measurement of a declared metric; a value that is not a finite number becomes an invalid one."""
+    if not math.isfinite(value):
+        return invalid(metric, f"the value is {value}", source, filter=others.get("filter"))
+    return Measurement.model_validate(
+        {"metric": metric, "value": float(value), "unit": METRICS[metric].unit, "source": source, **others}
+    )
+
+
+def invalid(metric: str, because: str, source: str, **others: object) -> Measurement:
+    """A measurement without a trustworthy value, and why."""
+    found = {"metric": metric, "value": None, "unit": METRICS[metric].unit, "sample_count": 0, "source": source}
+    return Measurement.model_validate({**found, **others, "invalid_because": because})
+
+
+def share_interval(successes: int, trials: int) -> Interval:
+    """Wilson's score bounds for a share (Wilson 1927, "Probable inference", JASA 22)."""
+    bounds = stats.binomtest(successes, trials).proportion_ci(confidence_level=2 * CONFIDENCE - 1, method="wilson")
+    return Interval(lower=float(bounds.low), upper=float(bounds.high))
+
+
+def geometric_mean(repeats: Sequence[float]) -> float:
+    """The typical value of repeated times or rates, all above zero."""
+    return math.exp(math.fsum(math.log(value) for value in repeats) / len(repeats))
+
+
+def repeat_interval(repeats: Sequence[float]) -> Interval | None:
+    """Student's t bounds for the geometric mean of repeats, all above zero; None for fewer than two.
+
+    Times and rates vary by ratios, so the bounds are taken over logarithms and are never below zero. One repeat shows no noise.
+    """
+    if len(repeats) < 2:
+        return None
+    logs = [math.log(value) for value in repeats]
+    half = float(stats.t.ppf(CONFIDENCE, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.fmean(logs)
+    return Interval(lower=math.exp(middle - half), upper=math.exp(middle + half))
+
+
+def describe(path: Path, folder: Path) -> EvidenceFile:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return EvidenceFile(path=path.relative_to(folder).as_posix(), sha256=sha256, size=path.stat().st_size)

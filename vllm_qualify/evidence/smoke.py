@@ -1,0 +1,91 @@
+"""Smoke: a fixed prompt, asked twice; identity, finish reason, usage counts, determinism and the golden text of the reply."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from vllm_qualify.engine.server import Server
+from vllm_qualify.evidence.measurement import Measurement, invalid, valid
+from vllm_qualify.recipe.metrics import SMOKE_METRICS
+from vllm_qualify.recipe.model import Smoke
+
+ASKS = 2
+MODELS, REPLIES = "models.json", "replies.json"
+
+
+def request_of(settings: Smoke, model: str) -> dict[str, Any]:
+    return {"model": model, "prompt": settings.prompt, "max_tokens": settings.max_tokens, "temperature": 0, "seed": 0}
+
+
+def measure(server: Server, settings: Smoke, folder: Path) -> None:
+    """Write what the server answered, status and body, to `models.json` and `replies.json`.
+
+    Raises:
+        ReleaseError: the server has ended.
+    """
+    with httpx.Client(base_url=server.url, timeout=settings.time_limit_s) as client:
+        models = _answer(client, "GET", "/v1/models", None)
+        request = request_of(settings, server.served_model_name)
+        replies = [_answer(client, "POST", "/v1/completions", request) for _ in range(ASKS)]
+    server.check_alive()
+    (folder / MODELS).write_text(json.dumps(models, indent=2))
+    (folder / REPLIES).write_text(json.dumps({"request": request, "answers": replies}, indent=2))
+
+
+def _answer(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    try:
+        answer = client.request(method, path, json=body)
+    except httpx.HTTPError as error:
+        return {"status": None, "error": f"{type(error).__name__}: {error}"}
+    return {"status": answer.status_code, "body": answer.text}
+
+
+def parse(folder: Path, settings: Smoke, model: str, golden: str | None) -> list[Measurement]:
+    """The smoke measurements, 1.0 or 0.0 each, from what `measure` wrote; all invalid if a reply is missing or not JSON."""
+    source = f"{folder.name}/{REPLIES}"
+    wanted = [name for name in SMOKE_METRICS if golden is not None or name != "smoke_golden"]
+    try:
+        models = _body(json.loads((folder / MODELS).read_text()))
+        replies = [_body(answer) for answer in json.loads((folder / REPLIES).read_text())["answers"]]
+        holds = _checks(models, replies, settings, model, golden)
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        return [invalid(name, f"no usable reply: {error!r}", source) for name in wanted]
+    return [valid(name, float(holds[name]), source, sample_count=len(replies)) for name in wanted]
+
+
+def _body(answer: dict[str, Any]) -> dict[str, Any]:
+    if answer["status"] != httpx.codes.OK:
+        raise ValueError(answer.get("error") or f"HTTP {answer['status']}: {answer['body'][:200]}")
+    body = json.loads(answer["body"])
+    if not isinstance(body, dict):
+        raise ValueError("the reply is not a JSON object")
+    return body
+
+
+def _checks(
+    models: dict[str, Any], replies: list[dict[str, Any]], settings: Smoke, model: str, golden: str | None
+) -> dict[str, bool]:
+    texts = [reply["choices"][0]["text"] for reply in replies]
+    if len(texts) != ASKS or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("a reply is empty")
+    return {
+        "smoke_model_identity": [m["id"] for m in models["data"]] == [model] and all(r["model"] == model for r in replies),
+        "smoke_finish_reason": all(_finish_reason_fits(reply, settings) for reply in replies),
+        "smoke_usage": all(_usage_fits(reply["usage"], settings) for reply in replies),
+        "smoke_determinism": len(set(texts)) == 1,
+        "smoke_golden": all(text == golden for text in texts),
+    }
+
+
+def _finish_reason_fits(reply: dict[str, Any], settings: Smoke) -> bool:
+    reason: str = reply["choices"][0]["finish_reason"]
+    tokens: int = reply["usage"]["completion_tokens"]
+    at_length = reason == "length" and tokens == settings.max_tokens
+    return at_length or (reason == "stop" and tokens <= settings.max_tokens)
+
+
+def _usage_fits(usage: dict[str, int], settings: Smoke) -> bool:
+    prompt, completion = usage["prompt_tokens"], usage["completion_tokens"]
+    return prompt > 0 and 0 < completion <= settings.max_tokens and usage["total_tokens"] == prompt + completion

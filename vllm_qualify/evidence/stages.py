@@ -1,0 +1,115 @@
+"""The stages of a qualification: each measures into its own folder, and is parsed from there, now or again later."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.process import Progress
+from vllm_qualify.engine.server import Server
+from vllm_qualify.errors import HostError
+from vllm_qualify.evidence import accuracy, load, smoke
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe, valid
+from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.secrets import redact_files
+
+Commands = list[list[str]]
+
+
+def smoke_stage(server: Server, plan: CellPlan, evidence: Path) -> StageEvidence:
+    """Ask the fixed prompt. Raises ReleaseError if the server has ended."""
+
+    def measure(folder: Path) -> Commands:
+        smoke.measure(server, plan.smoke, folder)
+        return []
+
+    return _run("smoke", plan, evidence, measure, {})
+
+
+def accuracy_stage(server: Server, plan: CellPlan, evidence: Path, progress: Progress) -> StageEvidence:
+    """Run lm-eval. Raises HostError or ReleaseError as `accuracy.measure` does."""
+
+    def measure(folder: Path) -> Commands:
+        return [accuracy.measure(server, plan.accuracy, plan.questions, folder, progress)]
+
+    return _run("accuracy", plan, evidence, measure, accuracy.tools())
+
+
+def load_stage(server: Server, plan: CellPlan, evidence: Path, progress: Progress) -> StageEvidence:
+    """Run vllm bench serve. Raises HostError or ReleaseError as `load.measure` does."""
+
+    def measure(folder: Path) -> Commands:
+        return load.measure(server, plan.server, plan.load, folder, progress)
+
+    return _run("load", plan, evidence, measure, {"vllm bench serve": plan.cell.release.engine.version})
+
+
+def serve_stage(server: Server, plan: CellPlan, evidence: Path, started_at: datetime) -> StageEvidence:
+    """What the server itself left: its config file, its log and its start-up time. For a server that has been stopped."""
+    held_s = (datetime.now(UTC) - started_at).total_seconds()
+    (evidence / "serve" / "startup_s").write_text(f"{server.startup_s:.3f}\n")
+    return _evidence("serve", plan, evidence, started_at, held_s, [server.command], plan.cell.release.engine.packages)
+
+
+def stage_folder(evidence: Path, stage: Stage) -> Path:
+    """The stage's folder, made on first use.
+
+    Raises:
+        HostError: it cannot be made.
+    """
+    folder = evidence / stage
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(
+            f"cannot write to {folder}: {error.strerror}", "free space there, or set VLLM_QUALIFY_HOME", stage
+        ) from error
+    return folder
+
+
+def parse(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
+    """The measurements of a stage from its files alone: the same now and at any later judging."""
+    folder = evidence / stage
+    if stage == "smoke":
+        return smoke.parse(folder, plan.smoke, plan.server.served_model_name, plan.smoke_golden)
+    if stage == "accuracy":
+        return accuracy.parse(folder, plan.accuracy)
+    if stage == "load":
+        return load.parse(folder, plan.load)
+    return [valid("startup_s", float((folder / "startup_s").read_text()), "serve/startup_s", sample_count=1)]
+
+
+def _run(
+    stage: Stage, plan: CellPlan, evidence: Path, measure: Callable[[Path], Commands], tools: dict[str, str]
+) -> StageEvidence:
+    folder = stage_folder(evidence, stage)
+    started_at, started = datetime.now(UTC), time.monotonic()
+    try:
+        commands = measure(folder)
+    except OSError as error:
+        raise HostError(f"{error.strerror or error}", "free space on the disk and try again", stage) from error
+    finally:
+        redact_files(folder)
+    return _evidence(stage, plan, evidence, started_at, time.monotonic() - started, commands, tools)
+
+
+def _evidence(
+    stage: Stage,
+    plan: CellPlan,
+    evidence: Path,
+    started_at: datetime,
+    duration_s: float,
+    commands: Commands,
+    tools: dict[str, str],
+) -> StageEvidence:
+    files = sorted(path for path in (evidence / stage).rglob("*") if path.is_file() and path.suffix != ".state")
+    return StageEvidence(
+        stage=stage,
+        started_at=started_at,
+        duration_s=duration_s,
+        commands=commands,
+        tools=tools,
+        files=[describe(path, evidence) for path in files],
+        measurements=parse(stage, plan, evidence),
+    )

@@ -1,0 +1,83 @@
+"""One run in the store: evidence by content hash, then the report and its page, and the manifest last."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from vllm_qualify.errors import AlreadyExistsError, HostError
+from vllm_qualify.evidence.measurement import EvidenceFile
+from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.model import Frozen
+
+MANIFEST_VERSION = 1
+TYPES = {".json": "application/json", ".jsonl": "application/jsonl", ".html": "text/html; charset=utf-8"}
+PLAIN = "text/plain; charset=utf-8"
+
+
+class StoredObject(Frozen):
+    key: str
+    sha256: str
+    size: int
+
+
+class Manifest(Frozen):
+    """What a run consists of. A run without its manifest was not published whole and counts for nothing."""
+
+    manifest_version: int = MANIFEST_VERSION
+    run_id: str
+    cell: str
+    outcome: str
+    objects: list[StoredObject]
+
+
+def evidence_key(file: EvidenceFile) -> str:
+    """`evidence/<sha256>/<name>`: equal content is stored once, and the name still tells people what it is."""
+    return f"evidence/{file.sha256}/{PurePosixPath(file.path).name}"
+
+
+def publish(
+    store: Store,
+    prefix: str,
+    manifest_head: tuple[str, str, str],
+    evidence: Path,
+    files: list[EvidenceFile],
+    documents: Mapping[str, bytes],
+) -> str:
+    """Store a run and return the manifest's location. `manifest_head` is (run id, cell id, outcome).
+
+    A second call with the same content completes what a first one left unfinished.
+
+    Raises:
+        HostError: an evidence file is gone or is not what was measured.
+        StoreError: the store refused; what was written is harmless, since the manifest goes last.
+    """
+    objects = [_put(store, evidence_key(file), _evidence_bytes(evidence, file)) for file in files]
+    objects += [_put(store, f"{prefix}/{name}", body) for name, body in documents.items()]
+    run_id, cell, outcome = manifest_head
+    manifest = Manifest(run_id=run_id, cell=cell, outcome=outcome, objects=sorted(objects, key=lambda stored: stored.key))
+    key = f"{prefix}/manifest.json"
+    _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
+    return store.locate(key)
+
+
+def _evidence_bytes(folder: Path, file: EvidenceFile) -> bytes:
+    path = folder / file.path
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise HostError(
+            f"evidence cannot be read: {error.strerror}", "restore it or run the qualification again", str(path)
+        ) from error
+    if hashlib.sha256(body).hexdigest() != file.sha256:
+        raise HostError("evidence was changed after it was measured", "run the qualification again", str(path))
+    return body
+
+
+def _put(store: Store, key: str, body: bytes) -> StoredObject:
+    try:
+        store.put_new(key, body, TYPES.get(PurePosixPath(key).suffix, PLAIN))
+    except AlreadyExistsError:
+        if store.get(key) != body:
+            raise
+    return StoredObject(key=key, sha256=hashlib.sha256(body).hexdigest(), size=len(body))

@@ -1,0 +1,241 @@
+"""Recipes: how one model is served on each GPU type, how it is checked and measured, and the gates it must pass.
+
+All models are strict: unknown keys, wrong types, NaN and infinities are refused, and nothing is converted silently.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from vllm_qualify.recipe.metrics import METRICS
+
+SETTABLE_BY_US = ("model", "host", "port", "served-model-name", "config", "revision", "uds", "api-key")
+LEAST_PROMPTS_PER_CLIENT = 5
+
+
+class Frozen(BaseModel):
+    """Base of every typed document of this project."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _server_key(key: str) -> str:
+    if key in SETTABLE_BY_US:
+        raise ValueError(f"'{key}' is set by vllm-qualify; leave it out")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", key):
+        raise ValueError(f"'{key}' is not a `vllm serve` option: write it without the leading dashes, like max-model-len")
+    return key
+
+
+def _server_value(value: JsonValue) -> JsonValue:
+    if value is None:
+        raise ValueError("give a value, or leave the option out")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _server_value(inner)
+    return value
+
+
+def _environment_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"'{name}' is not the name of an environment variable")
+    if is_secret_name(name):
+        raise ValueError(f"'{name}' names a secret: set it in the environment of vllm-qualify, never in a recipe")
+    return name
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an environment variable of this name holds a secret, by the usual naming habits."""
+    return bool(re.search(r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY|PRIVATE_KEY)", name.upper()))
+
+
+def _plain_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise ValueError("use lower-case letters, digits, '.', '_' and '-', and begin with a letter or digit")
+    return name
+
+
+Name = Annotated[str, Field(strict=True, max_length=100), AfterValidator(_plain_name)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+CountOrNone = Annotated[int, Field(strict=True, ge=0)]
+Seconds = Annotated[float, Field(strict=True, gt=0)]
+Number = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+ServerArguments = dict[Annotated[str, AfterValidator(_server_key)], Annotated[JsonValue, AfterValidator(_server_value)]]
+Environment = dict[Annotated[str, AfterValidator(_environment_name)], Annotated[str, Field(strict=True)]]
+
+
+class Variant(Frozen):
+    """One set of weights. `model` is a hub repository, or a folder that begins with `./`, `../`, `/` or `~`."""
+
+    model: Text
+    revision: Text | None = None
+    server: ServerArguments = {}
+    environment: Environment = {}
+    smoke_golden: Text | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return self.model.startswith(("./", "../", "/", "~"))
+
+
+class Smoke(Frozen):
+    """The fixed prompt, asked twice at temperature 0."""
+
+    prompt: Text
+    max_tokens: Count = 20
+    time_limit_s: Seconds = 120.0
+
+
+class Questions(Frozen):
+    """Local gsm8k-like files (JSON lines with `question` and `answer`) in place of the hub's data set."""
+
+    test: Text
+    shots: Text
+
+
+class Accuracy(Frozen):
+    """One lm-eval task. `num_questions` is how many samples the task must score; another count is invalid."""
+
+    task: Text = "gsm8k"
+    num_fewshot: CountOrNone = 5
+    num_questions: Count
+    num_concurrent: Count = 32
+    max_gen_toks: Count = 256
+    seed: CountOrNone = 1234
+    time_limit_s: Seconds = 3600.0
+    questions: Questions | None = None
+
+
+class Load(Frozen):
+    """One `vllm bench serve` workload of random prompts; lengths in tokens."""
+
+    input_len: Count
+    output_len: Count
+    max_concurrency: Count
+    num_prompts: Count
+    num_warmups: CountOrNone
+    repeats: Count = 3
+    min_duration_s: Seconds = 60.0
+    seed: CountOrNone = 0
+    time_limit_s: Seconds = 3600.0
+
+    @model_validator(mode="after")
+    def _enough_prompts(self) -> Self:
+        least = LEAST_PROMPTS_PER_CLIENT * self.max_concurrency
+        if self.num_prompts < least:
+            raise ValueError(
+                f"num_prompts must be at least {LEAST_PROMPTS_PER_CLIENT} times max_concurrency, so {least} or more"
+            )
+        return self
+
+
+class Gate(Frozen):
+    """A rule over one metric, absolute: `minimum` for a metric where higher is better, `maximum` where lower is."""
+
+    metric: Text
+    filter: Text | None = None
+    minimum: Number | None = None
+    maximum: Number | None = None
+    unit: Text
+
+    @model_validator(mode="after")
+    def _fits_its_metric(self) -> Self:
+        metric = METRICS.get(self.metric)
+        if metric is None:
+            raise ValueError(f"no metric '{self.metric}'; known: {', '.join(METRICS)}")
+        if metric.unit != self.unit:
+            raise ValueError(f"the unit of {metric.name} is '{metric.unit}', not '{self.unit}'")
+        wanted, other = ("minimum", "maximum") if metric.direction == "higher" else ("maximum", "minimum")
+        if getattr(self, wanted) is None or getattr(self, other) is not None:
+            raise ValueError(f"{metric.direction} is better for {metric.name}: give '{wanted}' and not '{other}'")
+        if metric.stage == "accuracy" and self.filter is None:
+            raise ValueError(f"a gate on {metric.name} names lm-eval's filter, like strict-match or flexible-extract")
+        if metric.stage != "accuracy" and self.filter is not None:
+            raise ValueError(f"{metric.name} has no filter")
+        if metric.unit in ("fraction", "bool") and not 0 <= self.bound <= 1:
+            raise ValueError(f"{metric.name} lies between 0 and 1, the bound {self.bound} does not")
+        if self.bound < 0:
+            raise ValueError(f"{metric.name} is never negative, the bound {self.bound} is")
+        return self
+
+    @property
+    def bound(self) -> float:
+        bound = self.minimum if self.minimum is not None else self.maximum
+        assert bound is not None  # noqa: S101  (the validator saw to it)
+        return bound
+
+    @property
+    def label(self) -> str:
+        return f"{self.metric} ({self.filter})" if self.filter else self.metric
+
+
+class Profile(Frozen):
+    """A serving goal: its tunables over the GPU type's arguments, its workload and its gates."""
+
+    server: ServerArguments = {}
+    load: Load
+    gates: list[Gate] = []
+
+
+class Serving(Frozen):
+    """How the model is served on one GPU type."""
+
+    default_variant: Name
+    server: ServerArguments = {}
+    environment: Environment = {}
+    startup_timeout_s: Seconds = 1800.0
+    profiles: dict[Name, Profile] = Field(min_length=1)
+
+
+class Recipe(Frozen):
+    """A whole recipe. `gates` hold for every cell; a profile adds its own."""
+
+    name: Name
+    description: Text
+    served_model_name: Text
+    variants: dict[Name, Variant] = Field(min_length=1)
+    gpu_types: dict[Name, Serving] = Field(min_length=1)
+    smoke: Smoke
+    accuracy: Accuracy
+    gates: list[Gate] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _default_variants_exist(self) -> Self:
+        for gpu_type, serving in self.gpu_types.items():
+            if serving.default_variant not in self.variants:
+                known = ", ".join(self.variants)
+                raise ValueError(
+                    f"gpu_types.{gpu_type}.default_variant '{serving.default_variant}' is not among the variants: {known}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _gates_are_distinct(self) -> Self:
+        for profile in self._profiles():
+            labels = [gate.label for gate in [*self.gates, *profile.gates]]
+            twice = sorted({label for label in labels if labels.count(label) > 1})
+            if twice:
+                raise ValueError(f"more than one gate on {', '.join(twice)}")
+        return self
+
+    def _profiles(self) -> Iterator[Profile]:
+        for serving in self.gpu_types.values():
+            yield from serving.profiles.values()
+
+
+class LoadedRecipe(Frozen):
+    """A recipe with the folder that its relative paths start from."""
+
+    recipe: Recipe
+    folder: Path
+
+    def path(self, relative: str) -> Path:
+        """An absolute path for a path written in the recipe."""
+        return (self.folder / Path(relative).expanduser()).resolve()

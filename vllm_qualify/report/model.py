@@ -1,0 +1,81 @@
+"""The report of one cell: its verdict with all that led to it, as versioned JSON."""
+
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
+from vllm_qualify.judge.verdict import Judgement
+from vllm_qualify.recipe.model import Frozen
+
+REPORT_VERSION: Literal[1] = 1
+
+
+class Report(Frozen):
+    """Everything that a release manager decides from, complete in itself.
+
+    `rejudged_from` names the run whose evidence was judged again; None for a run's own report.
+    """
+
+    report_version: Literal[1] = 1
+    made_by: str
+    created_at: datetime
+    run_id: str
+    rejudged_from: str | None = None
+    plan: CellPlan
+    stages: list[StageEvidence]
+    judgement: Judgement
+
+    @property
+    def approved(self) -> bool:
+        return self.judgement.approved
+
+    @property
+    def outcome(self) -> str:
+        return "approved" if self.approved else "not approved"
+
+    @property
+    def prefix(self) -> str:
+        """The folder of this report in the store."""
+        return f"reports/{self.plan.cell.id}/{self.run_id}"
+
+    @property
+    def files(self) -> list[EvidenceFile]:
+        return [file for stage in self.stages for file in stage.files]
+
+
+def make_report(plan: CellPlan, stages: list[StageEvidence], judgement: Judgement, rejudged_from: str | None = None) -> Report:
+    return Report(
+        made_by=f"vllm-qualify {metadata.version('vllm-qualify')}",
+        created_at=datetime.now(UTC),
+        run_id=plan.run_id,
+        rejudged_from=rejudged_from,
+        plan=plan,
+        stages=stages,
+        judgement=judgement,
+    )
+
+
+def read_report(body: bytes | str, place: str) -> Report:
+    """Raises StoreError if it is no report of this version."""
+    try:
+        return Report.model_validate_json(body)
+    except ValidationError as error:
+        raise StoreError(
+            f"not a report of version {REPORT_VERSION}: {error.errors()[0]['msg']}",
+            "read it with the version that wrote it",
+            place,
+        ) from error
+
+
+def load_report(path: Path) -> Report:
+    """A report file, or the `report.json` of a folder. Raises CallerError if there is none."""
+    file = path / "report.json" if path.is_dir() else path
+    if not file.is_file():
+        raise CallerError(f"no report at {path}", "give a run's id, its folder, or a report.json", "REPORT")
+    return read_report(file.read_bytes(), str(file))

@@ -1,0 +1,257 @@
+"""Numbers, times and outside text in people's form: the page and the terminal tell the same thing in the same words.
+
+What is missing is DASH, never 0; whoever shows it tells the reason beside it.
+"""
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import combinations
+
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.evidence.measurement import Interval, Measurement
+from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import Gate
+
+DASH = "—"
+NO_BREAK = "\N{NO-BREAK SPACE}"
+POINTS = "pp"
+"""Percentage points: the unit of a difference between two shares."""
+DIGITS = 4
+CHANGE_DIGITS = 3
+MOST_DECIMALS = 12
+SHARE_DECIMALS = 2
+WORTH_FOLDING = 40
+AS_ABOVE = "as above"
+
+
+@dataclass(frozen=True)
+class GateRow:
+    """One gate's verdict in words. A missing value, interval, change or count is DASH, and `because` has the reason."""
+
+    verdict: Verdict
+    gate: str
+    meaning: str
+    value: str
+    bound: str
+    interval: str
+    change: str
+    samples: str
+    because: str
+
+
+@dataclass(frozen=True)
+class MeasurementRow:
+    """One measurement in words; `note` tells why there is no value, or why there is no interval."""
+
+    metric: str
+    meaning: str
+    value: str
+    interval: str
+    repeats: str
+    samples: str
+    note: str
+    source: str
+    is_valid: bool
+
+
+def gate_rows(judgement: Judgement) -> list[GateRow]:
+    """The gates, worst verdict first, otherwise in the order they were judged."""
+    ordered = sorted(judgement.gates, key=lambda gate: WORST_FIRST.index(gate.verdict))
+    return [_gate_row(found) for found in ordered]
+
+
+def _gate_row(found: GateVerdict) -> GateRow:
+    gate, unit = found.gate, found.gate.unit
+    return GateRow(
+        verdict=found.verdict,
+        gate=gate.label,
+        meaning=METRICS[gate.metric].meaning,
+        value=value(found.value, unit, [gate.bound]),
+        bound=bound(gate),
+        interval=interval(found.interval, unit, [gate.bound]),
+        change=change(found.smallest_visible_change, unit),
+        samples=count(found.sample_count),
+        because=found.because,
+    )
+
+
+def measurement_row(found: Measurement) -> MeasurementRow:
+    metric = METRICS.get(found.metric)
+    return MeasurementRow(
+        metric=f"{found.metric} ({found.filter})" if found.filter else found.metric,
+        meaning=metric.meaning if metric else "",
+        value=value(found.value, found.unit),
+        interval=interval(found.interval, found.unit),
+        repeats=_with_unit(found.repeats, found.unit, (), " · ") if found.repeats else DASH,
+        samples=count(found.sample_count),
+        note=_note(found),
+        source=found.source,
+        is_valid=found.invalid_because is None,
+    )
+
+
+def _note(found: Measurement) -> str:
+    if found.invalid_because is not None:
+        return found.invalid_because
+    if found.interval is not None:
+        return ""
+    return "a yes-or-no check has no interval" if found.unit == "bool" else "measured once: no interval"
+
+
+def fold_repeats(reasons: Sequence[str]) -> list[str]:
+    """The reasons, where a long one that only repeats the one before it becomes AS_ABOVE."""
+    before = ["", *reasons]
+    return [
+        AS_ABOVE if reason == last and len(reason) > WORTH_FOLDING else reason
+        for last, reason in zip(before, reasons, strict=False)
+    ]
+
+
+def tally(judgement: Judgement) -> str:
+    """`12 gates: 1 fail, 3 invalid, 8 pass`."""
+    found = Counter(gate.verdict for gate in judgement.gates)
+    if not found:
+        return "no gate was judged"
+    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in WORST_FIRST if found[verdict])
+    return f"{len(judgement.gates)} {'gate' if len(judgement.gates) == 1 else 'gates'}: {counts}"
+
+
+def value(number: float | None, unit: str, apart_from: Sequence[float] = ()) -> str:
+    """A measured value with its unit, with as many digits as it takes to differ from each different number of `apart_from`."""
+    return _with_unit([number], unit, apart_from) if number is not None else DASH
+
+
+def interval(found: Interval | None, unit: str, apart_from: Sequence[float] = ()) -> str:
+    """`78.12 to 81.90 %`; DASH for a yes-or-no check, which has no noise."""
+    if found is None or unit == "bool":
+        return DASH
+    return _with_unit([found.lower, found.upper], unit, apart_from)
+
+
+def bound(gate: Gate) -> str:
+    """The gate's bound exactly as the recipe has it, with its direction; `yes` for a yes-or-no check."""
+    if gate.unit == "bool":
+        return _yes_or_no(gate.bound)
+    sign = "≥" if gate.minimum is not None else "≤"
+    exact = Decimal(str(gate.bound)) * (100 if gate.unit == "fraction" else 1)
+    text = f"{exact:,f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{sign}{NO_BREAK}{text}{_suffix(gate.unit)}"
+
+
+def change(number: float | None, unit: str) -> str:
+    """A difference between two values of `unit`; between shares in POINTS, since a `%` could mean a share of the share."""
+    if number is None or unit == "bool":
+        return DASH
+    if unit == "fraction":
+        return _percent(number, SHARE_DECIMALS) + _suffix(POINTS)
+    return _figure(number, _decimals(number, CHANGE_DIGITS)) + _suffix(unit)
+
+
+def count(number: int) -> str:
+    return f"{number:,}" if number else DASH
+
+
+def duration(seconds: float) -> str:
+    """`34.2 s`, `12 min 05 s`, `1 h 03 min`."""
+    if 0 < seconds < 0.05:
+        return "under 0.1 s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def size(number: float) -> str:
+    """Bytes in binary units: `812 B`, `1.4 MiB`."""
+    if number < 1024:
+        return f"{number:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        number /= 1024
+        if number < 1023.95:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1024:,.1f} TiB"
+
+
+def time(moment: datetime) -> str:
+    """In UTC, to the second; a time without a zone is taken as UTC."""
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return f"{aware.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def hardware(found: Fingerprint) -> str:
+    """`NVIDIA H200 · 8 GPUs · 140.4 GiB each · compute capability 9.0 · driver 570.86.15`."""
+    kind, share = ("core", "") if found.gpu_type == "cpu" else ("GPU", " each" if found.count != 1 else "")
+    parts = [
+        found.name,
+        f"{found.count} {kind}{'' if found.count == 1 else 's'}",
+        f"{size(found.memory_mib * 2**20)}{share}",
+        f"compute capability {found.compute_capability}" if found.compute_capability else "",
+        f"driver {found.driver}" if found.driver else "",
+        ", ".join(found.features),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def plain(text: str) -> str:
+    """Outside text whose control, format and surrogate characters show as escapes; line ends and tabs stay."""
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    harmless = character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
+    return character if harmless else character.encode("unicode_escape").decode()
+
+
+def _with_unit(numbers: list[float], unit: str, apart_from: Sequence[float], between: str = " to ") -> str:
+    if not all(map(math.isfinite, numbers)):
+        return f"{between.join(map(str, numbers))} {unit}"
+    if unit == "bool":
+        return between.join(map(_yes_or_no, numbers))
+    figure = _percent if unit == "fraction" else _figure
+    decimals = _decimals_apart(figure, unit, numbers, apart_from)
+    return between.join(figure(number, decimals) for number in numbers) + _suffix(unit)
+
+
+def _decimals_apart(figure: Callable[[float, int], str], unit: str, numbers: list[float], apart_from: Sequence[float]) -> int:
+    """Rounding never makes two different numbers look equal, nor a small one look like nothing."""
+    others = [*apart_from, 0.0, *([1.0] if unit == "fraction" else [])]
+    least = SHARE_DECIMALS if unit == "fraction" else min(_decimals(number, DIGITS) for number in numbers)
+    pairs = [pair for number in numbers for pair in ((number, other) for other in others) if pair[0] != pair[1]]
+    pairs += [pair for pair in combinations(numbers, 2) if pair[0] != pair[1]]
+    for decimals in range(least, MOST_DECIMALS):
+        if all(figure(one, decimals) != figure(other, decimals) for one, other in pairs):
+            return decimals
+    return MOST_DECIMALS
+
+
+def _decimals(number: float, digits: int) -> int:
+    """How many decimals show that many digits."""
+    return min(MOST_DECIMALS, max(0, digits - 1 - math.floor(math.log10(abs(number))))) if number else 0
+
+
+def _figure(number: float, decimals: int) -> str:
+    return f"{number:,.{decimals}f}"
+
+
+def _percent(number: float, decimals: int) -> str:
+    return f"{number * 100:,.{decimals}f}"
+
+
+def _suffix(unit: str) -> str:
+    """The unit after its number; a short sign is never parted from it."""
+    sign = "%" if unit == "fraction" else unit
+    return f"{NO_BREAK if sign in ('%', POINTS, 's') else ' '}{sign}"
+
+
+def _yes_or_no(number: float) -> str:
+    return {1.0: "yes", 0.0: "no"}.get(number, f"{number:g} (1 is yes)")
