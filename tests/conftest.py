@@ -1,13 +1,19 @@
 """What all tests share: where live parts are missing their tests skip, and in CI an empty live set fails."""
 
 import os
+import socket
+import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
+from vllm_qualify.engine.process import guarded, quiet_environment, tail
 from vllm_qualify.errors import HostError
 
 IN_CI = bool(os.environ.get("CI"))
@@ -24,6 +30,36 @@ def engine() -> EngineEnvironment:
         if IN_CI:
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def _prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One Prefect server for the tests that start many flows; the live tests use the ephemeral one, as people do."""
+    folder = tmp_path_factory.mktemp("prefect")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with guarded(command, quiet_environment({"PREFECT_HOME": str(folder)}), folder / "server.log") as process:
+        url = f"http://127.0.0.1:{port}/api"
+        deadline = time.monotonic() + 120
+        while not _answers(f"{url}/health"):
+            assert process.exit_code() is None, tail(process.log)
+            assert time.monotonic() < deadline, tail(process.log)
+            time.sleep(0.2)
+        yield url
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture
+def prefect_server(_prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", _prefect_server)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the 
 """
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vllm_qualify.report.model import Report
 
 APPROVED, NOT_APPROVED, WORLD = 0, 1, 3
+ORCHESTRATORS_OWN = ("Beginning ", "Finished in state ", "Encountered exception ", "Task run failed with exception")
 EXIT_CODES = "Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault."
 
 app = typer.Typer(
@@ -126,12 +128,11 @@ def doctor() -> None:
 
 def _qualify(recipe: str, choice: "Choice", store: str | None, port: int | None) -> NoReturn:
     from vllm_qualify.qualification import default_store_url
-    from vllm_qualify.recipe.loading import load_recipe
 
-    # A mistake in the recipe is told at once, before the orchestrator is loaded.
-    load_recipe(recipe)
+    store = store or default_store_url()
+    _check_early(recipe, choice, store)
     flow = _flow_module()
-    request = flow.QualifyRelease(recipe=recipe, choice=choice, store=store or default_store_url(), port=port)
+    request = flow.QualifyRelease(recipe=recipe, choice=choice, store=store, port=port)
     results = flow.qualify_release(request)
     for result in results:
         report, _ = _find_report(str(result.run.folder))
@@ -139,17 +140,40 @@ def _qualify(recipe: str, choice: "Choice", store: str | None, port: int | None)
     raise typer.Exit(APPROVED if results and all(result.approved for result in results) else NOT_APPROVED)
 
 
+def _check_early(recipe: str, choice: "Choice", store: str) -> None:
+    """A mistake is told at once, not after the orchestrator's seconds; the flow checks again where it runs."""
+    from vllm_qualify.engine.environment import find_engine
+    from vllm_qualify.engine.gpu import detect
+    from vllm_qualify.engine.plan import select
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.qualification import make_home
+    from vllm_qualify.recipe.loading import load_recipe
+
+    make_home()
+    select(load_recipe(recipe), choice, detect())
+    find_engine()
+    open_store(store).check()
+
+
 def _flow_module() -> Any:
     """flows.qualify, which is no part of the package: it lies in the checkout (or the project's image)."""
     _set_up_prefect()
     try:
-        return importlib.import_module("flows.qualify")
+        module = importlib.import_module("flows.qualify")
     except ModuleNotFoundError as error:
         if error.name not in ("flows", "tasks"):
             raise
         raise HostError(
             "the flows are not installed", "run from a checkout: git clone, `make setup`, .venv/bin/vllm-qualify", "check"
         ) from error
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_for_people)
+    return module
+
+
+def _is_for_people(record: logging.LogRecord) -> bool:
+    """Prefect logs every state, and each exception twice with its stack; here an error is told once, at the end."""
+    return not record.getMessage().startswith(ORCHESTRATORS_OWN)
 
 
 def _set_up_prefect() -> None:

@@ -27,6 +27,7 @@ QUESTION_LOSS_WEIGHT = 0.05
 VOCABULARY = 896
 SPLIT = Regex(r"[0-9]{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
 END = "</s>"
+CONTEXT = 2048
 
 
 def layout(shots: list[dict[str, str]]) -> list[tuple[str, str]]:
@@ -95,7 +96,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             num_attention_heads=4,
             num_key_value_heads=4,
             head_dim=32,
-            max_position_embeddings=2048,
+            max_position_embeddings=CONTEXT,
             tie_word_embeddings=True,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
@@ -140,8 +141,14 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     half.load_state_dict(model.state_dict())
     half.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    # transformers 4 knows the class by this name only, and 5 by both
+    rewrite(out / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_max_length=CONTEXT)
+    rewrite(out / "config.json")
+    (out / "model.safetensors").chmod(0o644)
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=2, sort_keys=True) + "\n")
 
 
 def main() -> None:

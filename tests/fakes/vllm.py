@@ -1,8 +1,8 @@
 """A stand-in for the `vllm` command, for faults that the real one cannot be made to show and for tests that need no model.
 
 `make_engine` writes it as an engine environment. The environment variable FAKE_VLLM, which a recipe can set, picks how it
-behaves: `healthy`, `dies` (at once), `hangs` (never answers), `sick` (every completion is an error), `forgetful` (another text
-each time).
+behaves: `healthy`, `dies` (at once), `tells` (its environment, and dies), `hangs` (never answers), `sick` (every completion is
+an error), `forgetful` (another text each time).
 The contract test in tests/live holds its answers to those of the real server.
 """
 
@@ -77,6 +77,9 @@ class Handler(BaseHTTPRequestHandler):
 
 def serve(config_file: str) -> None:
     behaviour = os.environ.get("FAKE_VLLM", "healthy")
+    if behaviour == "tells":
+        print(f"HF_TOKEN={os.environ['HF_TOKEN']} {dict(os.environ)}", file=sys.stderr)
+        sys.exit(1)
     if behaviour == "dies":
         print("ValueError: the fake was told to die", file=sys.stderr)
         sys.exit(1)

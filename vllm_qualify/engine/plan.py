@@ -12,7 +12,7 @@ from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, c
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import Accuracy, Frozen, Gate, Load, LoadedRecipe, Name, Profile, Recipe, Smoke, Variant
+from vllm_qualify.recipe.model import Accuracy, Frozen, Gate, Load, LoadedRecipe, Name, Profile, Recipe, Serving, Smoke, Variant
 
 T = TypeVar("T")
 
@@ -69,51 +69,91 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
-def plan_cells(loaded: LoadedRecipe, choice: Choice, engine: EngineEnvironment, machine: Fingerprint) -> list[CellPlan]:
-    """The plans of the chosen cells.
+class Selection(Frozen):
+    """A choice, resolved: what the recipe has for it. Made without reading weights or asking the hub."""
+
+    gpu_type: str
+    serving: Serving
+    variant_name: str
+    variant: Variant
+    profiles: dict[str, Profile]
+    questions: tuple[Path, Path] | None
+
+
+def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint) -> Selection:
+    """What of the recipe is to be qualified on this machine.
 
     Raises:
         CallerError: the recipe has no such GPU type, variant or profile.
-        HostError: this machine is of another GPU type, or the model is not to be found.
+        HostError: this machine is of another GPU type, or a file that the recipe names is not there.
     """
     recipe = loaded.recipe
     gpu_type = choice.gpu_type or machine.gpu_type
     serving = _pick(recipe.gpu_types, gpu_type, "GPU type", "--gpu-type")
     variant_name = choice.variant or serving.default_variant
     variant = _pick(recipe.variants, variant_name, "variant", "--variant")
-    profiles = [choice.profile] if choice.profile else list(serving.profiles)
-    chosen = [(name, _pick(serving.profiles, name, "profile", "--profile")) for name in profiles]
+    names = [choice.profile] if choice.profile else list(serving.profiles)
+    profiles = {name: _pick(serving.profiles, name, "profile", "--profile") for name in names}
     if gpu_type != machine.gpu_type:
         raise HostError(
             f"the recipe is to be qualified on {gpu_type}, and this machine is {machine.gpu_type} ({machine.name})",
             f"run it on a host with {gpu_type}",
             "check",
         )
-    release = _release(loaded, variant, engine)
-    questions = recipe.accuracy.questions
-    return [
-        CellPlan(
-            run_id=new_run_id(),
-            cell=Cell(recipe=recipe.name, release=release, variant=variant_name, gpu_type=gpu_type, profile=profile_name),
-            fingerprint=machine,
-            server=ServerPlan(
-                engine=engine,
-                model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
-                revision=None if variant.is_local else release.revision,
-                served_model_name=recipe.served_model_name,
-                arguments=serving.server | variant.server | profile.server,
-                environment=serving.environment | variant.environment,
-                startup_timeout_s=serving.startup_timeout_s,
-            ),
-            smoke=recipe.smoke,
-            smoke_golden=variant.smoke_golden,
-            accuracy=recipe.accuracy,
-            questions=(loaded.path(questions.test), loaded.path(questions.shots)) if questions else None,
-            load=profile.load,
-            gates=_gates(recipe, variant, profile),
-        )
-        for profile_name, profile in chosen
-    ]
+    _check_local_model(loaded, variant)
+    return Selection(
+        gpu_type=gpu_type,
+        serving=serving,
+        variant_name=variant_name,
+        variant=variant,
+        profiles=profiles,
+        questions=_questions(loaded),
+    )
+
+
+def plan_cells(loaded: LoadedRecipe, choice: Choice, engine: EngineEnvironment, machine: Fingerprint) -> list[CellPlan]:
+    """The plans of the chosen cells. Raises as `select` does, and HostError if the hub does not know the model."""
+    selection = select(loaded, choice, machine)
+    release = _release(loaded, selection.variant, engine)
+    return [_plan(loaded, selection, release, engine, machine, profile) for profile in selection.profiles]
+
+
+def _plan(
+    loaded: LoadedRecipe,
+    selection: Selection,
+    release: Release,
+    engine: EngineEnvironment,
+    machine: Fingerprint,
+    profile_name: str,
+) -> CellPlan:
+    recipe, serving, variant = loaded.recipe, selection.serving, selection.variant
+    profile = selection.profiles[profile_name]
+    return CellPlan(
+        run_id=new_run_id(),
+        cell=Cell(
+            recipe=recipe.name,
+            release=release,
+            variant=selection.variant_name,
+            gpu_type=selection.gpu_type,
+            profile=profile_name,
+        ),
+        fingerprint=machine,
+        server=ServerPlan(
+            engine=engine,
+            model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
+            revision=None if variant.is_local else release.revision,
+            served_model_name=recipe.served_model_name,
+            arguments=serving.server | variant.server | profile.server,
+            environment=serving.environment | variant.environment,
+            startup_timeout_s=serving.startup_timeout_s,
+        ),
+        smoke=recipe.smoke,
+        smoke_golden=variant.smoke_golden,
+        accuracy=recipe.accuracy,
+        questions=selection.questions,
+        load=profile.load,
+        gates=_gates(recipe, variant, profile),
+    )
 
 
 def _pick(among: dict[str, T], name: str, what: str, option: str) -> T:
@@ -140,16 +180,27 @@ def _smoke_gates(variant: Variant) -> list[Gate]:
 
 
 def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineEnvironment) -> Release:
-    revision = _local_revision(loaded.path(variant.model)) if variant.is_local else _hub_commit(variant)
+    revision = content_digest(loaded.path(variant.model)) if variant.is_local else _hub_commit(variant)
     return Release(model=variant.model, revision=revision, engine=engine.identity())
 
 
-def _local_revision(folder: Path) -> str:
-    if not (folder / "config.json").is_file():
+def _questions(loaded: LoadedRecipe) -> tuple[Path, Path] | None:
+    questions = loaded.recipe.accuracy.questions
+    if questions is None:
+        return None
+    test, shots = loaded.path(questions.test), loaded.path(questions.shots)
+    for path in (test, shots):
+        if not path.is_file():
+            raise HostError(f"no questions at {path}", "restore the file, or mend accuracy.questions in the recipe", "check")
+    return test, shots
+
+
+def _check_local_model(loaded: LoadedRecipe, variant: Variant) -> None:
+    folder = loaded.path(variant.model)
+    if variant.is_local and not (folder / "config.json").is_file():
         raise HostError(
             f"no model at {folder}: it has no config.json", "restore the folder, or mend `model` in the recipe", "check"
         )
-    return content_digest(folder)
 
 
 def _hub_commit(variant: Variant) -> str:

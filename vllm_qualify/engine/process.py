@@ -14,6 +14,7 @@ from pathlib import Path
 from vllm_qualify.engine import guard
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.secrets import redact, redact_file
 
 POLL_S = 0.1
 LOG_TAIL_LINES = 25
@@ -64,6 +65,7 @@ def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grac
         yield RunningProcess(guard_pid=process.pid, state_file=state_file, log=log)
     finally:
         _stop(process, state_file, grace_s)
+        redact_file(log)
 
 
 def _await_start(process: subprocess.Popen[bytes], state_file: Path, log: Path) -> None:
@@ -95,12 +97,12 @@ def _kill_group(state_file: Path) -> None:
 
 
 def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
-    """The last lines of a log, progress bars reduced to their last state."""
+    """The last lines of a log without secrets, progress bars reduced to their last state."""
     if not log.exists():
         return []
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 65_536))
-        text = file.read().decode(errors="replace")
+        text = redact(file.read().decode(errors="replace"))
     states = [[state for state in line.split("\r") if state.strip()] for line in text.split("\n")]
     return [line[-1].rstrip() for line in states if line][-lines:]
 

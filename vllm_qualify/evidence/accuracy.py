@@ -4,6 +4,7 @@ import json
 import sys
 from importlib import metadata, util
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -31,10 +32,12 @@ def measure(
     if questions:
         _write_task(settings.task, *questions, folder / TASKS)
     command = command_of(server, settings, folder, local=questions is not None)
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder.parent.parent / "datasets")} if questions else {}
-    environment = quiet_environment(offline | {"OPENAI_API_KEY": "none", "TOKENIZERS_PARALLELISM": "false"})
-    with guarded(command, environment, folder / "lm-eval.log") as process:
-        wait_for(process, settings.time_limit_s, server.check_alive, progress, STAGE)
+    with TemporaryDirectory(prefix="vllm-qualify-datasets-") as cache:
+        # Local files are read anew each time: a cache could hold an older version of them.
+        local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": cache} if questions else {}
+        environment = quiet_environment(local | {"OPENAI_API_KEY": "none"})
+        with guarded(command, environment, folder / "lm-eval.log") as process:
+            wait_for(process, settings.time_limit_s, server.check_alive, progress, STAGE)
     return command
 
 
@@ -63,9 +66,6 @@ def command_of(server: Server, settings: Accuracy, folder: Path, *, local: bool)
 
 def _write_task(task: str, test: Path, shots: Path, folder: Path) -> None:
     """The task as lm-eval has it, prompt and filters untouched, over local questions."""
-    for path in (test, shots):
-        if not path.is_file():
-            raise HostError(f"no questions at {path}", "restore the file, or mend accuracy.questions in the recipe", STAGE)
     package = util.find_spec("lm_eval")
     original = Path(str(package and package.origin)).parent / "tasks" / task / f"{task}.yaml"
     # lm-eval skips a task file whose include is missing, and later says only that the task is not found.
@@ -88,9 +88,11 @@ def tools() -> dict[str, str]:
 
 def parse(folder: Path, settings: Accuracy) -> list[Measurement]:
     """One measurement per filter and declared metric, from lm-eval's own files; invalid unless every question was scored."""
-    source = f"{folder.name}/results.json"
+    source = f"{folder.name}/results*.json"
     try:
-        results = json.loads(_only(folder, "results*.json").read_text())
+        path = _only(folder, "results*.json")
+        source = f"{folder.name}/{path.name}"
+        results = json.loads(path.read_text())
         samples = [json.loads(line) for line in _only(folder, f"samples_{settings.task}*.jsonl").read_text().splitlines()]
         return [
             _measurement(metric, name, samples, results, settings, source)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from scipy import stats
 
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import CountOrNone, Frozen
+from vllm_qualify.recipe.model import CountOrNone, Frozen, Number
 
 CONFIDENCE = 0.95
 """Of each one-sided bound; an interval of two such bounds covers the truth with 2 * CONFIDENCE - 1."""
@@ -21,8 +21,14 @@ CONFIDENCE = 0.95
 class Interval(Frozen):
     """One-sided confidence bounds from below and from above, each at CONFIDENCE, in the metric's unit."""
 
-    lower: float
-    upper: float
+    lower: Number
+    upper: Number
+
+    @model_validator(mode="after")
+    def _is_ordered(self) -> Self:
+        if self.lower > self.upper:
+            raise ValueError("an interval's lower bound lies above its upper one")
+        return self
 
 
 class Measurement(Frozen):
@@ -30,10 +36,10 @@ class Measurement(Frozen):
 
     metric: str
     filter: str | None = None
-    value: float | None
+    value: Number | None
     unit: str
     sample_count: CountOrNone
-    repeats: list[float] = []
+    repeats: list[Number] = []
     interval: Interval | None = None
     invalid_because: str | None = None
     source: str
@@ -42,6 +48,19 @@ class Measurement(Frozen):
     def _value_or_reason(self) -> Self:
         if (self.value is None) != (self.invalid_because is not None):
             raise ValueError("a measurement has either a value or the reason why it is invalid")
+        return self
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        largest = 1.0 if self.unit in ("fraction", "bool") else math.inf
+        bounds = [self.interval.lower, self.interval.upper] if self.interval else []
+        for number in [*bounds, *self.repeats, *([self.value] if self.value is not None else [])]:
+            if not 0 <= number <= largest:
+                raise ValueError(f"{number} is no {self.metric}: it lies between 0 and {largest}")
+        if self.value is not None and self.sample_count == 0:
+            raise ValueError("a value needs at least one sample")
+        if self.value is not None and bounds and not bounds[0] <= self.value <= bounds[1]:
+            raise ValueError("the value lies outside its interval")
         return self
 
 
@@ -91,7 +110,7 @@ def invalid(metric: str, because: str, source: str, **others: object) -> Measure
 def share_interval(successes: int, trials: int) -> Interval:
     """Wilson's score bounds for a share (Wilson 1927, "Probable inference", JASA 22)."""
     bounds = stats.binomtest(successes, trials).proportion_ci(confidence_level=2 * CONFIDENCE - 1, method="wilson")
-    return Interval(lower=float(bounds.low), upper=float(bounds.high))
+    return _around(successes / trials, float(bounds.low), float(bounds.high))
 
 
 def geometric_mean(repeats: Sequence[float]) -> float:
@@ -109,7 +128,12 @@ def repeat_interval(repeats: Sequence[float]) -> Interval | None:
     logs = [math.log(value) for value in repeats]
     half = float(stats.t.ppf(CONFIDENCE, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     middle = statistics.fmean(logs)
-    return Interval(lower=math.exp(middle - half), upper=math.exp(middle + half))
+    return _around(geometric_mean(repeats), math.exp(middle - half), math.exp(middle + half))
+
+
+def _around(value: float, lower: float, upper: float) -> Interval:
+    """Rounding in the last digit must not push the value out of its interval."""
+    return Interval(lower=min(lower, value), upper=max(upper, value))
 
 
 def describe(path: Path, folder: Path) -> EvidenceFile:

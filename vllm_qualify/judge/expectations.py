@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from pydantic import ValidationError
 
-from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.judge.verdict import Checks, Judgement, bounds_of, gate_verdict, worst
 from vllm_qualify.recipe.model import Gate
 
@@ -51,11 +52,12 @@ def _row(measurement: Measurement) -> dict[str, Any]:
 
 def judge(gates: Sequence[Gate], measurements: Sequence[Measurement], name: str) -> Judgement:
     """The verdicts of `gates` over `measurements`, with the suite `name` that decided and its validation result."""
+    measurements = [_checked(measurement) for measurement in measurements]
     # Read by Great Expectations at import.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     import great_expectations as gx
 
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     suite = context.suites.add(gx.ExpectationSuite(name=name))
@@ -72,6 +74,16 @@ def judge(gates: Sequence[Gate], measurements: Sequence[Measurement], name: str)
         suite=suite.to_json_dict(),
         validation=_plain(result.to_json_dict()),
     )
+
+
+def _checked(measurement: Measurement) -> Measurement:
+    """Measurements may come from a file, or from code that built them past their model: what the model refuses is invalid."""
+    try:
+        return Measurement.model_validate(measurement.model_dump())
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        return invalid(measurement.metric, f"not a valid measurement: {place} {problem['msg']}", "", filter=measurement.filter)
 
 
 def _of(gate: Gate, measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -92,7 +104,10 @@ def _add_expectations(suite: "ExpectationSuite", gates: Sequence[Gate]) -> None:
                 gxe.ExpectColumnValuesToBeInSet(column="valid", value_set=[True], row_condition=row),
                 gxe.ExpectColumnValuesToNotBeNull(column="value", row_condition=row),
                 gxe.ExpectColumnValuesToBeInSet(column="unit", value_set=[gate.unit], row_condition=row),
-                gxe.ExpectColumnValuesToBeBetween(column="value", min_value=0, max_value=_largest(gate), row_condition=row),
+                *(
+                    gxe.ExpectColumnValuesToBeBetween(column=column, min_value=0, max_value=_largest(gate), row_condition=row)
+                    for column in ("value", "lower", "upper")
+                ),
             ],
             "noise_known": [gxe.ExpectColumnValuesToNotBeNull(column=bound, row_condition=row) for bound in ("lower", "upper")],
             "surely_inside": [gxe.ExpectColumnValuesToBeBetween(column=pessimistic, row_condition=row, **at_bound)],

@@ -1,0 +1,186 @@
+"""Verdicts: no evidence never passes, and every metric is judged in its direction."""
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from vllm_qualify.evidence.measurement import (
+    Interval,
+    Measurement,
+    geometric_mean,
+    invalid,
+    repeat_interval,
+    share_interval,
+    valid,
+)
+from vllm_qualify.judge.expectations import judge, measurement_table
+from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict, decide, worst
+from vllm_qualify.recipe.metrics import METRICS, Metric
+from vllm_qualify.recipe.model import Gate
+
+ACCURACY = Gate(metric="exact_match", filter="strict-match", minimum=0.9, unit="fraction")
+TTFT = Gate(metric="ttft_p99_ms", maximum=100.0, unit="ms")
+SMOKE = Gate(metric="smoke_usage", minimum=1.0, unit="bool")
+
+
+def accuracy(right: int, of: int, **others: Any) -> Measurement:
+    about = {"filter": "strict-match", "sample_count": of, "interval": share_interval(right, of)} | others
+    return valid("exact_match", right / of, "accuracy/results.json", **about)
+
+
+def repeated(metric: str, repeats: list[float]) -> Measurement:
+    about = {"repeats": repeats, "interval": repeat_interval(repeats), "sample_count": 100}
+    return valid(metric, geometric_mean(repeats), "load/bench-*.json", **about)
+
+
+def verdict_of(gate: Gate, *measurements: Measurement) -> Verdict:
+    judgement = judge([gate], measurements, "cell")
+    assert judgement.verdict == judgement.gates[0].verdict
+    return judgement.verdict
+
+
+@pytest.mark.parametrize(
+    ("gate", "measurements", "expected"),
+    [
+        (ACCURACY, [accuracy(480, 500)], "pass"),
+        (ACCURACY, [accuracy(400, 500)], "fail"),
+        (ACCURACY, [accuracy(452, 500)], "inconclusive"),
+        (ACCURACY, [], "invalid"),
+        (ACCURACY, [accuracy(480, 500, filter="flexible-extract")], "invalid"),
+        (ACCURACY, [accuracy(480, 500), accuracy(480, 500)], "invalid"),
+        (ACCURACY, [accuracy(480, 500).model_copy(update={"sample_count": 0})], "invalid"),
+        (ACCURACY, [invalid("exact_match", "no samples", "x", filter="strict-match")], "invalid"),
+        (ACCURACY, [valid("exact_match", math.nan, "x", filter="strict-match", sample_count=500)], "invalid"),
+        (ACCURACY, [valid("exact_match", math.inf, "x", filter="strict-match", sample_count=500)], "invalid"),
+        (ACCURACY, [accuracy(480, 500, interval=None)], "inconclusive"),
+        (TTFT, [repeated("ttft_p99_ms", [50, 52, 51])], "pass"),
+        (TTFT, [repeated("ttft_p99_ms", [150, 152, 151])], "fail"),
+        (TTFT, [repeated("ttft_p99_ms", [60, 160, 90])], "inconclusive"),
+        (TTFT, [repeated("ttft_p99_ms", [50])], "inconclusive"),
+        (TTFT, [repeated("ttft_p90_ms", [50, 52, 51])], "invalid"),
+        (SMOKE, [valid("smoke_usage", 1.0, "x", sample_count=2)], "pass"),
+        (SMOKE, [valid("smoke_usage", 0.0, "x", sample_count=2)], "fail"),
+    ],
+)
+def test_a_gate_over_a_table(gate: Gate, measurements: list[Measurement], expected: Verdict) -> None:
+    assert verdict_of(gate, *measurements) == expected
+
+
+def test_the_reason_of_an_invalid_measurement_is_told() -> None:
+    judgement = judge([TTFT], [invalid("ttft_p99_ms", "3 of 20 requests completed", "load/bench-1.json")], "cell")
+    assert judgement.gates[0].because == "3 of 20 requests completed"
+
+
+def test_the_smallest_visible_change_is_the_way_from_the_value_to_the_judged_bound() -> None:
+    found = judge([ACCURACY, TTFT], [accuracy(480, 500), repeated("ttft_p99_ms", [50, 52, 51])], "cell").gates
+    for gate in found:
+        assert gate.value is not None
+        assert gate.interval is not None
+    assert found[0].smallest_visible_change == pytest.approx(0.96 - share_interval(480, 500).lower)
+    assert found[1].smallest_visible_change == pytest.approx(found[1].interval.upper - found[1].value)  # type: ignore[union-attr,operator]
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_a_worsening_of_20_percent_is_seen_in_every_metric(metric: Metric) -> None:
+    """The bound is 10 % off the good value, on the bad side; the worsened value has to fall beyond it."""
+    higher, name_filter = metric.direction == "higher", "none" if metric.stage == "accuracy" else None
+    good, bound, worsened = (0.8, 0.72, 0.64) if higher else (0.8, 0.88, 0.96)
+    if metric.unit == "bool":
+        good, bound, worsened = 1.0, 1.0, 0.0
+    about = {"metric": metric.name, "unit": metric.unit, "filter": name_filter}
+    gate = Gate.model_validate({**about, "minimum" if higher else "maximum": bound})
+
+    def measured(value: float) -> Measurement:
+        interval = {"lower": value * 0.99, "upper": value * 1.01}
+        return valid(metric.name, value, "x", filter=name_filter, sample_count=500, interval=interval)
+
+    assert verdict_of(gate, measured(good)) == "pass"
+    assert verdict_of(gate, measured(worsened)) == "fail"
+
+
+def test_every_way_to_pass_goes_through_every_check() -> None:
+    names = list(Checks.model_fields)
+    passing = [
+        found
+        for found in product([True, False], repeat=len(names))
+        if decide(Checks(**dict(zip(names, found, strict=True)))) == "pass"
+    ]
+    assert passing == [(True,) * len(names)]
+
+
+def test_a_cell_is_as_good_as_its_worst_gate_and_nothing_without_gates() -> None:
+    for first, second in product(WORST_FIRST, repeat=2):
+        assert worst([first, second]) == min(first, second, key=WORST_FIRST.index)
+    assert worst([]) == "invalid"
+    assert not judge([], [accuracy(480, 500)], "cell").approved
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.1, 1.1, "0.95", None, True], ids=str)
+@pytest.mark.parametrize("column", ["value", "lower", "upper"])
+def test_a_table_with_a_bad_number_is_never_approved(column: str, bad: Any) -> None:
+    """Also one that came past the models, as from another hand."""
+    good = accuracy(480, 500)
+    assert good.interval is not None
+    bounds = good.interval.model_dump() | ({column: bad} if column != "value" else {})
+    fields: dict[str, Any] = {**dict(good), "interval": Interval.model_construct(**bounds)}
+    if column == "value":
+        fields["value"] = bad
+    assert not judge([ACCURACY], [Measurement.model_construct(**fields)], "cell").approved
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=st.floats() | st.floats(0, 1) | st.none(), reason=st.none() | st.text(min_size=1))
+def test_a_measurement_has_a_finite_value_or_a_reason(value: float | None, reason: str | None) -> None:
+    def build() -> Measurement:
+        return Measurement(
+            metric="exact_match", value=value, unit="fraction", sample_count=1, source="x", invalid_because=reason
+        )
+
+    if (value is None) == (reason is None) or not (value is None or 0 <= value <= 1):
+        with pytest.raises(ValidationError):
+            build()
+    else:
+        assert build().value == value
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(min_value=1e-3, max_value=1e6), min_size=2, max_size=9))
+def test_the_interval_of_repeats_holds_their_typical_value_and_is_never_below_zero(repeats: list[float]) -> None:
+    found = repeat_interval(repeats)
+    assert found is not None
+    assert 0 <= found.lower <= geometric_mean(repeats) * (1 + 1e-9)
+    assert found.upper >= geometric_mean(repeats) * (1 - 1e-9)
+
+
+def test_intervals_agree_with_published_figures() -> None:
+    # Wilson's interval for 5 of 10 at 90 %: Brown, Cai, DasGupta 2001, formula (4), with z = 1.6449
+    z, share, n = 1.6448536, 0.5, 10
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    found = share_interval(5, 10)
+    assert [found.lower, found.upper] == pytest.approx([middle - half, middle + half], abs=1e-6)
+    # Student's t at .95 with 2 degrees of freedom is 2.91999
+    repeats = [math.e**1, math.e**2, math.e**3]
+    interval = repeat_interval(repeats)
+    assert interval is not None
+    assert math.log(interval.upper) == pytest.approx(2 + 2.91999 / math.sqrt(3), abs=1e-4)
+
+
+def test_the_table_has_a_row_for_each_measurement_and_marks_the_invalid() -> None:
+    table = measurement_table([accuracy(1, 2), invalid("itl_p99_ms", "why", "x")])
+    assert list(table["label"]) == ["exact_match (strict-match)", "itl_p99_ms"]
+    assert list(table["valid"]) == [True, False]
+    assert math.isnan(table["value"][1])
+
+
+def test_the_suite_and_its_result_are_kept_and_are_json() -> None:
+    judgement = judge([ACCURACY], [accuracy(480, 500)], "reference/bf16/cpu/balanced")
+    assert judgement.suite["name"] == "reference/bf16/cpu/balanced"
+    again = type(judgement).model_validate_json(judgement.model_dump_json())
+    assert again.gates == judgement.gates
+    assert len(judgement.suite["expectations"]) == len(judgement.validation["results"])  # type: ignore[arg-type]

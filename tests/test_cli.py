@@ -1,0 +1,188 @@
+"""The command's manners: one clear error, the right exit code, nothing started for nothing."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.vllm import make_engine
+from tests.recipes import Document, reference, write
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], capture_output=True, text=True, timeout=300, env=os.environ | environment, check=False
+    )
+
+
+@pytest.fixture
+def fake_engine(tmp_path: Path) -> dict[str, str]:
+    return {"VLLM_QUALIFY_ENGINE": str(make_engine(tmp_path / "engine"))}
+
+
+@pytest.fixture
+def document() -> Document:
+    found = reference()
+    found["gpu_types"]["cpu"]["startup_timeout_s"] = 2
+    return found
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def nothing_was_published(home: Path) -> bool:
+    return not list((home / "store").glob("reports/**/manifest.json"))
+
+
+def test_help_tells_the_exit_codes() -> None:
+    for arguments in (["--help"], ["run", "--help"], ["demo", "--help"], ["rejudge", "--help"]):
+        told = " ".join(command(*arguments).stdout.split())
+        assert "0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "no-such-recipe"], "there is no recipe 'no-such-recipe'"),
+        (["run", "reference", "--launcher", "rocket"], "rocket"),
+        (["run", "reference", "--port", "70000"], "65535"),
+        (["report", "show", "no-such-run"], "no run 'no-such-run'"),
+        (["rejudge", "no-such-run"], "no run 'no-such-run'"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_a_callers_mistake_ends_with_2(arguments: list[str], told: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--variant", "fp8"], "no variant 'fp8'"),
+        (["--profile", "turbo"], "no profile 'turbo'"),
+        (["--gpu-type", "h100"], "no GPU type 'h100'"),
+        (["--store", "ftp://somewhere"], "--store"),
+    ],
+)
+def test_a_choice_that_the_recipe_does_not_have_ends_with_2(
+    arguments: list[str], told: str, fake_engine: dict[str, str]
+) -> None:
+    done = command("run", "reference", *arguments, **fake_engine)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_mistake_in_a_recipe_ends_with_2_before_anything_starts(tmp_path: Path, home: Path, document: Document) -> None:
+    document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"]["max_concurrency"] = 0
+    done = command("run", str(write(document, tmp_path / "mine.yaml")))
+    assert done.returncode == 2
+    assert f"{tmp_path / 'mine.yaml'}: gpu_types.cpu.profiles.balanced.load.max_concurrency" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(home.glob("*/*"))
+
+
+@pytest.mark.parametrize(("behaviour", "told"), [("dies", "the fake was told to die"), ("hangs", "loading weights for ever")])
+def test_a_server_that_does_not_start_ends_with_3_its_stage_and_its_last_lines(
+    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str], behaviour: str, told: str
+) -> None:
+    document["gpu_types"]["cpu"]["environment"] = {"FAKE_VLLM": behaviour}
+    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
+    assert done.returncode == 3
+    assert told in done.stderr
+    assert "error (the release's owner must act): serve:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert nothing_was_published(home)
+    assert told in next(home.glob("runs/*/evidence/serve/server.log")).read_text()
+
+
+def test_a_port_in_use_ends_with_3(fake_engine: dict[str, str], home: Path, taken_port: int) -> None:
+    done = command("run", "reference", "--port", str(taken_port), **fake_engine)
+    assert done.returncode == 3
+    assert f"serve: port {taken_port} is in use" in done.stderr
+    assert nothing_was_published(home)
+
+
+def test_a_missing_model_ends_with_3(tmp_path: Path, document: Document, fake_engine: dict[str, str]) -> None:
+    document["variants"]["bf16"]["model"] = "./nowhere"
+    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
+    assert done.returncode == 3
+    assert "check: no model at" in done.stderr
+
+
+def test_missing_questions_end_with_3_before_a_server_is_started(
+    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str]
+) -> None:
+    document["accuracy"]["questions"]["shots"] = "./none.jsonl"
+    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
+    assert done.returncode == 3
+    assert "no questions at" in done.stderr
+    assert not list(home.glob("runs/*"))
+
+
+def test_a_store_that_refuses_ends_with_3_before_a_server_is_started(
+    tmp_path: Path, home: Path, fake_engine: dict[str, str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = command("run", "reference", "--store", f"file://{tmp_path}/file/store", **fake_engine)
+    assert done.returncode == 3
+    assert "error (the store's owner must act)" in done.stderr
+    assert not list(home.glob("runs/*"))
+
+
+def test_a_machine_without_an_engine_ends_with_3_and_the_remedy(tmp_path: Path) -> None:
+    done = command("run", "reference", VLLM_QUALIFY_ENGINE=str(tmp_path))
+    assert done.returncode == 3
+    assert "remedy: run `make setup`" in done.stderr
+
+
+def test_a_home_that_cannot_be_made_ends_with_3(tmp_path: Path, fake_engine: dict[str, str]) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = command("run", "reference", VLLM_QUALIFY_HOME=f"{tmp_path}/file/home", **fake_engine)
+    assert done.returncode == 3
+    assert "set VLLM_QUALIFY_HOME" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_secrets_reach_no_output_and_no_file(
+    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str]
+) -> None:
+    """The stand-in dies and says what it was given: the worst a tool can do."""
+    document["gpu_types"]["cpu"]["environment"] = {"FAKE_VLLM": "tells"}
+    secrets = {
+        "HF_TOKEN": "hf_very_secret_token",
+        "AWS_SECRET_ACCESS_KEY": "very/secret/key",
+        "OPENAI_API_KEY": "sk-secret-key",
+    }
+    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine, **secrets)
+    assert done.returncode == 3
+    assert "HF_TOKEN=[redacted]" in done.stderr
+    written = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
+    for secret in secrets.values():
+        assert secret not in done.stdout + done.stderr
+        assert secret.encode() not in written
+
+
+def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Path, fake_engine: dict[str, str]) -> None:
+    done = command("doctor", **fake_engine)
+    assert done.returncode == 0, done.stdout
+    assert "vLLM 0.32.0+cpu" in done.stdout
+    missing = command("doctor", VLLM_QUALIFY_ENGINE=str(tmp_path))
+    assert missing.returncode == 3
+    assert "MISSING  engine" in missing.stdout
+    assert "make setup" in missing.stdout
