@@ -7,7 +7,7 @@ from tasks.check import check
 from tasks.decide import judge, publish, show
 from tasks.measure import measure_accuracy, measure_load, served, smoke_test
 from vllm_qualify.engine.plan import CellPlan, Choice
-from vllm_qualify.qualification import Published, default_store_url, start_run
+from vllm_qualify.qualification import Published, default_store_url, keeping_evidence, start_run
 
 
 class QualifyRelease(BaseModel):
@@ -44,11 +44,12 @@ def qualify_release(request: QualifyRelease) -> list[Published]:
 def qualify_cell(request: QualifyCell) -> Published:
     """Serve, check, measure, judge and publish one cell. A failed gate is a verdict; exceptions are for the world."""
     run = start_run(request.plan)
-    with served(run, request.port) as server:
-        smoke_test(server, run)
-        measure_accuracy(server, run)
-        measure_load(server, run)
-    report = judge(run)
-    published = publish(report, run, request.store)
-    show(report, published)
+    with keeping_evidence(run):
+        with served(run, request.port) as server:
+            smoke_test(server, run)
+            measure_accuracy(server, run)
+            measure_load(server, run)
+        report = judge(run)
+        published = publish(report, run, request.store)
+        show(report, published)
     return published

@@ -14,7 +14,7 @@ def check(recipe: str, choice: Choice, store: str) -> list[CellPlan]:
     """The plans of the chosen cells. Raises CallerError, HostError, StoreError."""
     loaded = load_recipe(recipe)
     open_store(store).check()
-    plans = plan_cells(loaded, choice, find_engine(), detect())
+    plans = plan_cells(loaded, choice, find_engine(), detect(choice.gpu_type))
     for plan in plans:
         get_run_logger().info(f"cell {plan.cell.id} on vLLM {plan.cell.release.engine.version}, {plan.fingerprint.name}")
     return plans

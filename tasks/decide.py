@@ -20,7 +20,7 @@ def judge(run: Run) -> Report:
 
 
 def _store_is_busy(task: Any, task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001  (Prefect's signature)
-    return isinstance(state.data, StoreBusyError) or isinstance(getattr(state.data, "exception", None), StoreBusyError)
+    return isinstance(state.data, StoreBusyError)
 
 
 @task(name="publish", task_run_name="publish", retries=3, retry_delay_seconds=[2, 10, 30], retry_condition_fn=_store_is_busy)

@@ -16,6 +16,8 @@ from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.process import guarded, quiet_environment, tail
 from vllm_qualify.errors import HostError
 
+pytest_plugins = ("tests.s3",)
+
 IN_CI = bool(os.environ.get("CI"))
 LIVE_MARKERS = ("engine", "s3", "browser")
 RAN: Counter[str] = Counter()

@@ -18,12 +18,12 @@ from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.secrets import redact
 
 if TYPE_CHECKING:
-    from vllm_qualify.engine.plan import Choice
+    from vllm_qualify.engine.plan import CellPlan, Choice
     from vllm_qualify.qualification import Run
     from vllm_qualify.report.model import Report
 
 APPROVED, NOT_APPROVED, WORLD = 0, 1, 3
-ORCHESTRATORS_OWN = ("Beginning ", "Finished in state ", "Encountered exception ", "Task run failed with exception")
+STATE_CHANGES = ("Beginning ", "Finished in state ")
 EXIT_CODES = "Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault."
 
 app = typer.Typer(
@@ -96,7 +96,7 @@ def report_show(
 @app.command(epilog=EXIT_CODES)
 def rejudge(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's id or folder; an id that is not here is fetched from the store.")
+        str, typer.Argument(metavar="RUN", help="A run's id or folder; with --store, an id that is not here is fetched.")
     ],
     recipe: Annotated[str | None, typer.Option(help="Judge by this recipe's gates; by default by the run's own.")] = None,
     store: StoreOption = None,
@@ -108,7 +108,8 @@ def rejudge(
 
     target = open_store(store or default_store_url())
     target.check()
-    report, fresh = judge_again(_find_or_fetch(run, store), _gates_of(recipe, run))
+    old = _find_or_fetch(run, store)
+    report, fresh = judge_again(old, _plan_by(recipe, old))
     published = publish_run(report, fresh, target)
     _show(report, published.page)
     raise typer.Exit(APPROVED if report.approved else NOT_APPROVED)
@@ -150,14 +151,14 @@ def _check_early(recipe: str, choice: "Choice", store: str) -> None:
     from vllm_qualify.recipe.loading import load_recipe
 
     make_home()
-    select(load_recipe(recipe), choice, detect())
+    select(load_recipe(recipe), choice, detect(choice.gpu_type))
     find_engine()
     open_store(store).check()
 
 
 def _flow_module() -> Any:
     """flows.qualify, which is no part of the package: it lies in the checkout (or the project's image)."""
-    _set_up_prefect()
+    set_up_prefect()
     try:
         module = importlib.import_module("flows.qualify")
     except ModuleNotFoundError as error:
@@ -173,10 +174,11 @@ def _flow_module() -> Any:
 
 def _is_for_people(record: logging.LogRecord) -> bool:
     """Prefect logs every state, and each exception twice with its stack; here an error is told once, at the end."""
-    return not record.getMessage().startswith(ORCHESTRATORS_OWN)
+    is_orchestrators = record.name.startswith("prefect.")
+    return not (is_orchestrators and (record.exc_info or record.getMessage().startswith(STATE_CHANGES)))
 
 
-def _set_up_prefect() -> None:
+def set_up_prefect() -> None:
     """Prefect's ephemeral server by default, its home beside ours, and a terminal that shows messages only."""
     from vllm_qualify.qualification import make_home
 
@@ -212,15 +214,12 @@ def _find_or_fetch(name: str, store: str | None) -> "Run":
         return fetch_run(store, name)
 
 
-def _gates_of(recipe: str | None, run: str) -> Any:
-    """The gates that `recipe` has for the run's cell; None for the run's own."""
-    if recipe is None:
-        return None
-    from vllm_qualify.engine.plan import gates_for
-    from vllm_qualify.qualification import find_run
+def _plan_by(recipe: str | None, run: "Run") -> "CellPlan":
+    """The run's plan, with what `recipe` says of judging its cell if one is given."""
+    from vllm_qualify.engine.plan import judged_by
     from vllm_qualify.recipe.loading import load_recipe
 
-    return gates_for(load_recipe(recipe).recipe, find_run(run).plan.cell)
+    return judged_by(run.plan, load_recipe(recipe).recipe) if recipe else run.plan
 
 
 def _show(report: "Report", page: str | None) -> None:
@@ -232,7 +231,7 @@ def _show(report: "Report", page: str | None) -> None:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a signal handler's signature)
-    """kill -TERM unwinds the stack like Ctrl-C does, so that every server is stopped."""
+    """Unwind the stack, so that every server is stopped. Ctrl-C's own way would end with 1, which means "not approved"."""
     raise SystemExit(128 + number)
 
 
@@ -242,7 +241,8 @@ def main() -> None:
 
     for name, value in NO_STATISTICS.items():
         os.environ.setdefault(name, value)
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _terminated)
     try:
         app()
     except QualifyError as error:
@@ -256,7 +256,7 @@ def main() -> None:
 
 
 def _fail(error: QualifyError) -> NoReturn:
-    for line in error.log_tail:
-        typer.echo(f"  | {redact(line)}", err=True)
-    typer.echo(f"error ({error.who_acts} must act): {redact(str(error))}", err=True)
+    notes = [f"  {note}" for note in getattr(error, "__notes__", [])]
+    lines = [*(f"  | {line}" for line in error.log_tail), f"error ({error.who_acts} must act): {error}", *notes]
+    typer.echo(redact("\n".join(lines)), err=True)
     sys.exit(error.exit_code)

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 
 from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import detect
@@ -104,12 +103,6 @@ def _disk() -> Finding:
     )
 
 
-def _docker() -> Finding:
-    socket = Path("/var/run/docker.sock")
-    detail = "socket found" if socket.exists() else "no Docker Engine"
-    return Finding(what="docker", ok=socket.exists(), detail=detail, remedy="only for --launcher docker", optional=True)
-
-
 def _radosgw() -> Finding:
     found = shutil.which("radosgw")
     remedy = "only for the tests: infra/radosgw.sh install"
@@ -130,7 +123,6 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _machine,
     _memory,
     _disk,
-    _docker,
     _radosgw,
     _chromium,
 )

@@ -1,19 +1,21 @@
 """One qualification of one cell on disk: its folder, and what needs no server (judge, report, publish, judge again)."""
 
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_qualify.engine.plan import CellPlan, new_run_id
-from vllm_qualify.errors import CallerError, HostError, StoreError
+from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.expectations import judge
-from vllm_qualify.publish.bundle import evidence_key, publish
+from vllm_qualify.publish.bundle import evidence_key, publish, read_manifest
 from vllm_qualify.publish.store import Store, open_store
 from vllm_qualify.recipe.metrics import STAGES
-from vllm_qualify.recipe.model import Frozen, Gate
+from vllm_qualify.recipe.model import Frozen
 from vllm_qualify.report.model import Report, make_report, read_report
 from vllm_qualify.report.page import render_page
 from vllm_qualify.secrets import redact
@@ -91,6 +93,18 @@ def start_run(plan: CellPlan) -> Run:
     return run
 
 
+@contextmanager
+def keeping_evidence(run: Run) -> Iterator[None]:
+    """An error in the block tells where the evidence is that was gathered before it."""
+    try:
+        yield
+    except QualifyError as error:
+        error.add_note(f"evidence so far: {run.evidence}")
+        if run.stages():
+            error.add_note(f"to judge and publish it: vllm-qualify rejudge {run.id}")
+        raise
+
+
 def find_run(name: str | None) -> Run:
     """A run by id or folder; without a name, the latest one that has a report. Raises CallerError if there is none."""
     runs = home() / "runs"
@@ -113,8 +127,8 @@ def judge_run(run: Run, stages: list[StageEvidence]) -> Report:
 def publish_run(report: Report, run: Run, store: Store) -> Published:
     """Evidence, report and page to the store, the manifest last. Raises StoreError, HostError."""
     documents = {
-        "report.json": report.model_dump_json(indent=2).encode(),
-        "report.html": render_page(report, _link_in_store(report)).encode(),
+        "report.json": redact(report.model_dump_json(indent=2)).encode(),
+        "report.html": redact(render_page(report, _link_in_store(report))).encode(),
     }
     head = (report.run_id, report.plan.cell.id, report.outcome)
     manifest = publish(store, report.prefix, head, run.evidence, report.files, documents)
@@ -122,16 +136,15 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
     return Published(outcome=report.outcome, approved=report.approved, run=run, page=page, manifest=manifest)
 
 
-def rejudge(run: Run, gates: list[Gate] | None) -> tuple[Report, Run]:
-    """Parse the evidence of `run` again and judge it, by `gates` or by the run's own; a new run with the same evidence.
+def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
+    """Parse the evidence of `run` again and judge it as `plan` says, in a new run with the same evidence.
 
     Raises:
         HostError: an evidence file was changed since it was measured.
     """
     for stage in run.stages():
         _check_unchanged(run, stage)
-    old = run.plan
-    plan = old.model_copy(update={"run_id": new_run_id(), "gates": gates or old.gates})
+    plan = plan.model_copy(update={"run_id": new_run_id()})
     fresh = start_run(plan)
     shutil.copytree(run.evidence, fresh.evidence)
     stages = [stage.model_copy(update={"measurements": parse(stage.stage, plan, fresh.evidence)}) for stage in run.stages()]
@@ -161,8 +174,7 @@ def fetch_run(store_url: str, run_id: str) -> Run:
         StoreError: the store has no whole run of this id, or an object is not what the report says.
     """
     store = open_store(store_url)
-    key = _report_key(store.keys("reports/"), run_id, store_url)
-    report = read_report(store.get(key), key)
+    report = _trusted_report(store, run_id)
     run = start_run(report.plan)
     for file in report.files:
         path = run.evidence / file.path
@@ -178,15 +190,19 @@ def fetch_run(store_url: str, run_id: str) -> Run:
     return run
 
 
-def _report_key(keys: Iterable[str], run_id: str, store_url: str) -> str:
-    """The report's key, of a run that has its manifest too."""
-    found = {key for key in keys if f"/{run_id}/" in key}
-    whole = [key for key in found if key.endswith("/report.json") and key.replace("report.json", "manifest.json") in found]
-    if not whole:
-        raise StoreError(
-            f"no whole run '{run_id}'", "check the id; a run without its manifest was not published whole", store_url
-        )
-    return whole[0]
+def _trusted_report(store: Store, run_id: str) -> Report:
+    """The report of a run that has its manifest, held against it."""
+    manifests = [key for key in store.keys("reports/") if key.endswith(f"/{run_id}/manifest.json")]
+    if len(manifests) != 1:
+        remedy = "check the id; a run without its manifest was not published whole"
+        raise StoreError(f"no whole run '{run_id}'", remedy, store.url)
+    key = manifests[0].replace("manifest.json", "report.json")
+    body = store.get(key)
+    report = read_report(body, key)
+    stored = {entry.key: entry.sha256 for entry in read_manifest(store, manifests[0]).objects}
+    if stored.get(key) != hashlib.sha256(body).hexdigest() or {report.run_id, report.plan.run_id} != {run_id}:
+        raise StoreError("the report is not what its manifest says", "do not trust this run", store.locate(key))
+    return report
 
 
 def _link_in_store(report: Report) -> Callable[[EvidenceFile], str]:

@@ -24,7 +24,7 @@ PROBLEMS_PER_STEP = 48
 # (share of the steps after which it begins, problems per sequence); six problems are a 5-shot prompt
 CURRICULUM = ((0.0, 1), (0.35, 2), (0.45, 6))
 QUESTION_LOSS_WEIGHT = 0.05
-VOCABULARY = 896
+MOST_TOKENS = 896  # merging ends before, when nothing is left to merge
 SPLIT = Regex(r"[0-9]{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
 END = "</s>"
 CONTEXT = 2048
@@ -47,7 +47,7 @@ def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=MOST_TOKENS,
         special_tokens=["<s>", END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -29,6 +29,22 @@ vllm:prefix_cache_hits_total{engine="0",model_name="reference"} 0.0
 ANSWERED = count()
 
 
+def models(model: str) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": model, "object": "model"}]}
+
+
+def completion(model: str, text: str, tokens: int) -> dict[str, Any]:
+    """An answer that went on to the asked length."""
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length", "stop_reason": None}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens},
+    }
+
+
 class Handler(BaseHTTPRequestHandler):
     """vLLM's completions, models and metrics endpoints."""
 
@@ -38,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            self._answer(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
+            self._answer(200, models(self.model))
         else:
             self._send(200, METRICS.encode(), "text/plain")
 
@@ -48,18 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(500, {"error": {"message": "EngineCore encountered an issue"}})
             return
         text = " It is 7." if self.behaviour == "healthy" else f" It is {next(ANSWERED)}."
-        tokens = request["max_tokens"]
-        self._answer(
-            200,
-            {
-                "id": "cmpl-1",
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": self.model,
-                "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length", "stop_reason": None}],
-                "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens},
-            },
-        )
+        self._answer(200, completion(self.model, text, request["max_tokens"]))
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, json.dumps(body).encode(), "application/json")

@@ -1,23 +1,17 @@
 """Stores to test against: a directory, moto's server and a real gateway (Ceph's, from infra/radosgw.sh)."""
 
 import os
-import shlex
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
-import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from tests.s3 import BUCKET, Settings, make_bucket, settings_in
 from vllm_qualify.publish.store import Store, open_store
 
-BUCKET = "evidence"
-SCRIPT = Path(__file__).parents[2] / "infra" / "radosgw.sh"
 RADOSGW = pytest.param("radosgw", marks=pytest.mark.s3)
-
-Settings = Mapping[str, str]
 
 
 @pytest.fixture(autouse=True)
@@ -45,26 +39,6 @@ def moto_settings() -> Iterator[Settings]:
     make_bucket(settings)
     yield settings
     server.stop()
-
-
-@pytest.fixture(scope="session")
-def radosgw_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    directory = tmp_path_factory.mktemp("radosgw")
-    started = subprocess.run([SCRIPT, "start", directory], capture_output=True, text=True, check=False)
-    try:
-        if started.returncode:
-            give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-            give_up(f"radosgw did not start: {started.stderr[-600:]}")
-        yield directory
-    finally:
-        subprocess.run([SCRIPT, "stop", directory], capture_output=True, check=True)
-
-
-@pytest.fixture(scope="session")
-def radosgw_settings(radosgw_directory: Path) -> Settings:
-    settings = settings_in(radosgw_directory / "env")
-    make_bucket(settings)
-    return settings
 
 
 @pytest.fixture
@@ -116,18 +90,3 @@ def use(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{uuid4().hex}"
-
-
-def settings_in(file: Path) -> Settings:
-    words = (shlex.split(line) for line in file.read_text().splitlines())
-    return dict(assignment.split("=", 1) for _, assignment in words)
-
-
-def make_bucket(settings: Settings) -> None:
-    boto3.client(
-        "s3",
-        endpoint_url=settings["AWS_ENDPOINT_URL"],
-        aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
-        region_name=settings["AWS_DEFAULT_REGION"],
-    ).create_bucket(Bucket=BUCKET)

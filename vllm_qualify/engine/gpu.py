@@ -2,13 +2,14 @@
 
 import os
 import platform
+import re
 from pathlib import Path
 
 import pynvml
 
 from vllm_qualify.recipe.model import Frozen
 
-# Product names as NVML gives them, without the vendor; the longest match wins.
+# The word in NVML's product name that tells the type.
 _TYPES = {"H100": "h100", "H200": "h200", "GH200": "gh200", "B200": "b200", "GB200": "gb200", "B300": "b300", "A100": "a100"}
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon")
 
@@ -25,8 +26,10 @@ class Fingerprint(Frozen):
     features: list[str] = []
 
 
-def detect() -> Fingerprint:
-    """The fingerprint of this machine."""
+def detect(wanted: str | None = None) -> Fingerprint:
+    """The fingerprint of this machine; `cpu` can be wanted of any machine, also of one with GPUs."""
+    if wanted == "cpu":
+        return _cpu()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -39,7 +42,7 @@ def detect() -> Fingerprint:
 
 def gpu_type_of(name: str) -> str:
     """`h200` for 'NVIDIA H200'; an unknown product keeps its own name, in lower case."""
-    words = name.upper().replace("NVIDIA", "").split()
+    words = [word for word in re.split(r"[\s-]+", name.upper()) if word != "NVIDIA"]
     known = next((_TYPES[word] for word in words if word in _TYPES), None)
     return known or "-".join(words).lower()
 

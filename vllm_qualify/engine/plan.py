@@ -114,6 +114,7 @@ def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint) -> Select
 def plan_cells(loaded: LoadedRecipe, choice: Choice, engine: EngineEnvironment, machine: Fingerprint) -> list[CellPlan]:
     """The plans of the chosen cells. Raises as `select` does, and HostError if the hub does not know the model."""
     selection = select(loaded, choice, machine)
+    _check_build(engine.identity(), machine)
     release = _release(loaded, selection.variant, engine)
     return [_plan(loaded, selection, release, engine, machine, profile) for profile in selection.profiles]
 
@@ -162,11 +163,14 @@ def _pick(among: dict[str, T], name: str, what: str, option: str) -> T:
     return among[name]
 
 
-def gates_for(recipe: Recipe, cell: Cell) -> list[Gate]:
-    """The gates a recipe has for a cell. Raises CallerError if it does not know the cell's GPU type, variant or profile."""
+def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
+    """The plan with the gates and the golden text that `recipe` has for its cell. Raises CallerError if it does not know it."""
+    cell = plan.cell
     serving = _pick(recipe.gpu_types, cell.gpu_type, "GPU type", "--recipe")
     variant = _pick(recipe.variants, cell.variant, "variant", "--recipe")
-    return _gates(recipe, variant, _pick(serving.profiles, cell.profile, "profile", "--recipe"))
+    profile = _pick(serving.profiles, cell.profile, "profile", "--recipe")
+    changes = {"gates": _gates(recipe, variant, profile), "smoke_golden": variant.smoke_golden}
+    return plan.model_copy(update=changes)
 
 
 def _gates(recipe: Recipe, variant: Variant, profile: Profile) -> list[Gate]:
@@ -182,6 +186,18 @@ def _smoke_gates(variant: Variant) -> list[Gate]:
 def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineEnvironment) -> Release:
     revision = content_digest(loaded.path(variant.model)) if variant.is_local else _hub_commit(variant)
     return Release(model=variant.model, revision=revision, engine=engine.identity())
+
+
+def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
+    """vLLM's CPU build runs on a GPU host too, and would measure its CPU."""
+    is_cpu_build = engine.version.endswith("+cpu")
+    if is_cpu_build != (machine.gpu_type == "cpu"):
+        build = "CPU" if is_cpu_build else "GPU"
+        raise HostError(
+            f"vLLM {engine.version} is a {build} build, and {machine.gpu_type} is to be qualified",
+            "set VLLM_QUALIFY_ENGINE to an environment with the right build of vLLM",
+            "check",
+        )
 
 
 def _questions(loaded: LoadedRecipe) -> tuple[Path, Path] | None:

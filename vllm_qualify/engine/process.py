@@ -132,6 +132,9 @@ def wait_for(process: RunningProcess, time_limit_s: float, check: Callable[[], N
     if exit_code != 0:
         check()
         raise HostError(f"{what} ended with exit code {exit_code}", "see the last lines of its log", what, tail(process.log))
+    if told[0] != told[1]:
+        # The bar's last state can come and go between two looks.
+        progress(told[1], told[1])
     return time.monotonic() - started
 
 

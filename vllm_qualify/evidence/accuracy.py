@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from vllm_qualify.engine.process import Progress, guarded, quiet_environment, wait_for
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
-from vllm_qualify.evidence.measurement import Measurement, invalid, share_interval, valid
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, share_interval, valid
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.model import Accuracy
 
@@ -93,13 +93,13 @@ def parse(folder: Path, settings: Accuracy) -> list[Measurement]:
         path = _only(folder, "results*.json")
         source = f"{folder.name}/{path.name}"
         results = json.loads(path.read_text())
-        samples = [json.loads(line) for line in _only(folder, f"samples_{settings.task}*.jsonl").read_text().splitlines()]
+        samples = _lines(_only(folder, f"samples_{settings.task}*.jsonl"))
         return [
             _measurement(metric, name, samples, results, settings, source)
             for metric, name in _scored(results["results"][settings.task])
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [invalid("exact_match", f"lm-eval left no usable result: {error!r}", source)]
+    except UNUSABLE as error:
+        return [invalid("exact_match", f"lm-eval left no usable result: {in_words(error)}", source)]
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -109,10 +109,19 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """JSON lines. Not by `splitlines`: lm-eval leaves U+2028, U+0085 and the like in a reply as they are."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
 def _scored(result: dict[str, Any]) -> list[tuple[str, str]]:
     """(metric, filter) of lm-eval's `exact_match,strict-match` keys, as far as the metric is declared."""
     pairs = [key.split(",", 1) for key in result if "," in key]
-    return [(metric, name) for metric, name in pairs if metric in METRICS]
+    scored = [(metric, name) for metric, name in pairs if metric in METRICS]
+    if not scored:
+        raise ValueError(f"no known metric among {list(result)}")
+    return scored
 
 
 def _measurement(
@@ -122,9 +131,12 @@ def _measurement(
     problem = _problem(rows, results, settings)
     if problem:
         return invalid(metric, problem, source, filter=name, sample_count=len(rows))
-    right = sum(float(row[metric]) for row in rows)
-    told = float(results["results"][settings.task][f"{metric},{name}"])
-    if abs(told - right / len(rows)) > 1e-6:
+    scores = [float(row[metric]) for row in rows]
+    if not set(scores) <= {0.0, 1.0}:
+        return invalid(metric, "a sample's score is neither 0 nor 1", source, filter=name, sample_count=len(rows))
+    right, told = sum(scores), float(results["results"][settings.task][f"{metric},{name}"])
+    # `not … <=`: NaN contradicts the samples too.
+    if not abs(told - right / len(rows)) <= 1e-6:
         return invalid(metric, f"lm-eval's score {told} is not its samples' {right / len(rows)}", source, filter=name)
     return valid(metric, told, source, filter=name, sample_count=len(rows), interval=share_interval(round(right), len(rows)))
 
@@ -139,4 +151,5 @@ def _problem(rows: list[dict[str, Any]], results: dict[str, Any], settings: Accu
 
 def _reply(row: dict[str, Any]) -> str:
     """What the model answered. A task by log-likelihood has numbers here, which are never empty."""
-    return str(row["resps"][0][0])
+    reply = row["resps"][0][0]
+    return "" if reply is None else str(reply)

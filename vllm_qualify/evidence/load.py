@@ -11,12 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_qualify.engine.process import Progress, guarded, quiet_environment, wait_for
 from vllm_qualify.engine.server import Server, ServerPlan
-from vllm_qualify.evidence.measurement import Measurement, geometric_mean, invalid, repeat_interval, valid
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, geometric_mean, in_words, invalid, repeat_interval, valid
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.model import Load
 
 STAGE = "load"
 PREFIX_HITS_ALLOWED = 0.01
+PREEMPTIONS = "vllm:num_preemptions_total"
+PREFIX_QUERIES, PREFIX_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 THROUGHPUT_KEYS = {
     "request_throughput_req_s": "request_throughput",
     "output_throughput_tok_s": "output_throughput",
@@ -89,8 +91,8 @@ def parse(folder: Path, settings: Load) -> list[Measurement]:
         if problems:
             return [invalid(name, "; ".join(problems), source) for name in names]
         return [_over_repeats(name, [_value(name, result) for result in results], settings, source) for name in names]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [invalid(name, f"bench left no usable result: {error!r}", source) for name in names]
+    except UNUSABLE as error:
+        return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in names]
 
 
 def _request_problems(result: dict[str, Any], settings: Load) -> list[str]:
@@ -99,25 +101,32 @@ def _request_problems(result: dict[str, Any], settings: Load) -> list[str]:
     problems = []
     if completed != asked or failed != 0:
         problems.append(f"{completed} of {asked} requests completed, {failed} failed")
-    short = sum(length != settings.output_len for length in result["output_lens"])
+    lengths = result["output_lens"]
+    if len(lengths) != asked:
+        problems.append(f"{len(lengths)} lengths of {asked} replies")
+    short = sum(length != settings.output_len for length in lengths)
     if short:
         problems.append(f"{short} replies do not have {settings.output_len} tokens")
-    if result["duration"] < settings.min_duration_s:
+    # `not … <=`: NaN is no duration.
+    if not settings.min_duration_s <= result["duration"] < math.inf:
         problems.append(f"it lasted {result['duration']:.1f} s, under min_duration_s {settings.min_duration_s:g}")
     return problems
 
 
 def _server_problems(folder: Path, number: int) -> list[str]:
     before, after = (_counters((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
-    gained = {name: after[name] - before.get(name, 0.0) for name in after}
-    if "vllm:num_preemptions_total" not in gained:
-        return ["the server's /metrics has no vllm:num_preemptions_total"]
+    # A server without a prefix cache need not count its hits; one that counts them does so from its start.
+    watched = {PREEMPTIONS} | ({PREFIX_QUERIES, PREFIX_HITS} & (before.keys() | after.keys()))
+    for when, counters in (("before", before), ("after", after)):
+        if missing := sorted(watched - counters.keys()):
+            return [f"the server's /metrics {when} it has no {', '.join(missing)}"]
+    gained = {name: after[name] - before[name] for name in watched}
     problems = []
-    if gained["vllm:num_preemptions_total"]:
-        problems.append(f"{gained['vllm:num_preemptions_total']:.0f} preemptions: the KV cache is too small for this load")
-    queries, hits = gained.get("vllm:prefix_cache_queries_total", 0.0), gained.get("vllm:prefix_cache_hits_total", 0.0)
-    if queries and hits / queries > PREFIX_HITS_ALLOWED:
-        problems.append(f"{hits / queries:.1%} prefix-cache hits on random prompts: switch prefix caching off")
+    if gained[PREEMPTIONS]:
+        problems.append(f"{gained[PREEMPTIONS]:.0f} preemptions: the KV cache is too small for this load")
+    queries, hits = gained.get(PREFIX_QUERIES, 0.0), gained.get(PREFIX_HITS, 0.0)
+    if not hits <= PREFIX_HITS_ALLOWED * queries:
+        problems.append(f"{hits:.0f} of {queries:.0f} prefix-cache queries hit on random prompts: switch prefix caching off")
     return problems
 
 

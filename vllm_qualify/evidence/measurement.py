@@ -17,6 +17,9 @@ from vllm_qualify.recipe.model import CountOrNone, Frozen, Number
 CONFIDENCE = 0.95
 """Of each one-sided bound; an interval of two such bounds covers the truth with 2 * CONFIDENCE - 1."""
 
+UNUSABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
+"""What reading evidence raises when a file is missing, cut or not as its tool writes it. It makes the measurement invalid."""
+
 
 class Interval(Frozen):
     """One-sided confidence bounds from below and from above, each at CONFIDENCE, in the metric's unit."""
@@ -134,6 +137,13 @@ def repeat_interval(repeats: Sequence[float]) -> Interval | None:
 def _around(value: float, lower: float, upper: float) -> Interval:
     """Rounding in the last digit must not push the value out of its interval."""
     return Interval(lower=min(lower, value), upper=max(upper, value))
+
+
+def in_words(error: BaseException) -> str:
+    """One of UNUSABLE in a few words: a missing file by its name, without the folders of this machine."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.strerror}: {Path(error.filename).name}"
+    return repr(error)
 
 
 def describe(path: Path, folder: Path) -> EvidenceFile:

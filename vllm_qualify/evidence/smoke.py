@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from vllm_qualify.engine.server import Server
-from vllm_qualify.evidence.measurement import Measurement, invalid, valid
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
 from vllm_qualify.recipe.metrics import SMOKE_METRICS
 from vllm_qualify.recipe.model import Smoke
 
@@ -50,8 +50,8 @@ def parse(folder: Path, settings: Smoke, model: str, golden: str | None) -> list
         models = _body(json.loads((folder / MODELS).read_text()))
         replies = [_body(answer) for answer in json.loads((folder / REPLIES).read_text())["answers"]]
         holds = _checks(models, replies, settings, model, golden)
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        return [invalid(name, f"no usable reply: {error!r}", source) for name in wanted]
+    except UNUSABLE as error:
+        return [invalid(name, f"no usable reply: {in_words(error)}", source) for name in wanted]
     return [valid(name, float(holds[name]), source, sample_count=len(replies)) for name in wanted]
 
 
@@ -68,7 +68,9 @@ def _checks(
     models: dict[str, Any], replies: list[dict[str, Any]], settings: Smoke, model: str, golden: str | None
 ) -> dict[str, bool]:
     texts = [reply["choices"][0]["text"] for reply in replies]
-    if len(texts) != ASKS or not all(isinstance(text, str) and text.strip() for text in texts):
+    if len(texts) != ASKS:
+        raise ValueError(f"{len(texts)} replies where {ASKS} were asked for")
+    if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError("a reply is empty")
     return {
         "smoke_model_identity": [m["id"] for m in models["data"]] == [model] and all(r["model"] == model for r in replies),

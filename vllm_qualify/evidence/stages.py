@@ -10,7 +10,7 @@ from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence import accuracy, load, smoke
-from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe, valid
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, describe, in_words, invalid, valid
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.secrets import redact_files
 
@@ -77,7 +77,15 @@ def parse(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
         return accuracy.parse(folder, plan.accuracy)
     if stage == "load":
         return load.parse(folder, plan.load)
-    return [valid("startup_s", float((folder / "startup_s").read_text()), "serve/startup_s", sample_count=1)]
+    return [_startup(folder)]
+
+
+def _startup(folder: Path) -> Measurement:
+    source = "serve/startup_s"
+    try:
+        return valid("startup_s", float((folder / "startup_s").read_text()), source, sample_count=1)
+    except UNUSABLE as error:
+        return invalid("startup_s", f"no usable start-up time: {in_words(error)}", source)
 
 
 def _run(

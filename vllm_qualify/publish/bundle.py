@@ -5,7 +5,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from vllm_qualify.errors import AlreadyExistsError, HostError
+from pydantic import ValidationError
+
+from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.model import Frozen
@@ -29,6 +31,14 @@ class Manifest(Frozen):
     cell: str
     outcome: str
     objects: list[StoredObject]
+
+
+def read_manifest(store: Store, key: str) -> Manifest:
+    """Raises StoreError if it is not there or is no manifest."""
+    try:
+        return Manifest.model_validate_json(store.get(key))
+    except ValidationError as error:
+        raise StoreError(f"not a manifest: {error.errors()[0]['msg']}", "do not trust this run", store.locate(key)) from error
 
 
 def evidence_key(file: EvidenceFile) -> str:

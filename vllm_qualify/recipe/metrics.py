@@ -35,8 +35,6 @@ _DECLARED = (
     Metric("smoke_determinism", "smoke", "bool", "higher", "the same prompt at temperature 0 gave the same text twice"),
     Metric("smoke_golden", "smoke", "bool", "higher", "the text equals the recipe's golden text"),
     Metric("exact_match", "accuracy", "fraction", "higher", "share of questions answered exactly"),
-    Metric("acc", "accuracy", "fraction", "higher", "share of questions answered right, by log-likelihood"),
-    Metric("acc_norm", "accuracy", "fraction", "higher", "as acc, with length-normalized log-likelihood"),
     Metric("request_throughput_req_s", "load", "req/s", "higher", "requests completed per second"),
     Metric("output_throughput_tok_s", "load", "tok/s", "higher", "output tokens per second"),
     Metric("total_throughput_tok_s", "load", "tok/s", "higher", "input and output tokens per second"),

@@ -13,7 +13,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, mo
 
 from vllm_qualify.recipe.metrics import METRICS
 
-SETTABLE_BY_US = ("model", "host", "port", "served-model-name", "config", "revision", "uds", "api-key")
+SETTABLE_BY_US = (
+    "model",
+    "host",
+    "port",
+    "served-model-name",
+    "config",
+    "revision",
+    "tokenizer-revision",
+    "uds",
+    "api-key",
+    "hf-token",
+)
 LEAST_PROMPTS_PER_CLIENT = 5
 
 
@@ -51,7 +62,8 @@ def _environment_name(name: str) -> str:
 
 def is_secret_name(name: str) -> bool:
     """Whether an environment variable of this name holds a secret, by the usual naming habits."""
-    return bool(re.search(r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY|PRIVATE_KEY)", name.upper()))
+    words = "TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_KEY|ACCESS_KEY|PRIVATE_KEY"
+    return bool(re.search(rf"(^|_)({words})(_|$)", name.upper()))
 
 
 def _plain_name(name: str) -> str:
@@ -176,12 +188,24 @@ class Gate(Frozen):
         return f"{self.metric} ({self.filter})" if self.filter else self.metric
 
 
+def _for_a_recipe(gate: Gate) -> Gate:
+    stage = METRICS[gate.metric].stage
+    if stage == "smoke":
+        raise ValueError("smoke always gates by itself; leave it out")
+    if stage == "serve":
+        raise ValueError(f"{gate.metric} is measured once a run, which shows no noise to judge it by")
+    return gate
+
+
+Gates = list[Annotated[Gate, AfterValidator(_for_a_recipe)]]
+
+
 class Profile(Frozen):
     """A serving goal: its tunables over the GPU type's arguments, its workload and its gates."""
 
     server: ServerArguments = {}
     load: Load
-    gates: list[Gate] = []
+    gates: Gates = []
 
 
 class Serving(Frozen):
@@ -204,7 +228,7 @@ class Recipe(Frozen):
     gpu_types: dict[Name, Serving] = Field(min_length=1)
     smoke: Smoke
     accuracy: Accuracy
-    gates: list[Gate] = Field(min_length=1)
+    gates: Gates = Field(min_length=1)
 
     @model_validator(mode="after")
     def _default_variants_exist(self) -> Self:

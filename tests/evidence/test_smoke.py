@@ -1,0 +1,241 @@
+"""Smoke: what the captured replies say, and that a bad reply is invalid or fails its check."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_qualify.evidence.smoke import parse, request_of
+from vllm_qualify.recipe.model import Smoke
+
+CAPTURED = Path(__file__).parent / "captured" / "smoke"
+PROMPT = (
+    "Question: Ada has 3 boxes with 4 pens in each box. Ada gives 2 pens to Ben. How many pens does Ada have left?\nAnswer:"
+)
+SETTINGS = Smoke(prompt=PROMPT, max_tokens=20)
+GOLDEN = " Ada has 3*4=<<3*4=12>>12 pens at first.\nThen"
+CHECKS = ["smoke_model_identity", "smoke_finish_reason", "smoke_usage", "smoke_determinism", "smoke_golden"]
+FILES = ["models.json", "replies.json"]
+
+Document = dict[str, Any]
+Change = Callable[[Document], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(CAPTURED, tmp_path / "smoke")
+
+
+def change(path: Path, how: Change) -> None:
+    document = json.loads(path.read_text())
+    how(document)
+    path.write_text(json.dumps(document))
+
+
+def change_models(folder: Path, how: Change) -> None:
+    change(folder / "models.json", lambda answer: change_body(answer, how))
+
+
+def change_replies(folder: Path, how: Change, *which: int) -> None:
+    """Change the bodies of the replies `which`, by default of the second."""
+    path = folder / "replies.json"
+    kept = json.loads(path.read_text())
+    for number in which or (1,):
+        change_body(kept["answers"][number], how)
+    path.write_text(json.dumps(kept))
+
+
+def change_body(answer: Document, how: Change) -> None:
+    body = json.loads(answer["body"])
+    how(body)
+    answer["body"] = json.dumps(body)
+
+
+def failing(folder: Path, golden: str | None = GOLDEN) -> list[str]:
+    """The checks that do not hold; every one of them has to have a value."""
+    found = parse(folder, SETTINGS, "reference", golden)
+    assert all(measurement.invalid_because is None for measurement in found)
+    assert all(measurement.value in (0.0, 1.0) for measurement in found)
+    return [measurement.metric for measurement in found if measurement.value == 0.0]
+
+
+def assert_invalid(folder: Path, told: str) -> None:
+    found = parse(folder, SETTINGS, "reference", GOLDEN)
+    assert [measurement.metric for measurement in found] == CHECKS
+    for measurement in found:
+        assert measurement.value is None
+        assert told in (measurement.invalid_because or "")
+
+
+def test_the_captured_replies_hold_every_check() -> None:
+    found = parse(CAPTURED, SETTINGS, "reference", GOLDEN)
+    assert [(each.metric, each.value, each.unit, each.sample_count) for each in found] == [
+        (metric, 1.0, "bool", 2) for metric in CHECKS
+    ]
+    assert {measurement.source for measurement in found} == {"smoke/replies.json"}
+    assert (CAPTURED.parent / found[0].source).is_file()
+
+
+def test_the_captured_request_is_the_one_that_is_asked() -> None:
+    assert json.loads((CAPTURED / "replies.json").read_text())["request"] == request_of(SETTINGS, "reference")
+    assert request_of(SETTINGS, "reference")["temperature"] == 0
+
+
+def test_without_a_golden_text_there_is_no_golden_check() -> None:
+    found = parse(CAPTURED, SETTINGS, "reference", None)
+    assert [measurement.metric for measurement in found] == CHECKS[:-1]
+
+
+@pytest.mark.parametrize("golden", [GOLDEN.strip(), GOLDEN + " ", "", GOLDEN.lower()])
+def test_a_reply_that_is_not_the_golden_text_fails_that_check(golden: str) -> None:
+    assert failing(CAPTURED, golden) == ["smoke_golden"]
+
+
+def test_a_server_of_another_name_fails_the_identity() -> None:
+    found = parse(CAPTURED, SETTINGS, "llama", GOLDEN)
+    assert {each.metric: each.value for each in found}["smoke_model_identity"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda body: body["data"][0].update(id="other"),
+        lambda body: body["data"].append({"id": "other"}),
+        lambda body: body["data"].clear(),
+    ],
+    ids=["another", "one more", "none"],
+)
+def test_another_list_of_models_fails_the_identity(folder: Path, how: Change) -> None:
+    change_models(folder, how)
+    assert failing(folder) == ["smoke_model_identity"]
+
+
+def usage(prompt: Any, completion: Any, total: Any) -> Change:
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+    return lambda body: body.update(usage=counts)
+
+
+def choice(**fields: Any) -> Change:
+    return lambda body: body["choices"][0].update(fields)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        (lambda body: body.update(model="other"), ["smoke_model_identity"]),
+        (choice(finish_reason="abort"), ["smoke_finish_reason"]),
+        (choice(finish_reason=None), ["smoke_finish_reason"]),
+        (usage(34, 19, 53), ["smoke_finish_reason"]),
+        (usage(34, 21, 55), ["smoke_finish_reason", "smoke_usage"]),
+        (usage(34, 0, 34), ["smoke_finish_reason", "smoke_usage"]),
+        (usage(34, 20, 55), ["smoke_usage"]),
+        (usage(0, 20, 20), ["smoke_usage"]),
+        (choice(text="another text"), ["smoke_determinism", "smoke_golden"]),
+        (choice(text=GOLDEN + " "), ["smoke_determinism", "smoke_golden"]),
+    ],
+    ids=[
+        *("another model", "aborted", "no reason", "short at length", "over max_tokens", "no tokens", "wrong total"),
+        *("no prompt tokens", "another text", "one more space"),
+    ],
+)
+def test_a_wrong_reply_fails_its_check_and_no_other(folder: Path, how: Change, expected: list[str], which: int) -> None:
+    change_replies(folder, how, which)
+    assert failing(folder) == expected
+
+
+def test_two_equal_replies_with_another_text_are_deterministic(folder: Path) -> None:
+    change_replies(folder, choice(text=" Ada has 5 pens."), 0, 1)
+    assert failing(folder) == ["smoke_golden"]
+
+
+def test_a_reply_may_stop_before_its_length_but_not_beyond_it(folder: Path) -> None:
+    def stopped(tokens: int) -> Change:
+        return lambda body: (choice(finish_reason="stop")(body), usage(34, tokens, 34 + tokens)(body))
+
+    change_replies(folder, stopped(7), 0, 1)
+    assert failing(folder) == []
+    change_replies(folder, stopped(21), 0, 1)
+    assert failing(folder) == ["smoke_finish_reason", "smoke_usage"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_invalid(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert_invalid(folder, f"No such file or directory: {name}")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.99])
+def test_a_cut_file_is_invalid(folder: Path, name: str, share: float) -> None:
+    text = (folder / name).read_text()
+    (folder / name).write_text(text[: int(len(text) * share)])
+    assert_invalid(folder, "JSONDecodeError")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{}", "7"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_form_is_invalid(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    assert_invalid(folder, "no usable reply")
+
+
+ERROR = '{"error": {"message": "EngineCore encountered an issue", "code": 500}}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"status": 500, "body": ERROR}, 'HTTP 500: {"error": {"message": "EngineCore encountered an issue"'),
+        ({"status": 404, "body": ""}, "HTTP 404"),
+        ({"status": None, "error": "ReadTimeout: timed out"}, "ReadTimeout: timed out"),
+        ({"status": 200, "body": ""}, "JSONDecodeError"),
+        ({"status": 200, "body": '{"model": "reference", "choi'}, "JSONDecodeError"),
+        ({"status": 200, "body": "[]"}, "not a JSON object"),
+        ({"status": 200, "body": ERROR}, "KeyError"),
+        ({"status": 200, "body": "[" * 100_000}, "RecursionError"),
+        ({"status": 200}, "KeyError('body')"),
+    ],
+    ids=["500", "404", "no answer", "empty", "cut", "a list", "an error as 200", "nested without end", "no body"],
+)
+@pytest.mark.parametrize("where", ["models", "first", "second"])
+def test_an_answer_that_is_no_reply_is_invalid(folder: Path, where: str, answer: Document, told: str) -> None:
+    if where == "models":
+        (folder / "models.json").write_text(json.dumps(answer))
+    else:
+        change(folder / "replies.json", lambda kept: kept["answers"].__setitem__(int(where == "second"), answer))
+    assert_invalid(folder, told)
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("text", ["", " \n\t", None])
+def test_an_empty_text_is_invalid(folder: Path, text: str | None, which: tuple[int, ...]) -> None:
+    change_replies(folder, choice(text=text), *which)
+    assert_invalid(folder, "a reply is empty")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_another_number_of_replies_is_invalid(folder: Path, count: int) -> None:
+    change(folder / "replies.json", lambda kept: kept.update(answers=(kept["answers"] * 2)[:count]))
+    assert_invalid(folder, f"{count} replies where 2 were asked for")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (lambda body: body.update(choices=[]), "IndexError"),
+        (lambda body: body["choices"][0].pop("text"), "KeyError('text')"),
+        (lambda body: body["choices"][0].pop("finish_reason"), "KeyError('finish_reason')"),
+        (lambda body: body.pop("model"), "KeyError('model')"),
+        (lambda body: body.pop("usage"), "KeyError('usage')"),
+        (lambda body: body.update(usage=None), "TypeError"),
+        (usage(None, 20, 54), "TypeError"),
+        (usage(34, "20", 54), "TypeError"),
+    ],
+)
+def test_a_reply_without_what_is_checked_is_invalid(folder: Path, how: Change, told: str) -> None:
+    change_replies(folder, how)
+    assert_invalid(folder, told)

@@ -1,0 +1,77 @@
+"""Whole qualifications on the real engine, run once and looked at by many tests."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.s3 import BUCKET, Settings
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.report.model import Report, load_report
+
+COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
+
+
+@dataclass(frozen=True)
+class Qualified:
+    """A finished command with the folder of its run, the first below `home`; later ones judge it again."""
+
+    done: subprocess.CompletedProcess[str]
+    home: Path
+    store: str
+
+    @property
+    def folder(self) -> Path:
+        return min((self.home / "runs").iterdir())
+
+    @property
+    def report(self) -> Report:
+        return load_report(self.folder)
+
+
+def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # Everything is as a user has it: no Prefect server is running, and none is named.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=inherited | {"VLLM_QUALIFY_HOME": str(home)} | environment,
+        check=False,
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines of the processes that name `folder`: servers and tools of its runs."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder / "runs") in line and int(path.parent.name) != os.getpid():
+            lines.append(line)
+    return lines
+
+
+@pytest.fixture(scope="session")
+def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualified:  # noqa: ARG001  (its need)
+    """`vllm-qualify demo`, its store a directory."""
+    home = tmp_path_factory.mktemp("approved")
+    return Qualified(run(home, COMMAND, "demo"), home, f"file://{home}/store")
+
+
+@pytest.fixture(scope="session")
+def refused(
+    engine: EngineEnvironment,  # noqa: ARG001  (its need)
+    radosgw_settings: Settings,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Qualified:
+    """`vllm-qualify demo --weights regressed`, its store a real S3 service."""
+    home, store = tmp_path_factory.mktemp("refused"), f"s3://{BUCKET}/demo"
+    done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **radosgw_settings)
+    return Qualified(done, home, store)

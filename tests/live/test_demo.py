@@ -1,0 +1,143 @@
+"""The demo for real: vLLM, lm-eval, bench, Great Expectations, Prefect, a directory and radosgw."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes import vllm as fake
+from tests.live.conftest import COMMAND, Qualified, processes_of, run
+from tests.recipes import reference, write
+from tests.s3 import Settings
+from vllm_qualify.publish.bundle import Manifest, evidence_key
+from vllm_qualify.publish.store import Store, open_store
+
+pytestmark = pytest.mark.engine
+
+
+def manifest_of(qualified: Qualified, store: Store) -> Manifest:
+    return Manifest.model_validate_json(store.get(f"{qualified.report.prefix}/manifest.json"))
+
+
+def assert_published_whole(qualified: Qualified, store: Store) -> None:
+    manifest = manifest_of(qualified, store)
+    for stored in manifest.objects:
+        body = store.get(stored.key)
+        assert (len(body), hashlib.sha256(body).hexdigest()) == (stored.size, stored.sha256)
+    keys = {stored.key for stored in manifest.objects}
+    report = qualified.report
+    for file in report.files:
+        original = (qualified.folder / "evidence" / file.path).read_bytes()
+        assert evidence_key(file) in keys
+        assert store.get(evidence_key(file)) == original
+    paths = [file.path for file in report.files]
+    assert sum(path.startswith("accuracy/results_") for path in paths) == 1
+    assert sum(path.startswith("accuracy/samples_gsm8k_") for path in paths) == 1
+    assert {f"load/bench-{repeat}.json" for repeat in (1, 2, 3)} <= set(paths)
+
+
+def test_the_reference_model_is_approved(approved: Qualified) -> None:
+    assert approved.done.returncode == 0, approved.done.stdout + approved.done.stderr
+    assert "APPROVED  reference/bf16/cpu/balanced" in approved.done.stdout
+    assert {gate.verdict for gate in approved.report.judgement.gates} == {"pass"}
+    accuracy = next(gate for gate in approved.report.judgement.gates if gate.gate.metric == "exact_match")
+    assert accuracy.value is not None
+    assert accuracy.value >= 0.95
+    assert accuracy.sample_count == 500
+
+
+def test_long_steps_show_their_progress(approved: Qualified) -> None:
+    for told in ("server starting: ", "serving at ", "accuracy: 500 of 500 questions", "load: 384 of 384 requests"):
+        assert told in approved.done.stderr
+
+
+def test_the_approved_run_is_published_whole_with_the_tools_own_files(approved: Qualified) -> None:
+    assert_published_whole(approved, open_store(approved.store))
+
+
+def test_no_process_is_left(approved: Qualified, refused: Qualified) -> None:
+    assert processes_of(approved.home) == processes_of(refused.home) == []
+
+
+def test_the_verdicts_and_the_page_are_artifacts_in_prefect(approved: Qualified) -> None:
+    listed = run(
+        approved.home, str(Path(COMMAND).parent / "prefect"), "artifact", "ls", PREFECT_HOME=f"{approved.home}/prefect"
+    ).stdout
+    assert "verdicts" in listed
+    assert "report" in listed
+
+
+def test_the_report_is_shown_again(approved: Qualified) -> None:
+    shown = run(approved.home, COMMAND, "report", "show")
+    assert shown.returncode == 0
+    assert "APPROVED" in shown.stdout
+    as_json = run(approved.home, COMMAND, "report", "show", approved.folder.name, "--json")
+    assert json.loads(as_json.stdout)["run_id"] == approved.folder.name
+
+
+def test_stored_evidence_is_judged_again_without_a_server(approved: Qualified, tmp_path: Path) -> None:
+    same = run(approved.home, COMMAND, "rejudge", approved.folder.name, "--store", f"file://{tmp_path}/store")
+    assert same.returncode == 0, same.stderr
+    document = reference()
+    document["gates"][0]["minimum"] = 0.9999
+    stricter = str(write(document, tmp_path / "stricter.yaml"))
+    fresh_home = tmp_path / "elsewhere"
+    strict = run(fresh_home, COMMAND, "rejudge", approved.folder.name, "--store", approved.store, "--recipe", stricter)
+    assert strict.returncode == 1, strict.stderr
+    assert "exact_match (strict-match): fail" in strict.stdout.replace("inconclusive", "fail")
+
+
+@pytest.mark.s3
+def test_the_regressed_model_is_not_approved_and_the_accuracy_gate_is_named(refused: Qualified) -> None:
+    assert refused.done.returncode == 1, refused.done.stdout + refused.done.stderr
+    assert "NOT APPROVED  reference/regressed/cpu/balanced" in refused.done.stdout
+    assert "exact_match (strict-match): fail" in refused.done.stdout
+    gates = {gate.gate.label: gate for gate in refused.report.judgement.gates}
+    assert gates["smoke_golden"].verdict == "pass"
+    value = gates["exact_match (strict-match)"].value
+    assert value is not None
+    assert value <= 0.85
+
+
+@pytest.mark.s3
+def test_the_refused_run_is_published_whole_to_a_real_s3_service(
+    refused: Qualified, radosgw_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in radosgw_settings.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(refused.store)
+    assert_published_whole(refused, store)
+    assert manifest_of(refused, store).outcome == "not approved"
+
+
+@pytest.mark.s3
+def test_no_key_of_the_store_is_in_any_file_of_a_run(refused: Qualified, radosgw_settings: Settings) -> None:
+    written = b"".join(path.read_bytes() for path in refused.home.rglob("*") if path.is_file())
+    assert radosgw_settings["AWS_SECRET_ACCESS_KEY"].encode() not in written
+    assert radosgw_settings["AWS_SECRET_ACCESS_KEY"] not in refused.done.stdout + refused.done.stderr
+
+
+def test_the_stand_in_answers_as_the_real_server_does(approved: Qualified) -> None:
+    """The contract that tests/fakes/vllm.py is held to: whatever it says, the real one says in the same place."""
+    replies = json.loads((approved.folder / "evidence/smoke/replies.json").read_text())
+    real = json.loads(replies["answers"][0]["body"])
+    said = fake.completion("reference", " It is 7.", replies["request"]["max_tokens"])
+    assert shape(said).items() <= shape(real).items()
+    models = json.loads(json.loads((approved.folder / "evidence/smoke/models.json").read_text())["body"])
+    assert shape(fake.models("reference")).items() <= shape(models).items()
+    metrics = (approved.folder / "evidence/load/metrics-1-before.txt").read_text()
+    names = {sample.name for family in text_string_to_metric_families(metrics) for sample in family.samples}
+    fakes = {sample.name for family in text_string_to_metric_families(fake.METRICS) for sample in family.samples}
+    # prefix caching is off in the reference recipe, and with it its counters
+    assert {name for name in fakes if "prefix_cache" not in name} <= names
+
+
+def shape(found: object, place: str = "") -> dict[str, type]:
+    """The type of every value by its place; None fits nothing else."""
+    if isinstance(found, dict):
+        return {key: kind for name, inner in found.items() for key, kind in shape(inner, f"{place}.{name}").items()}
+    if isinstance(found, list):
+        return {key: kind for inner in found for key, kind in shape(inner, f"{place}[]").items()}
+    return {place: type(found)}

@@ -1,0 +1,126 @@
+"""What goes wrong on the real engine ends in its own exit code, never in an approval, and leaves nothing behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.live import driver
+from tests.live.conftest import COMMAND, processes_of, run
+from tests.recipes import Document, small, write
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.recipe.loading import catalog_folder
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine")]
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Document:
+    return small(tmp_path)
+
+
+def recipe(document: Document, folder: Path) -> str:
+    return str(write(document, folder / "mine.yaml"))
+
+
+def approvals(home: Path) -> list[str]:
+    manifests = (home / "store").glob("reports/**/manifest.json")
+    return [path.name for path in manifests if json.loads(path.read_text())["outcome"] == "approved"]
+
+
+@pytest.mark.parametrize("moment", ["before:smoke", "before:accuracy", "before:load", "after:load"])
+def test_a_server_killed_between_two_stages_is_never_approved(
+    moment: str, tmp_path: Path, home: Path, document: Document
+) -> None:
+    done = run(home, sys.executable, driver.__file__, moment, "run", recipe(document, tmp_path))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "error (the release's owner must act): serve: the server ended by signal 9" in done.stderr
+    assert approvals(home) == []
+    assert processes_of(home) == []
+    # the evidence gathered before is kept
+    finished = {"before:accuracy": {"smoke"}, "before:load": {"smoke", "accuracy"}, "after:load": {"smoke", "accuracy", "load"}}
+    assert {path.stem for path in home.glob("runs/*/stages/*.json")} == finished.get(moment, set())
+
+
+@pytest.mark.parametrize(
+    ("number", "moment", "code"),
+    [
+        (signal.SIGINT, "serve/server.state", 130),
+        (signal.SIGTERM, "accuracy/lm-eval.state", 143),
+        (signal.SIGKILL, "serve/server.state", -9),
+    ],
+)
+def test_a_command_that_is_stopped_leaves_no_process(
+    number: signal.Signals, moment: str, code: int, tmp_path: Path, home: Path, document: Document
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    command = [COMMAND, "run", recipe(document, tmp_path)]
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+        await_file(home, f"runs/*/evidence/{moment}", process)
+        assert processes_of(home)
+        process.send_signal(number)
+        process.wait(timeout=60)
+        with suppress(ProcessLookupError):
+            # Prefect's own temporary server, which a kill -9 leaves; the guards are in sessions of their own.
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == code
+    deadline = time.monotonic() + 30
+    while processes_of(home) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert processes_of(home) == []
+    assert approvals(home) == []
+
+
+def await_file(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 240
+    while not list(folder.glob(pattern)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_corrupt_weights_end_the_serve_stage(tmp_path: Path, home: Path, document: Document) -> None:
+    model = copy_of_the_model(tmp_path, document)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path)), home)
+
+
+def test_a_server_that_is_healthy_and_cannot_complete_is_not_served(tmp_path: Path, home: Path, document: Document) -> None:
+    """With heads of 16 the CPU engine starts, answers /health, and dies on its first completion."""
+    model = copy_of_the_model(tmp_path, document)
+    config = json.loads((model / "config.json").read_text())
+    heads = {"head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 8}
+    (model / "config.json").write_text(json.dumps(config | heads))
+    document["variants"]["bf16"]["smoke_golden"] = None
+    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path)), home)
+
+
+def copy_of_the_model(folder: Path, document: Document) -> Path:
+    model = folder / "model"
+    shutil.copytree(catalog_folder() / "reference" / "model", model)
+    document["variants"]["bf16"]["model"] = str(model)
+    document["gpu_types"]["cpu"]["startup_timeout_s"] = 120
+    return model
+
+
+def assert_not_served(done: subprocess.CompletedProcess[str], home: Path) -> None:
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "error (the release's owner must act): serve: " in done.stderr
+    assert "  | " in done.stderr, "the last lines of the server's log are shown"
+    assert approvals(home) == []
+    assert processes_of(home) == []
+
+
+def test_the_engine_that_ran_is_the_one_the_report_names(engine: EngineEnvironment) -> None:
+    identity = engine.identity()
+    assert identity.version == "0.32.0+cpu"
+    assert identity.digest.startswith("sha256:")
+    assert identity.packages["torch"] == "2.13.0+cpu"

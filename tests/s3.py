@@ -1,0 +1,50 @@
+"""A real S3 service for tests: Debian's radosgw, started by the project's own script."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import boto3
+import pytest
+
+BUCKET = "evidence"
+SCRIPT = Path(__file__).parents[1] / "infra" / "radosgw.sh"
+
+Settings = Mapping[str, str]
+
+
+@pytest.fixture(scope="session")
+def radosgw_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("radosgw")
+    started = subprocess.run([SCRIPT, "start", directory], capture_output=True, text=True, check=False)
+    try:
+        if started.returncode:
+            give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+            give_up(f"radosgw did not start: {started.stderr[-600:]}")
+        yield directory
+    finally:
+        subprocess.run([SCRIPT, "stop", directory], capture_output=True, check=True)
+
+
+@pytest.fixture(scope="session")
+def radosgw_settings(radosgw_directory: Path) -> Settings:
+    settings = settings_in(radosgw_directory / "env")
+    make_bucket(settings)
+    return settings
+
+
+def settings_in(file: Path) -> Settings:
+    words = (shlex.split(line) for line in file.read_text().splitlines())
+    return dict(assignment.split("=", 1) for _, assignment in words)
+
+
+def make_bucket(settings: Settings) -> None:
+    boto3.client(
+        "s3",
+        endpoint_url=settings["AWS_ENDPOINT_URL"],
+        aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
+        region_name=settings["AWS_DEFAULT_REGION"],
+    ).create_bucket(Bucket=BUCKET)
