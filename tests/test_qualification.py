@@ -387,9 +387,6 @@ def test_a_report_that_is_none_is_told(elsewhere: Store, run: Run, report: Repor
         fetch_run(elsewhere.url, run.id)
 
 
-# --- known defects, each to be mended in vllm_qualify/qualification.py
-
-
 def test_a_changed_report_is_not_trusted(elsewhere: Store, run: Run, report: Report) -> None:
     path = Path(elsewhere.locate(f"{report.prefix}/report.json"))
     changed = path.read_bytes().replace(b'"minimum": 0.5', b'"minimum": 0.1')
@@ -400,10 +397,16 @@ def test_a_changed_report_is_not_trusted(elsewhere: Store, run: Run, report: Rep
 
 
 def test_a_report_of_another_run_is_not_put_in_its_place(elsewhere: Store, run: Run, report: Report, tmp_path: Path) -> None:
+    """Also where whoever changed it made the manifest fit."""
     outside = report.plan.model_copy(update={"run_id": "../../outside"})
-    changed = report.model_copy(update={"plan": outside})
-    overwrite(Path(elsewhere.locate(f"{report.prefix}/report.json")), changed.model_dump_json().encode())
-    with pytest.raises(StoreError):
+    body = report.model_copy(update={"plan": outside}).model_dump_json().encode()
+    overwrite(Path(elsewhere.locate(f"{report.prefix}/report.json")), body)
+    manifest = manifest_of(report, elsewhere)
+    for stored in manifest["objects"]:
+        if stored["key"].endswith("/report.json"):
+            stored |= {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body)}
+    overwrite(Path(elsewhere.locate(f"{report.prefix}/manifest.json")), json.dumps(manifest).encode())
+    with pytest.raises(StoreError, match="not what its manifest says"):
         fetch_run(elsewhere.url, run.id)
     assert not (tmp_path / "outside").exists()
 

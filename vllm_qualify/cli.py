@@ -174,6 +174,8 @@ def _flow_module() -> Any:
 
 def _is_for_people(record: logging.LogRecord) -> bool:
     """Prefect logs every state, and each exception twice with its stack; here an error is told once, at the end."""
+    if record.name.startswith("great_expectations") and record.levelno < logging.WARNING:
+        return False
     is_orchestrators = record.name.startswith("prefect.")
     return not (is_orchestrators and (record.exc_info or record.getMessage().startswith(STATE_CHANGES)))
 

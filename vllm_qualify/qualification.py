@@ -175,7 +175,7 @@ def fetch_run(store_url: str, run_id: str) -> Run:
     """
     store = open_store(store_url)
     report = _trusted_report(store, run_id)
-    run = start_run(report.plan)
+    run = Run(folder=home() / "runs" / run_id)
     for file in report.files:
         path = run.evidence / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,6 +187,8 @@ def fetch_run(store_url: str, run_id: str) -> Run:
     for stage in report.stages:
         run.save_stage(stage)
     run.save_report(report)
+    # Last, since a run is found by it: one that was refused half-way is none.
+    start_run(report.plan)
     return run
 
 

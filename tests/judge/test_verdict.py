@@ -76,6 +76,11 @@ def test_the_reason_of_an_invalid_measurement_is_told() -> None:
     assert judgement.gates[0].because == "3 of 20 requests completed"
 
 
+def test_a_stage_that_failed_before_its_filters_were_known_tells_its_reason_at_each_gate() -> None:
+    (gate,) = judge([ACCURACY], [invalid("exact_match", "lm-eval left no result", "x")], "cell").gates
+    assert (gate.verdict, gate.because) == ("invalid", "lm-eval left no result")
+
+
 def test_the_smallest_visible_change_is_the_way_from_the_value_to_the_judged_bound() -> None:
     found = judge([ACCURACY, TTFT], [accuracy(480, 500), repeated("ttft_p99_ms", [50, 52, 51])], "cell").gates
     for gate in found:
@@ -96,7 +101,7 @@ def test_a_worsening_of_20_percent_is_seen_in_every_metric(metric: Metric) -> No
     gate = Gate.model_validate({**about, "minimum" if higher else "maximum": bound})
 
     def measured(value: float) -> Measurement:
-        interval = {"lower": value * 0.99, "upper": value * 1.01}
+        interval = {"lower": value * 0.99, "upper": min(value * 1.01, 1.0)}
         return valid(metric.name, value, "x", filter=name_filter, sample_count=500, interval=interval)
 
     assert verdict_of(gate, measured(good)) == "pass"

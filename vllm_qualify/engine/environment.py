@@ -21,9 +21,11 @@ def version(name):
     try: return m.version(name)
     except m.PackageNotFoundError: return None
 def record(name):
-    try: text = m.distribution(name).read_text("RECORD")
+    try: text = m.distribution(name).read_text("RECORD") or ""
     except m.PackageNotFoundError: return None
-    return hashlib.sha256(text.encode()).hexdigest() if text else None
+    # What an installer adds differs from one environment to the next: scripts, its own notes, compiled files.
+    ours = [line for line in text.splitlines() if not any(part in line for part in ("../", ".dist-info/", "__pycache__"))]
+    return hashlib.sha256("\\n".join(sorted(ours)).encode()).hexdigest() if ours else None
 packages = {n: version(n) for n in ("vllm", "torch", "transformers", "flashinfer-python", "triton")}
 print(json.dumps({
     "python": platform.python_version(),
@@ -34,7 +36,7 @@ print(json.dumps({
 
 
 class EngineIdentity(Frozen):
-    """Which engine measured: `digest` covers every installed file of vLLM (SHA-256 of its wheel's RECORD)."""
+    """Which engine measured: `digest` covers every installed file of vLLM (SHA-256 over its wheel's RECORD)."""
 
     kind: str = "vllm"
     launcher: str = "process"

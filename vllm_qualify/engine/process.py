@@ -18,6 +18,7 @@ from vllm_qualify.secrets import redact, redact_file
 
 POLL_S = 0.1
 LOG_TAIL_LINES = 25
+WHOLE_TAIL = 1000
 PROGRESS = re.compile(r"(\d+)/(\d+) \[")
 
 Progress = Callable[[int, int], None]
@@ -132,14 +133,13 @@ def wait_for(process: RunningProcess, time_limit_s: float, check: Callable[[], N
     if exit_code != 0:
         check()
         raise HostError(f"{what} ended with exit code {exit_code}", "see the last lines of its log", what, tail(process.log))
-    if told[0] != told[1]:
-        # The bar's last state can come and go between two looks.
-        progress(told[1], told[1])
+    # The bar's last state can come and go between two looks; in the log it stands above what the tool wrote last.
+    _tell(process.log, told, progress, lines=WHOLE_TAIL)
     return time.monotonic() - started
 
 
-def _tell(log: Path, told: tuple[int, int], progress: Progress) -> tuple[int, int]:
-    found = PROGRESS.findall(" ".join(tail(log, 3)))
+def _tell(log: Path, told: tuple[int, int], progress: Progress, lines: int = 3) -> tuple[int, int]:
+    found = PROGRESS.findall(" ".join(tail(log, lines)))
     now = (int(found[-1][0]), int(found[-1][1])) if found else told
     if now != told:
         progress(*now)

@@ -4,7 +4,6 @@ Great Expectations takes seconds to import, so only `judge` does. A condition th
 expectations; that is why every gate also expects its row to be there and its numbers not to be null.
 """
 
-import logging
 import math
 import os
 from collections.abc import Sequence
@@ -57,7 +56,6 @@ def judge(gates: Sequence[Gate], measurements: Sequence[Measurement], name: str)
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     suite = context.suites.add(gx.ExpectationSuite(name=name))
@@ -87,7 +85,9 @@ def _checked(measurement: Measurement) -> Measurement:
 
 
 def _of(gate: Gate, measurements: Sequence[Measurement]) -> list[Measurement]:
-    return [found for found in measurements if label_of(found.metric, found.filter) == gate.label]
+    """The gate's measurement. One that failed before its filter was known stands for those of all filters."""
+    own = [found for found in measurements if label_of(found.metric, found.filter) == gate.label]
+    return own or [found for found in measurements if found.metric == gate.metric and found.filter is None]
 
 
 def _add_expectations(suite: "ExpectationSuite", gates: Sequence[Gate]) -> None:
