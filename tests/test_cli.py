@@ -186,3 +186,29 @@ def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Pa
     assert missing.returncode == 3
     assert "MISSING  engine" in missing.stdout
     assert "make setup" in missing.stdout
+
+
+@pytest.mark.parametrize(("size", "stage"), [("4k", "serve"), ("16k", "smoke")])
+def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
+    tmp_path: Path, fake_engine: dict[str, str], size: str, stage: str
+) -> None:
+    """A real one: a tiny file system in a mount namespace of its own."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = f"mount -t tmpfs -o size={size} tmpfs {small} && exec {COMMAND} run reference --store file://{tmp_path}/store"
+    namespace = ["unshare", "--mount", "sh", "-c"]
+    if subprocess.run([*namespace, f"mount -t tmpfs tmpfs {small}"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system of its own")
+    done = subprocess.run(
+        [*namespace, mounted],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | fake_engine | {"VLLM_QUALIFY_HOME": str(small)},
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert f"error (the operator must act): {stage}: " in done.stderr
+    assert "No space left on device" in done.stderr
+    assert f"evidence so far: {small}/runs/" in done.stderr
+    assert not list((tmp_path / "store").glob("reports/**/manifest.json"))

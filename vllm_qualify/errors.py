@@ -3,7 +3,8 @@
 A failed gate is a verdict, never one of these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class QualifyError(Exception):
@@ -38,6 +39,17 @@ class CallerError(QualifyError):
 
 class HostError(QualifyError):
     """This machine lacks something, or something in it broke."""
+
+
+@contextmanager
+def writing(place: str) -> Iterator[None]:
+    """Within the block, a disk that is full or a folder that cannot be written is a HostError at `place`."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = "free space on its disk and check its permissions, or set VLLM_QUALIFY_HOME"
+        raise HostError(f"{where}{error.strerror or error}", remedy, place) from error
 
 
 class ReleaseError(QualifyError):

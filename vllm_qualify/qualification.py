@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_qualify.engine.plan import CellPlan, new_run_id
-from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError
+from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError, writing
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.expectations import judge
@@ -29,12 +29,8 @@ def home() -> Path:
 def make_home() -> Path:
     """`home`, made if it is not there. Raises HostError if it cannot be."""
     folder = home()
-    try:
+    with writing("check"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostError(
-            f"cannot make {folder}: {error.strerror}", "set VLLM_QUALIFY_HOME to a writable folder", "check"
-        ) from error
     return folder
 
 
@@ -215,12 +211,8 @@ def _link_in_store(report: Report) -> Callable[[EvidenceFile], str]:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all: what is there was written to its end."""
-    try:
+    with writing(str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.new")
         fresh.write_text(redact(text))
         fresh.replace(path)
-    except OSError as error:
-        raise HostError(
-            f"cannot write {path}: {error.strerror}", "free space there, or set VLLM_QUALIFY_HOME", "publish"
-        ) from error

@@ -58,20 +58,20 @@ def processes_of(folder: Path) -> list[str]:
     return lines
 
 
+def _of(engine: EngineEnvironment) -> dict[str, str]:
+    return {"VLLM_QUALIFY_ENGINE": str(engine.python.parents[1])}
+
+
 @pytest.fixture(scope="session")
-def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualified:  # noqa: ARG001  (its need)
+def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
     """`vllm-qualify demo`, its store a directory."""
     home = tmp_path_factory.mktemp("approved")
-    return Qualified(run(home, COMMAND, "demo"), home, f"file://{home}/store")
+    return Qualified(run(home, COMMAND, "demo", **_of(engine)), home, f"file://{home}/store")
 
 
 @pytest.fixture(scope="session")
-def refused(
-    engine: EngineEnvironment,  # noqa: ARG001  (its need)
-    radosgw_settings: Settings,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Qualified:
+def refused(engine: EngineEnvironment, radosgw_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
     """`vllm-qualify demo --weights regressed`, its store a real S3 service."""
     home, store = tmp_path_factory.mktemp("refused"), f"s3://{BUCKET}/demo"
-    done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **radosgw_settings)
+    done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **_of(engine), **radosgw_settings)
     return Qualified(done, home, store)

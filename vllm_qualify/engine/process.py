@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_qualify.engine import guard
-from vllm_qualify.errors import HostError
+from vllm_qualify.errors import HostError, writing
 from vllm_qualify.recipe.model import Frozen
 from vllm_qualify.secrets import redact, redact_file
 
@@ -57,7 +57,7 @@ def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grac
     state_file = log.with_suffix(".state")
     state_file.unlink(missing_ok=True)
     runner = [sys.executable, "-I", "-S", guard.__file__, str(state_file), str(grace_s), *command]
-    with log.open("ab") as output:
+    with writing(str(log)), log.open("ab") as output:
         process = subprocess.Popen(
             runner, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )

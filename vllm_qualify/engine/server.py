@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.process import RunningProcess, guarded, quiet_environment, tail
-from vllm_qualify.errors import HostError, ReleaseError
+from vllm_qualify.errors import HostError, ReleaseError, writing
 from vllm_qualify.recipe.model import Environment, Frozen, ServerArguments
 
 HOST = "127.0.0.1"
@@ -61,7 +61,8 @@ def serve(plan: ServerPlan, folder: Path, progress: Callable[[str], None], port:
     """
     port = _free_port(port)
     config = folder / "server.yaml"
-    YAML(typ="safe").dump(plan.config(port), config)
+    with writing(STAGE):
+        YAML(typ="safe").dump(plan.config(port), config)
     command = [str(plan.engine.vllm), "serve", "--config", str(config)]
     with guarded(command, quiet_environment(plan.environment), folder / "server.log") as process:
         url = f"http://{HOST}:{port}"

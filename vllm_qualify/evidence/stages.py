@@ -8,7 +8,7 @@ from pathlib import Path
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Server
-from vllm_qualify.errors import HostError
+from vllm_qualify.errors import writing
 from vllm_qualify.evidence import accuracy, load, smoke
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, describe, in_words, invalid, valid
 from vllm_qualify.recipe.metrics import Stage
@@ -48,7 +48,8 @@ def load_stage(server: Server, plan: CellPlan, evidence: Path, progress: Progres
 def serve_stage(server: Server, plan: CellPlan, evidence: Path, started_at: datetime) -> StageEvidence:
     """What the server itself left: its config file, its log and its start-up time. For a server that has been stopped."""
     held_s = (datetime.now(UTC) - started_at).total_seconds()
-    (evidence / "serve" / "startup_s").write_text(f"{server.startup_s:.3f}\n")
+    with writing("serve"):
+        (evidence / "serve" / "startup_s").write_text(f"{server.startup_s:.3f}\n")
     return _evidence("serve", plan, evidence, started_at, held_s, [server.command], plan.cell.release.engine.packages)
 
 
@@ -59,12 +60,8 @@ def stage_folder(evidence: Path, stage: Stage) -> Path:
         HostError: it cannot be made.
     """
     folder = evidence / stage
-    try:
+    with writing(stage):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostError(
-            f"cannot write to {folder}: {error.strerror}", "free space there, or set VLLM_QUALIFY_HOME", stage
-        ) from error
     return folder
 
 
@@ -93,12 +90,11 @@ def _run(
 ) -> StageEvidence:
     folder = stage_folder(evidence, stage)
     started_at, started = datetime.now(UTC), time.monotonic()
-    try:
-        commands = measure(folder)
-    except OSError as error:
-        raise HostError(f"{error.strerror or error}", "free space on the disk and try again", stage) from error
-    finally:
-        redact_files(folder)
+    with writing(stage):
+        try:
+            commands = measure(folder)
+        finally:
+            redact_files(folder)
     return _evidence(stage, plan, evidence, started_at, time.monotonic() - started, commands, tools)
 
 

@@ -77,7 +77,7 @@ def judge(gates: Sequence[Gate], measurements: Sequence[Measurement], name: str)
 def _checked(measurement: Measurement) -> Measurement:
     """Measurements may come from a file, or from code that built them past their model: what the model refuses is invalid."""
     try:
-        return Measurement.model_validate(measurement.model_dump())
+        return Measurement.model_validate(measurement.model_dump(warnings=False))
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
