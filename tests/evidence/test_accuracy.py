@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.server import Server
+from tests.evidence.commands import SERVER, options
 from vllm_qualify.evidence.accuracy import command_of, parse
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.model import Accuracy
@@ -262,20 +261,6 @@ def test_scores_that_only_sum_up_to_the_told_one_are_invalid(folder: Path) -> No
 def test_a_sample_without_what_is_read_is_invalid(folder: Path, how: Change, told: str) -> None:
     change_sample(folder, how)
     assert_nothing(folder, told)
-
-
-SERVER = Server(
-    url="http://127.0.0.1:8123",
-    served_model_name="reference",
-    process=RunningProcess(guard_pid=1, state_file=Path("server.state"), log=Path("server.log")),
-    command=["vllm", "serve"],
-    startup_s=1.0,
-)
-
-
-def options(command: list[str]) -> dict[str, str]:
-    """Each option with the word after it."""
-    return {word: after for word, after in zip(command, [*command[1:], ""], strict=True) if word.startswith("--")}
 
 
 def test_the_command_keeps_samples_and_needs_no_tokenizer(tmp_path: Path) -> None:

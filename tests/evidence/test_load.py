@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.evidence.commands import SERVER, options
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.server import Server, ServerPlan
+from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load import command_of, parse
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.model import Load
@@ -312,18 +312,6 @@ PLAN = ServerPlan(
     environment={},
     startup_timeout_s=30,
 )
-SERVER = Server(
-    url="http://127.0.0.1:8123",
-    served_model_name="reference",
-    process=RunningProcess(guard_pid=1, state_file=Path("server.state"), log=Path("server.log")),
-    command=["vllm", "serve"],
-    startup_s=1.0,
-)
-
-
-def options(command: list[str]) -> dict[str, str]:
-    """Each option with the word after it."""
-    return {word: after for word, after in zip(command, [*command[1:], ""], strict=True) if word.startswith("--")}
 
 
 def test_the_command_asks_for_what_is_parsed(tmp_path: Path) -> None:
