@@ -3,9 +3,10 @@
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.check import check
+from tasks.check import check, plan, provide_engines
 from tasks.decide import judge, publish, show
 from tasks.measure import measure_accuracy, measure_load, served, smoke_test
+from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.plan import CellPlan, Choice
 from vllm_qualify.qualification import Published, default_store_url, keeping_evidence, start_run
 
@@ -19,6 +20,7 @@ class QualifyRelease(BaseModel):
     choice: Choice = Field(
         default=Choice(), description="Which of the recipe's cells; by default all on this machine's GPU type."
     )
+    launch: Launch = Field(default=Launch(), description="How the server is started; for docker, from which image.")
     store: str = Field(default_factory=default_store_url, description="s3://bucket/prefix or file:///folder.")
     port: int | None = Field(default=None, ge=1, le=65535, description="The server's port; by default a free one.")
 
@@ -36,8 +38,10 @@ class QualifyCell(BaseModel):
 @flow(name="qualify-release", flow_run_name="qualify {request.recipe}", validate_parameters=True)
 def qualify_release(request: QualifyRelease) -> list[Published]:
     """Qualify every chosen cell of a recipe, one after another."""
-    plans = check(request.recipe, request.choice, request.store)
-    return [qualify_cell(QualifyCell(plan=plan, store=request.store, port=request.port)) for plan in plans]
+    engines = check(request.recipe, request.choice, request.launch, request.store)
+    provide_engines(engines)
+    plans = plan(request.recipe, request.choice, engines)
+    return [qualify_cell(QualifyCell(plan=cell, store=request.store, port=request.port)) for cell in plans]
 
 
 @flow(name="qualify-cell", flow_run_name="{request.plan.run_id}")

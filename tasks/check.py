@@ -1,20 +1,38 @@
-"""Before anything is started: the recipe, the machine, the engine, the model and the store."""
+"""Before a server is started: the recipe, the machine, the engine, the model and the store."""
 
 from prefect import get_run_logger, task
 
-from vllm_qualify.engine.environment import find_engine
-from vllm_qualify.engine.gpu import detect
-from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
+from tasks.progress import teller
+from vllm_qualify.engine.container import remove_leftovers
+from vllm_qualify.engine.launch import Engines, Launch, find_engines, provide, read_machine
+from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.recipe.loading import load_recipe
 
 
 @task(name="check", task_run_name="check {recipe}")
-def check(recipe: str, choice: Choice, store: str) -> list[CellPlan]:
-    """The plans of the chosen cells. Raises CallerError, HostError, StoreError."""
-    loaded = load_recipe(recipe)
+def check(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
+    """The engine, an image's tag as a digest from here on. Raises CallerError, HostError, ReleaseError, StoreError."""
+    check_choice(load_recipe(recipe), choice, launch)
     open_store(store).check()
-    plans = plan_cells(loaded, choice, find_engine(), detect(choice.gpu_type))
-    for plan in plans:
-        get_run_logger().info(f"cell {plan.cell.id} on vLLM {plan.cell.release.engine.version}, {plan.fingerprint.name}")
+    return find_engines(launch)
+
+
+@task(name="provide", task_run_name="provide")
+def provide_engines(engines: Engines) -> None:
+    """Images are pulled, verified and tagged; containers that a killed run left are removed. Raises HostError, ReleaseError."""
+    if engines.engine.launcher == "docker":
+        for leftover in remove_leftovers():
+            get_run_logger().info(f"removed {leftover.name}, which run {leftover.run or 'unknown'} had left behind")
+    provide(engines, teller())
+
+
+@task(name="plan", task_run_name="plan {recipe}")
+def plan(recipe: str, choice: Choice, engines: Engines) -> list[CellPlan]:
+    """The plans of the chosen cells on this machine. Raises CallerError, HostError."""
+    machine = read_machine(engines.engine, choice.gpu_type)
+    plans = plan_cells(load_recipe(recipe), choice, engines, machine)
+    for cell in plans:
+        engine = cell.cell.release.engine
+        get_run_logger().info(f"cell {cell.cell.id} on vLLM {engine.version} ({engine.digest[:19]}), {machine.id}")
     return plans

@@ -18,7 +18,7 @@ def served(run: Run, port: int | None) -> Iterator[Server]:
     """The cell's server for the length of the block, and its evidence after it. Raises HostError, ReleaseError."""
     plan, started_at = run.plan, datetime.now(UTC)
     folder = stages.stage_folder(run.evidence, "serve")
-    with serve(plan.server, folder, teller(), port) as server:
+    with serve(plan.server, folder, teller(), port, plan.labels) as server:
         get_run_logger().info(f"serving at {server.url} after {server.startup_s:.0f} s")
         yield server
     run.save_stage(stages.serve_stage(server, plan, run.evidence, started_at))

@@ -1,6 +1,5 @@
 """What all tests share: where live parts are missing their tests skip, and in CI an empty live set fails."""
 
-import os
 import socket
 import sys
 import time
@@ -12,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.ci import IN_CI
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.process import guarded, quiet_environment, tail
 from vllm_qualify.errors import HostError
 
-pytest_plugins = ("tests.s3",)
+pytest_plugins = ("tests.s3", "tests.docker_engine")
 
-IN_CI = bool(os.environ.get("CI"))
-LIVE_MARKERS = ("engine", "s3", "browser")
+LIVE_MARKERS = ("engine", "docker", "s3", "browser")
 RAN: Counter[str] = Counter()
 
 

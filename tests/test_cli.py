@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import IN_CI
+from tests.ci import IN_CI
 from tests.fakes.vllm import make_engine
 from tests.recipes import Document, reference, write
 

@@ -14,10 +14,11 @@ from tests.fakes.vllm import make_engine
 from tests.recipes import reference
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
 from vllm_qualify.errors import AlreadyExistsError, CallerError, HostError, StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.evidence.stages import parse
+from vllm_qualify.evidence.stages import MACHINE, parse
 from vllm_qualify.publish.store import Store, open_store
 from vllm_qualify.qualification import Run, fetch_run, find_run, judge_run, publish_run, rejudge, start_run
 from vllm_qualify.recipe.metrics import STAGES, Stage
@@ -38,7 +39,7 @@ def captured_plan(folder: Path) -> CellPlan:
     document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] = load | {"repeats": 2, "min_duration_s": 0.01}
     loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=folder)
     engine = EngineEnvironment(python=make_engine(folder / "engine") / "bin" / "python")
-    (plan,) = plan_cells(loaded, Choice(), engine, CPU)
+    (plan,) = plan_cells(loaded, Choice(), Engines(engine=engine), CPU)
     return plan
 
 
@@ -49,6 +50,7 @@ def captured_stage(run: Run, stage: Stage) -> StageEvidence:
             (run.evidence / "serve" / name).write_text(text)
     else:
         shutil.copytree(CAPTURED / stage, run.evidence / stage)
+    (run.evidence / stage / MACHINE).write_text(CPU.model_dump_json())
     files = sorted(path for path in (run.evidence / stage).iterdir() if path.is_file())
     found = StageEvidence(
         stage=stage,
@@ -189,6 +191,30 @@ def test_a_server_without_a_start_up_time_is_invalid_and_no_error(run: Run, text
     assert told in (found.invalid_because or "")
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "nobody knows which machine measured"),
+        ("{}", "nobody knows which machine measured"),
+        (CPU.model_copy(update={"name": "Another CPU"}).model_dump_json(), "measured on Another CPU"),
+    ],
+)
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_another_machine_measured_is_invalid(run: Run, stage: Stage, text: str | None, told: str) -> None:
+    path = run.evidence / stage / MACHINE
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    for found in parse(stage, run.plan, run.evidence):
+        assert found.value is None
+        assert told in (found.invalid_because or "")
+
+
+def test_every_measurement_carries_the_machine_that_measured_it(report: Report) -> None:
+    carried = {found.fingerprint for stage in report.stages for found in stage.measurements}
+    assert carried == {CPU.id}
+
+
 # --- published
 
 
@@ -220,6 +246,7 @@ def test_evidence_is_stored_as_the_tools_wrote_it(run: Run, report: Report, stor
     publish_run(report, run, store)
     stored = {file.path: store.get(f"evidence/{file.sha256}/{Path(file.path).name}") for file in report.files}
     served = {f"serve/{name}": text.encode() for name, text in SERVED.items()}
+    served |= {f"{stage}/{MACHINE}": CPU.model_dump_json().encode() for stage in STAGES}
     captured = {path: body for path, body in contents(CAPTURED).items() if path != "README.md"}
     assert stored == served | captured
 
@@ -259,7 +286,8 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
     whole = Observed(store)
     publish_run(report, run, whole)
     expected = contents(tmp_path / "store")
-    assert len(whole.written) == len(report.files) + 3
+    # every stage left the same machine.json, which is stored once
+    assert len(whole.written) == len(report.files) - 3 + 3
     for number in range(1, len(whole.written) + 1):
         folder = tmp_path / f"fails at {number}"
         with pytest.raises(StoreError, match="the disk is full"):

@@ -18,6 +18,7 @@ from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.secrets import redact
 
 if TYPE_CHECKING:
+    from vllm_qualify.engine.launch import Launch
     from vllm_qualify.engine.plan import CellPlan, Choice
     from vllm_qualify.qualification import Run
     from vllm_qualify.report.model import Report
@@ -39,6 +40,7 @@ app.add_typer(report_app, name="report")
 
 class Launcher(StrEnum):
     process = "process"
+    docker = "docker"
 
 
 class Weights(StrEnum):
@@ -57,14 +59,29 @@ def run(
     gpu_type: Annotated[str | None, typer.Option(help="By default this machine's.")] = None,
     profile: Annotated[str | None, typer.Option(help="By default every profile of the GPU type.")] = None,
     variant: Annotated[str | None, typer.Option(help="By default the GPU type's default variant.")] = None,
-    launcher: Annotated[Launcher, typer.Option(help="How the server is started.")] = Launcher.process,  # noqa: ARG001
+    launcher: Annotated[Launcher, typer.Option(help="How the server is started.")] = Launcher.process,
+    image: Annotated[
+        str | None, typer.Option(help="For docker: the image under test, by tag or digest, like vllm/vllm-openai:v0.32.0.")
+    ] = None,
+    client_image: Annotated[
+        str | None, typer.Option(help="For docker: the load client's image; by default it runs inside the image under test.")
+    ] = None,
     store: StoreOption = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="The server's port; by default a free one.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the exact commands that would start the servers, for any GPU type.")
+    ] = False,
 ) -> None:
     """Qualify the cells of a recipe on this machine."""
+    from vllm_qualify.engine.launch import Launch
     from vllm_qualify.engine.plan import Choice
 
-    _qualify(recipe, Choice(gpu_type=gpu_type, variant=variant, profile=profile), store, port)
+    choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
+    launch = Launch(launcher=launcher.value, image=image, client_image=client_image)
+    if dry_run:
+        _dry_run(recipe, choice, launch, port)
+    else:
+        _qualify(recipe, choice, launch, store, port)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -73,9 +90,10 @@ def demo(
     store: StoreOption = None,
 ) -> None:
     """Qualify the reference model on a real vLLM server on the CPU."""
+    from vllm_qualify.engine.launch import Launch
     from vllm_qualify.engine.plan import Choice
 
-    _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), store, None)
+    _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), Launch(), store, None)
 
 
 @report_app.command("show", epilog=EXIT_CODES)
@@ -116,10 +134,15 @@ def rejudge(
 
 
 @app.command(epilog="Exit codes: 0 all that is needed is there, 3 something is missing.")
-def doctor() -> None:
+def doctor(
+    clean: Annotated[bool, typer.Option("--clean", help="Remove the containers that killed runs left behind.")] = False,
+) -> None:
     """Tell what this machine has and lacks, one line each with the remedy."""
     from vllm_qualify.doctor import examine
+    from vllm_qualify.engine.container import remove_leftovers
 
+    for leftover in remove_leftovers() if clean else []:
+        typer.echo(f"removed  {leftover.name}, of run {leftover.run or 'unknown'}")
     findings = examine()
     for finding in findings:
         remedy = "" if finding.ok else f"  → {finding.remedy}"
@@ -127,13 +150,21 @@ def doctor() -> None:
     raise typer.Exit(0 if all(finding.ok or finding.optional for finding in findings) else WORLD)
 
 
-def _qualify(recipe: str, choice: "Choice", store: str | None, port: int | None) -> NoReturn:
+def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) -> None:
+    from vllm_qualify.engine.dry_run import scripts
+    from vllm_qualify.qualification import home
+    from vllm_qualify.recipe.loading import load_recipe
+
+    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, home() / "runs")))
+
+
+def _qualify(recipe: str, choice: "Choice", launch: "Launch", store: str | None, port: int | None) -> NoReturn:
     from vllm_qualify.qualification import default_store_url
 
     store = store or default_store_url()
-    _check_early(recipe, choice, store)
+    _check_early(recipe, choice, launch, store)
     flow = _flow_module()
-    request = flow.QualifyRelease(recipe=recipe, choice=choice, store=store, port=port)
+    request = flow.QualifyRelease(recipe=recipe, choice=choice, launch=launch, store=store, port=port)
     results = flow.qualify_release(request)
     for result in results:
         report, _ = _find_report(str(result.run.folder))
@@ -141,18 +172,18 @@ def _qualify(recipe: str, choice: "Choice", store: str | None, port: int | None)
     raise typer.Exit(APPROVED if results and all(result.approved for result in results) else NOT_APPROVED)
 
 
-def _check_early(recipe: str, choice: "Choice", store: str) -> None:
+def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str) -> None:
     """A mistake is told at once, not after the orchestrator's seconds; the flow checks again where it runs."""
-    from vllm_qualify.engine.environment import find_engine
-    from vllm_qualify.engine.gpu import detect
-    from vllm_qualify.engine.plan import select
+    from vllm_qualify.engine.launch import check_launch, find_engines
+    from vllm_qualify.engine.plan import check_choice
     from vllm_qualify.publish.store import open_store
     from vllm_qualify.qualification import make_home
     from vllm_qualify.recipe.loading import load_recipe
 
     make_home()
-    select(load_recipe(recipe), choice, detect(choice.gpu_type))
-    find_engine()
+    check_launch(launch)
+    check_choice(load_recipe(recipe), choice, launch)
+    find_engines(launch)
     open_store(store).check()
 
 
@@ -259,6 +290,8 @@ def main() -> None:
 
 def _fail(error: QualifyError) -> NoReturn:
     notes = [f"  {note}" for note in getattr(error, "__notes__", [])]
-    lines = [*(f"  | {line}" for line in error.log_tail), f"error ({error.who_acts} must act): {error}", *notes]
+    again = "may well succeed" if error.retry else "will end the same way"
+    classed = [f"  class: {error.kind}; the same thing tried again {again}"] if error.kind else []
+    lines = [*(f"  | {line}" for line in error.log_tail), f"error ({error.who_acts} must act): {error}", *classed, *notes]
     typer.echo(redact("\n".join(lines)), err=True)
     sys.exit(error.exit_code)

@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable
 from importlib import metadata
 
+from vllm_qualify.engine.container import leftovers
+from vllm_qualify.engine.docker_host import docker_host, platform_of
 from vllm_qualify.engine.environment import find_engine
-from vllm_qualify.engine.gpu import detect
+from vllm_qualify.engine.gpu import check_driver, detect
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.qualification import home
 from vllm_qualify.recipe.model import Frozen
@@ -25,10 +27,11 @@ class Finding(Frozen):
     detail: str
     remedy: str = ""
     optional: bool = False
+    otherwise: str = "absent"
 
     @property
     def state(self) -> str:
-        return "ok" if self.ok else "absent" if self.optional else "MISSING"
+        return "ok" if self.ok else self.otherwise if self.optional else "MISSING"
 
 
 def examine() -> list[Finding]:
@@ -70,14 +73,23 @@ def _libnuma() -> Finding:
         ctypes.CDLL("libnuma.so.1")
     except OSError:
         detail = "vLLM's CPU workers die without it"
-        return Finding(
-            what="libnuma1", ok=False, detail=detail, remedy="apt-get install libnuma1", optional=detect().gpu_type != "cpu"
-        )
+        return Finding(what="libnuma1", ok=False, detail=detail, remedy="apt-get install libnuma1", optional=_has_gpus())
     return Finding(what="libnuma1", ok=True, detail="found")
 
 
+def _has_gpus() -> bool:
+    try:
+        return detect().gpu_type != "cpu"
+    except QualifyError:
+        return True
+
+
 def _machine() -> Finding:
-    found = detect()
+    try:
+        found = detect()
+        check_driver(found)
+    except QualifyError as error:
+        return Finding(what="GPU type", ok=False, detail=error.problem, remedy=error.remedy)
     return Finding(what="GPU type", ok=True, detail=f"{found.gpu_type}: {found.name}, {found.count}, {found.memory_mib:,} MiB")
 
 
@@ -103,6 +115,27 @@ def _disk() -> Finding:
     )
 
 
+def _docker() -> Finding:
+    try:
+        with docker_host("check") as host:
+            detail = f"Docker Engine {host.version()['Version']}, {platform_of(host)}"
+    except QualifyError as error:
+        remedy = f"only for --launcher docker: {error.remedy}"
+        return Finding(what="Docker", ok=False, detail=error.problem, remedy=remedy, optional=True)
+    return Finding(what="Docker", ok=True, detail=detail)
+
+
+def _leftovers() -> Finding:
+    try:
+        names = [leftover.name for leftover in leftovers()]
+    except QualifyError:
+        names = []
+    detail = ", ".join(names) or "none"
+    return Finding(
+        what="leftovers", ok=not names, detail=detail, remedy="vllm-qualify doctor --clean", optional=True, otherwise="found"
+    )
+
+
 def _radosgw() -> Finding:
     found = shutil.which("radosgw")
     remedy = "only for the tests: infra/radosgw.sh install"
@@ -123,6 +156,8 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _machine,
     _memory,
     _disk,
+    _docker,
+    _leftovers,
     _radosgw,
     _chromium,
 )

@@ -14,16 +14,21 @@ class QualifyError(Exception):
         problem: what is wrong, in one sentence.
         remedy: what the one who must act can do about it.
         place: where it is: a file and key path for the caller, a stage (`serve`, `load`, `publish`, …) for the world.
-        log_tail: the last lines that a failed process wrote, if one failed.
+        log_tail: the lines that tell it, of the log of a process that failed.
+        kind: the class of the failure, like `cuda-out-of-memory`, where it is a known one.
+        retry: whether the same thing, tried again, may well succeed.
     """
 
     exit_code = 3
     who_acts = "the operator"
 
-    def __init__(self, problem: str, remedy: str, place: str = "", log_tail: Sequence[str] = ()) -> None:
+    def __init__(
+        self, problem: str, remedy: str, place: str = "", log_tail: Sequence[str] = (), kind: str = "", retry: bool = False
+    ) -> None:
         # All arguments go to Exception, so that the error survives pickling between processes.
-        super().__init__(problem, remedy, place, tuple(log_tail))
+        super().__init__(problem, remedy, place, tuple(log_tail), kind, retry)
         self.problem, self.remedy, self.place, self.log_tail = problem, remedy, place, tuple(log_tail)
+        self.kind, self.retry = kind, retry
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place else ""
@@ -52,10 +57,22 @@ def writing(place: str) -> Iterator[None]:
         raise HostError(f"{where}{error.strerror or error}", remedy, place) from error
 
 
+class RecipeError(QualifyError):
+    """The server refused what the recipe asks of it. Unlike a CallerError it shows only once the server starts."""
+
+    who_acts = "the recipe's author"
+
+
 class ReleaseError(QualifyError):
     """The release did not start or stopped serving. Never retried: the same release would do it again."""
 
     who_acts = "the release's owner"
+
+
+class HubError(QualifyError):
+    """The model hub or the image registry did not give what was asked of it."""
+
+    who_acts = "the hub's side"
 
 
 class StoreError(QualifyError):

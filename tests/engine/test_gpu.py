@@ -1,95 +1,434 @@
-"""GPU types: by the name that NVML gives, never by a label."""
+"""GPU types: by what NVML and nvidia-smi read, never by a label. captured_gpu has what a real H200 told (see its README)."""
 
+import csv
+import json
 import os
 import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 
-from vllm_qualify.engine.gpu import Fingerprint, detect, gpu_type_of
+from vllm_qualify.engine.gpu import (
+    LEAST_DRIVER,
+    NVIDIA_SMI_QUERY,
+    Fingerprint,
+    Reading,
+    check_driver,
+    detect,
+    fingerprint_of,
+    form_factor_of,
+    gpu_type_of,
+    parse_nvidia_smi,
+    read_nvml,
+)
+from vllm_qualify.errors import HostError
+
+CAPTURED = Path(__file__).parent / "captured_gpu"
+SMI = (CAPTURED / "nvidia-smi.csv").read_text()
+H200 = Fingerprint(
+    gpu_type="h200",
+    name="NVIDIA H200",
+    form_factor="SXM",
+    count=1,
+    memory_mib=143_771,
+    compute_capability="9.0",
+    driver="580.159.04",
+    devices=[0],
+)
+
+PRODUCTS = [
+    ("NVIDIA H100 80GB HBM3", "9.0", "h100", "SXM"),
+    ("NVIDIA H100 PCIe", "9.0", "h100", "PCIe"),
+    ("NVIDIA H100 NVL", "9.0", "h100", "NVL"),
+    ("NVIDIA H100", "9.0", "h100", None),
+    ("NVIDIA H200", "9.0", "h200", "SXM"),
+    ("nvidia h200", "9.0", "h200", "SXM"),
+    ("NVIDIA H200 NVL", "9.0", "h200", "NVL"),
+    ("NVIDIA H20", "9.0", "h20", "SXM"),
+    ("NVIDIA H20-3e", "9.0", "h20-3e", "SXM"),
+    ("NVIDIA H20 NVL16", "9.0", "h20-nvl16", None),
+    ("NVIDIA H800", "9.0", "h800", "SXM"),
+    ("NVIDIA H800 PCIe", "9.0", "h800", "PCIe"),
+    ("NVIDIA H800 NVL", "9.0", "h800", "NVL"),
+    ("NVIDIA GH200 480GB", "9.0", "gh200", "superchip"),
+    ("NVIDIA GH200 144G HBM3e", "9.0", "gh200", "superchip"),
+    ("NVIDIA B200", "10.0", "b200", "SXM"),
+    ("NVIDIA GB200", "10.0", "gb200", "superchip"),
+    ("NVIDIA B300 SXM6 AC", "10.3", "b300", "SXM"),
+    ("NVIDIA GB300", "10.3", "gb300", "superchip"),
+    ("NVIDIA A100-SXM4-40GB", "8.0", "a100", "SXM"),
+    ("NVIDIA A100-SXM4-80GB", "8.0", "a100", "SXM"),
+    ("NVIDIA A100-SXM-64GB", "8.0", "a100", "SXM"),
+    ("NVIDIA A100 80GB PCIe", "8.0", "a100", "PCIe"),
+    ("NVIDIA A100-PCIE-40GB", "8.0", "a100", "PCIe"),
+    ("NVIDIA A100-PG509-200", "8.0", "a100", None),
+    ("NVIDIA A800-SXM4-80GB", "8.0", "a800", "SXM"),
+    ("NVIDIA L40S", "8.9", "l40s", "PCIe"),
+    ("NVIDIA L4", "8.9", "l4", "PCIe"),
+    ("Tesla T4", "7.5", "tesla-t4", "PCIe"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "12.0", "rtx-pro-6000-blackwell-server-edition", "PCIe"),
+    ("NVIDIA GeForce RTX 5090", "12.0", "geforce-rtx-5090", None),
+    ("Quadro RTX 6000/8000", "7.5", "quadro-rtx-6000-8000", None),
+]
+
+
+@pytest.mark.parametrize(("name", "capability", "gpu_type", "form_factor"), PRODUCTS)
+def test_the_type_and_the_form_factor_of_a_product(name: str, capability: str, gpu_type: str, form_factor: str | None) -> None:
+    assert gpu_type_of(name, capability) == gpu_type
+    assert form_factor_of(name) == form_factor
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "capability", "expected"),
     [
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100"),
-        ("NVIDIA B200", "b200"),
-        ("NVIDIA GB200", "gb200"),
-        ("NVIDIA GH200 480GB", "gh200"),
-        ("NVIDIA A100 80GB PCIe", "a100"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("nvidia h200", "h200"),
-        ("NVIDIA RTX PRO 6000 Blackwell", "rtx-pro-6000-blackwell"),
-        ("Tesla T4", "tesla-t4"),
-        ("NVIDIA H20", "h20"),
+        ("NVIDIA H100 80GB HBM3", "8.0", "h100-80gb-hbm3"),
+        ("NVIDIA B300 SXM6 AC", "10.0", "b300-sxm6-ac"),
+        ("NVIDIA H200", "8.0", "h200-sm80"),
+        ("NVIDIA B200", "10.3", "b200-sm103"),
+        ("GRID A100-40C", "8.0", "grid-a100-40c"),
+        ("NVIDIA A100-1-5C", "8.0", "a100-1-5c"),
     ],
 )
-def test_the_type_of_a_product(name: str, expected: str) -> None:
-    assert gpu_type_of(name) == expected
+def test_a_name_alone_makes_no_type(name: str, capability: str, expected: str) -> None:
+    assert gpu_type_of(name, capability) == expected
 
 
 class Nvml:
-    """NVML on a machine with `count` GPUs of one kind."""
+    """NVML that returns what it returned on the real machine, there of `devices` and with `driver`."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, devices: list[dict[str, Any]] | None = None, driver: str = "") -> None:
+        told = json.loads((CAPTURED / "nvml.json").read_text())
+        self.devices = told["devices"] if devices is None else devices
+        self.driver = driver or told["nvmlSystemGetDriverVersion"]
         self.is_open = False
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(pynvml, "nvmlInit", lambda: setattr(self, "is_open", True))
         patch.setattr(pynvml, "nvmlShutdown", lambda: setattr(self, "is_open", False))
-        patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: self.count)
+        patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(self.devices))
         patch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-        patch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
-        patch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda _: (9, 0))
-        patch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: pynvml.c_nvmlMemory_t(total=150_754_820_096))
-        patch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.86.15")
+        patch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: self.driver)
+        for function in ("Name", "UUID", "CudaComputeCapability", "MemoryInfo", "MigMode"):
+            patch.setattr(pynvml, f"nvmlDeviceGet{function}", self.function(f"nvmlDeviceGet{function}"))
+
+    def function(self, name: str) -> Callable[[int], object]:
+        def call(index: int) -> object:
+            told = self.devices[index][name]
+            if isinstance(told, Exception):
+                raise told
+            return pynvml.c_nvmlMemory_t(**told) if name == "nvmlDeviceGetMemoryInfo" else told
+
+        return call
 
 
-def test_the_fingerprint_of_a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml(count=8)
-    nvml.install(monkeypatch)
-    assert detect() == Fingerprint(
-        gpu_type="h200",
-        name="NVIDIA H200",
-        count=8,
-        memory_mib=143_771,
-        compute_capability="9.0",
-        driver="570.86.15",
+def nvml_device(**changes: object) -> dict[str, Any]:
+    """The real device, with some of what NVML's functions return changed."""
+    real = Nvml().devices[0]
+    return {**real, **{f"nvmlDeviceGet{name}": value for name, value in changes.items()}}
+
+
+def smi(**changes: str) -> str:
+    """nvidia-smi's real row with some columns changed; `__` in a keyword stands for a dot."""
+    columns = NVIDIA_SMI_QUERY[0].removeprefix("--query-gpu=").split(",")
+    row = dict(zip(columns, SMI.strip().split(", "), strict=True))
+    named = {name.replace("__", "."): value for name, value in changes.items()}
+    assert set(named) <= set(row)
+    return ", ".join((row | named).values()) + "\n"
+
+
+def reading(*devices: tuple[str, str, str]) -> Reading:
+    """Of a machine with devices of these names, compute capabilities and memories in MiB."""
+    rows = (
+        smi(index=str(index), name=name, compute_cap=capability, memory__total=memory)
+        for index, (name, capability, memory) in enumerate(devices)
     )
+    found = parse_nvidia_smi("".join(rows))
+    assert found is not None
+    return found
+
+
+A_H200 = ("NVIDIA H200", "9.0", "143771")
+A_B200 = ("NVIDIA B200", "10.0", "183359")
+
+
+def test_both_sources_tell_the_same_of_the_real_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml()
+    nvml.install(monkeypatch)
+    from_nvml, from_smi = read_nvml(), parse_nvidia_smi(SMI)
+    assert from_nvml is not None
+    assert from_smi is not None
+    assert (from_nvml.source, from_smi.source) == ("nvml", "nvidia-smi")
+    assert from_nvml == from_smi.model_copy(update={"source": "nvml"})
+    assert detect() == fingerprint_of(from_smi) == H200
     assert not nvml.is_open
+
+
+def test_the_query_is_of_the_columns_that_were_read() -> None:
+    """Else the captured row would prove nothing about the query."""
+    columns = NVIDIA_SMI_QUERY[0].removeprefix("--query-gpu=").split(",")
+    assert columns == ["index", "name", "uuid", "compute_cap", "memory.total", "driver_version", "mig.mode.current"]
+    assert NVIDIA_SMI_QUERY[1:] == ["--format=csv,noheader,nounits"]
+    assert len(next(csv.reader([SMI]))) == len(columns)
+
+
+def test_a_device_of_a_product_without_mig(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    Nvml([nvml_device(MigMode=unsupported)]).install(monkeypatch)
+    assert detect() == H200
+    assert fingerprint_of(parse_nvidia_smi(smi(mig__mode__current="[N/A]"))) == H200
+    assert fingerprint_of(parse_nvidia_smi(smi(mig__mode__current="[Not Supported]"))) == H200
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        nvml_device(MemoryInfo=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)),
+        nvml_device(Name=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)),
+        nvml_device(MemoryInfo={"total": 0}),
+        nvml_device(Name=""),
+    ],
+)
+def test_a_device_that_nvml_cannot_read_is_the_hosts_error(broken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml([broken])
+    nvml.install(monkeypatch)
+    with pytest.raises(HostError, match="NVML did not tell") as caught:
+        detect()
+    assert caught.value.place == "check"
+    assert "\n" not in caught.value.problem
+    assert not nvml.is_open
+
+
+def failing_init(patch: pytest.MonkeyPatch, code: int) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(code)
+
+    patch.setattr(pynvml, "nvmlInit", fail)
+
+
+def test_a_broken_driver_makes_no_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a GPU host would measure its CPU, and say so to nobody."""
+    failing_init(monkeypatch, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    with pytest.raises(HostError, match="NVML did not tell"):
+        detect()
+    assert detect("cpu").gpu_type == "cpu"
 
 
 def test_a_gpu_machine_is_a_cpu_machine_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(count=8).install(monkeypatch)
+    Nvml().install(monkeypatch)
     assert detect("cpu").gpu_type == "cpu"
-    assert detect("h200").gpu_type == "h200"
-    assert detect("h100").gpu_type == "h200"
+    assert detect("cpu").devices == []
+    assert detect("h200") == H200
+    assert fingerprint_of(reading(A_H200), "cpu").gpu_type == "cpu"
+
+
+def test_another_type_than_the_wanted_one_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan says then what was wanted and what is there."""
+    Nvml().install(monkeypatch)
+    assert detect("h100") == H200
 
 
 def test_a_driver_without_a_gpu_is_a_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml(count=0)
+    nvml = Nvml(devices=[])
     nvml.install(monkeypatch)
     assert detect().gpu_type == "cpu"
     assert not nvml.is_open
+    nothing = parse_nvidia_smi((CAPTURED / "no-devices.txt").read_text())
+    assert nothing is None
+    assert fingerprint_of(nothing).gpu_type == "cpu"
 
 
-def test_a_machine_without_a_driver_is_a_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
+def test_a_machine_without_a_driver_is_a_cpu_machine(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_init(monkeypatch, code)
+    assert read_nvml() is None
     found = detect()
     assert found.gpu_type == "cpu"
     assert found.name.strip()
     assert found.count == len(os.sched_getaffinity(0))
     assert found.memory_mib > 256
+    assert found.form_factor is None
     assert found.compute_capability is None
     assert found.driver is None
+    assert found.devices == []
     if platform.machine() == "x86_64":
         assert set(found.features) <= {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
+
+
+UNREADABLE = {
+    "an error": ((CAPTURED / "unknown-field.txt").read_text(), 'Field "nope" is not a valid field'),
+    "nothing": ("", "it wrote nothing"),
+    "a blank line": ("\n", "it wrote nothing"),
+    "no driver to talk to": ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "has failed"),
+    "a header": (",".join(NVIDIA_SMI_QUERY[0].split("=")[1].split(",")) + "\n" + SMI, "index"),
+    "units": (smi(memory__total="143771 MiB"), "memory.total is '143771 MiB'"),
+    "no memory": (smi(memory__total="[N/A]"), r"memory.total is '\[N/A\]'"),
+    "no right to see it": (smi(memory__total="[Insufficient Permissions]"), "memory.total"),
+    "no memory at all": (smi(memory__total="0"), "memory_mib is 0"),
+    "no index": (smi(index="[Not Supported]"), "index is"),
+    "a negative index": (smi(index="-1"), "index is '-1'"),
+    "no capability": (smi(compute_cap="[N/A]"), "compute_capability is"),
+    "half a capability": (smi(compute_cap="9"), "compute_capability is '9'"),
+    "no driver": (smi(driver_version="[N/A]"), "driver is"),
+    "no name": (smi(name=""), "name is ''"),
+    "no UUID": (smi(uuid="[N/A]"), "uuid is"),
+    "an unknown MIG mode": (smi(mig__mode__current="Perhaps"), "mig.mode.current is 'Perhaps'"),
+    "a cell less": (SMI.replace(", Disabled", ""), "it wrote"),
+    "a cell more": (SMI.replace("Disabled", "Disabled, 700.00"), "it wrote"),
+    "a device twice": (SMI + SMI, "two devices have the same index"),
+    "two drivers": (SMI + smi(index="1", driver_version="575.57.08"), "several drivers: 575.57.08, 580.159.04"),
+    "a row and an error": (SMI + "Unable to determine the device handle for GPU1\n", "Unable to determine"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_nvidia_smi_does_not_tell_is_not_guessed(text: str, told: str) -> None:
+    with pytest.raises(HostError, match=told) as caught:
+        parse_nvidia_smi(text)
+    assert caught.value.place == "check"
+    assert NVIDIA_SMI_QUERY[0] in caught.value.remedy
+    assert list(caught.value.log_tail) == text.splitlines()
+    assert "\n" not in caught.value.problem
+
+
+def test_all_devices_of_a_type_are_its_devices() -> None:
+    found = fingerprint_of(reading(*[A_H200] * 8))
+    assert found == H200.model_copy(update={"count": 8, "devices": list(range(8))})
+
+
+def test_a_mixed_host_gives_the_devices_of_the_wanted_type() -> None:
+    mixed = reading(A_H200, A_B200, A_H200, A_B200, A_B200)
+    hopper, blackwell = fingerprint_of(mixed, "h200"), fingerprint_of(mixed, "b200")
+    assert (hopper.gpu_type, hopper.count, hopper.devices) == ("h200", 2, [0, 2])
+    assert (blackwell.gpu_type, blackwell.count, blackwell.devices) == ("b200", 3, [1, 3, 4])
+    assert (blackwell.name, blackwell.memory_mib, blackwell.compute_capability) == ("NVIDIA B200", 183_359, "10.0")
+
+
+def test_devices_are_in_the_order_of_their_indices() -> None:
+    found = parse_nvidia_smi(smi(index="3") + smi(index="1"))
+    assert fingerprint_of(found).devices == [1, 3]
+
+
+@pytest.mark.parametrize("wanted", [None, "h100"])
+def test_a_mixed_host_must_be_told_which_type(wanted: str | None) -> None:
+    with pytest.raises(HostError) as caught:
+        fingerprint_of(reading(A_H200, A_B200, A_H200), wanted)
+    assert "h200: 2 x NVIDIA H200; b200: 1 x NVIDIA B200" in caught.value.problem
+    assert ("none is h100" in caught.value.problem) == (wanted == "h100")
+    assert "--gpu-type" in caught.value.remedy
+    assert "h200, b200" in caught.value.remedy
+    assert caught.value.place == "check"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [("NVIDIA H100 PCIe", "9.0", "81559"), ("NVIDIA H100 80GB HBM3", "9.0", "65247")],
+    ids=["form factor", "memory"],
+)
+def test_two_models_of_one_type_do_not_mix(other: tuple[str, str, str]) -> None:
+    with pytest.raises(HostError, match="several models of h100") as caught:
+        fingerprint_of(reading(("NVIDIA H100 80GB HBM3", "9.0", "81559"), other), "h100")
+    assert other[0] in caught.value.problem
+    assert other[2] in caught.value.problem
+
+
+def test_a_slice_is_not_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml([nvml_device(), nvml_device(MigMode=[pynvml.NVML_DEVICE_MIG_ENABLE, 0])]).install(monkeypatch)
+    with pytest.raises(HostError, match="MIG mode is on at device 1") as caught:
+        detect("h200")
+    assert "-i 1 -mig 0" in caught.value.remedy
+    with pytest.raises(HostError, match="MIG mode is on at device 0"):
+        fingerprint_of(parse_nvidia_smi(smi(mig__mode__current="Enabled")))
+
+
+def test_mig_that_is_only_to_come_is_not_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml([nvml_device(MigMode=[pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE])]).install(monkeypatch)
+    assert detect() == H200
+
+
+def test_mig_on_a_device_of_another_type_does_not_matter() -> None:
+    sliced = smi(index="1", name="NVIDIA B200", compute_cap="10.0", mig__mode__current="Enabled")
+    found = parse_nvidia_smi(SMI + sliced)
+    assert fingerprint_of(found, "h200") == H200
+    with pytest.raises(HostError, match="MIG"):
+        fingerprint_of(found, "b200")
+
+
+@pytest.mark.parametrize("driver", ["574.99.99", "570.124.06", "99.1", "not a version", None])
+def test_an_older_driver_is_refused(driver: str | None) -> None:
+    with pytest.raises(HostError, match=driver or "unknown") as caught:
+        check_driver(H200.model_copy(update={"driver": driver}))
+    assert str(LEAST_DRIVER) in caught.value.problem
+    assert str(LEAST_DRIVER) in caught.value.remedy
+    assert caught.value.place == "check"
+
+
+@pytest.mark.parametrize("driver", ["575.51.03", "580.159.04", "1000.1"])
+def test_a_driver_that_is_new_enough(driver: str) -> None:
+    check_driver(H200.model_copy(update={"driver": driver}))
+
+
+def test_a_cpu_needs_no_driver() -> None:
+    assert LEAST_DRIVER == 575
+    check_driver(detect("cpu"))
+
+
+def test_the_id_is_one_readable_line() -> None:
+    assert H200.id == "NVIDIA H200 · SXM · 143771 MiB · compute capability 9.0 · driver 580.159.04"
+    cpu = Fingerprint(gpu_type="cpu", name="Some CPU", count=8, memory_mib=32_060, features=["avx2", "avx512f"])
+    assert cpu.id == "Some CPU · cores: 8 · 31 GiB · avx2 · avx512f"
+
+
+@pytest.mark.parametrize(
+    ("changes", "comparable"),
+    [
+        ({"count": 8}, True),
+        ({"devices": [3]}, True),
+        ({"name": "NVIDIA H200 NVL"}, False),
+        ({"form_factor": "NVL"}, False),
+        ({"form_factor": None}, False),
+        ({"memory_mib": 143_770}, False),
+        ({"compute_capability": "10.0"}, False),
+        ({"driver": "580.159.03"}, False),
+    ],
+)
+def test_what_makes_measurements_of_gpus_comparable(changes: dict[str, object], comparable: bool) -> None:
+    assert (H200.model_copy(update=changes).id == H200.id) == comparable
+
+
+@pytest.mark.parametrize(
+    ("changes", "comparable"),
+    [
+        ({"memory_mib": 32_050}, True),
+        ({"name": "Another CPU"}, False),
+        ({"count": 4}, False),
+        ({"memory_mib": 16_030}, False),
+        ({"features": ["avx2", "avx512f", "amx_bf16"]}, False),
+    ],
+)
+def test_what_makes_measurements_of_cpus_comparable(changes: dict[str, object], comparable: bool) -> None:
+    cpu = Fingerprint(gpu_type="cpu", name="Some CPU", count=8, memory_mib=32_060, features=["avx2", "avx512f"])
+    assert (cpu.model_copy(update=changes).id == cpu.id) == comparable
+
+
+def test_the_form_factors_of_one_type_are_never_compared() -> None:
+    names = ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"]
+    found = [fingerprint_of(reading((name, "9.0", "81559"))) for name in names]
+    assert {each.gpu_type for each in found} == {"h100"}
+    assert len({each.id for each in found}) == 3
+    unnamed = [each.model_copy(update={"name": "NVIDIA H100"}) for each in found]
+    assert len({each.id for each in unnamed}) == 3
+
+
+def test_a_fingerprint_survives_its_document() -> None:
+    assert Fingerprint.model_validate_json(H200.model_dump_json()) == H200
+
+
+def test_a_document_from_before_form_factors_is_read() -> None:
+    told = {"gpu_type": "h200", "name": "NVIDIA H200", "count": 1, "memory_mib": 143_771}
+    assert Fingerprint.model_validate(told).form_factor is None
 
 
 def has_nvidia() -> bool:

@@ -11,12 +11,13 @@ from tests.fakes.vllm import VERSION, make_engine
 from tests.recipes import Document, reference
 from vllm_qualify.engine.environment import EngineEnvironment, content_digest
 from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.plan import SMOKE_GATES, CellPlan, Choice, judged_by, new_run_id, plan_cells, select
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.model import Gate, LoadedRecipe, Recipe
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
-H200 = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143_771)
+H200 = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143_771, driver="580.159.04", devices=[0])
 LOAD = {"input_len": 8, "output_len": 4, "max_concurrency": 1, "num_prompts": 5, "num_warmups": 0}
 TTFT = {"metric": "ttft_p99_ms", "maximum": 500.0, "unit": "ms"}
 
@@ -62,25 +63,25 @@ def only(plans: list[CellPlan]) -> CellPlan:
 def test_by_default_every_profile_of_the_machines_type_with_its_default_variant(
     document: Document, engine: EngineEnvironment
 ) -> None:
-    plans = plan_cells(loaded(document), Choice(), engine, CPU)
+    plans = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     assert [plan.cell.id for plan in plans] == ["reference/bf16/cpu/latency", "reference/bf16/cpu/throughput"]
 
 
 def test_another_machine_has_its_own_profiles_and_default_variant(document: Document, gpu_engine: EngineEnvironment) -> None:
-    found = only(plan_cells(loaded(document), Choice(), gpu_engine, H200))
+    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
     assert found.cell.id == "reference/fp8/h200/balanced"
     assert found.cell.release.engine.version == "0.32.0"
 
 
 def test_a_choice_takes_one_profile_and_another_variant(document: Document, engine: EngineEnvironment) -> None:
     choice = Choice(gpu_type="cpu", variant="fp8", profile="throughput")
-    assert only(plan_cells(loaded(document), choice, engine, CPU)).cell.id == "reference/fp8/cpu/throughput"
+    assert only(plan_cells(loaded(document), choice, Engines(engine=engine), CPU)).cell.id == "reference/fp8/cpu/throughput"
 
 
 def test_a_plan_has_all_that_determines_the_qualification(
     document: Document, engine: EngineEnvironment, tmp_path: Path
 ) -> None:
-    found = only(plan_cells(loaded(document), Choice(profile="latency"), engine, CPU))
+    found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
     weights = tmp_path / "bf16"
     assert found.fingerprint == CPU
     assert found.cell.release.model == str(weights)
@@ -101,14 +102,14 @@ def test_a_plan_has_all_that_determines_the_qualification(
 
 def test_a_models_path_starts_from_the_recipes_folder(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
     document["variants"]["bf16"]["model"] = "./bf16"
-    found = only(plan_cells(loaded(document, tmp_path), Choice(profile="latency"), engine, CPU))
+    found = only(plan_cells(loaded(document, tmp_path), Choice(profile="latency"), Engines(engine=engine), CPU))
     assert found.server.model == str(tmp_path / "bf16")
     assert found.cell.release.model == "./bf16"
 
 
 def test_a_recipe_without_local_questions_leaves_them_to_the_hub(document: Document, engine: EngineEnvironment) -> None:
     document["accuracy"].pop("questions")
-    assert only(plan_cells(loaded(document), Choice(profile="latency"), engine, CPU)).questions is None
+    assert only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)).questions is None
 
 
 def test_server_arguments_of_the_profile_win_over_the_variants_and_those_over_the_types(
@@ -118,7 +119,7 @@ def test_server_arguments_of_the_profile_win_over_the_variants_and_those_over_th
     serving["server"] = {"dtype": "auto", "max-model-len": 1024, "max-num-seqs": 8, "seed": 1}
     document["variants"]["bf16"]["server"] = {"dtype": "bfloat16", "max-model-len": 2048, "quantization": "none"}
     serving["profiles"]["latency"]["server"] = {"max-model-len": 4096, "max-num-seqs": 4}
-    latency, throughput = plan_cells(loaded(document), Choice(), engine, CPU)
+    latency, throughput = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     assert latency.server.arguments == {
         "dtype": "bfloat16",
         "max-model-len": 4096,
@@ -133,7 +134,7 @@ def test_server_arguments_of_the_profile_win_over_the_variants_and_those_over_th
 def test_the_variants_environment_wins_over_the_types(document: Document, engine: EngineEnvironment) -> None:
     document["gpu_types"]["cpu"]["environment"] = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "4"}
     document["variants"]["bf16"]["environment"] = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    for plan in plan_cells(loaded(document), Choice(), engine, CPU):
+    for plan in plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU):
         assert plan.server.environment == {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": "4"}
 
 
@@ -151,7 +152,7 @@ def test_the_models_revision_is_pinned_for_the_tokenizer_too(
 
     monkeypatch.setattr("vllm_qualify.engine.plan.HfApi", Hub)
     document["variants"]["bf16"] = {"model": "org/model", "revision": "main"}
-    found = only(plan_cells(loaded(document), Choice(profile="latency"), engine, CPU))
+    found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
     assert asked == [("org/model", "main")]
     assert found.cell.release.revision == found.server.revision == "0123abc"
     config = found.server.config(port=1)
@@ -168,7 +169,7 @@ def test_a_hub_that_does_not_know_the_model_is_told(
     monkeypatch.setattr("vllm_qualify.engine.plan.HfApi", Hub)
     document["variants"]["bf16"] = {"model": "org/model"}
     with pytest.raises(HostError, match="did not resolve org/model at its default branch: unreachable"):
-        plan_cells(loaded(document), Choice(), engine, CPU)
+        plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
 
 
 @pytest.mark.parametrize(
@@ -214,20 +215,20 @@ def test_questions_that_are_not_there_are_told_before_anything_starts(document: 
 def test_an_engine_without_vllm_is_told(document: Document, engine: EngineEnvironment) -> None:
     engine.python.write_text('#!/bin/sh\necho \'{"python": "3.11", "packages": {}, "record_sha256": null}\'\n')
     with pytest.raises(HostError, match="no vLLM"):
-        plan_cells(loaded(document), Choice(), engine, CPU)
+        plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     engine.python.unlink()
     with pytest.raises(HostError, match="does not run"):
-        plan_cells(loaded(document), Choice(), engine, CPU)
+        plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
 
 
 def test_a_cpu_build_does_not_qualify_a_gpu(document: Document, engine: EngineEnvironment) -> None:
     with pytest.raises(HostError, match=r"vLLM 0\.32\.0\+cpu is a CPU build, and h200 is to be qualified"):
-        plan_cells(loaded(document), Choice(), engine, H200)
+        plan_cells(loaded(document), Choice(), Engines(engine=engine), H200)
 
 
 def test_a_gpu_build_does_not_qualify_a_cpu(document: Document, gpu_engine: EngineEnvironment) -> None:
     with pytest.raises(HostError, match=r"vLLM 0\.32\.0 is a GPU build, and cpu is to be qualified"):
-        plan_cells(loaded(document), Choice(), gpu_engine, CPU)
+        plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), CPU)
 
 
 def labels(gates: list[Gate]) -> list[str]:
@@ -235,7 +236,7 @@ def labels(gates: list[Gate]) -> list[str]:
 
 
 def test_smoke_gates_are_always_there_and_come_first(document: Document, engine: EngineEnvironment) -> None:
-    latency, throughput = plan_cells(loaded(document), Choice(), engine, CPU)
+    latency, throughput = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     smoke = [*SMOKE_GATES, "smoke_golden"]
     assert labels(latency.gates) == [*smoke, "exact_match (strict-match)", "ttft_p99_ms"]
     assert labels(throughput.gates) == [*smoke, "exact_match (strict-match)"]
@@ -244,13 +245,13 @@ def test_smoke_gates_are_always_there_and_come_first(document: Document, engine:
 
 
 def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine: EngineEnvironment) -> None:
-    found = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), engine, CPU))
+    found = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), Engines(engine=engine), CPU))
     assert found.smoke_golden is None
     assert labels(found.gates) == [*SMOKE_GATES, "exact_match (strict-match)"]
 
 
 def test_another_recipe_judges_by_its_own_gates_and_golden_text(document: Document, engine: EngineEnvironment) -> None:
-    plans = plan_cells(loaded(document), Choice(), engine, CPU)
+    plans = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     for plan in plans:
         assert judged_by(plan, loaded(document).recipe) == plan
     document["gates"][0]["minimum"] = 0.99
@@ -273,7 +274,7 @@ def test_another_recipe_judges_by_its_own_gates_and_golden_text(document: Docume
 def test_a_recipe_that_does_not_have_the_cell_cannot_judge_it(
     document: Document, engine: EngineEnvironment, where: dict[str, str], told: str
 ) -> None:
-    plan = plan_cells(loaded(document), Choice(), engine, CPU)[0]
+    plan = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)[0]
     elsewhere = plan.model_copy(update={"cell": plan.cell.model_copy(update=where)})
     with pytest.raises(CallerError, match=told):
         judged_by(elsewhere, loaded(document).recipe)
@@ -283,7 +284,7 @@ def test_run_ids_never_repeat_and_can_be_names_of_folders(document: Document, en
     found = {new_run_id() for _ in range(100)}
     assert len(found) == 100
     assert all("/" not in run_id and not run_id.startswith(".") for run_id in found)
-    plans = plan_cells(loaded(document), Choice(), engine, CPU)
+    plans = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     assert len({plan.run_id for plan in plans}) == len(plans)
 
 

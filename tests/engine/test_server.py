@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.vllm import make_engine
+from vllm_qualify.engine.container import Watched
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.process import RunningProcess
 from vllm_qualify.engine.server import ServerPlan, serve
@@ -28,9 +29,9 @@ def plan_for(folder: Path, behaviour: str, startup_timeout_s: float = 30) -> Ser
     )
 
 
-def kill_server(process: RunningProcess) -> None:
+def kill_server(process: RunningProcess | Watched) -> None:
     os.killpg(json.loads(process.state_file.read_text())["pid"], signal.SIGKILL)
-    while process.exit_code() is None:
+    while process.end() is None:
         pass
 
 
@@ -43,7 +44,7 @@ def test_a_healthy_server_serves_and_is_gone_after_the_block(tmp_path: Path) -> 
         assert server.startup_s > 0
         server.check_alive()
         port = int(server.url.rpartition(":")[2])
-    assert server.process.exit_code() is not None
+    assert server.process.end() is not None
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -68,7 +69,7 @@ def test_a_server_whose_completions_fail_never_gets_ready(tmp_path: Path) -> Non
 
 
 def test_a_server_that_died_unnoticed_in_the_block_is_noticed_at_its_end(tmp_path: Path) -> None:
-    with pytest.raises(ReleaseError, match="signal 9"), serve(plan_for(tmp_path, "healthy"), tmp_path, silent) as server:
+    with pytest.raises(HostError, match="signal 9"), serve(plan_for(tmp_path, "healthy"), tmp_path, silent) as server:
         kill_server(server.process)
 
 

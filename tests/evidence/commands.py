@@ -3,14 +3,16 @@
 from pathlib import Path
 
 from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.server import Server
+from vllm_qualify.engine.server import Client, Server
 
+CLIENT = Client(program="/engine/bin/vllm", url="http://127.0.0.1:8123", model="org/model")
 SERVER = Server(
     url="http://127.0.0.1:8123",
     served_model_name="reference",
     process=RunningProcess(guard_pid=1, state_file=Path("server.state"), log=Path("server.log")),
     command=["vllm", "serve"],
     startup_s=1.0,
+    client=CLIENT,
 )
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.evidence.commands import SERVER, options
-from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.server import ServerPlan
+from tests.evidence.commands import CLIENT, options
 from vllm_qualify.evidence.load import command_of, parse
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.model import Load
@@ -303,20 +301,9 @@ def test_hits_without_queries_leave_no_number(folder: Path) -> None:
     assert_nothing(folder, "10 of 0 prefix-cache queries hit")
 
 
-PLAN = ServerPlan(
-    engine=EngineEnvironment(python=Path("/engine/bin/python")),
-    model="org/model",
-    revision="0123abc",
-    served_model_name="reference",
-    arguments={},
-    environment={},
-    startup_timeout_s=30,
-)
-
-
 def test_the_command_asks_for_what_is_parsed(tmp_path: Path) -> None:
     settings = Load(input_len=1024, output_len=128, max_concurrency=16, num_prompts=128, num_warmups=32, seed=40)
-    command = command_of(SERVER, PLAN, settings, tmp_path, 2)
+    command = command_of(CLIENT, "reference", settings, str(tmp_path), 2)
     assert command[:3] == ["/engine/bin/vllm", "bench", "serve"]
     found = options(command)
     assert found["--backend"] == "openai"
@@ -332,7 +319,7 @@ def test_the_command_asks_for_what_is_parsed(tmp_path: Path) -> None:
 
 
 def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path) -> None:
-    found = [options(command_of(SERVER, PLAN, SETTINGS, tmp_path, repeat)) for repeat in (1, 2, 3)]
+    found = [options(command_of(CLIENT, "reference", SETTINGS, str(tmp_path), repeat)) for repeat in (1, 2, 3)]
     assert [each["--seed"] for each in found] == ["0", "1", "2"]
     assert [each["--result-filename"] for each in found] == ["bench-1.json", "bench-2.json", "bench-3.json"]
 
@@ -340,4 +327,4 @@ def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path) -> No
 def test_no_secret_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "shhhhhhhh")
-    assert "shhhhhhhh" not in " ".join(command_of(SERVER, PLAN, SETTINGS, tmp_path, 1))
+    assert "shhhhhhhh" not in " ".join(command_of(CLIENT, "reference", SETTINGS, str(tmp_path), 1))

@@ -1,7 +1,8 @@
-"""Run `vllm-qualify` with the server killed at a chosen moment between two stages.
+"""Run `vllm-qualify` with a fault at a chosen moment between two stages.
 
-    driver.py before:accuracy run recipe.yaml
-    driver.py after:load run recipe.yaml
+    driver.py before:accuracy run recipe.yaml     the server is killed before the accuracy stage
+    driver.py after:load run recipe.yaml          … after the load stage
+    driver.py before:provide run recipe.yaml …    the image's tag is moved after it was resolved
 
 The flow, the stages and the server are the real ones; only the step's task is wrapped.
 """
@@ -11,10 +12,14 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.docker_engine import push_image
 from vllm_qualify import cli
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.server import Server
 from vllm_qualify.qualification import Run
 
@@ -23,8 +28,24 @@ STEPS = {"smoke": "smoke_test", "accuracy": "measure_accuracy", "load": "measure
 
 def kill(server: Server) -> None:
     os.killpg(json.loads(server.process.state_file.read_text())["pid"], signal.SIGKILL)
-    while server.process.exit_code() is None:
+    while server.process.end() is None:
         pass
+
+
+def move_the_tag(engines: Engines) -> None:
+    """Another image is pushed to the tag."""
+    image = engines.engine
+    assert isinstance(image, EngineImage)
+    registry, _, name = image.repository.partition("/")
+    push_image(registry, name, str(image.tag), content=str(time.time_ns()))
+
+
+def wrap_provide(step: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(engines: Engines) -> Any:
+        move_the_tag(engines)
+        return step(engines)
+
+    return wrapped
 
 
 def wrap(when: str, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,6 +64,9 @@ if __name__ == "__main__":
     when, _, step = sys.argv[1].partition(":")
     cli.set_up_prefect()
     flow_module = importlib.import_module("flows.qualify")
-    setattr(flow_module, STEPS[step], wrap(when, getattr(flow_module, STEPS[step])))
+    if step == "provide":
+        setattr(flow_module, "provide_engines", wrap_provide(getattr(flow_module, "provide_engines")))  # noqa: B009, B010
+    else:
+        setattr(flow_module, STEPS[step], wrap(when, getattr(flow_module, STEPS[step])))
     sys.argv = ["vllm-qualify", *sys.argv[2:]]
     cli.main()

@@ -23,7 +23,7 @@ from typing import NoReturn
 import boto3
 import pytest
 
-from tests.conftest import IN_CI
+from tests.ci import IN_CI
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreBusyError, StoreError
 from vllm_qualify.publish.store import MissingObjectError, Store, open_store
 

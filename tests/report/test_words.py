@@ -129,6 +129,8 @@ def test_times_are_in_utc(zone: timezone | None) -> None:
 def test_hardware_counts_gpus_and_cores() -> None:
     gpus = Fingerprint(gpu_type="h100", name="NVIDIA H100", count=8, memory_mib=81559, compute_capability="9.0", driver="570.1")
     assert words.hardware(gpus) == "NVIDIA H100 · 8 GPUs · 79.6 GiB each · compute capability 9.0 · driver 570.1"
+    built_in = gpus.model_copy(update={"name": "NVIDIA H100 80GB HBM3", "form_factor": "SXM"})
+    assert words.hardware(built_in).startswith("NVIDIA H100 80GB HBM3 · SXM · 8 GPUs · ")
     cpu = Fingerprint(gpu_type="cpu", name="Some CPU", count=1, memory_mib=2048, features=["avx2", "avx512f"])
     assert words.hardware(cpu) == "Some CPU · 1 core · 2.0 GiB · avx2, avx512f"
 

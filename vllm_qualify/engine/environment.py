@@ -6,16 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 from vllm_qualify.engine.process import quiet_environment
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.model import Frozen
 
+Launcher = Literal["process", "docker"]
 CHECKOUT_ENVIRONMENT = ".venv-engine"
 OVERRIDE = "VLLM_QUALIFY_ENGINE"
 
 # Asked in the engine's own Python, by metadata alone: importing vllm takes many seconds.
-_PROBE = """
+PROBE = """
 import importlib.metadata as m, json, platform, hashlib
 def version(name):
     try: return m.version(name)
@@ -35,20 +37,35 @@ print(json.dumps({
 """
 
 
+class ImageIdentity(Frozen):
+    """An image as it was pulled. `reference` is the name that was asked for, before it became a digest."""
+
+    reference: str
+    platform: str
+    image_id: str
+    created: str
+    labels: dict[str, str]
+
+
 class EngineIdentity(Frozen):
-    """Which engine measured: `digest` covers every installed file of vLLM (SHA-256 over its wheel's RECORD)."""
+    """Which engine measured.
+
+    `digest` is the image's; without one it covers every installed file of vLLM (SHA-256 over its wheel's RECORD).
+    """
 
     kind: str = "vllm"
-    launcher: str = "process"
+    launcher: Launcher = "process"
     version: str
     digest: str
     python: str
     packages: dict[str, str]
+    image: ImageIdentity | None = None
 
 
 class EngineEnvironment(Frozen):
     """A Python environment with vLLM in it."""
 
+    launcher: Literal["process"] = "process"
     python: Path
 
     @property
@@ -74,7 +91,7 @@ class EngineEnvironment(Frozen):
     def _probe(self) -> dict[str, dict[str, str]]:
         try:
             done = subprocess.run(
-                [str(self.python), "-I", "-c", _PROBE],
+                [str(self.python), "-I", "-c", PROBE],
                 capture_output=True,
                 text=True,
                 timeout=60,

@@ -1,64 +1,378 @@
-"""Which GPU type this machine is, read from NVML; a machine without an NVIDIA GPU is of type `cpu`."""
+"""Which GPU type a machine is: what NVML or nvidia-smi reads of it. A machine without an NVIDIA GPU is of type `cpu`.
 
+A reading is what one source tells of every device. The devices of one GPU type in it make a fingerprint, which every
+measurement carries.
+"""
+
+import csv
 import os
 import platform
 import re
+from collections import defaultdict
 from pathlib import Path
+from typing import Annotated, Literal, Self
 
 import pynvml
+from pydantic import Field, ValidationError, model_validator
 
+from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.model import Frozen
 
-# The word in NVML's product name that tells the type.
-_TYPES = {"H100": "h100", "H200": "h200", "GH200": "gh200", "B200": "b200", "GB200": "gb200", "B300": "b300", "A100": "a100"}
+FormFactor = Literal["SXM", "PCIe", "NVL", "superchip"]
+
+LEAST_DRIVER = 575
+"""The least branch of the NVIDIA driver. CUDA 12.9 needs 575.51.03 on Linux, says the CUDA Toolkit's release notes, table
+"CUDA Toolkit and Corresponding Driver Versions". CUDA 13 needs more: an image's own demand may lie above this."""
+
+_COLUMNS = ("index", "name", "uuid", "compute_cap", "memory.total", "driver_version", "mig.mode.current")
+NVIDIA_SMI_QUERY = [f"--query-gpu={','.join(_COLUMNS)}", "--format=csv,noheader,nounits"]
+"""nvidia-smi's arguments; `parse_nvidia_smi` reads what it then writes to its standard output."""
+_NO_DEVICES = "No devices were found"
+# A product without MIG has no mode: newer drivers write [N/A], older ones [Not Supported].
+_MIG_MODES = {"Enabled": True, "Disabled": False, "[N/A]": False, "[Not Supported]": False}
+
+# The word in a product's name that tells its type, and the compute capability that every such product has
+# (https://developer.nvidia.com/cuda-gpus; H800 and A800 are H100 and A100 with slower links).
+_CAPABILITIES = {
+    "A100": "8.0",
+    "A800": "8.0",
+    "H100": "9.0",
+    "H200": "9.0",
+    "H800": "9.0",
+    "GH200": "9.0",
+    "B200": "10.0",
+    "GB200": "10.0",
+    "B300": "10.3",
+    "GB300": "10.3",
+}
+# The last word of a vGPU's name is its share of the memory and its licence: 'GRID A100-40C'.
+_VGPU_PROFILE = re.compile(r"[0-9]+[ABCQ]")
+
+_SUPERCHIPS = ("GH200", "GB200", "GB300")
+# Products whose name does not tell the form factor, by their whole name as the table "Compatible GPUs" in NVIDIA's README of
+# its open kernel modules has it (github.com/NVIDIA/open-gpu-kernel-modules, 595.45.04). H100 and H200 are SXM5 by "Supported
+# GPUs" of NVIDIA's MIG user guide; the other SXM ones are modules of HGX boards, and the PCIe ones exist as cards only.
+# Any other name stays without a form factor, like 'NVIDIA H100' alone, which tells no memory either.
+_FORM_FACTORS: dict[str, FormFactor] = {
+    "H100 80GB HBM3": "SXM",
+    "H200": "SXM",
+    "H800": "SXM",
+    "H20": "SXM",
+    "H20 3E": "SXM",
+    "B200": "SXM",
+    "A2": "PCIe",
+    "A10": "PCIe",
+    "A16": "PCIe",
+    "A30": "PCIe",
+    "A40": "PCIe",
+    "L4": "PCIe",
+    "L20": "PCIe",
+    "L40": "PCIe",
+    "L40S": "PCIe",
+    "RTX PRO 6000 BLACKWELL SERVER EDITION": "PCIe",
+    "TESLA T4": "PCIe",
+}
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon")
 
 
+class Gpu(Frozen):
+    """One device as read. The index counts in the order of the PCI bus; CUDA counts so only if CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+
+    index: Annotated[int, Field(strict=True, ge=0)]
+    name: Annotated[str, Field(min_length=1)]
+    uuid: Annotated[str, Field(pattern=r"^GPU-[0-9A-Fa-f-]+$")]
+    compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
+    memory_mib: Annotated[int, Field(strict=True, gt=0)]
+    mig: bool
+
+    @property
+    def gpu_type(self) -> str:
+        return gpu_type_of(self.name, self.compute_capability)
+
+    @property
+    def kind(self) -> str:
+        """One line that two devices share exactly when they are the same model."""
+        return f"{self.name}, compute capability {self.compute_capability}, {self.memory_mib} MiB"
+
+
+class Reading(Frozen):
+    """What one source tells of a machine's devices; the sources tell the same of the same machine."""
+
+    driver: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+$")]
+    gpus: Annotated[list[Gpu], Field(min_length=1)]
+    source: Literal["nvml", "nvidia-smi"]
+
+    @model_validator(mode="after")
+    def _indices_differ(self) -> Self:
+        if len({gpu.index for gpu in self.gpus}) < len(self.gpus):
+            raise ValueError("two devices have the same index")
+        return self
+
+
 class Fingerprint(Frozen):
-    """The hardware that measured. Measurements of different fingerprints are never compared."""
+    """The hardware that measured. Measurements are compared only where the fingerprints' `id` is the same."""
 
     gpu_type: str
     name: str
+    form_factor: FormFactor | None = None
     count: int
     memory_mib: int
     compute_capability: str | None = None
     driver: str | None = None
     features: list[str] = []
+    devices: list[int] = []
+    """The indices of the devices of this type on their machine, in order; no part of what is compared."""
+
+    @property
+    def id(self) -> str:
+        """One line that two machines share exactly when their measurements may be compared.
+
+        Of GPUs: name, form factor, memory of one device, compute capability and the exact driver, since another driver
+        calls for a new qualification. How many there are is no part of it: a cell uses as many as its arguments say.
+
+        Of a CPU: name, cores, memory and features, since an engine takes all of them. The memory is in whole GiB, since
+        what the kernel keeps of it changes from one start to the next.
+        """
+        return " · ".join(self._cpu_parts() if self.gpu_type == "cpu" else self._gpu_parts())
+
+    def _cpu_parts(self) -> list[str]:
+        return [self.name, f"cores: {self.count}", f"{round(self.memory_mib / 1024)} GiB", *self.features]
+
+    def _gpu_parts(self) -> list[str]:
+        return [
+            self.name,
+            self.form_factor or "form factor unknown",
+            f"{self.memory_mib} MiB",
+            f"compute capability {self.compute_capability}",
+            f"driver {self.driver}",
+        ]
 
 
 def detect(wanted: str | None = None) -> Fingerprint:
-    """The fingerprint of this machine; `cpu` can be wanted of any machine, also of one with GPUs."""
-    if wanted == "cpu":
-        return _cpu()
+    """The fingerprint of this machine from NVML; `cpu` can be wanted of any machine. Raises as the two functions it calls."""
+    return fingerprint_of(None if wanted == "cpu" else read_nvml(), wanted)
+
+
+def read_nvml() -> Reading | None:
+    """What NVML tells of this machine, or None if it has no NVIDIA driver or no NVIDIA GPU.
+
+    Raises:
+        HostError: there is a driver, and it does not tell all that a reading needs.
+    """
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return _cpu()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return None
+    except pynvml.NVMLError as error:
+        raise _unreadable_nvml(error) from error
     try:
-        return _nvidia() if pynvml.nvmlDeviceGetCount() else _cpu()
+        return _nvml_reading() if pynvml.nvmlDeviceGetCount() else None
+    except (pynvml.NVMLError, ValidationError) as error:
+        raise _unreadable_nvml(error) from error
     finally:
         pynvml.nvmlShutdown()
 
 
-def gpu_type_of(name: str) -> str:
-    """`h200` for 'NVIDIA H200'; an unknown product keeps its own name, in lower case."""
-    words = [word for word in re.split(r"[\s-]+", name.upper()) if word != "NVIDIA"]
-    known = next((_TYPES[word] for word in words if word in _TYPES), None)
-    return known or "-".join(words).lower()
+def parse_nvidia_smi(text: str) -> Reading | None:
+    """What nvidia-smi wrote on NVIDIA_SMI_QUERY, or None if it found a driver and no GPU.
+
+    Raises:
+        HostError: it wrote anything but a full row for each device: an error, [N/A] for a number, nothing.
+    """
+    if text.strip() == _NO_DEVICES:
+        return None
+    try:
+        rows = [_row(cells) for cells in csv.reader(text.splitlines(), strict=True) if cells]
+        return Reading(driver=_one_driver(rows), gpus=[_gpu(row) for row in rows], source="nvidia-smi")
+    except (ValueError, csv.Error) as error:
+        raise HostError(
+            f"nvidia-smi did not tell which GPUs this machine has: {_reason(error)}",
+            f"run `nvidia-smi {' '.join(NVIDIA_SMI_QUERY)}` there and mend what it says; driver {LEAST_DRIVER} knows all of it",
+            "check",
+            text.splitlines()[-10:],
+        ) from error
 
 
-def _nvidia() -> Fingerprint:
-    first = pynvml.nvmlDeviceGetHandleByIndex(0)
-    name = str(pynvml.nvmlDeviceGetName(first))
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(first)
+def fingerprint_of(reading: Reading | None, wanted: str | None = None) -> Fingerprint:
+    """The devices of the wanted GPU type; of the only one there is if it is another or none is wanted; without any, this CPU.
+
+    Raises:
+        HostError: there are several types and none is wanted of them, several models of the type, or a device in MIG mode.
+    """
+    if reading is None or wanted == "cpu":
+        return _cpu()
+    gpus = _of_one_type(reading, wanted)
+    _check_one_model(gpus)
+    _check_whole(gpus)
     return Fingerprint(
-        gpu_type=gpu_type_of(name),
-        name=name,
-        count=pynvml.nvmlDeviceGetCount(),
-        memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(first).total) // 2**20,
-        compute_capability=f"{major}.{minor}",
-        driver=str(pynvml.nvmlSystemGetDriverVersion()),
+        gpu_type=gpus[0].gpu_type,
+        name=gpus[0].name,
+        form_factor=form_factor_of(gpus[0].name),
+        count=len(gpus),
+        memory_mib=gpus[0].memory_mib,
+        compute_capability=gpus[0].compute_capability,
+        driver=reading.driver,
+        devices=[gpu.index for gpu in gpus],
     )
+
+
+def check_driver(fingerprint: Fingerprint) -> None:
+    """Raises HostError if the NVIDIA driver is older than LEAST_DRIVER, or unknown; a CPU needs none."""
+    if fingerprint.gpu_type == "cpu":
+        return
+    branch = re.match(r"[0-9]+", fingerprint.driver or "")
+    if branch is None or int(branch.group()) < LEAST_DRIVER:
+        raise HostError(
+            f"the NVIDIA driver is {fingerprint.driver or 'unknown'}, and vLLM's images need {LEAST_DRIVER} or later",
+            f"install a data-center driver of branch R{LEAST_DRIVER} or later on this host, and restart it",
+            "check",
+        )
+
+
+def gpu_type_of(name: str, compute_capability: str) -> str:
+    """`h200` for 'NVIDIA H200' of 9.0. Any other product keeps its own name, in lower case.
+
+    So does one whose compute capability is not that of the type, and a vGPU, which is a share of a GPU.
+    """
+    words = _words(name)
+    plain = "-".join(words).lower()
+    known = next((word for word in words if word in _CAPABILITIES), None)
+    if known is None or any(map(_VGPU_PROFILE.fullmatch, words)):
+        return plain
+    if _CAPABILITIES[known] == compute_capability:
+        return known.lower()
+    # The bare name 'NVIDIA H200' is the type's own, and this is not of the type.
+    return plain if plain.upper() not in _CAPABILITIES else f"{plain}-sm{compute_capability.replace('.', '')}"
+
+
+def form_factor_of(name: str) -> FormFactor | None:
+    """How the product with this NVML name is built in; None if neither the name nor the table tells."""
+    words = _words(name)
+    if any(word in _SUPERCHIPS for word in words):
+        return "superchip"
+    if any(re.fullmatch(r"SXM[0-9]*", word) for word in words):
+        return "SXM"
+    if "NVL" in words:
+        return "NVL"
+    return "PCIe" if "PCIE" in words else _FORM_FACTORS.get(" ".join(words))
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.findall(r"[A-Z0-9.]+", name.upper()) if word != "NVIDIA"]
+
+
+def _of_one_type(reading: Reading, wanted: str | None) -> list[Gpu]:
+    """In the order of their indices."""
+    types: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index):
+        types[gpu.gpu_type].append(gpu)
+    if wanted in types:
+        return types[wanted]
+    if len(types) > 1:
+        there = "; ".join(f"{name}: {len(gpus)} x {gpus[0].name}" for name, gpus in types.items())
+        problem = f"this machine has GPUs of several types ({there})" + (f", and none is {wanted}" if wanted else "")
+        raise HostError(problem, f"give --gpu-type, one of {', '.join(types)}", "check")
+    return next(iter(types.values()))
+
+
+def _check_one_model(gpus: list[Gpu]) -> None:
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for gpu in gpus:
+        kinds[gpu.kind].append(gpu.index)
+    if len(kinds) > 1:
+        there = "; ".join(f"{kind}: device {_list(indices)}" for kind, indices in kinds.items())
+        raise HostError(
+            f"this machine has several models of {gpus[0].gpu_type} ({there}), whose measurements cannot be compared",
+            "run where only devices of one of the models can be seen, like a container that is given no others",
+            "check",
+        )
+
+
+def _check_whole(gpus: list[Gpu]) -> None:
+    sliced = [gpu.index for gpu in gpus if gpu.mig]
+    if sliced:
+        raise HostError(
+            f"MIG mode is on at device {_list(sliced)} ({gpus[0].name}), and a slice is not a whole GPU",
+            f"turn it off with `nvidia-smi -i {','.join(map(str, sliced))} -mig 0`, or run on a host without MIG",
+            "check",
+        )
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _nvml_reading() -> Reading:
+    gpus = [_nvml_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    return Reading(driver=pynvml.nvmlSystemGetDriverVersion(), gpus=gpus, source="nvml")
+
+
+def _nvml_gpu(index: int) -> Gpu:
+    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
+    return Gpu(
+        index=index,
+        name=pynvml.nvmlDeviceGetName(device),
+        uuid=pynvml.nvmlDeviceGetUUID(device),
+        compute_capability=f"{major}.{minor}",
+        # nvidia-smi writes this number in whole MiB.
+        memory_mib=pynvml.nvmlDeviceGetMemoryInfo(device).total // 2**20,
+        mig=_nvml_mig(device),
+    )
+
+
+def _nvml_mig(device: object) -> bool:
+    try:
+        current, _after_restart = pynvml.nvmlDeviceGetMigMode(device)
+    except pynvml.NVMLError_NotSupported:
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _unreadable_nvml(error: Exception) -> HostError:
+    remedy = "mend what `nvidia-smi` says on this host (after an update of the driver, restart it), or give --gpu-type cpu"
+    return HostError(f"NVML did not tell which GPUs this machine has: {_reason(error)}", remedy, "check")
+
+
+def _row(cells: list[str]) -> dict[str, str]:
+    """A device's cells by column. Raises ValueError if they are more or fewer: an error message is not a row."""
+    if len(cells) != len(_COLUMNS):
+        raise ValueError(f"it wrote '{','.join(cells)}'")
+    return {column: cell.strip() for column, cell in zip(_COLUMNS, cells, strict=True)}
+
+
+def _one_driver(rows: list[dict[str, str]]) -> str:
+    drivers = sorted({row["driver_version"] for row in rows})
+    if len(drivers) != 1:
+        raise ValueError(f"it told several drivers: {', '.join(drivers)}" if drivers else "it wrote nothing")
+    return drivers[0]
+
+
+def _gpu(row: dict[str, str]) -> Gpu:
+    mig = row["mig.mode.current"]
+    if mig not in _MIG_MODES:
+        raise ValueError(f"mig.mode.current is '{mig}'")
+    return Gpu(
+        index=_whole(row, "index"),
+        name=row["name"],
+        uuid=row["uuid"],
+        compute_capability=row["compute_cap"],
+        memory_mib=_whole(row, "memory.total"),
+        mig=_MIG_MODES[mig],
+    )
+
+
+def _whole(row: dict[str, str], column: str) -> int:
+    if not re.fullmatch(r"[0-9]+", row[column]):
+        raise ValueError(f"{column} is '{row[column]}', and a whole number is needed")
+    return int(row[column])
+
+
+def _reason(error: Exception) -> str:
+    """On one line; pydantic's own text has several."""
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, at['loc'])) or 'all'} is {at['input']!r}: {at['msg']}" for at in error.errors())
+    return str(error)
 
 
 def _cpu() -> Fingerprint:

@@ -8,11 +8,26 @@ from typing import TypeVar
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, content_digest
-from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.engine.environment import EngineIdentity, content_digest
+from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.launch import Engines, Launch, client_identity
+from vllm_qualify.engine.server import Engine, ServerPlan, gpu_count
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import Accuracy, Frozen, Gate, Load, LoadedRecipe, Name, Profile, Recipe, Serving, Smoke, Variant
+from vllm_qualify.recipe.model import (
+    Accuracy,
+    Frozen,
+    Gate,
+    Load,
+    LoadedRecipe,
+    Name,
+    Profile,
+    Recipe,
+    ServerArguments,
+    Serving,
+    Smoke,
+    Variant,
+)
 
 T = TypeVar("T")
 
@@ -42,7 +57,10 @@ class Cell(Frozen):
 
 
 class CellPlan(Frozen):
-    """Everything one qualification of one cell is going to do; written to the run's folder before anything starts."""
+    """Everything one qualification of one cell is going to do; written to the run's folder before anything starts.
+
+    `client` and `client_image` are of the load client where it does not run beside the server, in the same engine.
+    """
 
     run_id: str
     cell: Cell
@@ -54,6 +72,13 @@ class CellPlan(Frozen):
     questions: tuple[Path, Path] | None
     load: Load
     gates: list[Gate]
+    client_image: EngineImage | None = None
+    client: EngineIdentity | None = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What a container of this cell is known by."""
+        return {"run": self.run_id, "cell": self.cell.id}
 
 
 class Choice(Frozen):
@@ -79,22 +104,35 @@ class Selection(Frozen):
     profiles: dict[str, Profile]
     questions: tuple[Path, Path] | None
 
+    def arguments(self, profile: str) -> ServerArguments:
+        return self.serving.server | self.variant.server | self.profiles[profile].server
 
-def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint) -> Selection:
-    """What of the recipe is to be qualified on this machine.
+
+def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> None:
+    """What of `select` can be told before an image is here. Raises as `select` does."""
+    machine = detect(choice.gpu_type)
+    sees_in_a_container = launch.launcher == "docker" and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
+    if not sees_in_a_container:
+        select(loaded, choice, machine)
+    elif choice.gpu_type:
+        select(loaded, choice, None)
+
+
+def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) -> Selection:
+    """What of the recipe is to be qualified on this machine; without a machine, on any of the chosen GPU type.
 
     Raises:
         CallerError: the recipe has no such GPU type, variant or profile.
         HostError: this machine is of another GPU type, or a file that the recipe names is not there.
     """
     recipe = loaded.recipe
-    gpu_type = choice.gpu_type or machine.gpu_type
+    gpu_type = choice.gpu_type or (machine.gpu_type if machine else "")
     serving = _pick(recipe.gpu_types, gpu_type, "GPU type", "--gpu-type")
     variant_name = choice.variant or serving.default_variant
     variant = _pick(recipe.variants, variant_name, "variant", "--variant")
     names = [choice.profile] if choice.profile else list(serving.profiles)
     profiles = {name: _pick(serving.profiles, name, "profile", "--profile") for name in names}
-    if gpu_type != machine.gpu_type:
+    if machine and gpu_type != machine.gpu_type:
         raise HostError(
             f"the recipe is to be qualified on {gpu_type}, and this machine is {machine.gpu_type} ({machine.name})",
             f"run it on a host with {gpu_type}",
@@ -111,23 +149,49 @@ def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint) -> Select
     )
 
 
-def plan_cells(loaded: LoadedRecipe, choice: Choice, engine: EngineEnvironment, machine: Fingerprint) -> list[CellPlan]:
-    """The plans of the chosen cells. Raises as `select` does, and HostError if the hub does not know the model."""
+def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: Fingerprint) -> list[CellPlan]:
+    """The plans of the chosen cells, on images that are here. Raises as `select` does, and HostError if the hub does not know
+    the model, the machine has too few GPUs or too old a driver, or the engine is the wrong build for it."""
     selection = select(loaded, choice, machine)
-    _check_build(engine.identity(), machine)
-    release = _release(loaded, selection.variant, engine)
-    return [_plan(loaded, selection, release, engine, machine, profile) for profile in selection.profiles]
+    check_driver(machine)
+    identity = engines.engine.identity()
+    _check_build(identity, machine)
+    release = _release(loaded, selection.variant, identity)
+    client = client_identity(engines)
+    return [_plan(loaded, selection, release, engines, client, machine, profile) for profile in selection.profiles]
+
+
+def server_plan(
+    loaded: LoadedRecipe, selection: Selection, profile: str, engine: Engine, revision: str | None, gpus: list[int]
+) -> ServerPlan:
+    """The server of a cell. `revision` is None for local weights. Raises CallerError for a setting of another launcher."""
+    serving, variant = selection.serving, selection.variant
+    if serving.memory_limit_gib and engine.launcher != "docker":
+        problem = "memory_limit_gib limits a container, and the server is to be a process"
+        raise CallerError(problem, "add --launcher docker, or leave it out of the recipe", "memory_limit_gib")
+    return ServerPlan(
+        engine=engine,
+        model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
+        revision=None if variant.is_local else revision,
+        served_model_name=loaded.recipe.served_model_name,
+        arguments=selection.arguments(profile),
+        environment=serving.environment | variant.environment,
+        startup_timeout_s=serving.startup_timeout_s,
+        gpus=gpus,
+        memory_limit_gib=serving.memory_limit_gib,
+    )
 
 
 def _plan(
     loaded: LoadedRecipe,
     selection: Selection,
     release: Release,
-    engine: EngineEnvironment,
+    engines: Engines,
+    client: EngineIdentity | None,
     machine: Fingerprint,
     profile_name: str,
 ) -> CellPlan:
-    recipe, serving, variant = loaded.recipe, selection.serving, selection.variant
+    recipe, variant = loaded.recipe, selection.variant
     profile = selection.profiles[profile_name]
     return CellPlan(
         run_id=new_run_id(),
@@ -139,14 +203,8 @@ def _plan(
             profile=profile_name,
         ),
         fingerprint=machine,
-        server=ServerPlan(
-            engine=engine,
-            model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
-            revision=None if variant.is_local else release.revision,
-            served_model_name=recipe.served_model_name,
-            arguments=serving.server | variant.server | profile.server,
-            environment=serving.environment | variant.environment,
-            startup_timeout_s=serving.startup_timeout_s,
+        server=server_plan(
+            loaded, selection, profile_name, engines.engine, release.revision, _gpus(selection, profile_name, machine)
         ),
         smoke=recipe.smoke,
         smoke_golden=variant.smoke_golden,
@@ -154,7 +212,20 @@ def _plan(
         questions=selection.questions,
         load=profile.load,
         gates=_gates(recipe, variant, profile),
+        client_image=engines.client,
+        client=client,
     )
+
+
+def _gpus(selection: Selection, profile: str, machine: Fingerprint) -> list[int]:
+    """The cell's GPUs: the machine's first ones of its type."""
+    if machine.gpu_type == "cpu":
+        return []
+    needed = gpu_count(selection.arguments(profile))
+    if needed > len(machine.devices):
+        problem = f"profile '{profile}' takes {needed} GPUs, and this machine has {len(machine.devices)} {machine.gpu_type}"
+        raise HostError(problem, "choose a profile with --profile, or run it on a larger host", "check")
+    return machine.devices[:needed]
 
 
 def _pick(among: dict[str, T], name: str, what: str, option: str) -> T:
@@ -183,9 +254,9 @@ def _smoke_gates(variant: Variant) -> list[Gate]:
     return [Gate(metric=metric, minimum=1.0, unit="bool") for metric in metrics]
 
 
-def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineEnvironment) -> Release:
+def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineIdentity) -> Release:
     revision = content_digest(loaded.path(variant.model)) if variant.is_local else _hub_commit(variant)
-    return Release(model=variant.model, revision=revision, engine=engine.identity())
+    return Release(model=variant.model, revision=revision, engine=engine)
 
 
 def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
@@ -195,7 +266,7 @@ def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
         build = "CPU" if is_cpu_build else "GPU"
         raise HostError(
             f"vLLM {engine.version} is a {build} build, and {machine.gpu_type} is to be qualified",
-            "set VLLM_QUALIFY_ENGINE to an environment with the right build of vLLM",
+            "take an image, or with VLLM_QUALIFY_ENGINE an environment, with the right build of vLLM",
             "check",
         )
 

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from vllm_qualify.engine import guard
+from vllm_qualify.engine.failure import End
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.recipe.model import Frozen
 from vllm_qualify.secrets import redact, redact_file
@@ -19,9 +21,20 @@ from vllm_qualify.secrets import redact, redact_file
 POLL_S = 0.1
 LOG_TAIL_LINES = 25
 WHOLE_TAIL = 1000
+TAIL_BYTES, WHOLE_LOG_BYTES = 65_536, 8 * 2**20
 PROGRESS = re.compile(r"(\d+)/(\d+) \[")
 
 Progress = Callable[[int, int], None]
+
+
+class Running(Protocol):
+    """Something that runs, writes a log, and ends: a guarded process, a container, a command in a container."""
+
+    @property
+    def log(self) -> Path: ...
+
+    def end(self) -> End | None:
+        """How it ended; None while it runs. Raises HostError if nobody can know any more."""
 
 
 class RunningProcess(Frozen):
@@ -37,6 +50,10 @@ class RunningProcess(Frozen):
         if "exit_code" in state:
             return int(state["exit_code"])
         return None if _is_running(self.guard_pid) else -signal.SIGKILL
+
+    def end(self) -> End | None:
+        exit_code = self.exit_code()
+        return None if exit_code is None else End(exit_code=exit_code)
 
 
 def _is_running(pid: int) -> bool:
@@ -97,18 +114,23 @@ def _kill_group(state_file: Path) -> None:
         guard.signal_group(int(state["pid"]), signal.SIGKILL)
 
 
+def text_of(log: Path, most_bytes: int = WHOLE_LOG_BYTES) -> str:
+    """The end of a log, without secrets; empty if there is none."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - most_bytes))
+        return redact(file.read().decode(errors="replace"))
+
+
 def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
     """The last lines of a log without secrets, progress bars reduced to their last state."""
-    if not log.exists():
-        return []
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 65_536))
-        text = redact(file.read().decode(errors="replace"))
+    text = text_of(log, TAIL_BYTES)
     states = [[state for state in line.split("\r") if state.strip()] for line in text.split("\n")]
     return [line[-1].rstrip() for line in states if line][-lines:]
 
 
-def wait_for(process: RunningProcess, time_limit_s: float, check: Callable[[], None], progress: Progress, what: str) -> float:
+def wait_for(process: Running, time_limit_s: float, check: Callable[[], None], progress: Progress, what: str) -> float:
     """Wait until the process ends, calling `check` all the while and telling `progress` of the last `done/total` in its log.
 
     Returns the seconds it took.
@@ -119,7 +141,7 @@ def wait_for(process: RunningProcess, time_limit_s: float, check: Callable[[], N
     """
     started = time.monotonic()
     told = (0, 0)
-    while (exit_code := process.exit_code()) is None:
+    while (end := process.end()) is None:
         check()
         if time.monotonic() - started > time_limit_s:
             raise HostError(
@@ -130,9 +152,11 @@ def wait_for(process: RunningProcess, time_limit_s: float, check: Callable[[], N
             )
         told = _tell(process.log, told, progress)
         time.sleep(POLL_S)
-    if exit_code != 0:
+    if end.exit_code != 0:
         check()
-        raise HostError(f"{what} ended with exit code {exit_code}", "see the last lines of its log", what, tail(process.log))
+        raise HostError(
+            f"{what} ended with exit code {end.exit_code}", "see the last lines of its log", what, tail(process.log)
+        )
     # The bar's last state can come and go between two looks; in the log it stands above what the tool wrote last.
     _tell(process.log, told, progress, lines=WHOLE_TAIL)
     return time.monotonic() - started

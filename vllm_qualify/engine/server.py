@@ -1,78 +1,299 @@
-"""`vllm serve` as a local process: started, ready when a completion came back, and never left behind."""
+"""`vllm serve` as a local process or in a container: ready when a completion came back, and never left behind."""
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import httpx
+from pydantic import Field
 from ruamel.yaml import YAML
 
+from vllm_qualify.engine import container
+from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, Watched
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.process import RunningProcess, guarded, quiet_environment, tail
-from vllm_qualify.errors import HostError, ReleaseError, writing
+from vllm_qualify.engine.failure import End, Failure, classify
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.process import (
+    NO_STATISTICS,
+    Progress,
+    Running,
+    RunningProcess,
+    guarded,
+    quiet_environment,
+    tail,
+    text_of,
+    wait_for,
+)
+from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
 from vllm_qualify.recipe.model import Environment, Frozen, ServerArguments
 
 HOST = "127.0.0.1"
 STAGE = "serve"
 ASK_EVERY_S = 0.5
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+
+# Where things lie in a container, on every machine the same.
+CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
+HF_HOME_INSIDE = "/root/.cache/huggingface"
+# Taken over from this process's environment where they are set. Their values are written nowhere.
+PASSED = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+
+Engine = Annotated[EngineEnvironment | EngineImage, Field(discriminator="launcher")]
+Labels = dict[str, str]
 
 
 class ServerPlan(Frozen):
-    """All that determines a server: one server serves every stage whose plan is equal."""
+    """All that determines a server: one server serves every stage whose plan is equal.
 
-    engine: EngineEnvironment
+    `gpus` are the indices of the GPUs that it may use; none on a CPU. `memory_limit_gib` limits a container's host memory.
+    """
+
+    engine: Engine
     model: str
     revision: str | None
     served_model_name: str
     arguments: ServerArguments
     environment: Environment
     startup_timeout_s: float
+    gpus: list[int] = []
+    memory_limit_gib: float | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the weights lie on this machine; a model of the hub has a revision."""
+        return self.revision is None
+
+    @property
+    def served_from(self) -> str:
+        """The model as the server knows it: a hub repository, or a folder where the server runs."""
+        in_container = self.engine.launcher == "docker"
+        return MODEL_INSIDE if self.is_local and in_container else self.model
 
     def config(self, port: int) -> ServerArguments:
-        """The content of the `--config` file, vLLM's option names as keys."""
-        ours: ServerArguments = {"model": self.model, "served-model-name": [self.served_model_name], "host": HOST, "port": port}
+        """The content of the `--config` file, vLLM's option names as keys. A container listens on a port of its own."""
+        in_container = self.engine.launcher == "docker"
+        ours: ServerArguments = {
+            "model": self.served_from,
+            "served-model-name": [self.served_model_name],
+            "host": "0.0.0.0" if in_container else HOST,  # noqa: S104  (Docker publishes it on 127.0.0.1 only)
+            "port": SERVED_PORT if in_container else port,
+        }
         pinned: ServerArguments = {"revision": self.revision, "tokenizer-revision": self.revision} if self.revision else {}
         return ours | pinned | self.arguments
 
 
+def gpu_count(arguments: ServerArguments) -> int:
+    """How many GPUs a server with these arguments takes: the product of its parallel sizes."""
+    count = 1
+    for name in PARALLEL:
+        size = arguments.get(name, 1)
+        count *= size if isinstance(size, int) else 1
+    return count
+
+
+class Client(Frozen):
+    """Where vLLM's own measuring tool runs: beside the server as a process, or in a container by `docker exec`."""
+
+    program: str
+    url: str
+    model: str
+    container_id: str | None = None
+
+
 class Server(Frozen):
-    """A server that answers: its address and ids, no handle."""
+    """A server that answers: its addresses and ids, no handle."""
 
     url: str
     served_model_name: str
-    process: RunningProcess
+    process: RunningProcess | Watched
     command: list[str]
     startup_s: float
+    client: Client
 
     def check_alive(self) -> None:
-        """Raises ReleaseError with the log's last lines if the server has ended."""
+        """Raises the error of the failure's class with its telling lines if the server has ended."""
         _check_alive(self.process)
 
 
 @contextmanager
-def serve(plan: ServerPlan, folder: Path, progress: Callable[[str], None], port: int | None = None) -> Iterator[Server]:
+def serve(
+    plan: ServerPlan, folder: Path, progress: Callable[[str], None], port: int | None = None, labels: Labels | None = None
+) -> Iterator[Server]:
     """Serve within the block. `folder` gets `server.yaml`, the config file, and `server.log`.
 
+    `labels` name the run and the cell on a container.
+
     Raises:
-        HostError: the port is in use, or the command cannot be started.
-        ReleaseError: the server ended or hung before its first completion, or ended by itself later.
+        HostError: the port is in use, the command or the container cannot be started, Docker Engine went away.
+        QualifyError: the server ended or hung before its first completion, or ended by itself later; by the failure's class.
     """
     port = _free_port(port)
-    config = folder / "server.yaml"
     with writing(STAGE):
-        YAML(typ="safe").dump(plan.config(port), config)
-    command = [str(plan.engine.vllm), "serve", "--config", str(config)]
-    with guarded(command, quiet_environment(plan.environment), folder / "server.log") as process:
-        url = f"http://{HOST}:{port}"
+        YAML(typ="safe").dump(plan.config(port), folder / "server.yaml")
+    url = f"http://{HOST}:{port}"
+    with _launched(plan, folder, port, labels or {}) as (process, command, client):
         startup_s = _await_completion(plan, url, process, progress)
         server = Server(
-            url=url, served_model_name=plan.served_model_name, process=process, command=command, startup_s=startup_s
+            url=url,
+            served_model_name=plan.served_model_name,
+            process=process,
+            command=command,
+            startup_s=startup_s,
+            client=client,
         )
         yield server
         # Evidence from a server that died before its stages were over is not evidence.
         server.check_alive()
+
+
+Launched = tuple[RunningProcess | Watched, list[str], Client]
+
+
+@contextmanager
+def _launched(plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Launched]:
+    log = folder / "server.log"
+    if isinstance(plan.engine, EngineImage):
+        planned = container_of(plan, folder / "server.yaml", port, labels)
+        if not plan.is_local:
+            with writing(STAGE):
+                hub_cache().mkdir(parents=True, exist_ok=True)
+        with container.running(planned, log, STAGE) as watched:
+            client = Client(
+                program="vllm",
+                url=f"http://{HOST}:{SERVED_PORT}",
+                model=plan.served_from,
+                container_id=watched.container_id,
+            )
+            yield watched, container.command_line(planned), client
+    else:
+        command = process_command(plan.engine, folder / "server.yaml")
+        with guarded(command, quiet_environment(process_environment(plan)), log) as process:
+            client = Client(program=str(plan.engine.vllm), url=f"http://{HOST}:{port}", model=plan.model)
+            yield process, command, client
+
+
+def process_command(engine: EngineEnvironment, config: Path) -> list[str]:
+    return [str(engine.vllm), "serve", "--config", str(config)]
+
+
+def process_environment(plan: ServerPlan) -> dict[str, str]:
+    """What a server process gets besides this process's own environment."""
+    # Without the order CUDA counts the fastest device first, and NVML by the PCI bus.
+    chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))} if plan.gpus else {}
+    return chosen | plan.environment
+
+
+def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> ContainerPlan:
+    """The server's container: nothing of this machine but the cell's GPUs, the config file and the model."""
+    assert isinstance(plan.engine, EngineImage)  # noqa: S101  (told by the caller)
+    config_bind = Bind(source=config, target=CONFIG_INSIDE)
+    return ContainerPlan(
+        name=_container_name(labels, "server"),
+        image=plan.engine.pinned,
+        platform=plan.engine.platform,
+        arguments=["--config", CONFIG_INSIDE],
+        environment=container_environment(plan),
+        passed=passed_names(),
+        binds=[config_bind, *model_binds(plan)],
+        labels=_labels(labels, "server"),
+        gpus=plan.gpus,
+        port=port,
+        share_ipc=True,
+        memory_limit_mib=int(plan.memory_limit_gib * 1024) if plan.memory_limit_gib else None,
+    )
+
+
+def container_environment(plan: ServerPlan) -> dict[str, str]:
+    home = {} if plan.is_local else {"HF_HOME": HF_HOME_INSIDE}
+    statistics = {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
+    return home | statistics | plan.environment
+
+
+def passed_names() -> list[str]:
+    return [name for name in PASSED if name in os.environ]
+
+
+def model_binds(plan: ServerPlan) -> list[Bind]:
+    """Local weights read-only; for a hub model the hub's cache, which is filled."""
+    if plan.is_local:
+        return [Bind(source=Path(plan.model), target=MODEL_INSIDE)]
+    return [Bind(source=hub_cache(), target=HF_HOME_INSIDE, read_only=False)]
+
+
+def hub_cache() -> Path:
+    """HF_HOME of this machine."""
+    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser().absolute()
+
+
+def _container_name(labels: Labels, role: str) -> str:
+    return f"vllm-qualify-{labels.get('run', os.getpid())}-{role}"
+
+
+def _labels(labels: Labels, role: str) -> Labels:
+    values = {"run": labels.get("run", ""), "cell": labels.get("cell", ""), "role": role}
+    return dict(zip((container.RUN_LABEL, container.CELL_LABEL, container.ROLE_LABEL), values.values(), strict=True))
+
+
+@contextmanager
+def client_in(image: EngineImage, plan: ServerPlan, server: Server, folder: Path, labels: Labels) -> Iterator[Client]:
+    """A client container of another image than the server's, in the server's network, for the length of the block.
+
+    Raises:
+        QualifyError: it cannot be started.
+    """
+    assert isinstance(server.process, Watched)  # noqa: S101  (an image as client goes with one as server)
+    planned = ContainerPlan(
+        name=_container_name(labels, "client"),
+        image=image.pinned,
+        platform=image.platform,
+        entrypoint="sleep",
+        arguments=["infinity"],
+        environment=container_environment(plan),
+        passed=passed_names(),
+        binds=model_binds(plan),
+        labels=_labels(labels, "client"),
+        network=f"container:{server.process.container_id}",
+    )
+    with container.running(planned, folder / "client.log", "load") as watched:
+        yield server.client.model_copy(update={"container_id": watched.container_id})
+
+
+def run_client(
+    client: Client,
+    command: list[str],
+    log: Path,
+    time_limit_s: float,
+    check: Callable[[], None],
+    progress: Progress,
+) -> None:
+    """Run a command of the client's to its end; the files that it wrote to `results_folder` lie beside its log afterwards.
+
+    Raises:
+        HostError: it failed, took longer than `time_limit_s`, or Docker Engine went away.
+        whatever `check` raises.
+    """
+    folder, place = log.parent, log.parent.name
+    if client.container_id is None:
+        with guarded(command, quiet_environment(), log) as process:
+            wait_for(process, time_limit_s, check, progress, place)
+        return
+    with container.executing(client.container_id, command, log, place) as executed:
+        wait_for(executed, time_limit_s, check, progress, place)
+    container.fetch(client.container_id, RESULTS_INSIDE, folder, place)
+
+
+def results_folder(client: Client, folder: Path) -> str:
+    """Where the client is to write: `folder`, or a place in its container that is fetched from there."""
+    return str(folder) if client.container_id is None else RESULTS_INSIDE
+
+
+def recorded(client: Client, command: list[str]) -> list[str]:
+    """The command as people would give it on this machine."""
+    return command if client.container_id is None else ["docker", "exec", client.container_id[:12], *command]
 
 
 def _free_port(asked: int | None) -> int:
@@ -81,23 +302,19 @@ def _free_port(asked: int | None) -> int:
         try:
             probe.bind((HOST, asked or 0))
         except OSError as error:
-            raise HostError(f"port {asked} is in use: {error.strerror}", "free it, or leave --port out", STAGE) from error
+            problem = f"port {asked} is in use: {error.strerror}"
+            raise HostError(problem, "free it, or leave --port out", STAGE, kind="port-in-use") from error
         return int(probe.getsockname()[1])
 
 
-def _await_completion(plan: ServerPlan, url: str, process: RunningProcess, progress: Callable[[str], None]) -> float:
+def _await_completion(plan: ServerPlan, url: str, process: Running, progress: Callable[[str], None]) -> float:
     """Seconds until a completion came back. /health is not asked: it can answer 200 while every completion fails."""
     started = time.monotonic()
     told = ""
     while not _completes(url, plan.served_model_name):
         _check_alive(process)
         if time.monotonic() - started > plan.startup_timeout_s:
-            raise ReleaseError(
-                f"no completion came back within {plan.startup_timeout_s:g} s",
-                "see the last lines of the server's log; raise startup_timeout_s if it only needs longer",
-                STAGE,
-                tail(process.log),
-            )
+            raise _error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s))
         last = (tail(process.log, 1) or [""])[0]
         if last != told:
             progress(f"server starting: {last}")
@@ -114,8 +331,16 @@ def _completes(url: str, model: str) -> bool:
     return answer.status_code == httpx.codes.OK
 
 
-def _check_alive(process: RunningProcess) -> None:
-    exit_code = process.exit_code()
-    if exit_code is not None:
-        how = f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
-        raise ReleaseError(f"the server ended {how}", "see the last lines of its log for the cause", STAGE, tail(process.log))
+def _check_alive(process: Running) -> None:
+    end = process.end()
+    if end is not None:
+        raise _error_of(process, end)
+
+
+_WHOSE = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
+
+
+def _error_of(process: Running, end: End) -> QualifyError:
+    failure: Failure = classify(text_of(process.log), end)
+    lines = failure.lines or tail(process.log)
+    return _WHOSE[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)

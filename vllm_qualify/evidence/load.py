@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_qualify.engine.process import Progress, guarded, quiet_environment, wait_for
-from vllm_qualify.engine.server import Server, ServerPlan
+from vllm_qualify.engine.process import Progress
+from vllm_qualify.engine.server import Client, Server, recorded, results_folder, run_client
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, geometric_mean, in_words, invalid, repeat_interval, valid
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.model import Load
@@ -26,8 +26,8 @@ THROUGHPUT_KEYS = {
 }
 
 
-def measure(server: Server, plan: ServerPlan, settings: Load, folder: Path, progress: Progress) -> list[list[str]]:
-    """Run every repeat; `bench-N.json` is bench's own result file. Returns the commands.
+def measure(server: Server, client: Client, settings: Load, folder: Path, progress: Progress) -> list[list[str]]:
+    """Run every repeat with `client`; `bench-N.json` is bench's own result file. Returns the commands.
 
     Raises:
         HostError: bench failed or took longer than its time limit.
@@ -35,12 +35,12 @@ def measure(server: Server, plan: ServerPlan, settings: Load, folder: Path, prog
     """
     commands = []
     for repeat in range(1, settings.repeats + 1):
-        command = command_of(server, plan, settings, folder, repeat)
+        command = command_of(client, server.served_model_name, settings, results_folder(client, folder), repeat)
         (folder / f"metrics-{repeat}-before.txt").write_text(_metrics(server))
-        with guarded(command, quiet_environment(), folder / f"bench-{repeat}.log") as process:
-            wait_for(process, settings.time_limit_s, server.check_alive, _of_repeat(progress, repeat, settings), STAGE)
+        told = _of_repeat(progress, repeat, settings)
+        run_client(client, command, folder / f"bench-{repeat}.log", settings.time_limit_s, server.check_alive, told)
         (folder / f"metrics-{repeat}-after.txt").write_text(_metrics(server))
-        commands.append(command)
+        commands.append(recorded(client, command))
     return commands
 
 
@@ -60,11 +60,11 @@ def _metrics(server: Server) -> str:
         return f"# no answer: {type(error).__name__}\n"
 
 
-def command_of(server: Server, plan: ServerPlan, settings: Load, folder: Path, repeat: int) -> list[str]:
+def command_of(client: Client, model: str, settings: Load, folder: str, repeat: int) -> list[str]:
     return [
-        *(str(plan.engine.vllm), "bench", "serve"),
-        *("--backend", "openai", "--endpoint", "/v1/completions", "--base-url", server.url),
-        *("--model", server.served_model_name, "--tokenizer", plan.model),
+        *(client.program, "bench", "serve"),
+        *("--backend", "openai", "--endpoint", "/v1/completions", "--base-url", client.url),
+        *("--model", model, "--tokenizer", client.model),
         *("--dataset-name", "random", "--ignore-eos"),
         *("--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)),
         *("--num-prompts", str(settings.num_prompts), "--max-concurrency", str(settings.max_concurrency)),
@@ -72,7 +72,7 @@ def command_of(server: Server, plan: ServerPlan, settings: Load, folder: Path, r
         # Another seed each repeat: the same prompts again would measure the prefix cache.
         *("--seed", str(settings.seed + repeat - 1)),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
-        *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", f"bench-{repeat}.json"),
+        *("--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", f"bench-{repeat}.json"),
     ]
 
 

@@ -35,7 +35,10 @@ class Interval(Frozen):
 
 
 class Measurement(Frozen):
-    """One row of evidence. `value` is None exactly when `invalid_because` says why there is none that can be trusted."""
+    """One row of evidence. `value` is None exactly when `invalid_because` says why there is none that can be trusted.
+
+    `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`).
+    """
 
     metric: str
     filter: str | None = None
@@ -46,6 +49,7 @@ class Measurement(Frozen):
     interval: Interval | None = None
     invalid_because: str | None = None
     source: str
+    fingerprint: str = ""
 
     @model_validator(mode="after")
     def _value_or_reason(self) -> Self:

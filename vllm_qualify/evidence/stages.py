@@ -1,13 +1,16 @@
 """The stages of a qualification: each measures into its own folder, and is parsed from there, now or again later."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.launch import read_machine
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress
-from vllm_qualify.engine.server import Server
+from vllm_qualify.engine.server import Client, Server, client_in
 from vllm_qualify.errors import writing
 from vllm_qualify.evidence import accuracy, load, smoke
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, describe, in_words, invalid, valid
@@ -15,6 +18,7 @@ from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.secrets import redact_files
 
 Commands = list[list[str]]
+MACHINE = "machine.json"
 
 
 def smoke_stage(server: Server, plan: CellPlan, evidence: Path) -> StageEvidence:
@@ -40,9 +44,22 @@ def load_stage(server: Server, plan: CellPlan, evidence: Path, progress: Progres
     """Run vllm bench serve. Raises HostError or ReleaseError as `load.measure` does."""
 
     def measure(folder: Path) -> Commands:
-        return load.measure(server, plan.server, plan.load, folder, progress)
+        with _client(server, plan, folder) as client:
+            return load.measure(server, client, plan.load, folder, progress)
 
-    return _run("load", plan, evidence, measure, {"vllm bench serve": plan.cell.release.engine.version})
+    engine = plan.client or plan.cell.release.engine
+    tools = {"vllm bench serve": engine.version, "client": engine.launcher if engine.image is None else engine.image.reference}
+    return _run("load", plan, evidence, measure, tools)
+
+
+@contextmanager
+def _client(server: Server, plan: CellPlan, folder: Path) -> Iterator[Client]:
+    """Beside the server, or in a container of the client image where one is named."""
+    if plan.client_image is None:
+        yield server.client
+    else:
+        with client_in(plan.client_image, plan.server, server, folder, plan.labels) as client:
+            yield client
 
 
 def serve_stage(server: Server, plan: CellPlan, evidence: Path, started_at: datetime) -> StageEvidence:
@@ -67,6 +84,27 @@ def stage_folder(evidence: Path, stage: Stage) -> Path:
 
 def parse(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
     """The measurements of a stage from its files alone: the same now and at any later judging."""
+    measured_on, problem = _measured_on(evidence / stage, plan)
+    return [_on(measured_on, problem, measurement) for measurement in _parsed(stage, plan, evidence)]
+
+
+def _measured_on(folder: Path, plan: CellPlan) -> tuple[str, str | None]:
+    """The fingerprint of the machine that measured, and why its measurements do not count."""
+    try:
+        found = Fingerprint.model_validate_json((folder / MACHINE).read_bytes()).id
+    except UNUSABLE as error:
+        return "", f"nobody knows which machine measured: {in_words(error)}"
+    wanted = plan.fingerprint.id
+    return found, None if found == wanted else f"measured on {found}, and planned for {wanted}"
+
+
+def _on(measured_on: str, problem: str | None, found: Measurement) -> Measurement:
+    if problem and found.invalid_because is None:
+        found = invalid(found.metric, problem, found.source, filter=found.filter)
+    return found.model_copy(update={"fingerprint": measured_on})
+
+
+def _parsed(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
     folder = evidence / stage
     if stage == "smoke":
         return smoke.parse(folder, plan.smoke, plan.server.served_model_name, plan.smoke_golden)
@@ -107,6 +145,9 @@ def _evidence(
     commands: Commands,
     tools: dict[str, str],
 ) -> StageEvidence:
+    with writing(stage):
+        machine = read_machine(plan.server.engine, plan.cell.gpu_type)
+        (evidence / stage / MACHINE).write_text(machine.model_dump_json(indent=2))
     files = sorted(path for path in (evidence / stage).rglob("*") if path.is_file() and path.suffix != ".state")
     return StageEvidence(
         stage=stage,

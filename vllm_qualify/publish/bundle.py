@@ -62,10 +62,15 @@ def publish(
         HostError: an evidence file is gone or is not what was measured.
         StoreError: the store refused; what was written is harmless, since the manifest goes last.
     """
-    objects = [_put(store, evidence_key(file), _evidence_bytes(evidence, file)) for file in files]
-    objects += [_put(store, f"{prefix}/{name}", body) for name, body in documents.items()]
+    objects: dict[str, StoredObject] = {}
+    for file in files:
+        body, key = _evidence_bytes(evidence, file), evidence_key(file)
+        # Two stages can have left the same file, which is then one object.
+        objects[key] = objects.get(key) or _put(store, key, body)
+    objects |= {name: _put(store, f"{prefix}/{name}", body) for name, body in documents.items()}
     run_id, cell, outcome = manifest_head
-    manifest = Manifest(run_id=run_id, cell=cell, outcome=outcome, objects=sorted(objects, key=lambda stored: stored.key))
+    stored = sorted(objects.values(), key=lambda stored: stored.key)
+    manifest = Manifest(run_id=run_id, cell=cell, outcome=outcome, objects=stored)
     key = f"{prefix}/manifest.json"
     _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
     return store.locate(key)

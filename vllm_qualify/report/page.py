@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.evidence.measurement import CONFIDENCE, EvidenceFile, StageEvidence
 from vllm_qualify.judge.verdict import Checks
 from vllm_qualify.recipe.metrics import Stage
@@ -59,6 +60,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         absent=[name for name in STAGES if name not in {stage.stage for stage in report.stages}],
         files=[_file_row(file, stage.stage, link) for stage in _in_order(report.stages) for file in stage.files],
         server=_server(report),
+        images=_images(report),
         workload=_workload(report),
         tools=_tools(report),
         checks=list(Checks.model_fields),
@@ -74,7 +76,7 @@ def _template() -> Template:
         autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"time": words.time, "duration": words.duration, "size": words.size, "command": shlex.join}
-    environment.globals |= {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware}
+    environment.globals |= {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "engine": words.engine}
     return environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8"))
 
 
@@ -109,6 +111,21 @@ def _may_be_linked(address: str) -> bool:
 def _server(report: Report) -> Pairs:
     config = report.plan.server.config(port=0)
     return [(name, _json(setting)) for name, setting in config.items() if name not in CHOSEN_AT_START]
+
+
+def _images(report: Report) -> list[tuple[str, Pairs]]:
+    """What the image under test says of itself, and the load client's if that is another one."""
+    engines = {"Image under test": report.plan.cell.release.engine, "Image of the load client": report.plan.client}
+    return [(name, _image(found)) for name, found in engines.items() if found and found.image]
+
+
+def _image(engine: EngineIdentity) -> Pairs:
+    assert engine.image is not None  # noqa: S101  (told by the caller)
+    about = engine.image
+    facts = {"reference": about.reference, "digest": engine.digest, "platform": about.platform, "image ID": about.image_id}
+    facts |= {"created": about.created, "vLLM": engine.version}
+    facts |= {f"label {name}": value for name, value in sorted(about.labels.items())}
+    return [(name, value) for name, value in facts.items() if value]
 
 
 def _workload(report: Report) -> list[tuple[str, Pairs]]:

@@ -40,7 +40,7 @@ def _print_head(report: Report, console: Console) -> None:
     release = report.plan.cell.release
     outcome = _text(report.outcome.upper(), console, "bold green" if report.approved else "bold red")
     _print_wrapped(Text.assemble(outcome, "  ", _text(report.plan.cell.id, console, "bold")), console)
-    engine = f"vLLM {release.engine.version} ({release.engine.digest})"
+    engine = f"{words.engine(release.engine)} ({release.engine.digest})"
     facts = [
         f"{release.model} at {release.revision}",
         engine,

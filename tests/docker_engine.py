@@ -1,0 +1,133 @@
+"""A real Docker Engine with a real registry for tests, started by the project's own script, and images for it."""
+
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import httpx
+import pytest
+
+from tests.ci import IN_CI
+from tests.s3 import settings_in
+from vllm_qualify.engine.container import RUN_LABEL
+from vllm_qualify.engine.environment import EngineEnvironment
+
+CHECKOUT = Path(__file__).parents[1]
+SCRIPT, BUILD = CHECKOUT / "infra" / "docker.sh", CHECKOUT / "infra" / "cpu_image.sh"
+# In the checkout and not in a temporary folder: the image is built once, and is there in the next run.
+FOLDER = CHECKOUT / ".docker"
+# As `docker push` sends it.
+MANIFEST, CONFIG, LAYER = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.container.image.v1+json",
+    "application/vnd.docker.image.rootfs.diff.tar",
+)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A Docker Engine of the tests' own."""
+
+    settings: Mapping[str, str]
+
+    @property
+    def registry(self) -> str:
+        return self.settings["VLLM_QUALIFY_REGISTRY"]
+
+    @property
+    def login_registry(self) -> str:
+        return self.settings["VLLM_QUALIFY_LOGIN_REGISTRY"]
+
+    def client(self) -> docker.DockerClient:
+        return docker.DockerClient(base_url=self.settings["DOCKER_HOST"])
+
+    def containers(self) -> list[str]:
+        """The names of the containers that vllm-qualify made and that are there, running or not."""
+        client = self.client()
+        try:
+            return [found.name for found in client.containers.list(all=True, filters={"label": RUN_LABEL})]
+        finally:
+            client.close()
+
+    def stop(self) -> None:
+        subprocess.run([SCRIPT, "engine-stop", FOLDER], check=True, capture_output=True)
+
+    def start(self) -> None:
+        subprocess.run([SCRIPT, "engine-start", FOLDER], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def _docker_engine() -> Iterator[Engine]:
+    started = subprocess.run([SCRIPT, "start", FOLDER], capture_output=True, text=True, check=False)
+    try:
+        if started.returncode:
+            give_up = pytest.fail if IN_CI else pytest.skip
+            give_up(f"no Docker Engine: {started.stderr[-600:]}")
+        yield Engine(settings_in(FOLDER / "env"))
+    finally:
+        subprocess.run([SCRIPT, "stop", FOLDER], capture_output=True, check=False)
+
+
+@pytest.fixture
+def docker_engine(_docker_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The engine, named by this process's environment, without a container of an earlier test."""
+    for name, value in _docker_engine.settings.items():
+        monkeypatch.setenv(name, value)
+    assert _docker_engine.containers() == []
+    return _docker_engine
+
+
+@pytest.fixture(scope="session")
+def cpu_image(_docker_engine: Engine, engine: EngineEnvironment) -> str:
+    """The real vLLM for the CPU, pushed as vllm/vllm-openai. Its name with the tag."""
+    assert engine.python.is_relative_to(CHECKOUT), "the image is built from the checkout's engine environment"
+    built = subprocess.run([BUILD, FOLDER], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[-2000:]
+    return built.stdout.split()[-1].partition("@")[0] + ":v0.32.0"
+
+
+def push_image(registry: str, name: str, tag: str, architecture: str = "amd64", content: str = "") -> str:
+    """Push an image of one small file, as any OCI client would. Returns its digest."""
+    with httpx.Client(base_url=f"http://{registry}/v2/{name}") as client:
+        layer = _layer(content)
+        config = {
+            "architecture": architecture,
+            "os": "linux",
+            "config": {},
+            "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+        }
+        body = json.dumps(config).encode()
+        for blob in (layer, body):
+            place = client.post("/blobs/uploads/").raise_for_status().headers["location"]
+            client.put(httpx.URL(place).copy_merge_params({"digest": _digest(blob)}), content=blob).raise_for_status()
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": _entry(CONFIG, body),
+            "layers": [_entry(LAYER, layer)],
+        }
+        pushed = client.put(f"/manifests/{tag}", json=manifest, headers={"content-type": MANIFEST}).raise_for_status()
+    return str(pushed.headers["docker-content-digest"])
+
+
+def _layer(content: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo("content")
+        member.size = len(content.encode())
+        archive.addfile(member, io.BytesIO(content.encode()))
+    return packed.getvalue()
+
+
+def _digest(blob: bytes) -> str:
+    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
+
+
+def _entry(media_type: str, blob: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "size": len(blob), "digest": _digest(blob)}

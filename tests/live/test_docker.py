@@ -1,0 +1,385 @@
+"""Docker for real: images from a registry, containers that come and go, and nothing left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docker_engine import Engine, push_image
+from tests.live.conftest import COMMAND, run
+from vllm_qualify.engine import container, image
+from vllm_qualify.engine.container import Bind, ContainerPlan, Watched, executing, fetch, leftovers, remove_leftovers, running
+from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.launch import read_machine
+from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
+
+pytestmark = pytest.mark.docker
+NOBODYS = "sha256:" + "0" * 64
+
+
+def silent(_line: str) -> None:
+    pass
+
+
+def classed(error: QualifyError) -> tuple[str, type[QualifyError], bool]:
+    return error.kind, type(error), error.retry
+
+
+# --- images
+
+
+def test_a_tag_becomes_the_digest_of_the_registry(docker_engine: Engine) -> None:
+    digest = push_image(docker_engine.registry, "plain", "v1")
+    found = image.resolve(f"{docker_engine.registry}/plain:v1")
+    assert (found.digest, found.platform) == (digest, "linux/amd64")
+    assert found.pinned == f"{docker_engine.registry}/plain@{digest}"
+    assert image.resolve(f"{docker_engine.registry}/plain:v1@{digest}") == found
+    assert image.resolve(found.pinned).pinned == found.pinned
+
+
+@pytest.mark.parametrize(
+    ("reference", "kind", "error", "retry"),
+    [
+        ("{registry}/plain:no-such-tag", "image-missing", CallerError, False),
+        ("{registry}/no/such/image:v1", "image-missing", CallerError, False),
+        ("{registry}/plain@" + NOBODYS, "image-missing", CallerError, False),
+        ("{registry}/plain:v1@" + NOBODYS, "tag-moved", ReleaseError, False),
+        ("{registry}/arm:v1", "wrong-platform", ReleaseError, False),
+        ("{login}/plain:v1", "login-required", HostError, False),
+        ("127.0.0.1:9/plain:v1", "registry-unreachable", HostError, True),
+        ("no.such.registry.invalid/plain:v1", "registry-unreachable", HostError, True),
+    ],
+)
+def test_an_image_that_cannot_be_had_ends_in_its_own_class(
+    docker_engine: Engine, reference: str, kind: str, error: type[QualifyError], retry: bool
+) -> None:
+    push_image(docker_engine.registry, "plain", "v1")
+    push_image(docker_engine.registry, "arm", "v1", architecture="arm64")
+    with pytest.raises(error) as raised:
+        image.resolve(reference.format(registry=docker_engine.registry, login=docker_engine.login_registry))
+    assert classed(raised.value) == (kind, error, retry)
+
+
+def test_the_credentials_of_dockers_own_configuration_open_a_registry(
+    docker_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = push_image(docker_engine.registry, "plain", "v1")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    user, password = (docker_engine.settings[f"VLLM_QUALIFY_LOGIN_{name}"] for name in ("USER", "PASSWORD"))
+    login = ["docker", "login", "--username", user, "--password-stdin", docker_engine.login_registry]
+    subprocess.run(login, input=password, text=True, check=True, capture_output=True)
+    found = image.resolve(f"{docker_engine.login_registry}/plain:v1")
+    assert found.digest == digest
+    image.pull(found, silent)
+
+
+def test_a_pull_tells_each_layer_and_tags_the_image_for_deployment(docker_engine: Engine) -> None:
+    push_image(docker_engine.registry, "pulled", "v1", content=str(time.time_ns()))
+    found = image.resolve(f"{docker_engine.registry}/pulled:v1")
+    told: list[str] = []
+    image.pull(found, told.append)
+    assert any(line.startswith("pulling: layer") and "layers done" in line for line in told)
+    image.tag_for_deployment(found, told.append)
+    client = docker_engine.client()
+    tagged = client.images.get("vllm/vllm-openai:deploy")
+    assert tagged.id == client.images.get(found.pinned).id
+    told.clear()
+    image.pull(found, told.append)
+    assert told == [], "what is here is not pulled again"
+
+
+def test_a_tag_that_moves_after_it_was_resolved_is_told_by_the_pull(docker_engine: Engine) -> None:
+    old = push_image(docker_engine.registry, "moving", "v1", content=str(time.time_ns()))
+    found = image.resolve(f"{docker_engine.registry}/moving:v1")
+    new = push_image(docker_engine.registry, "moving", "v1", content=str(time.time_ns()))
+    with pytest.raises(ReleaseError, match=f"was at {old} and is now at {new}") as raised:
+        image.pull(found, silent)
+    assert raised.value.kind == "tag-moved"
+    by_digest = found.model_copy(update={"tag": None})
+    image.pull(by_digest, silent)
+
+
+def test_an_image_for_another_platform_is_refused_after_the_pull_too(docker_engine: Engine) -> None:
+    digest = push_image(docker_engine.registry, "arm", "v1", architecture="arm64")
+    arm = EngineImage(repository=f"{docker_engine.registry}/arm", tag=None, digest=digest, platform="linux/amd64")
+    with pytest.raises(ReleaseError) as raised:
+        image.pull(arm, silent)
+    assert raised.value.kind == "wrong-platform"
+
+
+def test_an_image_without_vllm_is_told(docker_engine: Engine) -> None:
+    push_image(docker_engine.registry, "plain", "v1")
+    found = image.resolve(f"{docker_engine.registry}/plain:v1")
+    image.pull(found, silent)
+    with pytest.raises(ReleaseError, match="use an image with the interface of vllm/vllm-openai") as raised:
+        found.identity()
+    assert raised.value.kind == "not-vllm-openai"
+
+
+def test_an_image_tells_what_is_in_it(vllm_image: EngineImage) -> None:
+    found = vllm_image.identity()
+    assert (found.launcher, found.version, found.digest) == ("docker", "0.32.0+cpu", vllm_image.digest)
+    assert found.packages["torch"] == "2.13.0+cpu"
+    assert found.image is not None
+    assert found.image.reference == vllm_image.reference
+    assert found.image.labels["org.opencontainers.image.version"] == "v0.32.0"
+
+
+# --- containers
+
+
+@pytest.fixture
+def vllm_image(docker_engine: Engine, cpu_image: str) -> EngineImage:  # noqa: ARG001  (names the engine)
+    found = image.resolve(cpu_image)
+    image.pull(found, silent)
+    return found
+
+
+@pytest.fixture
+def shell(vllm_image: EngineImage) -> Callable[..., ContainerPlan]:
+    """The plan of a container that runs a shell command."""
+
+    def plan(command: str, **others: Any) -> ContainerPlan:
+        named = {"name": "vllm-qualify-test", "labels": {container.RUN_LABEL: "test"}} | others
+        return ContainerPlan(
+            image=vllm_image.pinned, platform=vllm_image.platform, entrypoint="sh", arguments=["-c", command], **named
+        )
+
+    return plan
+
+
+def ended(watched: Watched, within_s: float = 30) -> End:
+    deadline = time.monotonic() + within_s
+    while (end := watched.end()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return end
+
+
+def test_a_container_leaves_its_log_and_its_exit_code_and_nothing_else(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
+) -> None:
+    with running(shell("echo out; echo err >&2; exit 7"), tmp_path / "it.log", "serve") as watched:
+        assert ended(watched) == End(exit_code=7)
+    assert sorted((tmp_path / "it.log").read_text().split()) == ["err", "out"]
+    assert docker_engine.containers() == []
+
+
+def test_the_log_is_there_while_the_container_runs(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
+    with running(shell("echo ready; sleep 60"), tmp_path / "it.log", "serve") as watched:
+        deadline = time.monotonic() + 30
+        while watched.log.read_text() != "ready\n":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert watched.end() is None
+
+
+def test_a_container_is_removed_when_the_block_fails(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt), running(shell("sleep 60"), tmp_path / "it.log", "serve"):
+        assert docker_engine.containers() == ["vllm-qualify-test"]
+        raise KeyboardInterrupt
+    assert docker_engine.containers() == []
+
+
+def test_a_container_that_needs_more_than_its_memory_is_told_to_be_oom_killed(
+    shell: Callable[..., ContainerPlan], tmp_path: Path
+) -> None:
+    greedy = shell("python3 -c 'bytearray(10**9)'; exit 137", memory_limit_mib=64)
+    with running(greedy, tmp_path / "it.log", "serve") as watched:
+        assert ended(watched) == End(exit_code=137, oom_killed=True)
+
+
+def test_a_secret_reaches_the_container_and_no_command_line_and_no_log(
+    shell: Callable[..., ContainerPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
+    plan = shell('echo "$HF_TOKEN"', passed=["HF_TOKEN"])
+    with running(plan, tmp_path / "it.log", "serve") as watched:
+        assert ended(watched) == End(exit_code=0)
+    assert (tmp_path / "it.log").read_text() == "[redacted]\n"
+    assert "hf_secret_of_mine" not in " ".join(container.command_line(plan)) + plan.model_dump_json()
+
+
+def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_are_fetched(
+    shell: Callable[..., ContainerPlan], tmp_path: Path
+) -> None:
+    work = "mkdir -p /results/deeper && echo found > /results/deeper/r.json && ln -s /etc/passwd /results/l; echo done; exit 3"
+    with running(shell("sleep 60"), tmp_path / "it.log", "serve") as watched:
+        with executing(watched.container_id, ["sh", "-c", work], tmp_path / "work.log", "load") as executed:
+            assert ended(executed) == End(exit_code=3)
+        assert (tmp_path / "work.log").read_text() == "done\n"
+        fetch(watched.container_id, "/results", tmp_path, "load")
+        fetch(watched.container_id, "/no/such/folder", tmp_path, "load")
+    assert (tmp_path / "r.json").read_text() == "found\n"
+    assert not (tmp_path / "l").exists()
+
+
+def test_a_command_ends_with_its_container(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
+    with (
+        running(shell("sleep 1"), tmp_path / "it.log", "serve") as watched,
+        executing(watched.container_id, ["sleep", "600"], tmp_path / "work.log", "load") as executed,
+    ):
+        assert ended(executed).exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("others", "kind"),
+    [
+        ({"gpus": [0]}, "no-gpu-in-docker"),
+        ({"image": "no/such/image:v1"}, "image-missing"),
+        ({"binds": [Bind(source=Path("/no/such/folder"), target="/x")]}, "mount-refused"),
+        ({"entrypoint": "/no/such/program"}, "not-vllm-openai"),
+    ],
+)
+def test_a_container_that_cannot_start_ends_in_its_own_class(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, others: dict[str, Any], kind: str
+) -> None:
+    plan = shell("true").model_copy(update=others)
+    with pytest.raises(QualifyError) as raised, running(plan, tmp_path / "it.log", "serve"):
+        pass
+    assert raised.value.kind == kind
+    assert docker_engine.containers() == []
+
+
+def test_a_port_that_another_container_has_is_told(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with running(shell("sleep 60", port=port), tmp_path / "it.log", "serve"):
+        second = shell("true", port=port, name="vllm-qualify-second")
+        with pytest.raises(HostError, match=f"port {port} is in use") as raised, running(second, tmp_path / "2.log", "serve"):
+            pass
+    assert raised.value.kind == "port-in-use"
+
+
+def test_the_command_line_makes_the_very_container_that_is_launched(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--dry-run` shows this command; what the engine made of it and of the SDK's call is compared field by field."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
+    plan = shell(
+        "sleep 60",
+        environment={"VLLM_LOGGING_LEVEL": "INFO"},
+        passed=["HF_TOKEN"],
+        binds=[Bind(source=tmp_path, target="/model"), Bind(source=tmp_path, target="/cache", read_only=False)],
+        port=18_765,
+        share_ipc=True,
+        memory_limit_mib=512,
+    )
+    client = docker_engine.client()
+    with running(plan, tmp_path / "it.log", "serve") as watched:
+        launched = client.api.inspect_container(watched.container_id)
+    detached = container.command_line(plan)[3:]
+    made = subprocess.run(["docker", "create", *detached], check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        by_command = client.api.inspect_container(made)
+    finally:
+        client.api.remove_container(made)
+    assert comparable(by_command) == comparable(launched)
+    assert launched["HostConfig"]["Privileged"] is False
+    assert launched["HostConfig"]["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "18765"}]}
+
+
+def comparable(about: dict[str, Any]) -> dict[str, Any]:
+    """All of a container's configuration but the label of its owner, and what only a terminal's client sets."""
+    labels = {name: value for name, value in about["Config"]["Labels"].items() if name != container.OWNER_LABEL}
+    config = about["Config"] | {"Labels": labels, "Env": sorted(about["Config"]["Env"])}
+    of_a_terminal = ("AttachStdin", "AttachStdout", "AttachStderr", "Hostname", "ConsoleSize", "OpenStdin", "StdinOnce")
+    found = config | about["HostConfig"]
+    # The client writes empty lists and maps where the SDK writes nothing.
+    return {name: value for name, value in found.items() if name not in of_a_terminal and value not in (None, [], {}, "", 0)}
+
+
+def test_gpus_are_asked_for_by_the_same_request(docker_engine: Engine, shell: Callable[..., ContainerPlan]) -> None:
+    """No GPU is needed to make a container that asks for one, only to start it."""
+    client = docker_engine.client()
+    plan = shell("true", gpus=[0, 3])
+    made = subprocess.run(
+        ["docker", "create", *container.command_line(plan)[3:]], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    by_command = client.api.inspect_container(made)["HostConfig"]["DeviceRequests"]
+    client.api.remove_container(made)
+    made = container.create(client, plan)
+    by_call = client.api.inspect_container(made)["HostConfig"]["DeviceRequests"]
+    client.api.remove_container(made)
+    assert by_call == by_command
+    assert by_call[0]["DeviceIDs"] == ["0", "3"]
+
+
+def test_a_machine_whose_engine_has_no_gpu_is_a_cpu_machine(vllm_image: EngineImage) -> None:
+    assert read_machine(vllm_image, None).gpu_type == "cpu"
+
+
+# --- what a killed run leaves
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from vllm_qualify.engine.container import ContainerPlan, running
+with running(ContainerPlan.model_validate_json(sys.argv[1]), Path(sys.argv[2]), "serve"):
+    print("running", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, home: Path
+) -> None:
+    plan = shell("sleep 600")
+    command = [sys.executable, "-c", HOLDS, plan.model_dump_json(), str(tmp_path / "it.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "running\n"
+        assert leftovers() == []
+        assert remove_leftovers() == []
+        assert docker_engine.containers() == ["vllm-qualify-test"]
+        os.kill(holder.pid, signal.SIGKILL)
+    assert [(found.name, found.run, found.state) for found in leftovers()] == [("vllm-qualify-test", "test", "running")]
+    shown = run(home, COMMAND, "doctor")
+    assert "found    leftovers     vllm-qualify-test" in shown.stdout
+    cleaned = run(home, COMMAND, "doctor", "--clean")
+    assert "removed  vllm-qualify-test, of run test" in cleaned.stdout
+    assert docker_engine.containers() == []
+
+
+def test_an_engine_that_stops_is_told_as_such_and_not_as_the_containers_end(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
+) -> None:
+    with running(shell("sleep 600"), tmp_path / "it.log", "serve") as watched:
+        docker_engine.stop()
+        try:
+            with pytest.raises(HostError) as told:
+                ended(watched)
+        finally:
+            docker_engine.start()
+    assert told.value.kind == "docker-gone"
+    assert docker_engine.containers() == []
+
+
+def test_a_container_that_cannot_be_removed_is_named_beside_the_error_and_removed_later(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
+) -> None:
+    try:
+        plan = shell("sleep 600")
+        with pytest.raises(ReleaseError, match="of its own") as raised, running(plan, tmp_path / "it.log", "serve"):
+            docker_engine.stop()
+            raise ReleaseError("an error of its own", "none")
+    finally:
+        docker_engine.start()
+    assert "the container vllm-qualify-test could not be removed" in raised.value.__notes__[0]
+    # its owner, this process, still lives: it is no leftover yet
+    assert leftovers() == []
+    client = docker_engine.client()
+    (found,) = client.containers.list(all=True, filters={"label": container.RUN_LABEL})
+    assert found.status == "exited"
+    found.remove()

@@ -1,0 +1,254 @@
+"""The seed recipes: what the catalog promises of them, and that they serve as vllm-project/recipes publishes it."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+
+from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.model import Environment, Recipe, ServerArguments
+
+SEEDS = ("llama-3.3-70b", "llama-4-scout", "nemotron-3-nano")
+HOPPER = ("h100", "h200")
+BLACKWELL = ("b200", "gb200")
+
+# Commands that vllm-project/recipes publishes for a model on a GPU type; not part of this project.
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "vllm-recipes" / "api"
+needs_published = pytest.mark.skipif(
+    not PUBLISHED.is_dir(), reason="the commands of vllm-project/recipes are not beside this checkout"
+)
+
+# Model in a published command → recipe and variant; unquantized Llamas are none of our variants, so the default one stands in.
+MODELS: dict[str, tuple[str, str | None]] = {
+    "meta-llama/Llama-3.3-70B-Instruct": ("llama-3.3-70b", None),
+    "nvidia/Llama-3.3-70B-Instruct-FP8": ("llama-3.3-70b", "fp8"),
+    "nvidia/Llama-3.3-70B-Instruct-NVFP4": ("llama-3.3-70b", "nvfp4"),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": ("llama-4-scout", None),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("nemotron-3-nano", "bf16"),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8": ("nemotron-3-nano", "fp8"),
+}
+COMMANDS = [
+    (model, gpu_type)
+    for model in MODELS
+    for gpu_type in (*HOPPER, *BLACKWELL)
+    if not (model.endswith("NVFP4") and gpu_type in HOPPER)
+]
+
+# Published options that are not ours, or not with that value → why.
+DIFFERENCES = {
+    "tensor-parallel-size": "the profile's goal decides it; published is the least that holds the model, or the whole node",
+    "enable-auto-tool-choice": "shapes chat replies only",
+    "tool-call-parser": "shapes chat replies only",
+    "reasoning-parser": "shapes chat replies only",
+    "reasoning-parser-plugin": "shapes chat replies only, and names a file that no image has",
+}
+# Published environment names that vLLM no longer has → the option that took their place, and its value by the published one.
+RENAMED: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "VLLM_USE_FLASHINFER_MOE_FP8": ("moe-backend", {"1": ("flashinfer_cutlass", "flashinfer_trtllm")}),
+    "VLLM_FLASHINFER_MOE_BACKEND": ("moe-backend", {"throughput": ("flashinfer_cutlass",)}),
+}
+
+
+def options_of(argv: list[str]) -> dict[str, JsonValue]:
+    """The options of a `vllm serve MODEL …` command, as a recipe writes them.
+
+    An option without a value is true, one with several is a list; numbers and JSON are parsed.
+    """
+    serve, rest = argv[:3], argv[3:]
+    assert serve[:2] == ["vllm", "serve"]
+    assert not serve[2].startswith("-")
+    given: dict[str, list[JsonValue]] = {}
+    key = ""
+    for word in rest:
+        if word.startswith("--"):
+            key, equals, value = word.removeprefix("--").partition("=")
+            assert key not in given, f"--{key} is given twice"
+            given[key] = [_value(value)] if equals else []
+        else:
+            given[key].append(_value(word))
+    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in given.items()}
+
+
+def _value(text: str) -> JsonValue:
+    try:
+        parsed: JsonValue = json.loads(text)
+    except ValueError:
+        return text
+    return parsed
+
+
+@cache
+def recipe(name: str) -> Recipe:
+    return load_recipe(name).recipe
+
+
+def arguments(recipe: Recipe, gpu_type: str, variant: str | None, profile: str) -> ServerArguments:
+    """The server arguments of one cell."""
+    serving = recipe.gpu_types[gpu_type]
+    return serving.server | recipe.variants[variant or serving.default_variant].server | serving.profiles[profile].server
+
+
+def environment(recipe: Recipe, gpu_type: str, variant: str | None) -> Environment:
+    serving = recipe.gpu_types[gpu_type]
+    return serving.environment | recipe.variants[variant or serving.default_variant].environment
+
+
+def cells(recipe: Recipe) -> list[tuple[str, str, str]]:
+    """GPU type, variant and profile of every cell; NVFP4 only where there is hardware for it."""
+    return [
+        (gpu_type, variant, profile)
+        for gpu_type, serving in recipe.gpu_types.items()
+        for variant in recipe.variants
+        for profile in serving.profiles
+        if not (variant == "nvfp4" and gpu_type in HOPPER)
+    ]
+
+
+def published(model: str, gpu_type: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((PUBLISHED / model / "hw" / f"{gpu_type}.json").read_text(encoding="utf-8"))
+    return document
+
+
+def differing(model: str, gpu_type: str) -> set[str]:
+    """Published options that some profile of ours lacks or sets otherwise."""
+    name, variant = MODELS[model]
+    theirs = options_of(published(model, gpu_type)["argv"])
+    found = set()
+    for profile in recipe(name).gpu_types[gpu_type].profiles:
+        ours = arguments(recipe(name), gpu_type, variant, profile)
+        found |= {key for key, value in theirs.items() if key not in ours or ours[key] != value}
+    return found
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
+    assert recipe(name).name == name
+    assert list(recipe(name).gpu_types) == [*HOPPER, *BLACKWELL]
+    for serving in recipe(name).gpu_types.values():
+        assert list(serving.profiles) == ["throughput", "balanced", "latency"]
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "hopper", "blackwell"),
+    [
+        (
+            "llama-3.3-70b",
+            {"fp8": "nvidia/Llama-3.3-70B-Instruct-FP8", "nvfp4": "nvidia/Llama-3.3-70B-Instruct-NVFP4"},
+            "fp8",
+            "nvfp4",
+        ),
+        (
+            "llama-4-scout",
+            {"fp8": "nvidia/Llama-4-Scout-17B-16E-Instruct-FP8", "nvfp4": "nvidia/Llama-4-Scout-17B-16E-Instruct-NVFP4"},
+            "fp8",
+            "nvfp4",
+        ),
+        (
+            "nemotron-3-nano",
+            {"fp8": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "bf16": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"},
+            "fp8",
+            "fp8",
+        ),
+    ],
+)
+def test_weights_and_the_default_by_gpu_type(name: str, models: dict[str, str], hopper: str, blackwell: str) -> None:
+    assert {variant: entry.model for variant, entry in recipe(name).variants.items()} == models
+    defaults = {gpu_type: serving.default_variant for gpu_type, serving in recipe(name).gpu_types.items()}
+    assert defaults == dict.fromkeys(HOPPER, hopper) | dict.fromkeys(BLACKWELL, blackwell)
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_tensor_parallel_size_and_batch_follow_the_profiles_goal(name: str) -> None:
+    for gpu_type, variant, profile in cells(recipe(name)):
+        ours = arguments(recipe(name), gpu_type, variant, profile)
+        size, batch = ours["tensor-parallel-size"], ours["max-num-seqs"]
+        if profile == "balanced":
+            assert (size, batch) == (2, 128)
+        elif profile == "latency":
+            assert (size, batch) == (4, 8)
+        else:
+            # FP8 weights of Scout are for two GPUs, and those of Llama 3.3 70B too large for one H100.
+            on_two = (name == "llama-4-scout" and variant == "fp8") or (name, gpu_type) == ("llama-3.3-70b", "h100")
+            assert size == (2 if on_two else 1)
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_the_load_follows_the_server(name: str) -> None:
+    for gpu_type, variant, profile in cells(recipe(name)):
+        ours, load = (
+            arguments(recipe(name), gpu_type, variant, profile),
+            recipe(name).gpu_types[gpu_type].profiles[profile].load,
+        )
+        longest = ours["max-model-len"]
+        assert (load.input_len, load.output_len) == (1024, 1024)
+        assert isinstance(longest, int)
+        assert load.input_len + load.output_len < longest <= 4096
+        assert load.max_concurrency == ours["max-num-seqs"]
+        assert load.num_prompts >= 5 * load.max_concurrency
+        assert load.num_warmups > 0
+        assert ours["no-enable-prefix-caching"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "filter_", "bound"),
+    [
+        ("llama-3.3-70b", "flexible-extract", 0.895),
+        ("llama-4-scout", "flexible-extract", 0.862),
+        ("nemotron-3-nano", "strict-match", 0.61),
+    ],
+)
+def test_all_of_gsm8k_is_asked_and_gated_on_the_filter_that_fits_the_model(name: str, filter_: str, bound: float) -> None:
+    accuracy = recipe(name).accuracy
+    assert (accuracy.task, accuracy.num_fewshot, accuracy.num_questions) == ("gsm8k", 5, 1319)
+    (gate,) = recipe(name).gates
+    assert (gate.metric, gate.filter, gate.minimum) == ("exact_match", filter_, bound)
+
+
+@needs_published
+@pytest.mark.parametrize(("model", "gpu_type"), COMMANDS)
+def test_published_options_and_environment_are_ours(model: str, gpu_type: str) -> None:
+    assert differing(model, gpu_type) <= set(DIFFERENCES)
+    name, variant = MODELS[model]
+    ours = environment(recipe(name), gpu_type, variant)
+    theirs = published(model, gpu_type)["env"]
+    for variable, value in theirs.items():
+        if variable not in RENAMED:
+            assert ours.get(variable) == value
+            continue
+        option, values = RENAMED[variable]
+        assert variable not in ours
+        for profile in recipe(name).gpu_types[gpu_type].profiles:
+            assert arguments(recipe(name), gpu_type, variant, profile)[option] in values[value]
+
+
+@needs_published
+def test_every_published_command_for_these_models_is_compared() -> None:
+    hardware = (*HOPPER, *BLACKWELL)
+    files = [(model, file.stem) for model in MODELS for file in (PUBLISHED / model / "hw").glob("*.json")]
+    assert sorted(pair for pair in files if pair[1] in hardware) == sorted(COMMANDS)
+
+
+@needs_published
+def test_every_listed_difference_occurs() -> None:
+    assert {option for command in COMMANDS for option in differing(*command)} == set(DIFFERENCES)
+    assert {variable for command in COMMANDS for variable in published(*command)["env"]} == set(RENAMED)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([], {}),
+        (["--async-scheduling", "--no-enable-prefix-caching"], {"async-scheduling": True, "no-enable-prefix-caching": True}),
+        (
+            ["--max-num-batched-tokens", "8192", "--kv-cache-dtype=fp8"],
+            {"max-num-batched-tokens": 8192, "kv-cache-dtype": "fp8"},
+        ),
+        (["--compilation-config", '{"pass_config":{"x":true}}'], {"compilation-config": {"pass_config": {"x": True}}}),
+        (["--served-model-name", "a", "b"], {"served-model-name": ["a", "b"]}),
+    ],
+)
+def test_a_command_is_read_as_a_recipe_writes_it(words: list[str], options: dict[str, JsonValue]) -> None:
+    assert options_of(["vllm", "serve", "org/model", *words]) == options

@@ -1,0 +1,396 @@
+"""Containers: planned as data, launched through Docker's SDK, watched, and always removed.
+
+A container that a killed process left behind is known by its labels: `remove_leftovers`.
+"""
+
+import io
+import json
+import os
+import secrets
+import shlex
+import tarfile
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import docker
+from docker.errors import APIError, NotFound
+from docker.types import DeviceRequest, Mount
+
+from vllm_qualify.engine import start_failure
+from vllm_qualify.engine.docker_host import docker_host, gone, said
+from vllm_qualify.engine.failure import End
+from vllm_qualify.errors import HostError, writing
+from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.secrets import redact_file
+
+RUN_LABEL, CELL_LABEL, ROLE_LABEL, OWNER_LABEL = (f"vllm-qualify.{name}" for name in ("run", "cell", "role", "owner"))
+STOP_GRACE_S = 10
+JOIN_S = 20
+SERVED_PORT = 8000
+
+
+class Bind(Frozen):
+    """A file or folder of this machine in the container."""
+
+    source: Path
+    target: str
+    read_only: bool = True
+
+
+class ContainerPlan(Frozen):
+    """One container, as data. The SDK's call and the command line for people are both made from it.
+
+    `passed` names variables that are taken from this process's environment: their values stand on no command line and in no
+    file. `gpus` are indices as NVML counts them. A container that runs for long has a name, and labels to find it by.
+    """
+
+    image: str
+    platform: str
+    arguments: list[str]
+    name: str | None = None
+    entrypoint: str | None = None
+    environment: dict[str, str] = {}
+    passed: list[str] = []
+    binds: list[Bind] = []
+    labels: dict[str, str] = {}
+    gpus: list[int] | Literal["all"] = []
+    port: int | None = None
+    network: str | None = None
+    share_ipc: bool = False
+    memory_limit_mib: int | None = None
+
+
+def command_line(plan: ContainerPlan) -> list[str]:
+    """The `docker run` command for the very container that `running` makes, without the label of its owner."""
+    entry = plan.entrypoint
+    device = "all" if plan.gpus == "all" else f'"device={",".join(map(str, plan.gpus))}"'
+    return [
+        *("docker", "run", "--detach", "--platform", plan.platform),
+        *(("--name", plan.name) if plan.name else ()),
+        *(("--ipc=host",) if plan.share_ipc else ()),
+        *(("--gpus", device) if plan.gpus else ()),
+        *(("--network", plan.network) if plan.network else ()),
+        *(("--publish", f"127.0.0.1:{plan.port}:{SERVED_PORT}") if plan.port else ()),
+        *(("--memory", f"{plan.memory_limit_mib}m") if plan.memory_limit_mib else ()),
+        *(part for bind in plan.binds for part in ("--mount", _mount_option(bind))),
+        *(part for name, value in plan.environment.items() for part in ("--env", f"{name}={value}")),
+        *(part for name in plan.passed for part in ("--env", name)),
+        *(part for name, value in plan.labels.items() for part in ("--label", f"{name}={value}")),
+        *(("--entrypoint", entry) if entry else ()),
+        plan.image,
+        *plan.arguments,
+    ]
+
+
+def shell_command(plan: ContainerPlan) -> str:
+    """`command_line` for a shell, an option or the image on each line."""
+    lines: list[list[str]] = [[]]
+    for part in command_line(plan):
+        if part.startswith("--") or part == plan.image:
+            lines.append([])
+        lines[-1].append(part)
+    return " \\\n  ".join(map(shlex.join, lines))
+
+
+def _mount_option(bind: Bind) -> str:
+    return f"type=bind,source={bind.source},target={bind.target}" + (",readonly" if bind.read_only else "")
+
+
+def create(host: docker.DockerClient, plan: ContainerPlan) -> str:
+    passed = {name: os.environ[name] for name in plan.passed if name in os.environ}
+    made = host.containers.create(
+        plan.image,
+        plan.arguments,
+        name=plan.name,
+        platform=plan.platform,
+        entrypoint=plan.entrypoint,
+        environment=plan.environment | passed,
+        labels=plan.labels | {OWNER_LABEL: owner()},
+        mounts=[Mount(bind.target, str(bind.source), type="bind", read_only=bind.read_only) for bind in plan.binds],
+        device_requests=_devices(plan.gpus),
+        ports={f"{SERVED_PORT}/tcp": ("127.0.0.1", plan.port)} if plan.port else None,
+        ipc_mode="host" if plan.share_ipc else None,
+        network_mode=plan.network,
+        mem_limit=f"{plan.memory_limit_mib}m" if plan.memory_limit_mib else None,
+        restart_policy={"Name": "no"},
+        detach=True,
+    )
+    return str(made.id)
+
+
+def _devices(gpus: list[int] | Literal["all"]) -> list[DeviceRequest] | None:
+    if gpus == "all":
+        return [DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    return [DeviceRequest(device_ids=[str(index) for index in gpus], capabilities=[["gpu"]])] if gpus else None
+
+
+class Watched(Frozen):
+    """What other tasks may know of a container, or of a command in one: ids and paths, no handle."""
+
+    container_id: str
+    state_file: Path
+    log: Path
+
+    def end(self) -> End | None:
+        """How it ended; None while it runs.
+
+        Raises:
+            HostError: Docker Engine went away, so that nobody knows.
+        """
+        if not self.state_file.exists():
+            return None
+        state = json.loads(self.state_file.read_text())
+        if "lost" in state:
+            raise gone(str(state["place"]))
+        return End.model_validate(state)
+
+
+@contextmanager
+def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[Watched]:
+    """The container runs within the block, its output in `log`; after it the container is gone.
+
+    Raises:
+        QualifyError: it could not be made or started, by the class of `start_failure`.
+        HostError: Docker Engine does not answer, or `log` cannot be written.
+    """
+    state_file = log.with_suffix(".state")
+    with writing(str(log)):
+        state_file.unlink(missing_ok=True)
+        log.touch()
+    watchers: list[threading.Thread] = []
+    try:
+        with _removed(str(plan.name), place, watchers):
+            with docker_host(place) as host:
+                container_id = _started(host, plan, place)
+            watchers += [_thread(_follow, container_id, log), _thread(_await_end, container_id, state_file, place)]
+            yield Watched(container_id=container_id, state_file=state_file, log=log)
+    finally:
+        redact_file(log)
+
+
+@contextmanager
+def _removed(name: str, place: str, watchers: list[threading.Thread]) -> Iterator[None]:
+    """After the block the container is gone. If it cannot be removed, an error of the block says so too."""
+    note = f"the container {name} could not be removed; the next run does it, or: vllm-qualify doctor --clean"
+    try:
+        yield
+    except BaseException as error:
+        try:
+            _remove(name, place, watchers)
+        except HostError:
+            error.add_note(note)
+        raise
+    try:
+        _remove(name, place, watchers)
+    except HostError as error:
+        error.add_note(note)
+        raise
+
+
+def _started(host: docker.DockerClient, plan: ContainerPlan, place: str) -> str:
+    try:
+        container_id = create(host, plan)
+        host.api.start(container_id)
+    except APIError as error:
+        raise start_failure.classify(said(error), plan.image, plan.port, place) from error
+    return container_id
+
+
+def _thread(target: Any, *arguments: object) -> threading.Thread:
+    started = threading.Thread(target=target, args=arguments, daemon=True)
+    started.start()
+    return started
+
+
+def _follow(container_id: str, log: Path) -> None:
+    """Copies the container's output until it ends. When the engine goes away the log ends; `_await_end` tells of it."""
+    with suppress(HostError), docker_host("log", timeout_s=None) as host, log.open("ab", buffering=0) as file:
+        for chunk in host.api.logs(container_id, stream=True, follow=True):
+            file.write(chunk)
+
+
+def _await_end(container_id: str, state_file: Path, place: str) -> None:
+    _write_state(state_file, _ended(container_id, place))
+
+
+def _ended(container_id: str, place: str) -> dict[str, Any]:
+    lost = {"lost": True, "place": place}
+    try:
+        with docker_host(place, timeout_s=None) as host:
+            exit_code = int(host.api.wait(container_id)["StatusCode"])
+            # An engine that is being stopped ends its containers first: that is no end of the container's own.
+            host.ping()
+            return {"exit_code": exit_code, "oom_killed": _oom_killed(host, container_id)}
+    except HostError:
+        return lost
+
+
+def _oom_killed(host: docker.DockerClient, container_id: str) -> bool:
+    try:
+        state: dict[str, Any] = host.api.inspect_container(container_id)["State"]
+    except NotFound:
+        return False
+    return bool(state.get("OOMKilled"))
+
+
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(state))
+    fresh.replace(path)
+
+
+def _remove(name: str, place: str, watchers: list[threading.Thread]) -> None:
+    """Stopped in order, so that its log has its end; removed in every case. Raises HostError."""
+    with docker_host(place) as host:
+        try:
+            with suppress(NotFound):
+                host.api.stop(name, timeout=STOP_GRACE_S)
+            for watcher in watchers:
+                watcher.join(JOIN_S)
+        finally:
+            with suppress(NotFound):
+                host.api.remove_container(name, force=True, v=True)
+
+
+@contextmanager
+def executing(container_id: str, command: list[str], log: Path, place: str) -> Iterator[Watched]:
+    """`docker exec` within the block. A command that has not ended by then ends with its container.
+
+    Raises:
+        HostError: Docker Engine does not answer.
+    """
+    state_file = log.with_suffix(".state")
+    with writing(str(log)):
+        state_file.unlink(missing_ok=True)
+        log.touch()
+    with docker_host(place) as host:
+        exec_id = str(host.api.exec_create(container_id, command)["Id"])
+    watcher = _thread(_execute, exec_id, log, state_file, place)
+    try:
+        yield Watched(container_id=container_id, state_file=state_file, log=log)
+    finally:
+        if state_file.exists():
+            watcher.join(JOIN_S)
+        redact_file(log)
+
+
+def _execute(exec_id: str, log: Path, state_file: Path, place: str) -> None:
+    state: dict[str, Any] = {"lost": True, "place": place}
+    try:
+        with docker_host(place, timeout_s=None) as host, log.open("ab", buffering=0) as file:
+            for chunk in host.api.exec_start(exec_id, stream=True):
+                file.write(chunk)
+            exit_code = host.api.exec_inspect(exec_id)["ExitCode"]
+            state = {"exit_code": exit_code} if exit_code is not None else state
+    except (HostError, OSError):
+        pass
+    _write_state(state_file, state)
+
+
+def fetch(container_id: str, folder: str, into: Path, place: str) -> None:
+    """Copy the plain files of a folder in the container. Raises HostError."""
+    with docker_host(place) as host:
+        try:
+            stream, _ = host.api.get_archive(container_id, folder)
+        except NotFound:
+            return
+        content = io.BytesIO(b"".join(stream))
+    with writing(str(into)), tarfile.open(fileobj=content) as archive:
+        for member in archive.getmembers():
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is not None:
+                (into / PurePosixPath(member.name).name).write_bytes(file.read())
+
+
+def run_once(plan: ContainerPlan, place: str, accepted: Collection[int] = (0,), time_limit_s: float = 120) -> str:
+    """The output of a short command in a container of its own, which ends with one of the `accepted` exit codes.
+
+    Raises:
+        QualifyError: it could not be started, or did not end so in time.
+    """
+    plan = plan.model_copy(update={"name": f"vllm-qualify-{secrets.token_hex(6)}", "labels": {RUN_LABEL: ""}})
+    with docker_host(place, timeout_s=time_limit_s) as host:
+        try:
+            container_id = _started(host, plan, place)
+            exit_code = int(host.api.wait(container_id)["StatusCode"])
+            told = bytes(host.api.logs(container_id, stdout=True, stderr=exit_code not in accepted)).decode(errors="replace")
+        finally:
+            with suppress(NotFound):
+                host.api.remove_container(plan.name, force=True, v=True)
+    if exit_code not in accepted:
+        problem = (
+            f"`{shlex.join([plan.entrypoint or '', *plan.arguments])[:60]}…` in {plan.image} ended with exit code {exit_code}"
+        )
+        raise HostError(problem, "use an image with the interface of vllm/vllm-openai", place, told.splitlines()[-10:])
+    return told
+
+
+def owner() -> str:
+    """This process, so that another one can tell whether it still lives: machine, boot, PID namespace, PID, start time."""
+    return ":".join([*_here(), str(os.getpid()), _started_at(os.getpid())])
+
+
+def _here() -> list[str]:
+    names = ("/etc/machine-id", "/proc/sys/kernel/random/boot_id")
+    texts = [Path(name).read_text().strip() if Path(name).exists() else "" for name in names]
+    return [*texts, str(Path("/proc/self/ns/pid").stat().st_ino)]
+
+
+def _started_at(pid: int) -> str:
+    """In clock ticks since boot (field 22 of /proc/PID/stat); empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _is_orphan(label: str) -> bool:
+    """Whether the owner is known to be gone. Of another machine's or namespace's owner nothing is known."""
+    machine, boot, namespace, pid, started = (*label.split(":"), "", "", "", "", "")[:5]
+    here_machine, here_boot, here_namespace = _here()
+    if not pid.isdigit() or machine != here_machine:
+        return False
+    if boot != here_boot:
+        return True
+    return namespace == here_namespace and _started_at(int(pid)) != started
+
+
+class Leftover(Frozen):
+    """A container whose run has ended without removing it."""
+
+    container_id: str
+    name: str
+    run: str
+    cell: str
+    state: str
+
+
+def leftovers(place: str = "check") -> list[Leftover]:
+    """Raises HostError if Docker Engine does not answer."""
+    with docker_host(place) as host:
+        found = host.api.containers(all=True, filters={"label": [RUN_LABEL, OWNER_LABEL]})
+    return [_leftover(about) for about in found if _is_orphan(about["Labels"][OWNER_LABEL])]
+
+
+def _leftover(about: dict[str, Any]) -> Leftover:
+    labels = about["Labels"]
+    return Leftover(
+        container_id=about["Id"],
+        name=about["Names"][0].lstrip("/"),
+        run=labels[RUN_LABEL],
+        cell=labels.get(CELL_LABEL, ""),
+        state=about["State"],
+    )
+
+
+def remove_leftovers(place: str = "check") -> list[Leftover]:
+    """Remove them and tell which they were. Raises HostError."""
+    found = leftovers(place)
+    with docker_host(place) as host:
+        for leftover in found:
+            with suppress(NotFound):
+                host.api.remove_container(leftover.container_id, force=True, v=True)
+    return found

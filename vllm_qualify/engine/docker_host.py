@@ -1,0 +1,74 @@
+"""The Docker Engine of this machine, and its errors in this project's words."""
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import docker
+from docker.errors import APIError, DockerException
+from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
+
+from vllm_qualify.errors import HostError
+
+ASK_TIMEOUT_S = 60
+LOCAL = ("unix://", "npipe://")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+GONE = "docker-gone"
+# A stream that breaks off raises what lies below requests.
+BROKEN = (RequestException, HTTPError, ConnectionError)
+
+
+@contextmanager
+def docker_host(place: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Iterator[docker.DockerClient]:
+    """A client of the engine that DOCKER_HOST names, by default this machine's.
+
+    Raises:
+        HostError: it does not answer, or is another machine's; any other refusal of it, unless the block handles it.
+    """
+    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if not address.startswith(LOCAL):
+        problem = f"DOCKER_HOST is {address}, and files are mounted and ports published on this machine"
+        raise HostError(problem, "run vllm-qualify on the machine of that Docker Engine", place)
+    try:
+        client = docker.from_env(timeout=timeout_s)
+    except DockerException as error:
+        raise gone(place, address) from error
+    try:
+        yield client
+    except APIError as error:
+        raise HostError(f"Docker Engine refused: {said(error)}", "see its message", place, kind="docker-refused") from error
+    except BROKEN as error:
+        raise gone(place, address) from error
+    finally:
+        client.close()
+
+
+def gone(place: str, address: str = "") -> HostError:
+    where = f" at {address}" if address else ""
+    return HostError(
+        f"no Docker Engine answers{where}",
+        "start it (or wait until it is back), allow this user to use it, or set DOCKER_HOST",
+        place,
+        kind=GONE,
+        retry=True,
+    )
+
+
+def said(error: APIError) -> str:
+    """The engine's own message, in one line."""
+    return " ".join(str(error.explanation or error).split())
+
+
+def platform_of(host: docker.DockerClient) -> str:
+    """`linux/amd64` or `linux/arm64`, of the engine."""
+    version: dict[str, Any] = host.version()
+    return f"{version['Os']}/{version['Arch']}"
+
+
+def platform_here() -> str:
+    """The platform of this machine, without asking an engine."""
+    machine = platform.machine()
+    return f"linux/{ARCHITECTURES.get(machine, machine)}"

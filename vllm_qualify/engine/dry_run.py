@@ -1,0 +1,84 @@
+"""What a run would start, as a script for a shell: nothing is started, pulled, asked or written."""
+
+import io
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from vllm_qualify.engine import container
+from vllm_qualify.engine.docker_host import platform_here
+from vllm_qualify.engine.environment import EngineEnvironment, find_engine
+from vllm_qualify.engine.gpu import detect
+from vllm_qualify.engine.image import EngineImage, parse_reference
+from vllm_qualify.engine.launch import Launch, check_launch
+from vllm_qualify.engine.plan import Choice, Selection, new_run_id, select, server_plan
+from vllm_qualify.engine.server import (
+    Engine,
+    ServerPlan,
+    container_of,
+    gpu_count,
+    process_command,
+    process_environment,
+)
+from vllm_qualify.recipe.model import LoadedRecipe
+
+PORT = 8000
+DEFAULT_BRANCH = "main"
+# Grace and Vera are Arm CPUs: these GPU types never stand beside an x86 one.
+ARM_GPU_TYPES = ("gh200", "gb200", "gb300")
+
+
+def scripts(loaded: LoadedRecipe, choice: Choice, launch: Launch, port: int | None, runs: Path) -> Iterator[str]:
+    """A script for each chosen cell, for any GPU type, on any machine. `runs` is the folder that runs lie in.
+
+    Raises:
+        CallerError: as `select`, and for options that do not fit.
+        HostError: no engine environment for the process launcher.
+    """
+    check_launch(launch)
+    selection = select(loaded, Choice(**{**choice.model_dump(), "gpu_type": choice.gpu_type or detect().gpu_type}), None)
+    engine = _engine(launch, selection.gpu_type)
+    for profile in selection.profiles:
+        yield _script(loaded, selection, profile, engine, port or PORT, runs)
+
+
+def _engine(launch: Launch, gpu_type: str) -> Engine:
+    if launch.image is None:
+        return find_engine()
+    platform = "linux/arm64" if gpu_type in ARM_GPU_TYPES else platform_here()
+    return parse_reference(launch.image, platform)
+
+
+def _script(loaded: LoadedRecipe, selection: Selection, profile: str, engine: Engine, port: int, runs: Path) -> str:
+    needed = 0 if selection.gpu_type == "cpu" else gpu_count(selection.arguments(profile))
+    branch = selection.variant.revision or DEFAULT_BRANCH
+    plan = server_plan(loaded, selection, profile, engine, branch, list(range(needed)))
+    cell = "/".join([loaded.recipe.name, selection.variant_name, selection.gpu_type, profile])
+    run = new_run_id()
+    config = runs / run / "evidence" / "serve" / "server.yaml"
+    return "\n".join(
+        [f"# {cell}", *_notes(plan, branch), *_write_config(plan, config, port), _command(plan, config, port, run, cell)]
+    )
+
+
+def _notes(plan: ServerPlan, branch: str) -> list[str]:
+    names = [] if plan.is_local else [f"{branch} becomes the commit behind it"]
+    if isinstance(plan.engine, EngineImage) and plan.engine.digest is None:
+        names.append(f"{plan.engine.reference} its digest")
+    return [f"# When a run starts, {' and '.join(names)}."] if names else []
+
+
+def _write_config(plan: ServerPlan, config: Path, port: int) -> list[str]:
+    text = io.StringIO()
+    YAML(typ="safe").dump(plan.config(port), text)
+    path = shlex.quote(str(config))
+    return [f"mkdir -p {shlex.quote(str(config.parent))}", f"cat > {path} <<'END'", text.getvalue().rstrip("\n"), "END"]
+
+
+def _command(plan: ServerPlan, config: Path, port: int, run: str, cell: str) -> str:
+    if isinstance(plan.engine, EngineEnvironment):
+        environment = [f"{name}={value}" for name, value in process_environment(plan).items()]
+        return shlex.join([*(["env", *environment] if environment else []), *process_command(plan.engine, config)])
+    return container.shell_command(container_of(plan, config, port, {"run": run, "cell": cell}))

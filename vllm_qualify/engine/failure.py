@@ -1,0 +1,565 @@
+"""Why a server ended or never answered: from its log and how it ended to whose turn it is. Pure.
+
+A log has one cause and many consequences: whatever happened, vLLM's last words are "Engine core initialization failed". So the
+earliest known sign in the log wins, among the lines that say what happened: no notes and warnings, no source lines of a
+traceback, and nothing that the server survived. Only a log without a sign leaves it to the way the server ended.
+"""
+
+import re
+from collections.abc import Iterator
+from signal import Signals
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from vllm_qualify.recipe.model import Frozen
+
+Turn = Literal["recipe", "host", "release", "hub"]
+Kind = Literal[
+    "unknown-flag",
+    "invalid-value",
+    "refused-configuration",
+    "unknown-model",
+    "unknown-revision",
+    "gated-model",
+    "hub-rate-limit",
+    "hub-unreachable",
+    "not-in-cache",
+    "incomplete-model",
+    "unsupported-architecture",
+    "unsupported-quantization",
+    "cuda-out-of-memory",
+    "gpu-memory-in-use",
+    "kv-cache-too-small",
+    "out-of-memory",
+    "driver-too-old",
+    "no-gpu",
+    "nccl-failure",
+    "port-in-use",
+    "killed",
+    "crashed",
+    "hung",
+    "unknown",
+]
+MOST_LINES = 6
+HIGHEST_SIGNAL = 64
+READY = "Application startup complete"
+
+
+class End(Frozen):
+    """How a server ended, or that it was given up."""
+
+    exit_code: int | None = Field(
+        description="None: it still ran when it was given up; below zero, or 128 and a signal: that signal"
+    )
+    oom_killed: bool = Field(default=False, description="the container runtime says that the memory limit killed a process")
+    waited_s: float | None = Field(default=None, description="how long it was waited for, if it was given up")
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it; a container and a shell tell it as 128 more."""
+        code = self.exit_code or 0
+        if code < 0:
+            return -code
+        return code - 128 if 128 < code <= 128 + HIGHEST_SIGNAL else None
+
+
+class Failure(Frozen):
+    """What went wrong, who can do something about it, and what."""
+
+    kind: Kind
+    whose_turn: Turn
+    retry: bool = Field(description="whether the same thing, tried again, would plausibly succeed")
+    problem: str
+    remedy: str
+    lines: list[str] = Field(description="the lines of the log that tell it, the most telling first; empty for an empty log")
+
+
+class Meaning(NamedTuple):
+    """What a kind of failure means for whoever reads it."""
+
+    turn: Turn
+    retry: bool
+    remedy: str
+
+
+MEANINGS: dict[Kind, Meaning] = {
+    "unknown-flag": Meaning("recipe", False, "correct the option's name, or take it out: this vLLM version does not have it"),
+    "invalid-value": Meaning("recipe", False, "give the option a value that this vLLM version takes"),
+    "refused-configuration": Meaning(
+        "recipe", False, "change the options that vLLM names: they do not fit the model or each other"
+    ),
+    "unknown-model": Meaning("recipe", False, "check the model's name; for a private repository set HF_TOKEN"),
+    "unknown-revision": Meaning("recipe", False, "name a branch, tag or commit that the repository has"),
+    "gated-model": Meaning(
+        "hub", False, "accept the repository's conditions on the hub, and set HF_TOKEN of an account that may read it"
+    ),
+    "hub-rate-limit": Meaning("hub", True, "wait some minutes, or set HF_TOKEN for a higher limit"),
+    "hub-unreachable": Meaning(
+        "hub", True, "check the network, the proxy and HF_ENDPOINT, and the hub's status; or serve a local folder"
+    ),
+    "not-in-cache": Meaning("host", False, "download the model into the hub's cache first, or unset HF_HUB_OFFLINE"),
+    "incomplete-model": Meaning(
+        "release", False, "complete the repository's or the folder's files; remove a broken copy from the hub's cache"
+    ),
+    "unsupported-architecture": Meaning("release", False, "take a vLLM version that supports the model"),
+    "unsupported-quantization": Meaning("recipe", False, "choose a variant whose quantization this GPU type supports"),
+    # The host's share is told apart: vLLM refuses at its start if the GPU's memory is already taken.
+    "cuda-out-of-memory": Meaning(
+        "recipe", False, "lower gpu-memory-utilization, max-num-seqs, max-num-batched-tokens or max-model-len, or use more GPUs"
+    ),
+    # Memory of a server that was just stopped is free a moment later.
+    "gpu-memory-in-use": Meaning(
+        "host", True, "stop what else uses the GPU, see `nvidia-smi`; or lower gpu-memory-utilization"
+    ),
+    "kv-cache-too-small": Meaning("recipe", False, "lower max-model-len, raise gpu-memory-utilization, or use more GPUs"),
+    "out-of-memory": Meaning("host", False, "raise the container's or the host's memory, or stop what else uses it"),
+    "driver-too-old": Meaning("host", False, "update this host's NVIDIA driver, or use an image for an older CUDA"),
+    "no-gpu": Meaning("host", False, "give the server a GPU, and check it with `nvidia-smi` where the server runs"),
+    "nccl-failure": Meaning(
+        "host", False, "set NCCL_DEBUG=INFO and check the links, shared memory and drivers between the GPUs"
+    ),
+    "port-in-use": Meaning("host", True, "free the port, or leave --port out"),
+    "killed": Meaning(
+        "host", True, "find who or what stopped it: an operator, a supervisor, the kernel's OOM killer (`dmesg`)"
+    ),
+    "crashed": Meaning("release", False, "report it to vLLM with the log: native code of the release failed"),
+    # A slow host looks the same, but nothing in the log says so, and the recipe named the time that this release may take.
+    "hung": Meaning("release", False, "see the log's last line; raise startup_timeout_s if it only needs longer"),
+    "unknown": Meaning("release", False, "see the log's lines"),
+}
+
+
+class Sign(NamedTuple):
+    """A pattern over the log's telling text, and what it tells.
+
+    The pattern's groups, and `whole`, the whole match, fill the problem's braces. Of a match over several lines the
+    most telling is the one where the group `told` begins, or else the first.
+    """
+
+    kind: Kind
+    pattern: re.Pattern[str]
+    problem: str
+    remedy: str | None = None
+    retry: bool | None = None
+
+
+def _sign(kind: Kind, pattern: str, problem: str, remedy: str | None = None, retry: bool | None = None) -> Sign:
+    return Sign(kind, re.compile(pattern, re.M), problem, remedy, retry)
+
+
+_REPOSITORY = r"https?://[^/\s]+/(?:api/models/)?(?P<repo>[^/\s]+/[^/\s'.]+(?:\.[^/\s'.]+)*)"
+_KV_CACHE_NEEDED = (
+    r"max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache is needed, "
+    r"which is larger than the available KV cache memory \((?P<available>[\d.]+) GiB\)"
+)
+# As vLLM writes them for a GPU and for the CPU: what was free at the start, and what its share of all memory is.
+_FREE = r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired"
+_SHARE = r"memory utilization \((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)"
+_NEXT_LINES = r"(?:[^\n]*\n){0,4}?[^\n]*?"
+
+# Of signs in the same line the first one here wins: the more specific stand first.
+SIGNS = [
+    _sign("unknown-flag", r"error: unrecognized arguments: (?P<flags>.+)", "this vLLM version does not know {flags}"),
+    _sign(
+        "invalid-value",
+        r"error: argument (?P<flag>\S+): \d+ validation errors? for [^\n]+\n(?P<key>\S.*)\n +(?P<why>.+?)(?= \[type=|$)",
+        "vLLM refuses the value of {flag}: {key}: {why}",
+    ),
+    _sign(
+        "invalid-value",
+        r"error: argument (?P<flag>\S+): \d+ validation errors? for [^\n]+\n +(?P<why>.+?)(?= \[type=|$)",
+        "vLLM refuses the value of {flag}: {why}",
+    ),
+    _sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
+    _sign("unknown-model", rf"Repository Not Found for url: {_REPOSITORY}", "the hub has no model {repo}, or hides it"),
+    _sign(
+        "unknown-model",
+        r"(?:Repo id must be in the form '[^']+' or '[^']+'|Invalid repository ID or local directory specified): "
+        r"'(?P<repo>[^']+)'",
+        "{repo} is neither a folder with a model's configuration nor a repository's name that the hub takes",
+        "check the folder's path, as the server sees it, or the repository's name",
+    ),
+    _sign(
+        "unknown-model",
+        r"(?<!\S)(?P<repo>\S+) is not a local folder and is not a valid model identifier",
+        "there is no model {repo}: neither a folder nor a repository of the hub",
+    ),
+    _sign(
+        "unknown-revision",
+        rf"Revision Not Found for url: {_REPOSITORY}/(?:resolve|revision|tree)/(?P<revision>[^/\s]+)",
+        "the model {repo} has no revision {revision}",
+    ),
+    _sign(
+        "unknown-revision", r"(?<!\S)(?P<revision>\S+) is not a valid git identifier", "the model has no revision {revision}"
+    ),
+    _sign(
+        "gated-model",
+        rf"Cannot access gated repo for url {_REPOSITORY}{_NEXT_LINES}not in the authorized list",
+        "the model {repo} is gated, and the account of this HF_TOKEN is not in its list",
+        "ask for access on the repository's page on the hub",
+    ),
+    _sign(
+        "gated-model",
+        rf"Cannot access gated repo for url {_REPOSITORY}",
+        "the model {repo} is gated, and no account was named that may read it",
+    ),
+    _sign(
+        "gated-model",
+        r"There was a specific connection error when trying to load (?P<repo>\S+?):?\nClient error '(?P<status>40[13] [^']+)'",
+        "the hub refuses to give the model {repo} ({status}): it does not exist, or HF_TOKEN may not read it",
+        "check the model's name, and that HF_TOKEN is valid and may read it",
+    ),
+    _sign(
+        "hub-rate-limit",
+        rf"429 (?:Client Error: )?Too Many Requests'? for url:? '?{_REPOSITORY}",
+        "the hub's rate limit (429) stopped {repo}",
+    ),
+    _sign(
+        "hub-unreachable",
+        rf"Server error '(?P<status>5\d\d [^']+)' for url '{_REPOSITORY}",
+        "the hub answered {status} for {repo}",
+    ),
+    _sign(
+        "hub-unreachable",
+        r"(?:ConnectError|ConnectTimeout|ReadTimeout|ConnectionError): (?P<why>.+)"
+        r"(?:\n.*){0,300}?(?P<told>We couldn't connect to '(?P<url>[^']+)')",
+        "the hub at {url} does not answer: {why}",
+    ),
+    _sign("hub-unreachable", r"We couldn't connect to '(?P<url>[^']+)'", "the hub at {url} does not answer"),
+    _sign(
+        "not-in-cache",
+        r"LocalEntryNotFoundError: .*outgoing traffic has been disabled",
+        "the model is not in the hub's cache of this host, and HF_HUB_OFFLINE forbids to download it",
+    ),
+    _sign(
+        "unsupported-architecture",
+        r"Model architectures? \[?'?(?P<name>[^\]']+)'?.*(?:is|are) not supported",
+        "this vLLM version does not support the architecture {name}",
+    ),
+    _sign(
+        "unsupported-quantization",
+        r"quantization method (?P<method>\S+) is not supported for the current GPU\. Minimum capability: (?P<least>\d+)\. "
+        r"Current capability: (?P<has>\d+)",
+        "the quantization {method} needs compute capability {least}, this GPU has {has}",
+    ),
+    _sign(
+        "unsupported-quantization",
+        r"Quantization scheme is not supported for (?:', ')?the current GPU\. (?:', ')?(?:Min|Required) "
+        r"capability: (?P<least>\d+)\. (?:', ')?Current capability: (?P<has>\d+)",
+        "the quantization scheme needs compute capability {least}, this GPU has {has}",
+    ),
+    _sign(
+        "unsupported-quantization",
+        r"Unknown quantization method: (?P<method>[^.\n]+)\.",
+        "this vLLM does not know the quantization {method} on this device",
+    ),
+    _sign(
+        "kv-cache-too-small",
+        rf"{_KV_CACHE_NEEDED}\. Based on the available memory, the estimated maximum model length is (?P<fits>\d+)",
+        "max-model-len {asked} needs {needed} GiB of KV cache, {available} GiB are left; {fits} tokens would fit",
+        "set max-model-len to {fits} or less, raise gpu-memory-utilization, or use more GPUs",
+    ),
+    _sign(
+        "kv-cache-too-small",
+        _KV_CACHE_NEEDED,
+        "max-model-len {asked} needs {needed} GiB of KV cache, {available} GiB are left",
+    ),
+    _sign(
+        "kv-cache-too-small",
+        r"max seq len \((?P<asked>\d+)\) is larger than the maximum number of tokens "
+        r"that can be stored in KV cache \((?P<fits>\d+)\)",
+        "max-model-len is {asked}, the KV cache holds {fits} tokens",
+        "set max-model-len to {fits} or less, raise gpu-memory-utilization, or use more GPUs",
+    ),
+    _sign(
+        "kv-cache-too-small",
+        r"No available memory for the cache blocks",
+        "the model leaves no memory for the KV cache",
+        "raise gpu-memory-utilization, lower max-num-batched-tokens, or use more GPUs",
+    ),
+    _sign(
+        "gpu-memory-in-use",
+        rf"Free memory on device(?: \S+)? {_FREE} GPU {_SHARE}",
+        "{free} of {total} GiB of the GPU's memory were free at the start, gpu-memory-utilization {share} asks for {asked} GiB",
+    ),
+    _sign(
+        "out-of-memory",
+        rf"Available memory on node \d+ {_FREE} CPU {_SHARE}",
+        "{free} of {total} GiB of the host's memory were free, gpu-memory-utilization {share} asks for {asked} GiB",
+        "stop what else uses the host's memory; or lower gpu-memory-utilization, which on the CPU means the host's memory",
+    ),
+    _sign(
+        "cuda-out-of-memory",
+        r"(?:CUDA|HIP) out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)\. GPU (?P<gpu>\d+) has a total capaci?ty of "
+        r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free",
+        "GPU {gpu} ran out of memory: {asked} asked for, {free} of {total} free",
+    ),
+    _sign(
+        "cuda-out-of-memory",
+        r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests",
+        "the GPU ran out of memory when the sampler was warmed up with {requests} requests",
+        "lower max-num-seqs or gpu-memory-utilization",
+    ),
+    # NCCL is where it was noticed, not what happened.
+    _sign(
+        "cuda-out-of-memory",
+        rf"NCCL error{_NEXT_LINES}(?P<told>Cuda failure(?: \d+)? 'out of memory')",
+        "the GPU ran out of memory in NCCL",
+    ),
+    _sign(
+        "cuda-out-of-memory",
+        r"CUDA error: out of memory|CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
+        "the GPU ran out of memory",
+    ),
+    _sign(
+        "driver-too-old",
+        r"The NVIDIA driver on your system is too old \(found version (?P<major>\d\d)0?(?P<minor>\d+)\d\)",
+        "this host's NVIDIA driver is too old: it has CUDA {major}.{minor} at most",
+    ),
+    _sign(
+        "driver-too-old",
+        r"unsatisfied condition: (?P<condition>(?:cuda|driver)\S*?),?(?:\s|$)",
+        "this host's NVIDIA driver is too old: the image needs {condition}",
+    ),
+    _sign(
+        "driver-too-old",
+        r"CUDA driver version is insufficient for CUDA runtime version|Error 80[34]: .+",
+        "this host's NVIDIA driver does not serve this CUDA version: {whole}",
+    ),
+    _sign(
+        "no-gpu",
+        r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Failed to infer device type|Error 802: .+",
+        "the server found no GPU that it can use: {whole}",
+    ),
+    _sign("no-gpu", r"libcuda\.so\.1: cannot open shared object file", "the server found no NVIDIA driver: {whole}"),
+    _sign(
+        "nccl-failure",
+        rf"(?:NCCL error|ncclInvalidUsage){_NEXT_LINES}"
+        r"(?P<told>Duplicate GPU detected : rank (?P<one>\d+) and rank (?P<other>\d+))",
+        "NCCL: rank {one} and rank {other} are on the same GPU",
+        "give each rank a GPU of its own: check CUDA_VISIBLE_DEVICES and the sum of the parallel sizes",
+    ),
+    _sign(
+        "nccl-failure",
+        rf"(?:NCCL error|ncclSystemError|NCCL WARN){_NEXT_LINES}"
+        r"(?P<told>Error while creating shared memory segment (?P<name>\S+) \(size (?P<size>\d+)\))",
+        "NCCL got no shared memory: {name}, {size} bytes",
+        "give the container more shared memory: ipc host, or a larger shm size",
+    ),
+    # The ranks wait for one another; which one was late can be chance.
+    _sign(
+        "nccl-failure",
+        r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=(?P<what>\w+),"
+        r".*ran for (?P<ms>\d+) milliseconds",
+        "NCCL: a collective operation ({what}) was not over after {ms} ms",
+        retry=True,
+    ),
+    _sign("nccl-failure", r"NCCL error(?: in)?: (?:\S+:\d+, )?(?P<what>[^(,\n]+?)(?: \(| -|,|$)", "NCCL: {what}"),
+    _sign(
+        "nccl-failure", r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+", "NCCL: {what}"
+    ),
+    _sign("port-in-use", r"^.*(?:\[Errno 98\]|[Aa]ddress already in use).*", "the server's port is in use: {whole}"),
+    _sign("incomplete-model", r"Cannot find any model weights with `(?P<model>[^`]+)`", "{model} holds no weights"),
+    _sign("incomplete-model", r"SafetensorError: (?P<why>.+)", "a file of weights is broken: {why}"),
+    _sign(
+        "out-of-memory",
+        r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory): you tried to allocate (?P<size>\d+) bytes",
+        "the host's memory ran out: {size} bytes asked for",
+    ),
+    _sign(
+        "out-of-memory",
+        r"^MemoryError.*|std::bad_alloc|\[Errno 12\] Cannot allocate memory",
+        "the host's memory ran out: {whole}",
+    ),
+    _sign("crashed", r"^!+ Segfault encountered !+", "native code of the server crashed with a segmentation fault (SIGSEGV)"),
+    _sign(
+        "refused-configuration",
+        r"^ +(?:Value error|Assertion failed), (?P<why>.+?)(?= \[type=|$)",
+        "vLLM refuses the configuration: {why}",
+    ),
+]
+
+# A process of the server that ended without telling why: only its parent has seen it.
+_SILENT_DEATHS = [
+    re.compile(r"(?:Engine core|Worker) proc (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?"),
+    re.compile(r"Worker (?P<name>\S+) pid \d+ died, exit code: (?P<code>-?\d+)"),
+    re.compile(r"MPClient: (?P<name>engine core) exited unexpectedly(?P<code>)"),
+    re.compile(r"Failed core proc\(s\): \{'(?P<name>[^']+)': (?P<code>-\d+)"),
+]
+_TOLD_TO_STOP = re.compile(r"\[shutdown\] API server: shutdown triggered")
+_HUB_WAIT = re.compile(r"^Rate limited\. Waiting (?P<seconds>[\d.]+)s before retry")
+
+_CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE}
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PREFIX = re.compile(
+    r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* "
+    r"|\s*\([^()]*\bpid=\d+[^()]*\) ?"
+    r"|\[(?:Stage-|rank)\d+\]:? ?"
+)
+_LEVEL = re.compile(
+    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+)"
+)
+_QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
+_QUIET = re.compile(r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The above exception was|During handling of')
+
+_EXCEPTION = re.compile(
+    r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?::|$)|Exception: |Fatal Python error: |vllm[\w ]*: error: "
+)
+_CONSEQUENCE = re.compile(
+    r"Engine core initialization failed|Engine process failed to start|Frontend process failed|WorkerProc initialization failed"
+    r"|EngineCore encountered an issue|EngineDeadError|Worker failed with error|ProcessRaisedException"
+    r"|CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError"
+)
+_LONGEST_LINE = 1000
+_LONGEST_QUOTE = 300
+
+
+def classify(log: str, end: End) -> Failure:
+    """The failure that a server's log and end tell; an empty log is classified by the end alone.
+
+    The log is taken as it is: a caller that must not echo secrets redacts it first. Lines of it come back without colours, the
+    part beyond 1000 characters cut.
+    """
+    lines = _lines(log)
+    alive = _first_after_ready(lines)
+    telling = [""] * alive + [_telling(line) for line in lines[alive:]]
+    found = _by_sign(lines, telling)
+    # A rank that the memory limit killed leaves the others with an NCCL error. Other causes stand for themselves: the runtime
+    # counts a helper process too, which the server may have survived.
+    if end.oom_killed and (found is None or found.kind == "nccl-failure"):
+        return _oom_killed(lines, end)
+    return found or _by_silent_death(lines, telling, alive) or _by_end(lines, telling, end)
+
+
+def _lines(log: str) -> list[str]:
+    """The log's lines without control characters; each state of a progress bar is a line."""
+    return [_CONTROL.sub("", line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
+
+
+def _first_after_ready(lines: list[str]) -> int:
+    """What stands before the server's start was complete did not stop it."""
+    return max((index + 1 for index, line in enumerate(lines) if READY in line), default=0)
+
+
+def _telling(line: str) -> str:
+    """The line without its prefixes if it says what happened; empty for a note, a warning or a traceback's source line."""
+    while prefix := _PREFIX.match(line):
+        line = line[prefix.end() :]
+    level = _LEVEL.match(line)
+    if level:
+        line = "" if level["level"] in _QUIET_LEVELS else line[level.end() :]
+    return "" if _QUIET.match(line) else line
+
+
+def _by_sign(lines: list[str], telling: list[str]) -> Failure | None:
+    text = "\n".join(telling)
+    matches = [(text.count("\n", 0, match.start()), order, match) for order, match in _matches(text)]
+    if not matches:
+        return None
+    first, order, match = min(matches, key=lambda found: found[:2])
+    sign = SIGNS[order]
+    groups = match.groupdict(default="")
+    problem = sign.problem.format_map(groups | {"whole": match[0].strip()})
+    told = text.count("\n", 0, match.start("told")) if "told" in groups else first
+    shown = [told, *(index for index in range(first, first + match[0].count("\n") + 1) if index != told and telling[index])]
+    return _failure(sign.kind, problem, [lines[index] for index in shown], sign.remedy, sign.retry)
+
+
+def _matches(text: str) -> Iterator[tuple[int, re.Match[str]]]:
+    for order, sign in enumerate(SIGNS):
+        match = sign.pattern.search(text)
+        if match:
+            yield order, match
+
+
+def _by_silent_death(lines: list[str], telling: list[str], alive: int) -> Failure | None:
+    """A process's end is the cause only if no exception stands before it. Its parent tells it in a warning at times."""
+    for line, told in zip(lines[alive:], telling[alive:], strict=True):
+        if _is_cause(told):
+            return None
+        death = next((match for pattern in _SILENT_DEATHS if (match := pattern.search(line))), None)
+        code = int(death["code"] or 0) if death else 0
+        if death and (code < 0 or not death["code"]):
+            how = f"was ended by {_signal_name(-code)}" if code else "ended without telling why"
+            return _failure(_kind_of_signal(-code), f"the server's process {death['name']} {how}", [line])
+    return None
+
+
+def _by_end(lines: list[str], telling: list[str], end: End) -> Failure:
+    if end.exit_code is None:
+        return _given_up(lines, telling, end)
+    if end.signal is not None:
+        return _failure(_kind_of_signal(end.signal), f"the server was ended by {_signal_name(end.signal)}", _last(lines))
+    # vLLM ends with exit code 0 after a SIGTERM.
+    stopped = [line for line in lines if _TOLD_TO_STOP.search(line)]
+    if stopped:
+        return _failure("killed", f"the server was told to stop, and ended with exit code {end.exit_code}", stopped)
+    exceptions = _exceptions(lines, telling)
+    said = f": {_short(_telling(exceptions[0]))}" if exceptions else "" if _last(lines) else " and left no log"
+    return _failure("unknown", f"the server ended with exit code {end.exit_code}{said}", exceptions or _last(lines))
+
+
+def _given_up(lines: list[str], telling: list[str], end: End) -> Failure:
+    last = _last(lines)
+    wait = _HUB_WAIT.match(last[0]) if last else None
+    if wait:
+        return _failure("hub-rate-limit", f"the server waits {wait['seconds']} s for the hub's rate limit (429)", last)
+    what = (
+        f"no completion came back within {end.waited_s:g} s"
+        if end.waited_s is not None
+        else "the server does not answer any more"
+    )
+    said = f"; the log's last line: {_short(last[0])}" if last else "; it left no log"
+    return _failure("hung", what + said, [*_exceptions(lines, telling), *last])
+
+
+def _oom_killed(lines: list[str], end: End) -> Failure:
+    how = f"; the server ended by {_signal_name(end.signal)}" if end.signal else ""
+    return _failure("out-of-memory", f"the memory limit killed a process of the server{how}", _last(lines))
+
+
+def _exceptions(lines: list[str], telling: list[str]) -> list[str]:
+    """The lines that name an exception, the last one first, and a consequence only if there is nothing else."""
+    named = [index for index, line in enumerate(telling) if _EXCEPTION.match(line)]
+    causes = [index for index in named if _is_cause(telling[index])]
+    by_text = {telling[index]: lines[index] for index in causes or named}
+    return list(by_text.values())[::-1]
+
+
+def _is_cause(line: str) -> bool:
+    return bool(_EXCEPTION.match(line)) and not _CONSEQUENCE.search(line)
+
+
+def _last(lines: list[str]) -> list[str]:
+    """The last lines that say anything, the last one first."""
+    return [line for line in lines if line.strip()][:-4:-1]
+
+
+def _kind_of_signal(signal: int) -> Kind:
+    return "crashed" if signal in _CRASHES else "killed"
+
+
+def _signal_name(signal: int) -> str:
+    try:
+        return f"signal {signal} ({Signals(signal).name})"
+    except ValueError:
+        return f"signal {signal}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
+
+
+def _failure(kind: Kind, problem: str, lines: list[str], remedy: str | None = None, retry: bool | None = None) -> Failure:
+    meaning = MEANINGS[kind]
+    return Failure(
+        kind=kind,
+        whose_turn=meaning.turn,
+        retry=meaning.retry if retry is None else retry,
+        problem=problem,
+        remedy=remedy or meaning.remedy,
+        lines=[line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} …" for line in lines[:MOST_LINES]],
+    )

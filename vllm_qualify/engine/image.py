@@ -1,0 +1,238 @@
+"""vLLM in a Docker image: its tag resolved to a digest once, pulled by that digest, verified, tagged, identified."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+import docker
+from docker.errors import APIError, ImageNotFound
+
+from vllm_qualify.engine import registry_failure, start_failure
+from vllm_qualify.engine.container import ContainerPlan, run_once
+from vllm_qualify.engine.docker_host import docker_host, platform_of, said
+from vllm_qualify.engine.environment import PROBE, EngineIdentity, ImageIdentity
+from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
+from vllm_qualify.recipe.model import Frozen
+
+DEPLOY_REPOSITORY, DEPLOY_TAG = "vllm/vllm-openai", "deploy"
+CHECK, PULL = "check", "pull"
+DIGEST = r"sha256:[0-9a-f]{64}"
+_PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?P<repository>(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?{_PART}(?:/{_PART})*)"
+    rf"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}}))?(?:@(?P<digest>{DIGEST}))?"
+)
+
+
+class EngineImage(Frozen):
+    """An image by name. With a digest it is one fixed image; only then may it be run.
+
+    `platform` is what of a multi-platform image is meant, like `linux/amd64`.
+    """
+
+    launcher: Literal["docker"] = "docker"
+    repository: str
+    tag: str | None
+    digest: str | None
+    platform: str
+
+    @property
+    def reference(self) -> str:
+        """What people call it: the tag where there is one."""
+        return f"{self.repository}:{self.tag}" if self.tag else f"{self.repository}@{self.digest}"
+
+    @property
+    def pinned(self) -> str:
+        """What Docker is given: by digest as soon as it is known."""
+        return f"{self.repository}@{self.digest}" if self.digest else self.reference
+
+    def identity(self) -> EngineIdentity:
+        """What is in the pulled image, told by its own Python.
+
+        Raises:
+            HostError: Docker Engine does not answer.
+            ReleaseError: it is not here, or has no vLLM.
+        """
+        with docker_host(CHECK) as host:
+            about = _inspect(host, self)
+        found = _probe(self)
+        return EngineIdentity(
+            launcher="docker",
+            version=found["packages"]["vllm"],
+            digest=str(self.digest),
+            python=found["python"],
+            packages=found["packages"],
+            image=ImageIdentity(
+                reference=self.reference,
+                platform=self.platform,
+                image_id=about["Id"],
+                created=about.get("Created") or "",
+                labels=about["Config"].get("Labels") or {},
+            ),
+        )
+
+
+def parse_reference(text: str, platform: str, option: str = "--image") -> EngineImage:
+    """`repository:tag`, `repository@sha256:…` or both. Raises CallerError."""
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        raise CallerError(f"'{text}' is no image reference", "write it like vllm/vllm-openai:v0.32.0", option)
+    if not (match["tag"] or match["digest"]):
+        raise CallerError(f"'{text}' has neither a tag nor a digest", "say which: nobody qualifies whatever is latest", option)
+    return EngineImage(repository=match["repository"], tag=match["tag"], digest=match["digest"], platform=platform)
+
+
+def resolve(text: str, option: str = "--image") -> EngineImage:
+    """The image that `text` means now, by digest, for this machine's platform.
+
+    A tag is asked of its registry, with the credentials of Docker's own configuration. A digest that is here already is not.
+
+    Raises:
+        CallerError: the reference is wrong, or the registry does not have it.
+        HostError: Docker Engine or the registry does not answer, or the registry asks for a login.
+        ReleaseError: the tag is not at the digest that stands beside it, or the image is not made for this platform.
+    """
+    with docker_host(CHECK) as host:
+        image = parse_reference(text, platform_of(host), option)
+        if not image.tag and _is_here(host, image):
+            return image
+        return _resolved(host, image, option, CHECK)
+
+
+def _resolved(host: docker.DockerClient, image: EngineImage, option: str, stage: str) -> EngineImage:
+    try:
+        found: dict[str, Any] = host.api.inspect_distribution(image.reference)
+    except APIError as error:
+        raise registry_failure.classify(said(error), image.reference, option, stage) from error
+    digest = str(found["Descriptor"]["digest"])
+    if image.digest not in (None, digest):
+        raise _moved(image, digest, stage)
+    _check_platforms(image, found.get("Platforms") or [])
+    return image.model_copy(update={"digest": digest})
+
+
+def _moved(image: EngineImage, digest: str, stage: str) -> ReleaseError:
+    return ReleaseError(
+        f"the tag {image.reference} moved: it was at {image.digest} and is now at {digest}",
+        "qualify the image that the tag has now, or name the old one by its digest alone",
+        stage,
+        kind="tag-moved",
+    )
+
+
+def _check_platforms(image: EngineImage, platforms: list[dict[str, Any]]) -> None:
+    """A registry that tells no platforms is asked again by the pull; attestations have the platform `unknown`."""
+    names = {f"{entry.get('os')}/{entry.get('architecture')}" for entry in platforms} - {"unknown/unknown", "/", "None/None"}
+    if names and image.platform not in names:
+        raise _wrong_platform(image, ", ".join(sorted(names)))
+
+
+def _wrong_platform(image: EngineImage, found: str) -> ReleaseError:
+    return ReleaseError(
+        f"{image.reference} is made for {found}, and this machine is {image.platform}",
+        "name an image for this platform, or qualify on a machine of the image's",
+        CHECK,
+        kind="wrong-platform",
+    )
+
+
+def pull(image: EngineImage, progress: Callable[[str], None]) -> None:
+    """Pull the image by its digest, unless it is here, and verify it.
+
+    Raises:
+        HostError, CallerError: as `resolve`, or the disk is full.
+        ReleaseError: the tag moved since it was resolved, or what came is not the digest or the platform that was asked for.
+    """
+    with docker_host(PULL) as host:
+        if image.tag:
+            _resolved(host, image, "--image", PULL)
+        if not _is_here(host, image):
+            _pull(host, image, progress)
+        _verify(host, image)
+
+
+def tag_for_deployment(image: EngineImage, progress: Callable[[str], None]) -> None:
+    """Tag a pulled image `vllm/vllm-openai:deploy`. Raises HostError."""
+    with docker_host(PULL) as host:
+        host.api.tag(image.pinned, DEPLOY_REPOSITORY, DEPLOY_TAG)
+    progress(f"{image.pinned} is now {DEPLOY_REPOSITORY}:{DEPLOY_TAG}")
+
+
+def _pull(host: docker.DockerClient, image: EngineImage, progress: Callable[[str], None]) -> None:
+    layers = Layers()
+    try:
+        for event in host.api.pull(image.repository, tag=image.digest, platform=image.platform, stream=True, decode=True):
+            if "error" in event:
+                raise _pull_failure(str(event["error"]), image)
+            progress(layers.after(event))
+    except APIError as error:
+        raise _pull_failure(said(error), image) from error
+
+
+def _pull_failure(text: str, image: EngineImage) -> QualifyError:
+    return registry_failure.classify(text, image.pinned, "--image", PULL)
+
+
+class Layers:
+    """The state of a pull, layer by layer, told in one line."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, tuple[str, int, int]] = {}
+
+    def after(self, event: dict[str, Any]) -> str:
+        """The line after one event of Docker's pull stream."""
+        detail, layer = event.get("progressDetail"), event.get("id")
+        status = str(event.get("status", "")).strip()
+        if layer is None or detail is None:
+            return status
+        current, total = int(detail.get("current") or 0), int(detail.get("total") or 0)
+        self._layers[layer] = (status, current, total)
+        done = sum(state in ("Pull complete", "Already exists") for state, _, _ in self._layers.values())
+        of = f" {current // 2**20} of {total // 2**20} MiB" if total else ""
+        return f"pulling: layer {layer} {status.lower()}{of}; {done} of {len(self._layers)} layers done"
+
+
+def _verify(host: docker.DockerClient, image: EngineImage) -> None:
+    about = _inspect(host, image)
+    digests = about.get("RepoDigests") or []
+    if not any(str(entry).endswith(f"@{image.digest}") for entry in digests):
+        raise ReleaseError(
+            f"{image.pinned} came with the digests {', '.join(digests) or 'none'}",
+            "do not use this registry's copy; ask its owner",
+            PULL,
+            kind="digest-mismatch",
+        )
+    platform = f"{about['Os']}/{about['Architecture']}"
+    if platform != image.platform:
+        raise _wrong_platform(image, platform)
+
+
+def _is_here(host: docker.DockerClient, image: EngineImage) -> bool:
+    try:
+        about: dict[str, Any] = host.api.inspect_image(image.pinned)
+    except ImageNotFound:
+        return False
+    return f"{about['Os']}/{about['Architecture']}" == image.platform
+
+
+def _inspect(host: docker.DockerClient, image: EngineImage) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = host.api.inspect_image(image.pinned)
+    except ImageNotFound as error:
+        problem = f"the image {image.pinned} is not on this machine"
+        raise HostError(problem, "run the qualification again, which pulls it", CHECK, kind="image-missing") from error
+    return about
+
+
+def _probe(image: EngineImage) -> dict[str, Any]:
+    plan = ContainerPlan(image=image.pinned, platform=image.platform, entrypoint="python3", arguments=["-I", "-c", PROBE])
+    told = run_once(plan, CHECK)
+    try:
+        found: dict[str, Any] = json.loads(told)
+        found["packages"]["vllm"]
+    except (ValueError, LookupError, TypeError) as error:
+        problem = f"{image.reference} does not say which vLLM it holds: {told.strip()[-300:]!r}"
+        remedy = "use an image with the interface of vllm/vllm-openai"
+        raise ReleaseError(problem, remedy, CHECK, kind=start_failure.NO_VLLM) from error
+    return found
