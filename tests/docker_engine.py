@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ from vllm_qualify.engine.environment import EngineEnvironment
 
 CHECKOUT = Path(__file__).parents[1]
 SCRIPT, BUILD = CHECKOUT / "infra" / "docker.sh", CHECKOUT / "infra" / "cpu_image.sh"
-# In the checkout and not in a temporary folder: the image is built once, and is there in the next run.
-FOLDER = CHECKOUT / ".docker"
+# Not in a folder of this run's own: the image is built once, and is there in the next run. A socket's path must be short.
+IN_CHECKOUT, LONGEST = CHECKOUT / ".docker", 66
+FOLDER = IN_CHECKOUT if len(str(IN_CHECKOUT)) <= LONGEST else Path(tempfile.gettempdir(), "vllm-qualify-docker")
 # As `docker push` sends it.
 MANIFEST, CONFIG, LAYER = (
     "application/vnd.docker.distribution.manifest.v2+json",

@@ -324,6 +324,12 @@ def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path) -> No
     assert [each["--result-filename"] for each in found] == ["bench-1.json", "bench-2.json", "bench-3.json"]
 
 
+def test_a_tokenizer_with_code_of_its_own_is_trusted_as_by_the_server(tmp_path: Path) -> None:
+    trusting = CLIENT.model_copy(update={"trust_remote_code": True})
+    assert "--trust-remote-code" in command_of(trusting, "reference", SETTINGS, str(tmp_path), 1)
+    assert "--trust-remote-code" not in command_of(CLIENT, "reference", SETTINGS, str(tmp_path), 1)
+
+
 def test_no_secret_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "shhhhhhhh")

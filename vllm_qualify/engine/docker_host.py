@@ -42,6 +42,9 @@ def docker_host(place: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Iterator
         raise HostError(f"Docker Engine refused: {said(error)}", "see its message", place, kind="docker-refused") from error
     except BROKEN as error:
         raise gone(place, address) from error
+    except DockerException as error:
+        remedy = "mend Docker's own configuration (~/.docker/config.json, or where DOCKER_CONFIG says)"
+        raise HostError(f"Docker's client: {error}", remedy, place, kind="docker-configuration") from error
     finally:
         client.close()
 

@@ -68,6 +68,10 @@ class ServerPlan(Frozen):
         return self.revision is None
 
     @property
+    def trust_remote_code(self) -> bool:
+        return self.arguments.get("trust-remote-code") is True
+
+    @property
     def served_from(self) -> str:
         """The model as the server knows it: a hub repository, or a folder where the server runs."""
         in_container = self.engine.launcher == "docker"
@@ -96,11 +100,15 @@ def gpu_count(arguments: ServerArguments) -> int:
 
 
 class Client(Frozen):
-    """Where vLLM's own measuring tool runs: beside the server as a process, or in a container by `docker exec`."""
+    """Where vLLM's own measuring tool runs: beside the server as a process, or in a container by `docker exec`.
+
+    `trust_remote_code`: the model's tokenizer may bring code of its own, for the client as for the server.
+    """
 
     program: str
     url: str
     model: str
+    trust_remote_code: bool = False
     container_id: str | None = None
 
 
@@ -166,13 +174,19 @@ def _launched(plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iter
                 program="vllm",
                 url=f"http://{HOST}:{SERVED_PORT}",
                 model=plan.served_from,
+                trust_remote_code=plan.trust_remote_code,
                 container_id=watched.container_id,
             )
             yield watched, container.command_line(planned), client
     else:
         command = process_command(plan.engine, folder / "server.yaml")
         with guarded(command, quiet_environment(process_environment(plan)), log) as process:
-            client = Client(program=str(plan.engine.vllm), url=f"http://{HOST}:{port}", model=plan.model)
+            client = Client(
+                program=str(plan.engine.vllm),
+                url=f"http://{HOST}:{port}",
+                model=plan.model,
+                trust_remote_code=plan.trust_remote_code,
+            )
             yield process, command, client
 
 

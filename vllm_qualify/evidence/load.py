@@ -65,6 +65,7 @@ def command_of(client: Client, model: str, settings: Load, folder: str, repeat: 
         *(client.program, "bench", "serve"),
         *("--backend", "openai", "--endpoint", "/v1/completions", "--base-url", client.url),
         *("--model", model, "--tokenizer", client.model),
+        *(("--trust-remote-code",) if client.trust_remote_code else ()),
         *("--dataset-name", "random", "--ignore-eos"),
         *("--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)),
         *("--num-prompts", str(settings.num_prompts), "--max-concurrency", str(settings.max_concurrency)),

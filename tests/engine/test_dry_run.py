@@ -1,0 +1,164 @@
+"""What `--dry-run` shows: the exact commands, for any GPU type on any machine, held against those of vllm-project/recipes."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.fakes.vllm import make_engine
+from tests.recipe.test_seed_recipes import (
+    COMMANDS,
+    DIFFERENCES,
+    MODELS,
+    PUBLISHED,
+    RENAMED,
+    SEEDS,
+    needs_published,
+    options_of,
+)
+from tests.recipes import reference, write
+from vllm_qualify.engine.dry_run import scripts
+from vllm_qualify.engine.launch import Launch
+from vllm_qualify.engine.plan import Choice
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.loading import load_recipe
+
+IMAGE = "vllm/vllm-openai:v0.32.0"
+DOCKER = Launch(launcher="docker", image=IMAGE)
+GPU_TYPES = ("h100", "h200", "b200")
+
+
+class Script:
+    """A script of `--dry-run`, read as a shell would."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        before, _, rest = text.partition("<<'END'\n")
+        written, _, command = rest.partition("\nEND\n")
+        self.config_file = shlex.split(before)[-1]
+        self.config: dict[str, Any] = YAML(typ="safe").load(written)
+        self.words = shlex.split(command.replace("\\\n", " "))
+
+    def after(self, option: str) -> list[str]:
+        return [after for word, after in zip(self.words, self.words[1:], strict=False) if word == option]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(word.split("=", 1) for word in self.after("--env") if "=" in word)
+
+
+def shown(recipe: str, launch: Launch = DOCKER, port: int | None = None, **choice: str) -> list[Script]:
+    return [Script(text) for text in scripts(load_recipe(recipe), Choice(**choice), launch, port, Path("/runs"))]
+
+
+@pytest.mark.parametrize("gpu_type", GPU_TYPES)
+@pytest.mark.parametrize("recipe", SEEDS)
+def test_a_seed_recipe_is_shown_as_a_docker_command_for_each_profile(recipe: str, gpu_type: str) -> None:
+    found = shown(recipe, gpu_type=gpu_type)
+    assert [script.after("--label")[1].rpartition("/")[2] for script in found] == ["throughput", "balanced", "latency"]
+    for script in found:
+        assert script.words[:2] == ["docker", "run"]
+        gpus = script.config["tensor-parallel-size"]
+        assert script.after("--gpus") == [f'"device={",".join(map(str, range(gpus)))}"']
+        assert script.words[-3:] == [IMAGE, "--config", "/vllm-qualify/server.yaml"]
+        assert f"type=bind,source={script.config_file},target=/vllm-qualify/server.yaml,readonly" in script.after("--mount")
+        assert script.after("--publish") == ["127.0.0.1:8000:8000"]
+        assert "--ipc=host" in script.words
+        assert "--privileged" not in script.words
+        assert (script.config["host"], script.config["port"]) == ("0.0.0.0", 8000)  # noqa: S104
+
+
+@needs_published
+@pytest.mark.parametrize(("model", "gpu_type"), [pair for pair in COMMANDS if pair[1] in GPU_TYPES])
+def test_the_docker_command_has_all_that_the_published_one_has(model: str, gpu_type: str) -> None:
+    theirs = json.loads((PUBLISHED / model / "hw" / f"{gpu_type}.json").read_text())
+    words: list[str] = theirs["docker_argv"]
+    place = next(number for number, word in enumerate(words) if word.startswith("vllm/vllm-openai"))
+    recipe, variant = MODELS[model]
+    chosen = {"variant": variant} if variant else {}
+    for script in shown(recipe, gpu_type=gpu_type, **chosen):
+        assert script.config["model"] == words[place + 1] or variant is None
+        for name, value in options_of(["vllm", "serve", *words[place + 1 :]]).items():
+            assert name in DIFFERENCES or script.config[name] == value, name
+        for name, value in theirs["env"].items():
+            assert name in RENAMED or script.environment[name] == value, name
+        assert_same_container(script, words[:place])
+
+
+def assert_same_container(script: Script, words: list[str]) -> None:
+    """Their `docker run` before the image, but for what ours narrows: all GPUs, --privileged, every interface."""
+    cache = next(after for word, after in zip(words, words[1:], strict=False) if word == "-v")
+    _, target = cache.split(":")
+    assert any(mount.endswith(f"target={target}") for mount in script.after("--mount"))
+    narrowed = {"docker", "run", "--gpus", "all", "--privileged", "-p", "8000:8000", "-v", cache, "-e"}
+    left = [word for word in words if word not in narrowed and "=" not in word]
+    assert left == []
+    assert "--ipc=host" in words
+    assert "--ipc=host" in script.words
+
+
+def test_a_run_of_a_hub_model_gets_the_hubs_cache_and_the_token_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    script = shown("llama-3.3-70b", gpu_type="h200", profile="balanced")[0]
+    assert "HF_TOKEN" in script.after("--env")
+    assert f"type=bind,source={tmp_path}/hub,target=/root/.cache/huggingface" in script.after("--mount")
+    assert "hf_secret_of_mine" not in script.text
+
+
+def test_a_local_model_is_mounted_read_only_and_no_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    (script,) = shown("reference", gpu_type="cpu")
+    assert script.config["model"] == "/vllm-qualify/model"
+    folder = load_recipe("reference").path("./reference/model")
+    assert f"type=bind,source={folder},target=/vllm-qualify/model,readonly" in script.after("--mount")
+    assert not any("huggingface" in mount for mount in script.after("--mount"))
+    assert script.after("--gpus") == []
+
+
+def test_the_port_and_the_memory_limit_are_shown(tmp_path: Path) -> None:
+    document = reference()
+    document["gpu_types"]["cpu"]["memory_limit_gib"] = 1.5
+    (script,) = shown(str(write(document, tmp_path / "mine.yaml")), port=8123, gpu_type="cpu")
+    assert script.after("--publish") == ["127.0.0.1:8123:8000"]
+    assert script.after("--memory") == ["1536m"]
+
+
+@pytest.mark.parametrize(("gpu_type", "platform"), [("gb200", "linux/arm64"), ("h200", None)])
+def test_the_platform_is_that_of_the_machines_with_such_gpus(gpu_type: str, platform: str | None) -> None:
+    here = "linux/arm64" if os.uname().machine == "aarch64" else "linux/amd64"
+    assert shown("llama-3.3-70b", gpu_type=gpu_type)[0].after("--platform") == [platform or here]
+
+
+def test_what_is_resolved_at_the_start_of_a_run_is_said() -> None:
+    script = shown("llama-3.3-70b", gpu_type="h200")[0]
+    assert f"main becomes the commit behind it and {IMAGE} its digest" in script.text
+    digest = "vllm/vllm-openai@sha256:" + "0" * 64
+    pinned = shown("reference", Launch(launcher="docker", image=digest), gpu_type="cpu")[0]
+    assert "its digest" not in pinned.text
+    assert pinned.words[-3] == digest
+
+
+def test_the_process_launcher_is_shown_with_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(make_engine(tmp_path / "engine")))
+    script = shown("llama-3.3-70b", Launch(), gpu_type="h200", profile="latency")[0]
+    assert script.words[0] == "env"
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3" in script.words
+    assert script.words[-4:] == [f"{tmp_path}/engine/bin/vllm", "serve", "--config", script.config_file]
+    assert script.config["host"] == "127.0.0.1"
+
+
+def test_nothing_is_written(tmp_path: Path) -> None:
+    list(scripts(load_recipe("llama-3.3-70b"), Choice(gpu_type="h200"), DOCKER, None, tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_gpu_type_that_the_recipe_does_not_have_is_told() -> None:
+    with pytest.raises(CallerError, match="no GPU type 'a100'"):
+        shown("llama-3.3-70b", gpu_type="a100")
