@@ -18,6 +18,11 @@ from tests.live import driver
 from tests.live.conftest import COMMAND, Qualified, run
 from tests.recipes import Document, small, write
 from vllm_qualify.engine import image
+from vllm_qualify.engine.launch import Launch, find_engines, provide, read_machine
+from vllm_qualify.engine.plan import Choice, plan_cells
+from vllm_qualify.engine.server import serve
+from vllm_qualify.evidence import stages
+from vllm_qualify.recipe.loading import load_recipe
 
 pytestmark = [pytest.mark.docker, pytest.mark.engine, pytest.mark.usefixtures("prefect_server")]
 
@@ -69,6 +74,25 @@ def test_the_tools_ran_where_the_report_says(in_a_container: Qualified) -> None:
 def test_no_container_is_left(in_a_container: Qualified, docker_engine: Engine) -> None:
     assert in_a_container.done.returncode == 0
     assert docker_engine.containers() == []
+
+
+def test_the_load_client_of_another_image_measures_the_same_server(
+    docker_engine: Engine, cpu_image: str, tmp_path: Path, home: Path
+) -> None:
+    launched = Launch(launcher="docker", image=cpu_image, client_image=cpu_image)
+    engines = find_engines(launched)
+    provide(engines, print)
+    loaded = load_recipe(str(write(small(tmp_path), tmp_path / "mine.yaml")))
+    (plan,) = plan_cells(loaded, Choice(), engines, read_machine(engines.engine, "cpu"))
+    evidence = home / "evidence"
+    with serve(plan.server, stages.stage_folder(evidence, "serve"), print, labels=plan.labels) as server:
+        stage = stages.load_stage(server, plan, evidence, lambda *_: None)
+        assert len(docker_engine.containers()) == 1, "the client's container is gone with its stage"
+    assert docker_engine.containers() == []
+    assert {found.invalid_because for found in stage.measurements} == {None}
+    assert stage.tools == {"vllm bench serve": "0.32.0+cpu", "client": cpu_image}
+    assert plan.client is not None
+    assert plan.client.digest == plan.cell.release.engine.digest
 
 
 # --- what goes wrong
