@@ -179,6 +179,67 @@ def test_secrets_reach_no_output_and_no_file(
         assert secret.encode() not in written
 
 
+# --- images
+
+NO_DOCKER = {"DOCKER_HOST": "unix:///nonexistent"}
+IMAGE = "vllm/vllm-openai:v0.32.0"
+IN_DOCKER = ("run", "reference", "--launcher", "docker")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (IN_DOCKER, "--image: --launcher docker needs an image"),
+        (("run", "reference", "--image", IMAGE), "--image: only containers are made from an image"),
+        (("run", "reference", "--client-image", IMAGE), "--client-image: only containers are made from an image"),
+        ((*IN_DOCKER, "--image", "VLLM openai:1"), "--image: 'VLLM openai:1' is no image reference"),
+    ],
+)
+def test_a_mistake_in_the_images_ends_with_2_and_names_the_option(arguments: tuple[str, ...], told: str, home: Path) -> None:
+    done = command(*arguments, **NO_DOCKER)
+    assert done.returncode == 2, done.stderr
+    assert f"error (the caller must act): {told}" in done.stderr
+    assert not list(home.glob("runs/*"))
+
+
+def test_a_machine_without_docker_ends_with_3_and_may_be_tried_again(home: Path) -> None:
+    done = command(*IN_DOCKER, "--image", IMAGE, **NO_DOCKER)
+    assert done.returncode == 3, done.stderr
+    assert "error (the operator must act): check: no Docker Engine answers at unix:///nonexistent" in done.stderr
+    assert "class: docker-gone; the same thing tried again may well succeed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(home.glob("runs/*"))
+
+
+def test_a_dry_run_needs_no_docker_and_writes_nothing(home: Path) -> None:
+    done = command(*IN_DOCKER, "--image", IMAGE, "--port", "8123", "--dry-run", HF_TOKEN="hf_secret_of_mine", **NO_DOCKER)
+    assert done.returncode == 0, done.stderr
+    assert "docker run" in done.stdout
+    assert IMAGE in done.stdout
+    assert "--publish 127.0.0.1:8123:8000" in done.stdout
+    assert "--env HF_TOKEN" in done.stdout
+    assert "hf_secret_of_mine" not in done.stdout + done.stderr
+    assert not list(home.iterdir())
+
+
+def test_a_dry_run_of_a_process_writes_nothing(home: Path, fake_engine: dict[str, str]) -> None:
+    done = command("run", "reference", "--dry-run", **fake_engine)
+    assert done.returncode == 0, done.stderr
+    assert f"{fake_engine['VLLM_QUALIFY_ENGINE']}/bin/vllm serve --config" in done.stdout
+    assert not list(home.iterdir())
+
+
+def test_a_machine_without_docker_is_no_illness_unless_it_is_to_be_cleaned(fake_engine: dict[str, str]) -> None:
+    done = command("doctor", **fake_engine, **NO_DOCKER)
+    assert done.returncode == 0, done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if " Docker " in line.partition("→")[0] and line.startswith("absent")]
+    assert "no Docker Engine answers" in line
+    assert "only for --launcher docker" in line
+    cleaned = command("doctor", "--clean", **fake_engine, **NO_DOCKER)
+    assert cleaned.returncode == 3
+    assert "class: docker-gone" in cleaned.stderr
+
+
 def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Path, fake_engine: dict[str, str]) -> None:
     done = command("doctor", **fake_engine)
     assert done.returncode == 0, done.stdout

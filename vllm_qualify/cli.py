@@ -159,6 +159,9 @@ def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) 
 
 
 def _qualify(recipe: str, choice: "Choice", launch: "Launch", store: str | None, port: int | None) -> NoReturn:
+    from vllm_qualify.engine.launch import check_launch
+
+    check_launch(launch)
     from vllm_qualify.qualification import default_store_url
 
     store = store or default_store_url()
@@ -174,14 +177,13 @@ def _qualify(recipe: str, choice: "Choice", launch: "Launch", store: str | None,
 
 def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str) -> None:
     """A mistake is told at once, not after the orchestrator's seconds; the flow checks again where it runs."""
-    from vllm_qualify.engine.launch import check_launch, find_engines
+    from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.engine.plan import check_choice
     from vllm_qualify.publish.store import open_store
     from vllm_qualify.qualification import make_home
     from vllm_qualify.recipe.loading import load_recipe
 
     make_home()
-    check_launch(launch)
     check_choice(load_recipe(recipe), choice, launch)
     find_engines(launch)
     open_store(store).check()

@@ -129,7 +129,8 @@ def _leftovers() -> Finding:
     try:
         names = [leftover.name for leftover in leftovers()]
     except QualifyError:
-        names = []
+        detail = "unknown without Docker Engine"
+        return Finding(what="leftovers", ok=False, detail=detail, remedy="start it", optional=True, otherwise="unknown")
     detail = ", ".join(names) or "none"
     return Finding(
         what="leftovers", ok=not names, detail=detail, remedy="vllm-qualify doctor --clean", optional=True, otherwise="found"

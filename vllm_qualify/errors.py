@@ -70,7 +70,7 @@ class ReleaseError(QualifyError):
 
 
 class HubError(QualifyError):
-    """The model hub or the image registry did not give what was asked of it."""
+    """The model hub did not give what was asked of it."""
 
     who_acts = "the hub's side"
 

@@ -9,12 +9,14 @@ import pytest
 
 from tests.fakes.vllm import VERSION, make_engine
 from tests.recipes import Document, reference
-from vllm_qualify.engine.environment import EngineEnvironment, content_digest
-from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.plan import SMOKE_GATES, CellPlan, Choice, judged_by, new_run_id, plan_cells, select
+from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity, content_digest
+from vllm_qualify.engine.gpu import Fingerprint, Gpu, Reading
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.launch import Engines, Launch
+from vllm_qualify.engine.plan import SMOKE_GATES, CellPlan, Choice, check_choice, judged_by, new_run_id, plan_cells, select
+from vllm_qualify.engine.server import gpu_count, process_environment
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import Gate, LoadedRecipe, Recipe
+from vllm_qualify.recipe.model import Gate, LoadedRecipe, Recipe, ServerArguments
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 H200 = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143_771, driver="580.159.04", devices=[0])
@@ -229,6 +231,217 @@ def test_a_cpu_build_does_not_qualify_a_gpu(document: Document, engine: EngineEn
 def test_a_gpu_build_does_not_qualify_a_cpu(document: Document, gpu_engine: EngineEnvironment) -> None:
     with pytest.raises(HostError, match=r"vLLM 0\.32\.0 is a GPU build, and cpu is to be qualified"):
         plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), CPU)
+
+
+# --- GPUs
+
+THREE_H200 = H200.model_copy(update={"count": 3, "devices": [2, 3, 5]})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus"),
+    [
+        ({}, [2]),
+        ({"tensor-parallel-size": 2}, [2, 3]),
+        ({"data-parallel-size": 3}, [2, 3, 5]),
+        ({"tensor-parallel-size": 1, "pipeline-parallel-size": 2}, [2, 3]),
+    ],
+)
+def test_a_cell_gets_the_machines_first_gpus_of_its_type(
+    document: Document, gpu_engine: EngineEnvironment, arguments: ServerArguments, gpus: list[int]
+) -> None:
+    document["gpu_types"]["h200"]["server"] = arguments
+    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200))
+    assert found.server.gpus == gpus
+    assert found.fingerprint == THREE_H200
+
+
+def test_each_profile_gets_as_many_as_it_takes(document: Document, gpu_engine: EngineEnvironment) -> None:
+    document["gpu_types"]["h200"]["server"] = {"tensor-parallel-size": 2}
+    document["gpu_types"]["h200"]["profiles"]["latency"] = {"load": LOAD, "server": {"tensor-parallel-size": 3}}
+    balanced, latency = plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200)
+    assert (balanced.server.gpus, latency.server.gpus) == ([2, 3], [2, 3, 5])
+
+
+def test_too_few_gpus_are_told_with_the_numbers(document: Document, gpu_engine: EngineEnvironment) -> None:
+    document["gpu_types"]["h200"]["server"] = {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}
+    with pytest.raises(HostError, match="profile 'balanced' takes 4 GPUs, and this machine has 3 h200") as raised:
+        plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200)
+    assert raised.value.place == "check"
+    assert "--profile" in raised.value.remedy
+
+
+def test_a_cpu_takes_no_gpu(document: Document, engine: EngineEnvironment) -> None:
+    document["gpu_types"]["cpu"]["server"] = {"tensor-parallel-size": 2}
+    for plan in plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU):
+        assert plan.server.gpus == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        ({}, 1),
+        ({"max-model-len": 8}, 1),
+        ({"tensor-parallel-size": 8}, 8),
+        ({"pipeline-parallel-size": 2}, 2),
+        ({"data-parallel-size": 4}, 4),
+        ({"tensor-parallel-size": 2, "pipeline-parallel-size": 3, "data-parallel-size": 4}, 24),
+    ],
+)
+def test_a_server_takes_the_product_of_its_parallel_sizes(arguments: ServerArguments, count: int) -> None:
+    assert gpu_count(arguments) == count
+
+
+def test_a_driver_that_is_too_old_is_told_before_the_engine_is_asked(document: Document, tmp_path: Path) -> None:
+    nowhere = Engines(engine=EngineEnvironment(python=tmp_path / "no-python"))
+    with pytest.raises(HostError, match=r"the NVIDIA driver is 570\.124\.06") as raised:
+        plan_cells(loaded(document), Choice(), nowhere, H200.model_copy(update={"driver": "570.124.06"}))
+    assert raised.value.place == "check"
+
+
+def test_a_process_sees_the_cells_gpus_as_nvml_counts_them(document: Document, gpu_engine: EngineEnvironment) -> None:
+    document["gpu_types"]["h200"] |= {"server": {"tensor-parallel-size": 2}, "environment": {"NCCL_DEBUG": "WARN"}}
+    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200))
+    assert process_environment(found.server) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "NCCL_DEBUG": "WARN",
+    }
+
+
+def test_a_process_on_a_cpu_gets_the_recipes_environment_alone(document: Document, engine: EngineEnvironment) -> None:
+    document["gpu_types"]["cpu"]["environment"] = {"OMP_NUM_THREADS": "4"}
+    found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
+    assert process_environment(found.server) == {"OMP_NUM_THREADS": "4"}
+
+
+# --- images
+
+IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest="sha256:" + "1" * 64, platform="linux/amd64")
+OLDER = IMAGE.model_copy(update={"tag": "v0.31.0", "digest": "sha256:" + "2" * 64})
+
+
+def identity_of(image: EngineImage) -> EngineIdentity:
+    version = str(image.tag).removeprefix("v")
+    about = ImageIdentity(
+        reference=image.reference, platform=image.platform, image_id="sha256:" + "3" * 64, created="", labels={"a": "b"}
+    )
+    return EngineIdentity(
+        launcher="docker", version=version, digest=str(image.digest), python="3.12", packages={"vllm": version}, image=about
+    )
+
+
+@pytest.fixture
+def pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are here, and say the version of their tag."""
+    monkeypatch.setattr(EngineImage, "identity", identity_of)
+
+
+@pytest.mark.usefixtures("pulled")
+def test_a_plan_carries_the_image_under_test_and_the_load_clients(document: Document) -> None:
+    document["gpu_types"]["h200"]["memory_limit_gib"] = 64
+    found = only(plan_cells(loaded(document), Choice(), Engines(engine=IMAGE, client=OLDER), H200))
+    assert found.server.engine == IMAGE
+    assert found.server.memory_limit_gib == 64
+    assert found.cell.release.engine == identity_of(IMAGE)
+    assert (found.client_image, found.client) == (OLDER, identity_of(OLDER))
+    assert CellPlan.model_validate_json(found.model_dump_json()) == found
+    assert found.labels == {"run": found.run_id, "cell": "reference/fp8/h200/balanced"}
+
+
+@pytest.mark.usefixtures("pulled")
+def test_without_a_client_image_the_client_runs_beside_the_server(document: Document) -> None:
+    found = only(plan_cells(loaded(document), Choice(), Engines(engine=IMAGE), H200))
+    assert (found.client_image, found.client) == (None, None)
+
+
+@pytest.mark.usefixtures("pulled")
+def test_an_image_for_gpus_does_not_qualify_a_cpu(document: Document) -> None:
+    with pytest.raises(HostError, match=r"vLLM 0\.32\.0 is a GPU build, and cpu is to be qualified"):
+        plan_cells(loaded(document), Choice(), Engines(engine=IMAGE), CPU)
+
+
+def test_a_memory_limit_is_not_for_a_process(document: Document, engine: EngineEnvironment) -> None:
+    document["gpu_types"]["cpu"]["memory_limit_gib"] = 4
+    with pytest.raises(CallerError, match="memory_limit_gib limits a container") as raised:
+        plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
+    assert "--launcher docker" in raised.value.remedy
+
+
+# --- what is told before an image is here
+
+DOCKER = Launch(launcher="docker", image=IMAGE.reference)
+
+
+def on_a_machine_with(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """NVML tells of GPUs with these names; without any there is no NVML."""
+    gpus = [
+        Gpu(index=index, name=name, uuid=f"GPU-{index}", compute_capability="9.0", memory_mib=143_771, mig=False)
+        for index, name in enumerate(names)
+    ]
+    told = Reading(driver="580.159.04", gpus=gpus, source="nvml") if gpus else None
+    patch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: told)
+
+
+@pytest.mark.parametrize(
+    "choice", [Choice(), Choice(gpu_type="h200"), Choice(gpu_type="h200", variant="bf16"), Choice(gpu_type="cpu")]
+)
+def test_gpus_that_only_a_container_sees_are_left_to_it(
+    document: Document, monkeypatch: pytest.MonkeyPatch, choice: Choice
+) -> None:
+    on_a_machine_with(monkeypatch)
+    check_choice(loaded(document), choice, DOCKER)
+
+
+def test_without_nvml_and_a_gpu_type_nothing_of_the_recipe_is_held_to_the_cpu(
+    document: Document, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_machine_with(monkeypatch)
+    document["gpu_types"].pop("cpu")
+    check_choice(loaded(document), Choice(), DOCKER)
+    with pytest.raises(CallerError, match="no GPU type 'cpu'"):
+        check_choice(loaded(document), Choice(), Launch())
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        (Choice(gpu_type="b200"), "no GPU type 'b200'"),
+        (Choice(gpu_type="h200", variant="int4"), "no variant 'int4'"),
+        (Choice(gpu_type="h200", profile="turbo"), "no profile 'turbo'"),
+        (Choice(gpu_type="cpu", profile="turbo"), "no profile 'turbo'"),
+    ],
+)
+def test_what_the_recipe_does_not_have_is_told_before_an_image_is_here(
+    document: Document, monkeypatch: pytest.MonkeyPatch, choice: Choice, told: str
+) -> None:
+    on_a_machine_with(monkeypatch)
+    with pytest.raises(CallerError, match=told):
+        check_choice(loaded(document), choice, DOCKER)
+
+
+def test_a_process_is_held_to_the_machine(document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_machine_with(monkeypatch)
+    check_choice(loaded(document), Choice(), Launch())
+    with pytest.raises(HostError, match="qualified on h200, and this machine is cpu"):
+        check_choice(loaded(document), Choice(gpu_type="h200"), Launch())
+    with pytest.raises(CallerError, match="no profile 'balanced'"):
+        check_choice(loaded(document), Choice(profile="balanced"), Launch())
+
+
+@pytest.mark.parametrize("launch", [DOCKER, Launch()], ids=["docker", "process"])
+def test_gpus_that_are_seen_here_are_held_to_the_recipe(
+    document: Document, monkeypatch: pytest.MonkeyPatch, launch: Launch
+) -> None:
+    on_a_machine_with(monkeypatch, "NVIDIA H100 80GB HBM3")
+    with pytest.raises(CallerError, match="no GPU type 'h100'"):
+        check_choice(loaded(document), Choice(), launch)
+    with pytest.raises(HostError, match="qualified on h200, and this machine is h100"):
+        check_choice(loaded(document), Choice(gpu_type="h200"), launch)
+    check_choice(loaded(document), Choice(gpu_type="cpu"), launch)
+
+
+# --- gates
 
 
 def labels(gates: list[Gate]) -> list[str]:

@@ -15,7 +15,17 @@ import pytest
 from tests.docker_engine import Engine, push_image
 from tests.live.conftest import COMMAND, run
 from vllm_qualify.engine import container, image
-from vllm_qualify.engine.container import Bind, ContainerPlan, Watched, executing, fetch, leftovers, remove_leftovers, running
+from vllm_qualify.engine.container import (
+    Bind,
+    ContainerPlan,
+    Watched,
+    executing,
+    fetch,
+    leftovers,
+    remove_leftovers,
+    run_once,
+    running,
+)
 from vllm_qualify.engine.failure import End
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import read_machine
@@ -213,15 +223,23 @@ def test_a_secret_reaches_the_container_and_no_command_line_and_no_log(
 def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_are_fetched(
     shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
-    work = "mkdir -p /results/deeper && echo found > /results/deeper/r.json && ln -s /etc/passwd /results/l; echo done; exit 3"
+    work = "mkdir /results && echo found > /results/r.json && ln -s /etc/passwd /results/l; echo done; exit 3"
     with running(shell("sleep 60"), tmp_path / "it.log", "serve") as watched:
         with executing(watched.container_id, ["sh", "-c", work], tmp_path / "work.log", "load") as executed:
             assert ended(executed) == End(exit_code=3)
         assert (tmp_path / "work.log").read_text() == "done\n"
-        fetch(watched.container_id, "/results", tmp_path, "load")
-        fetch(watched.container_id, "/no/such/folder", tmp_path, "load")
+        for name in ("r.json", "l", "nothing"):
+            fetch(watched.container_id, f"/results/{name}", tmp_path / name, "load")
     assert (tmp_path / "r.json").read_text() == "found\n"
     assert not (tmp_path / "l").exists()
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_short_command_that_does_not_end_is_given_up(docker_engine: Engine, shell: Callable[..., ContainerPlan]) -> None:
+    with pytest.raises(HostError, match="did not end within 1 s") as raised:
+        run_once(shell("sleep 600"), "check", time_limit_s=1)
+    assert raised.value.kind == "command-failed"
+    assert docker_engine.containers() == []
 
 
 def test_a_command_ends_with_its_container(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
+from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.plan import Cell, CellPlan, Release
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import (
@@ -51,6 +52,45 @@ def not_approved_report() -> Report:
     plan = _plan(f"acme/{SCRIPT}{MARKUP}", variant_model=IMAGE)
     loads = [invalid(name, INVALID_LOAD, "load/bench-*.json") for name in _load_metrics()]
     return _report(plan, _smoke(), _accuracy(940), loads, rejudged_from="20260313T201500Z-0a1b2c")
+
+
+def image_report() -> Report:
+    """Approved, of an image with hostile labels; the load client ran in another image."""
+    report = approved_report()
+    plan, release = report.plan, report.plan.cell.release
+    under_test, client = _image("v0.32.0"), _image("v0.31.0")
+    changes = {
+        "cell": plan.cell.model_copy(update={"release": release.model_copy(update={"engine": _identity(under_test)})}),
+        "server": plan.server.model_copy(update={"engine": under_test}),
+        "client_image": client,
+        "client": _identity(client),
+    }
+    return report.model_copy(update={"plan": plan.model_copy(update=changes)})
+
+
+def _image(tag: str) -> EngineImage:
+    return EngineImage(
+        repository="registry.example:5000/vllm/vllm-openai", tag=tag, digest=f"sha256:{_sha(tag)}", platform="linux/arm64"
+    )
+
+
+def _identity(image: EngineImage) -> EngineIdentity:
+    version = str(image.tag).removeprefix("v")
+    about = ImageIdentity(
+        reference=image.reference,
+        platform=image.platform,
+        image_id=f"sha256:{_sha(image.pinned)}",
+        created="2026-03-01T08:15:27.123456789Z",
+        labels={
+            "org.opencontainers.image.version": str(image.tag),
+            "org.opencontainers.image.description": f"{SCRIPT} {MARKUP} {CONTROL}",
+            f"maintainer{IMAGE}": "NVIDIA CORPORATION <cudatools@nvidia.com>",
+        },
+    )
+    packages = {"vllm": version, "torch": "2.13.0"}
+    return EngineIdentity(
+        launcher="docker", version=version, digest=str(image.digest), python="3.12.11", packages=packages, image=about
+    )
 
 
 def _report(

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
-from tests.report.builder import HOSTILE, IMAGE, MARKUP, SCRIPT, approved_report, not_approved_report
+from tests.report.builder import HOSTILE, IMAGE, MARKUP, SCRIPT, approved_report, image_report, not_approved_report
 from vllm_qualify.evidence.measurement import EvidenceFile
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.report.model import Report
@@ -65,6 +65,11 @@ def hostile_page() -> str:
     return render_page(not_approved_report(), _link)
 
 
+@pytest.fixture(scope="module")
+def image_page() -> str:
+    return render_page(image_report(), _link)
+
+
 # --- the text of the page
 
 
@@ -116,6 +121,45 @@ def test_commands_are_told_exactly(hostile_page: str) -> None:
     text = _Reader(hostile_page).text
     assert f"--note '{SCRIPT}' '{MARKUP}'" in text
     assert f"--model '{IMAGE}' --dataset-name random" in text
+
+
+def test_an_image_is_told_with_its_digest_platform_and_labels(image_page: str) -> None:
+    plan = image_report().plan
+    read = _Reader(image_page)
+    for engine in (plan.cell.release.engine, plan.client):
+        assert engine is not None
+        assert engine.image is not None
+        about = engine.image
+        told = [about.reference, engine.digest, about.platform, about.image_id, about.created, engine.version]
+        assert [missing for missing in told if missing not in read.text] == []
+        assert [name for name in about.labels if f"label {name}" not in read.text] == []
+    assert "Image under test" in read.text
+    assert "Image of the load client" in read.text
+
+
+def test_what_an_image_says_of_itself_stays_text(image_page: str) -> None:
+    read = _Reader(image_page)
+    assert not {"script", "img", "red", "cudatools@nvidia.com"} & {tag for tag, _ in read.elements}
+    for text in (SCRIPT, f"label maintainer{IMAGE}", "<cudatools@nvidia.com>"):
+        assert text in read.text
+    assert "\x1b" not in image_page
+    assert "\u202e" not in image_page
+
+
+def test_without_a_client_image_only_the_image_under_test_is_told() -> None:
+    report = image_report()
+    alone = report.model_copy(update={"plan": report.plan.model_copy(update={"client": None, "client_image": None})})
+    text = _Reader(render_page(alone, _link)).text
+    assert "Image under test" in text
+    assert "load client" not in text
+    assert "v0.31.0" not in text
+
+
+def test_an_environment_of_this_machine_has_no_image(approved_page: str) -> None:
+    text = _Reader(approved_page).text
+    assert "from a local environment" in text
+    for absent in ("Images", "Image under test", "platform", "image ID", "label "):
+        assert absent not in text
 
 
 def test_tables_have_captions_and_scopes(hostile_page: str) -> None:
@@ -191,12 +235,10 @@ def opened(browser: Browser) -> Iterator[Open]:
         context.close()
 
 
-@pytest.fixture(scope="module", params=["approved", "not approved"])
+@pytest.fixture(scope="module", params=["approved_page", "hostile_page", "image_page"])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(
-        request.getfixturevalue("approved_page" if request.param == "approved" else "hostile_page"), encoding="utf-8"
-    )
+    file.write_text(request.getfixturevalue(request.param), encoding="utf-8")
     return file
 
 

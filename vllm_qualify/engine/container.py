@@ -3,21 +3,24 @@
 A container that a killed process left behind is known by its labels: `remove_leftovers`.
 """
 
+import csv
 import io
 import json
 import os
+import re
 import secrets
 import shlex
 import tarfile
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 import docker
 from docker.errors import APIError, NotFound
 from docker.types import DeviceRequest, Mount
+from requests.exceptions import RequestException
 
 from vllm_qualify.engine import start_failure
 from vllm_qualify.engine.docker_host import docker_host, gone, said
@@ -27,6 +30,7 @@ from vllm_qualify.recipe.model import Frozen
 from vllm_qualify.secrets import redact_file
 
 RUN_LABEL, CELL_LABEL, ROLE_LABEL, OWNER_LABEL = (f"vllm-qualify.{name}" for name in ("run", "cell", "role", "owner"))
+COMMAND_FAILED = "command-failed"
 STOP_GRACE_S = 10
 JOIN_S = 20
 SERVED_PORT = 8000
@@ -96,7 +100,10 @@ def shell_command(plan: ContainerPlan) -> str:
 
 
 def _mount_option(bind: Bind) -> str:
-    return f"type=bind,source={bind.source},target={bind.target}" + (",readonly" if bind.read_only else "")
+    fields = ["type=bind", f"source={bind.source}", f"target={bind.target}", *(["readonly"] if bind.read_only else [])]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
 
 
 def create(host: docker.DockerClient, plan: ContainerPlan) -> str:
@@ -138,13 +145,13 @@ class Watched(Frozen):
         """How it ended; None while it runs.
 
         Raises:
-            HostError: Docker Engine went away, so that nobody knows.
+            HostError: nobody knows any more: Docker Engine went away, or the log could not be written.
         """
         if not self.state_file.exists():
             return None
         state = json.loads(self.state_file.read_text())
-        if "lost" in state:
-            raise gone(str(state["place"]))
+        if "error" in state:
+            raise HostError(**state["error"])
         return End.model_validate(state)
 
 
@@ -165,7 +172,7 @@ def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[Watched]:
         with _removed(str(plan.name), place, watchers):
             with docker_host(place) as host:
                 container_id = _started(host, plan, place)
-            watchers += [_thread(_follow, container_id, log), _thread(_await_end, container_id, state_file, place)]
+            watchers += [_thread(_follow, container_id, log, place), _thread(_await_end, container_id, state_file, place)]
             yield Watched(container_id=container_id, state_file=state_file, log=log)
     finally:
         redact_file(log)
@@ -205,27 +212,38 @@ def _thread(target: Any, *arguments: object) -> threading.Thread:
     return started
 
 
-def _follow(container_id: str, log: Path) -> None:
+def _follow(container_id: str, log: Path, place: str) -> None:
     """Copies the container's output until it ends. When the engine goes away the log ends; `_await_end` tells of it."""
-    with suppress(HostError), docker_host("log", timeout_s=None) as host, log.open("ab", buffering=0) as file:
-        for chunk in host.api.logs(container_id, stream=True, follow=True):
-            file.write(chunk)
+    with suppress(HostError), docker_host(place, timeout_s=None) as host:
+        try:
+            with writing(str(log)), log.open("ab", buffering=0) as file:
+                for chunk in host.api.logs(container_id, stream=True, follow=True):
+                    file.write(chunk)
+        except HostError as error:
+            _write_state(log.with_suffix(".state"), _unknown(error))
 
 
 def _await_end(container_id: str, state_file: Path, place: str) -> None:
-    _write_state(state_file, _ended(container_id, place))
+    state = _ended(container_id, place)
+    if not state_file.exists():
+        _write_state(state_file, state)
 
 
 def _ended(container_id: str, place: str) -> dict[str, Any]:
-    lost = {"lost": True, "place": place}
     try:
         with docker_host(place, timeout_s=None) as host:
             exit_code = int(host.api.wait(container_id)["StatusCode"])
             # An engine that is being stopped ends its containers first: that is no end of the container's own.
             host.ping()
             return {"exit_code": exit_code, "oom_killed": _oom_killed(host, container_id)}
-    except HostError:
-        return lost
+    except HostError as error:
+        return _unknown(error)
+
+
+def _unknown(error: HostError) -> dict[str, Any]:
+    """The state of something whose end nobody will know, for this reason."""
+    names = ("problem", "remedy", "place", "kind", "retry")
+    return {"error": {name: getattr(error, name) for name in names}}
 
 
 def _oom_killed(host: docker.DockerClient, container_id: str) -> bool:
@@ -278,31 +296,31 @@ def executing(container_id: str, command: list[str], log: Path, place: str) -> I
 
 
 def _execute(exec_id: str, log: Path, state_file: Path, place: str) -> None:
-    state: dict[str, Any] = {"lost": True, "place": place}
     try:
-        with docker_host(place, timeout_s=None) as host, log.open("ab", buffering=0) as file:
+        with docker_host(place, timeout_s=None) as host, writing(str(log)), log.open("ab", buffering=0) as file:
             for chunk in host.api.exec_start(exec_id, stream=True):
                 file.write(chunk)
             exit_code = host.api.exec_inspect(exec_id)["ExitCode"]
-            state = {"exit_code": exit_code} if exit_code is not None else state
-    except (HostError, OSError):
-        pass
+        # A stream that breaks off ends like one that is over; then the command still runs.
+        state = _unknown(gone(place)) if exit_code is None else {"exit_code": exit_code}
+    except HostError as error:
+        state = _unknown(error)
     _write_state(state_file, state)
 
 
-def fetch(container_id: str, folder: str, into: Path, place: str) -> None:
-    """Copy the plain files of a folder in the container. Raises HostError."""
+def fetch(container_id: str, file: str, into: Path, place: str) -> None:
+    """Copy a plain file of the container's to `into`; nothing if there is none. Raises HostError."""
     with docker_host(place) as host:
         try:
-            stream, _ = host.api.get_archive(container_id, folder)
+            stream, _ = host.api.get_archive(container_id, file)
         except NotFound:
             return
         content = io.BytesIO(b"".join(stream))
     with writing(str(into)), tarfile.open(fileobj=content) as archive:
-        for member in archive.getmembers():
-            file = archive.extractfile(member) if member.isfile() else None
-            if file is not None:
-                (into / PurePosixPath(member.name).name).write_bytes(file.read())
+        member = archive.next()
+        found = archive.extractfile(member) if member and member.isfile() else None
+        if found is not None:
+            into.write_bytes(found.read())
 
 
 def run_once(plan: ContainerPlan, place: str, accepted: Collection[int] = (0,), time_limit_s: float = 120) -> str:
@@ -311,20 +329,25 @@ def run_once(plan: ContainerPlan, place: str, accepted: Collection[int] = (0,), 
     Raises:
         QualifyError: it could not be started, or did not end so in time.
     """
+    what = shlex.join([plan.entrypoint or "", *plan.arguments])[:60]
     plan = plan.model_copy(update={"name": f"vllm-qualify-{secrets.token_hex(6)}", "labels": {RUN_LABEL: ""}})
     with docker_host(place, timeout_s=time_limit_s) as host:
         try:
             container_id = _started(host, plan, place)
-            exit_code = int(host.api.wait(container_id)["StatusCode"])
+            exit_code = int(host.api.wait(container_id, timeout=time_limit_s)["StatusCode"])
             told = bytes(host.api.logs(container_id, stdout=True, stderr=exit_code not in accepted)).decode(errors="replace")
+        except RequestException as error:
+            # The end of the wait comes as a lost connection, with these words.
+            if "timed out" not in str(error):
+                raise
+            problem = f"`{what}` in {plan.image} did not end within {time_limit_s:g} s"
+            raise HostError(problem, "try again on a host that is less busy", place, kind=COMMAND_FAILED, retry=True) from error
         finally:
             with suppress(NotFound):
                 host.api.remove_container(plan.name, force=True, v=True)
     if exit_code not in accepted:
-        problem = (
-            f"`{shlex.join([plan.entrypoint or '', *plan.arguments])[:60]}…` in {plan.image} ended with exit code {exit_code}"
-        )
-        raise HostError(problem, "use an image with the interface of vllm/vllm-openai", place, told.splitlines()[-10:])
+        problem = f"`{what}` in {plan.image} ended with exit code {exit_code}"
+        raise HostError(problem, "see what it said", place, told.splitlines()[-10:], kind=COMMAND_FAILED)
     return told
 
 
@@ -340,18 +363,19 @@ def _here() -> list[str]:
 
 
 def _started_at(pid: int) -> str:
-    """In clock ticks since boot (field 22 of /proc/PID/stat); empty if there is no such process."""
+    """In clock ticks since boot (field 22 of /proc/PID/stat); empty if there is no such process, or it has ended (Z)."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] == "Z" else fields[19]
 
 
 def _is_orphan(label: str) -> bool:
     """Whether the owner is known to be gone. Of another machine's or namespace's owner nothing is known."""
     machine, boot, namespace, pid, started = (*label.split(":"), "", "", "", "", "")[:5]
     here_machine, here_boot, here_namespace = _here()
-    if not pid.isdigit() or machine != here_machine:
+    if not re.fullmatch("[0-9]+", pid) or machine != here_machine:
         return False
     if boot != here_boot:
         return True

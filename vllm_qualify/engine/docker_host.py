@@ -28,7 +28,7 @@ def docker_host(place: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Iterator
     Raises:
         HostError: it does not answer, or is another machine's; any other refusal of it, unless the block handles it.
     """
-    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     if not address.startswith(LOCAL):
         problem = f"DOCKER_HOST is {address}, and files are mounted and ports published on this machine"
         raise HostError(problem, "run vllm-qualify on the machine of that Docker Engine", place)

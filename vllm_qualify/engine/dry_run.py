@@ -45,7 +45,7 @@ def scripts(loaded: LoadedRecipe, choice: Choice, launch: Launch, port: int | No
 
 
 def _engine(launch: Launch, gpu_type: str) -> Engine:
-    if launch.image is None:
+    if not launch.image:
         return find_engine()
     platform = "linux/arm64" if gpu_type in ARM_GPU_TYPES else platform_here()
     return parse_reference(launch.image, platform)

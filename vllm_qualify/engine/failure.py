@@ -245,8 +245,8 @@ SIGNS = [
     ),
     _sign(
         "unsupported-quantization",
-        r"Quantization scheme is not supported for (?:', ')?the current GPU\. (?:', ')?(?:Min|Required) "
-        r"capability: (?P<least>\d+)\. (?:', ')?Current capability: (?P<has>\d+)",
+        r"Quantization scheme is not supported for the current GPU\. Min capability: (?P<least>\d+)\. "
+        r"Current capability: (?P<has>\d+)",
         "the quantization scheme needs compute capability {least}, this GPU has {has}",
     ),
     _sign(
@@ -267,13 +267,6 @@ SIGNS = [
     ),
     _sign(
         "kv-cache-too-small",
-        r"max seq len \((?P<asked>\d+)\) is larger than the maximum number of tokens "
-        r"that can be stored in KV cache \((?P<fits>\d+)\)",
-        "max-model-len is {asked}, the KV cache holds {fits} tokens",
-        "set max-model-len to {fits} or less, raise gpu-memory-utilization, or use more GPUs",
-    ),
-    _sign(
-        "kv-cache-too-small",
         r"No available memory for the cache blocks",
         "the model leaves no memory for the KV cache",
         "raise gpu-memory-utilization, lower max-num-batched-tokens, or use more GPUs",
@@ -289,17 +282,19 @@ SIGNS = [
         "{free} of {total} GiB of the host's memory were free, gpu-memory-utilization {share} asks for {asked} GiB",
         "stop what else uses the host's memory; or lower gpu-memory-utilization, which on the CPU means the host's memory",
     ),
+    # vLLM's own word for it follows on the allocator's.
     _sign(
         "cuda-out-of-memory",
-        r"(?:CUDA|HIP) out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)\. GPU (?P<gpu>\d+) has a total capaci?ty of "
-        r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free",
-        "GPU {gpu} ran out of memory: {asked} asked for, {free} of {total} free",
+        r"out of memory(?:[^\n]*\n){1,60}?[^\n]*?"
+        r"(?P<told>CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests)",
+        "the GPU ran out of memory when the sampler was warmed up with {requests} requests",
+        "lower max-num-seqs or gpu-memory-utilization",
     ),
     _sign(
         "cuda-out-of-memory",
-        r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests",
-        "the GPU ran out of memory when the sampler was warmed up with {requests} requests",
-        "lower max-num-seqs or gpu-memory-utilization",
+        r"CUDA out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)\. GPU (?P<gpu>\d+) has a total capacity of "
+        r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free",
+        "GPU {gpu} ran out of memory: {asked} asked for, {free} of {total} free",
     ),
     # NCCL is where it was noticed, not what happened.
     _sign(
@@ -309,8 +304,13 @@ SIGNS = [
     ),
     _sign(
         "cuda-out-of-memory",
-        r"CUDA error: out of memory|CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
+        r"CUDA error: out of memory|CUDA out of memory|torch\.OutOfMemoryError",
         "the GPU ran out of memory",
+    ),
+    _sign(
+        "cuda-out-of-memory",
+        r"CUBLAS_STATUS_ALLOC_FAILED when calling `(?P<call>\w+)",
+        "the GPU ran out of memory in cuBLAS ({call})",
     ),
     _sign(
         "driver-too-old",
@@ -324,12 +324,12 @@ SIGNS = [
     ),
     _sign(
         "driver-too-old",
-        r"CUDA driver version is insufficient for CUDA runtime version|Error 80[34]: .+",
+        r"CUDA driver version is insufficient for CUDA runtime version|Error 80[34]: [^(\n]+",
         "this host's NVIDIA driver does not serve this CUDA version: {whole}",
     ),
     _sign(
         "no-gpu",
-        r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Failed to infer device type|Error 802: .+",
+        r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Failed to infer device type|Error 802: [^(\n]+",
         "the server found no GPU that it can use: {whole}",
     ),
     _sign("no-gpu", r"libcuda\.so\.1: cannot open shared object file", "the server found no NVIDIA driver: {whole}"),
@@ -346,6 +346,12 @@ SIGNS = [
         r"(?P<told>Error while creating shared memory segment (?P<name>\S+) \(size (?P<size>\d+)\))",
         "NCCL got no shared memory: {name}, {size} bytes",
         "give the container more shared memory: ipc host, or a larger shm size",
+    ),
+    _sign(
+        "nccl-failure",
+        rf"NCCL error{_NEXT_LINES}(?P<told>Bootstrap : no socket interface found)",
+        "NCCL: no network interface of this host fits",
+        "set NCCL_SOCKET_IFNAME to an interface that the server sees, or unset it",
     ),
     # The ranks wait for one another; which one was late can be chance.
     _sign(
@@ -383,7 +389,6 @@ SIGNS = [
 # A process of the server that ended without telling why: only its parent has seen it.
 _SILENT_DEATHS = [
     re.compile(r"(?:Engine core|Worker) proc (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?"),
-    re.compile(r"Worker (?P<name>\S+) pid \d+ died, exit code: (?P<code>-?\d+)"),
     re.compile(r"MPClient: (?P<name>engine core) exited unexpectedly(?P<code>)"),
     re.compile(r"Failed core proc\(s\): \{'(?P<name>[^']+)': (?P<code>-\d+)"),
 ]

@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import docker
 from docker.errors import APIError, ImageNotFound
 
 from vllm_qualify.engine import registry_failure, start_failure
-from vllm_qualify.engine.container import ContainerPlan, run_once
+from vllm_qualify.engine.container import COMMAND_FAILED, ContainerPlan, run_once
 from vllm_qualify.engine.docker_host import docker_host, platform_of, said
 from vllm_qualify.engine.environment import PROBE, EngineIdentity, ImageIdentity
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
@@ -108,7 +108,7 @@ def _resolved(host: docker.DockerClient, image: EngineImage, option: str, stage:
     digest = str(found["Descriptor"]["digest"])
     if image.digest not in (None, digest):
         raise _moved(image, digest, stage)
-    _check_platforms(image, found.get("Platforms") or [])
+    _check_platforms(image, found.get("Platforms") or [], stage)
     return image.model_copy(update={"digest": digest})
 
 
@@ -121,18 +121,18 @@ def _moved(image: EngineImage, digest: str, stage: str) -> ReleaseError:
     )
 
 
-def _check_platforms(image: EngineImage, platforms: list[dict[str, Any]]) -> None:
+def _check_platforms(image: EngineImage, platforms: list[dict[str, Any]], stage: str) -> None:
     """A registry that tells no platforms is asked again by the pull; attestations have the platform `unknown`."""
     names = {f"{entry.get('os')}/{entry.get('architecture')}" for entry in platforms} - {"unknown/unknown", "/", "None/None"}
     if names and image.platform not in names:
-        raise _wrong_platform(image, ", ".join(sorted(names)))
+        raise _wrong_platform(image, ", ".join(sorted(names)), stage)
 
 
-def _wrong_platform(image: EngineImage, found: str) -> ReleaseError:
+def _wrong_platform(image: EngineImage, found: str, stage: str) -> ReleaseError:
     return ReleaseError(
         f"{image.reference} is made for {found}, and this machine is {image.platform}",
         "name an image for this platform, or qualify on a machine of the image's",
-        CHECK,
+        stage,
         kind="wrong-platform",
     )
 
@@ -189,7 +189,7 @@ class Layers:
         current, total = int(detail.get("current") or 0), int(detail.get("total") or 0)
         self._layers[layer] = (status, current, total)
         done = sum(state in ("Pull complete", "Already exists") for state, _, _ in self._layers.values())
-        of = f" {current // 2**20} of {total // 2**20} MiB" if total else ""
+        of = f" {current / 2**20:.1f} of {total / 2**20:.1f} MiB" if total else ""
         return f"pulling: layer {layer} {status.lower()}{of}; {done} of {len(self._layers)} layers done"
 
 
@@ -205,7 +205,7 @@ def _verify(host: docker.DockerClient, image: EngineImage) -> None:
         )
     platform = f"{about['Os']}/{about['Architecture']}"
     if platform != image.platform:
-        raise _wrong_platform(image, platform)
+        raise _wrong_platform(image, platform, PULL)
 
 
 def _is_here(host: docker.DockerClient, image: EngineImage) -> bool:
@@ -227,12 +227,19 @@ def _inspect(host: docker.DockerClient, image: EngineImage) -> dict[str, Any]:
 
 def _probe(image: EngineImage) -> dict[str, Any]:
     plan = ContainerPlan(image=image.pinned, platform=image.platform, entrypoint="python3", arguments=["-I", "-c", PROBE])
-    told = run_once(plan, CHECK)
     try:
-        found: dict[str, Any] = json.loads(told)
+        found: dict[str, Any] = json.loads(run_once(plan, CHECK))
         found["packages"]["vllm"]
+    except HostError as error:
+        if error.kind != COMMAND_FAILED or error.retry:
+            raise
+        raise _not_vllm(image, error.problem, error.log_tail) from error
     except (ValueError, LookupError, TypeError) as error:
-        problem = f"{image.reference} does not say which vLLM it holds: {told.strip()[-300:]!r}"
-        remedy = "use an image with the interface of vllm/vllm-openai"
-        raise ReleaseError(problem, remedy, CHECK, kind=start_failure.NO_VLLM) from error
+        raise _not_vllm(image, "its Python has no vLLM") from error
     return found
+
+
+def _not_vllm(image: EngineImage, why: str, log_tail: Sequence[str] = ()) -> ReleaseError:
+    problem = f"{image.reference} does not say which vLLM it holds: {why}"
+    remedy = "use an image with the interface of vllm/vllm-openai"
+    return ReleaseError(problem, remedy, CHECK, log_tail, kind=start_failure.NO_VLLM)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from vllm_qualify.engine import image
 from vllm_qualify.engine.container import ContainerPlan, run_once
+from vllm_qualify.engine.docker_host import platform_here
 from vllm_qualify.engine.environment import EngineIdentity, Launcher, find_engine
 from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Fingerprint, detect, fingerprint_of, parse_nvidia_smi
 from vllm_qualify.engine.image import EngineImage
@@ -31,12 +32,14 @@ class Engines(Frozen):
 
 
 def check_launch(launch: Launch) -> None:
-    """Raises CallerError if launcher and images do not fit."""
+    """Raises CallerError if launcher and images do not fit, or a name is none."""
     if launch.launcher == "docker" and not launch.image:
         raise CallerError("--launcher docker needs an image", "give --image, like vllm/vllm-openai:v0.32.0", "--image")
     for option, given in (("--image", launch.image), ("--client-image", launch.client_image)):
-        if launch.launcher != "docker" and given:
-            raise CallerError(f"{option} is for containers", "add --launcher docker, or leave it out", option)
+        if given and launch.launcher != "docker":
+            raise CallerError("only containers are made from an image", "add --launcher docker, or leave it out", option)
+        if given:
+            image.parse_reference(given, platform_here(), option)
 
 
 def find_engines(launch: Launch) -> Engines:
@@ -48,7 +51,7 @@ def find_engines(launch: Launch) -> Engines:
         ReleaseError: a tag that moved, or an image for another platform.
     """
     check_launch(launch)
-    if launch.image is None:
+    if not launch.image:
         return Engines(engine=find_engine())
     client = image.resolve(launch.client_image, "--client-image") if launch.client_image else None
     return Engines(engine=image.resolve(launch.image), client=client)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from vllm_qualify.engine.environment import EngineIdentity, content_digest
+from vllm_qualify.engine.environment import EngineIdentity, Launcher, content_digest
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines, Launch, client_identity
@@ -111,6 +111,8 @@ class Selection(Frozen):
 def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> None:
     """What of `select` can be told before an image is here. Raises as `select` does."""
     machine = detect(choice.gpu_type)
+    if choice.gpu_type in loaded.recipe.gpu_types:
+        _check_memory_limit(loaded.recipe.gpu_types[choice.gpu_type], launch.launcher)
     sees_in_a_container = launch.launcher == "docker" and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
     if not sees_in_a_container:
         select(loaded, choice, machine)
@@ -166,9 +168,7 @@ def server_plan(
 ) -> ServerPlan:
     """The server of a cell. `revision` is None for local weights. Raises CallerError for a setting of another launcher."""
     serving, variant = selection.serving, selection.variant
-    if serving.memory_limit_gib and engine.launcher != "docker":
-        problem = "memory_limit_gib limits a container, and the server is to be a process"
-        raise CallerError(problem, "add --launcher docker, or leave it out of the recipe", "memory_limit_gib")
+    _check_memory_limit(serving, engine.launcher)
     return ServerPlan(
         engine=engine,
         model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
@@ -180,6 +180,12 @@ def server_plan(
         gpus=gpus,
         memory_limit_gib=serving.memory_limit_gib,
     )
+
+
+def _check_memory_limit(serving: Serving, launcher: Launcher) -> None:
+    if serving.memory_limit_gib and launcher != "docker":
+        problem = "memory_limit_gib limits a container, and the server is to be a process"
+        raise CallerError(problem, "add --launcher docker, or leave it out of the recipe", "memory_limit_gib")
 
 
 def _plan(

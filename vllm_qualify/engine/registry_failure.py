@@ -9,12 +9,16 @@ _LOGIN = re.compile(
 )
 _MISSING = re.compile(r"manifest unknown|not found|name unknown|repository .* does not exist|invalid repository name", re.I)
 _PLATFORM = re.compile(r"no matching manifest for|no match for platform|does not match the specified platform", re.I)
+_UNTRUSTED = re.compile(r"x509|server gave HTTP response to HTTPS client|tls: ", re.I)
+_PROXY = re.compile(r"Proxy Authentication Required", re.I)
+# Numbers only where a status is named: a tag, a digest or a port can hold any.
 _UNREACHABLE = re.compile(
-    r"connection refused|no such host|i/o timeout|TLS handshake|server misbehaving|network is unreachable|deadline exceeded"
-    r"|server gave HTTP response to HTTPS client|connection reset|unexpected EOF|x509|no route to host|50[0234] ",
+    r"connection refused|no such host|i/o timeout|TLS handshake timeout|server misbehaving|network is unreachable"
+    r"|deadline exceeded|Client\.Timeout exceeded|request canceled|connection reset|EOF$|no route to host"
+    r"|HTTP status: 50[0234]",
     re.I,
 )
-_RATE_LIMIT = re.compile(r"toomanyrequests|too many requests|429", re.I)
+_RATE_LIMIT = re.compile(r"toomanyrequests|too many requests|HTTP status: 429", re.I)
 _DISK_FULL = re.compile(r"no space left on device", re.I)
 _MISMATCH = re.compile(
     r"(manifest|layer) verification failed|unexpected (?:commit )?digest|filesystem layer verification", re.I
@@ -34,12 +38,20 @@ def classify(said: str, reference: str, option: str, stage: str) -> QualifyError
     if _PLATFORM.search(said):
         problem = f"{reference} is not made for this machine: {said}"
         return ReleaseError(problem, "name an image for this platform", stage, kind="wrong-platform")
+    if _PROXY.search(said):
+        problem = f"Docker Engine's proxy on the way to {reference} asks for a login: {said}"
+        return HostError(problem, "set Docker Engine's proxy with its login", stage, kind="proxy-login-required")
     if _LOGIN.search(said):
         problem = f"the registry asks for a login, or has no {reference}: {said}"
-        return HostError(problem, f"`docker login {_registry(reference)}`, and check the name", stage, kind="login-required")
+        login = f"docker login {_registry(reference)}".strip()
+        return HostError(problem, f"`{login}`, and check the name", stage, kind="login-required")
+    if _UNTRUSTED.search(said):
+        problem = f"Docker Engine does not trust the registry of {reference}: {said}"
+        remedy = "give Docker Engine the registry's certificate, or list it as insecure"
+        return HostError(problem, remedy, stage, kind="registry-untrusted")
     if _UNREACHABLE.search(said):
         problem = f"the registry of {reference} does not answer: {said}"
-        remedy = "check the registry, its certificate, the network and the proxy of Docker Engine"
+        remedy = "check the registry, the network and the proxy of Docker Engine"
         return HostError(problem, remedy, stage, kind="registry-unreachable", retry=True)
     if _MISSING.search(said):
         return CallerError(f"the registry has no {reference}", "check the name and the tag", option, kind="image-missing")

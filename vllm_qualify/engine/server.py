@@ -1,5 +1,6 @@
 """`vllm serve` as a local process or in a container: ready when a completion came back, and never left behind."""
 
+import math
 import os
 import socket
 import time
@@ -34,7 +35,7 @@ from vllm_qualify.recipe.model import Environment, Frozen, ServerArguments
 HOST = "127.0.0.1"
 STAGE = "serve"
 ASK_EVERY_S = 0.5
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size")
 
 # Where things lie in a container, on every machine the same.
 CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
@@ -92,11 +93,7 @@ class ServerPlan(Frozen):
 
 def gpu_count(arguments: ServerArguments) -> int:
     """How many GPUs a server with these arguments takes: the product of its parallel sizes."""
-    count = 1
-    for name in PARALLEL:
-        size = arguments.get(name, 1)
-        count *= size if isinstance(size, int) else 1
-    return count
+    return math.prod(int(str(arguments.get(name, 1))) for name in PARALLEL)
 
 
 class Client(Frozen):
@@ -196,9 +193,10 @@ def process_command(engine: EngineEnvironment, config: Path) -> list[str]:
 
 def process_environment(plan: ServerPlan) -> dict[str, str]:
     """What a server process gets besides this process's own environment."""
-    # Without the order CUDA counts the fastest device first, and NVML by the PCI bus.
-    chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))} if plan.gpus else {}
-    return chosen | plan.environment
+    # Without the order CUDA counts the fastest device first, and NVML by the PCI bus. A choice of the caller's own stays.
+    chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))}
+    is_ours = plan.gpus and "CUDA_VISIBLE_DEVICES" not in os.environ
+    return (chosen if is_ours else {}) | plan.environment
 
 
 def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> ContainerPlan:
@@ -248,8 +246,11 @@ def _container_name(labels: Labels, role: str) -> str:
 
 
 def _labels(labels: Labels, role: str) -> Labels:
-    values = {"run": labels.get("run", ""), "cell": labels.get("cell", ""), "role": role}
-    return dict(zip((container.RUN_LABEL, container.CELL_LABEL, container.ROLE_LABEL), values.values(), strict=True))
+    return {
+        container.RUN_LABEL: labels.get("run", ""),
+        container.CELL_LABEL: labels.get("cell", ""),
+        container.ROLE_LABEL: role,
+    }
 
 
 @contextmanager
@@ -279,25 +280,26 @@ def client_in(image: EngineImage, plan: ServerPlan, server: Server, folder: Path
 def run_client(
     client: Client,
     command: list[str],
+    result: str,
     log: Path,
     time_limit_s: float,
     check: Callable[[], None],
     progress: Progress,
 ) -> None:
-    """Run a command of the client's to its end; the files that it wrote to `results_folder` lie beside its log afterwards.
+    """Run a command of the client's to its end; the file `result` of its `results_folder` lies beside its log afterwards.
 
     Raises:
         HostError: it failed, took longer than `time_limit_s`, or Docker Engine went away.
         whatever `check` raises.
     """
-    folder, place = log.parent, log.parent.name
+    place = log.parent.name
     if client.container_id is None:
         with guarded(command, quiet_environment(), log) as process:
             wait_for(process, time_limit_s, check, progress, place)
         return
     with container.executing(client.container_id, command, log, place) as executed:
         wait_for(executed, time_limit_s, check, progress, place)
-    container.fetch(client.container_id, RESULTS_INSIDE, folder, place)
+    container.fetch(client.container_id, f"{RESULTS_INSIDE}/{result}", log.with_name(result), place)
 
 
 def results_folder(client: Client, folder: Path) -> str:

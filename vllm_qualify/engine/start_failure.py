@@ -9,7 +9,8 @@ _PORT = re.compile(r"port is already allocated|address already in use|failed to 
 _DRIVER = re.compile(r"unsatisfied condition: (?:cuda|driver)\S*|requirement error", re.I)
 _NO_GPU = re.compile(
     r"could not select device driver|unknown or invalid runtime name: nvidia"
-    r"|nvidia-container-cli: (?:initialization|device) error|unresolvable CDI devices|unknown device|libnvidia-ml",
+    r"|nvidia-container-cli: (?:initialization|device) error|exec: \"nvidia-container"
+    r"|unresolvable CDI devices|unknown device|libnvidia-ml",
     re.I,
 )
 _PLATFORM = re.compile(r"exec format error|does not match the (?:specified|detected) (?:host )?platform", re.I)

@@ -38,7 +38,8 @@ def measure(server: Server, client: Client, settings: Load, folder: Path, progre
         command = command_of(client, server.served_model_name, settings, results_folder(client, folder), repeat)
         (folder / f"metrics-{repeat}-before.txt").write_text(_metrics(server))
         told = _of_repeat(progress, repeat, settings)
-        run_client(client, command, folder / f"bench-{repeat}.log", settings.time_limit_s, server.check_alive, told)
+        log = folder / f"bench-{repeat}.log"
+        run_client(client, command, f"bench-{repeat}.json", log, settings.time_limit_s, server.check_alive, told)
         (folder / f"metrics-{repeat}-after.txt").write_text(_metrics(server))
         commands.append(recorded(client, command))
     return commands

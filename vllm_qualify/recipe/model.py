@@ -77,7 +77,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 CountOrNone = Annotated[int, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, gt=0)]
-Positive = Annotated[float, Field(strict=True, gt=0)]
+Gibibytes = Annotated[float, Field(strict=True, ge=0.0625)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 ServerArguments = dict[Annotated[str, AfterValidator(_server_key)], Annotated[JsonValue, AfterValidator(_server_value)]]
@@ -216,7 +216,7 @@ class Serving(Frozen):
     server: ServerArguments = {}
     environment: Environment = {}
     startup_timeout_s: Seconds = 1800.0
-    memory_limit_gib: Positive | None = None
+    memory_limit_gib: Gibibytes | None = None
     profiles: dict[Name, Profile] = Field(min_length=1)
 
 

@@ -1,0 +1,341 @@
+"""Containers as data: their command, how they ended, whose they are. With a real engine: tests/live/test_docker.py."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from itertools import pairwise
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from vllm_qualify.engine.container import (
+    CELL_LABEL,
+    OWNER_LABEL,
+    ROLE_LABEL,
+    RUN_LABEL,
+    Bind,
+    ContainerPlan,
+    Leftover,
+    Watched,
+    command_line,
+    leftovers,
+    owner,
+    remove_leftovers,
+    shell_command,
+)
+from vllm_qualify.engine.failure import End
+from vllm_qualify.errors import HostError
+
+DIGEST = "vllm/vllm-openai@sha256:" + "0" * 64
+AWKWARD = [
+    "",
+    " ",
+    "a b",
+    "it's",
+    '"quoted"',
+    "$HOME `id` $(id)",
+    "a\nb",
+    "a \\\n  b",
+    "*",
+    "!",
+    "#no comment",
+    "--option",
+    "ü",
+]
+
+
+def plan(**others: Any) -> ContainerPlan:
+    return ContainerPlan(**({"image": DIGEST, "platform": "linux/amd64", "arguments": ["--config", "/c.yaml"]} | others))
+
+
+def after(command: list[str], option: str) -> list[str]:
+    return [word for before, word in pairwise(command) if before == option]
+
+
+# --- the command for people
+
+
+def test_a_bare_plan_is_a_short_command() -> None:
+    assert command_line(plan()) == [
+        *("docker", "run", "--detach", "--platform", "linux/amd64", DIGEST),
+        *("--config", "/c.yaml"),
+    ]
+
+
+def test_everything_of_a_plan_is_in_the_command() -> None:
+    binds = [Bind(source=Path("/w"), target="/model"), Bind(source=Path("/h"), target="/cache", read_only=False)]
+    whole = plan(
+        name="vllm-qualify-1-server",
+        entrypoint="sleep",
+        arguments=["infinity"],
+        environment={"VLLM_LOGGING_LEVEL": "INFO"},
+        passed=["HF_TOKEN"],
+        binds=binds,
+        labels={RUN_LABEL: "1", CELL_LABEL: "r/v/h200/p", ROLE_LABEL: "server"},
+        gpus=[2, 3],
+        port=8123,
+        network="container:0123",
+        share_ipc=True,
+        memory_limit_mib=1536,
+    )
+    command = command_line(whole)
+    assert after(command, "--name") == ["vllm-qualify-1-server"]
+    assert after(command, "--entrypoint") == ["sleep"]
+    assert after(command, "--env") == ["VLLM_LOGGING_LEVEL=INFO", "HF_TOKEN"]
+    assert after(command, "--mount") == ["type=bind,source=/w,target=/model,readonly", "type=bind,source=/h,target=/cache"]
+    assert after(command, "--label") == [
+        "vllm-qualify.run=1",
+        "vllm-qualify.cell=r/v/h200/p",
+        "vllm-qualify.role=server",
+    ]
+    assert after(command, "--publish") == ["127.0.0.1:8123:8000"]
+    assert after(command, "--network") == ["container:0123"]
+    assert after(command, "--memory") == ["1536m"]
+    assert "--ipc=host" in command
+    assert command[-2:] == [DIGEST, "infinity"]
+    assert set(command_line(plan())) - {"--config", "/c.yaml"} <= set(command)
+
+
+@pytest.mark.parametrize(("gpus", "asked"), [([], []), ([0], ['"device=0"']), ([2, 3], ['"device=2,3"']), ("all", ["all"])])
+def test_gpus_are_asked_for_as_docker_reads_them(gpus: list[int] | str, asked: list[str]) -> None:
+    """The quotes are docker's own: it reads the value as a row of CSV."""
+    assert after(command_line(plan(gpus=gpus)), "--gpus") == asked
+
+
+def test_a_passed_variable_has_no_value_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
+    told = plan(passed=["HF_TOKEN", "NOT_SET"])
+    assert after(command_line(told), "--env") == ["HF_TOKEN", "NOT_SET"]
+    for text in (shell_command(told), told.model_dump_json(), repr(told)):
+        assert "hf_secret_of_mine" not in text
+
+
+def read_by_a_shell(text: str) -> list[str]:
+    """The words that a shell makes of it, where `docker` is a function that tells its own."""
+    script = f"docker() {{ printf '%s\\0' docker \"$@\"; }}\n{text}\n"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("awkward", AWKWARD)
+def test_a_shell_reads_back_exactly_the_words(awkward: str) -> None:
+    told = plan(
+        name="named",
+        arguments=["--chat-template", awkward, awkward],
+        environment={"AWKWARD": awkward},
+        labels={CELL_LABEL: awkward},
+        binds=[Bind(source=Path("/a folder/it's"), target="/model")],
+        gpus=[0, 1],
+        port=8000,
+    )
+    command = command_line(told)
+    assert awkward in command
+    assert f"AWKWARD={awkward}" in command
+    assert read_by_a_shell(shell_command(told)) == command
+
+
+def test_each_option_has_a_line_of_its_own() -> None:
+    lines = shell_command(plan(name="named", environment={"A": "1", "B": "2"}, share_ipc=True)).splitlines()
+    assert [line.removesuffix(" \\").strip() for line in lines] == [
+        "docker run",
+        "--detach",
+        "--platform linux/amd64",
+        "--name named",
+        "--ipc=host",
+        "--env A=1",
+        "--env B=2",
+        DIGEST,
+        "--config /c.yaml",
+    ]
+
+
+def test_a_plan_survives_its_document() -> None:
+    for gpus in ([], [1, 2], "all"):
+        found = plan(gpus=gpus, binds=[Bind(source=Path("/w"), target="/model")])
+        assert ContainerPlan.model_validate_json(found.model_dump_json()) == found
+
+
+# --- how a container ended
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(container_id="0123", state_file=tmp_path / "server.state", log=tmp_path / "server.log")
+
+
+def test_without_a_state_it_runs(watched: Watched) -> None:
+    assert watched.end() is None
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        ({"exit_code": 0, "oom_killed": False}, End(exit_code=0)),
+        ({"exit_code": 137, "oom_killed": True}, End(exit_code=137, oom_killed=True)),
+        # a command in a container: only its container knows of memory
+        ({"exit_code": 3}, End(exit_code=3)),
+    ],
+)
+def test_its_state_tells_its_end(watched: Watched, state: dict[str, Any], end: End) -> None:
+    watched.state_file.write_text(json.dumps(state))
+    assert watched.end() == end
+
+
+def test_an_end_that_nobody_saw_is_the_error_that_hid_it(watched: Watched) -> None:
+    error = {"problem": "no Docker Engine answers", "remedy": "start it", "place": "load", "kind": "docker-gone", "retry": True}
+    watched.state_file.write_text(json.dumps({"error": error}))
+    with pytest.raises(HostError, match="no Docker Engine answers") as raised:
+        watched.end()
+    assert (raised.value.kind, raised.value.place, raised.value.retry) == ("docker-gone", "load", True)
+
+
+# --- whose containers they are
+
+
+class Host(ThreadingUnixStreamServer):
+    """A stand-in for Docker Engine with containers and nothing else: it lists them by their labels, and removes them."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, Answers)
+        self.containers: dict[str, dict[str, str]] = {}
+
+    def listed(self, wanted: list[str]) -> list[dict[str, Any]]:
+        return [
+            {"Id": name, "Names": [f"/{name}"], "Labels": labels, "State": "running"}
+            for name, labels in self.containers.items()
+            if set(wanted) <= set(labels)
+        ]
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Host
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        if address.path.endswith("/containers/json"):
+            filters = json.loads(parse_qs(address.query)["filters"][0])
+            self._send(200, self.server.listed(filters["label"]))
+        else:
+            self._send(200, {"Version": "20.10.24", "ApiVersion": "1.41", "Os": "linux", "Arch": "amd64"})
+
+    def do_DELETE(self) -> None:
+        removed = self.server.containers.pop(urlsplit(self.path).path.rpartition("/")[2], None)
+        self._send(404 if removed is None else 204, {"message": "No such container"})
+
+    def _send(self, status: int, body: object) -> None:
+        content = b"" if status == 204 else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    # a socket's path must be short
+    with tempfile.TemporaryDirectory() as folder, Host(f"{folder}/s") as serving:
+        Thread(target=serving.serve_forever, args=(0.05,), daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/s")
+        yield serving
+        serving.shutdown()
+
+
+@pytest.fixture(scope="module")
+def gone() -> str:
+    """The owner that a process called itself which has ended."""
+    script = "from vllm_qualify.engine.container import owner; print(owner())"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def of(owned_by: str, **others: str) -> dict[str, str]:
+    return {RUN_LABEL: "1", CELL_LABEL: "r/v/cpu/p", OWNER_LABEL: owned_by} | others
+
+
+def change(label: str, place: int, value: str) -> str:
+    parts = label.split(":")
+    parts[place] = value
+    return ":".join(parts)
+
+
+MACHINE, BOOT, NAMESPACE, PID, START = range(5)
+
+
+def test_an_owner_is_known_by_machine_boot_namespace_process_and_start() -> None:
+    parts = owner().split(":")
+    assert len(parts) == 5
+    assert parts[BOOT] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert parts[PID] == str(os.getpid())
+    assert parts[START].isdigit()
+    assert owner() == owner()
+
+
+def test_a_process_that_lives_has_no_leftovers(host: Host) -> None:
+    host.containers["mine"] = of(owner())
+    assert leftovers() == []
+
+
+def test_a_process_that_ended_left_what_is_still_there(host: Host, gone: str) -> None:
+    host.containers["left"] = of(gone)
+    expected = Leftover(container_id="left", name="left", run="1", cell="r/v/cpu/p", state="running")
+    assert leftovers() == [expected]
+
+
+def test_another_process_that_has_the_number_since_is_not_the_owner(host: Host) -> None:
+    host.containers["left"] = of(change(owner(), START, "1"))
+    assert len(leftovers()) == 1
+
+
+def test_nothing_lives_on_from_before_the_machine_started(host: Host) -> None:
+    before = change(change(owner(), BOOT, "00000000-0000-0000-0000-000000000000"), NAMESPACE, "1")
+    host.containers["left"] = of(before)
+    assert len(leftovers()) == 1
+
+
+@pytest.mark.parametrize(("place", "value"), [(MACHINE, "f" * 32), (NAMESPACE, "1")])
+def test_of_an_owner_that_cannot_be_seen_from_here_nothing_is_known(host: Host, gone: str, place: int, value: str) -> None:
+    host.containers["theirs"] = of(change(gone, place, value))
+    assert leftovers() == []
+
+
+def test_another_machine_is_another_machine_whatever_its_boot(host: Host, gone: str) -> None:
+    host.containers["theirs"] = of(change(change(gone, MACHINE, "f" * 32), BOOT, "another"))
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("garbage", ["", ":", "::::", "someone", "a:b:c:d:e", "a:b:c:1:2:3:4"])
+def test_a_label_that_says_nothing_makes_no_leftover(host: Host, garbage: str) -> None:
+    host.containers["theirs"] = of(garbage)
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("pid", ["", "x", "-1", "1.5"])
+def test_a_process_without_a_number_makes_no_leftover(host: Host, gone: str, pid: str) -> None:
+    host.containers["theirs"] = of(change(gone, PID, pid))
+    assert leftovers() == []
+
+
+def test_containers_of_others_are_never_looked_at(host: Host, gone: str) -> None:
+    host.containers |= {"plain": {}, "unowned": {RUN_LABEL: "1"}, "no run": {OWNER_LABEL: gone}}
+    assert leftovers() == []
+
+
+def test_leftovers_are_removed_and_nothing_else(host: Host, gone: str) -> None:
+    host.containers |= {"left": of(gone), "mine": of(owner()), "probe": {RUN_LABEL: "", OWNER_LABEL: gone}, "theirs": {}}
+    assert [(found.name, found.run) for found in remove_leftovers()] == [("left", "1"), ("probe", "")]
+    assert sorted(host.containers) == ["mine", "theirs"]
+    assert remove_leftovers() == []

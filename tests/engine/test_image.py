@@ -1,0 +1,210 @@
+"""Image references, the state of a pull, and what a plan keeps of an image; with a real engine: tests/live/test_docker.py."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity
+from vllm_qualify.engine.image import EngineImage, Layers, parse_reference
+from vllm_qualify.engine.server import Engine, ServerPlan
+from vllm_qualify.errors import CallerError
+
+AMD64 = "linux/amd64"
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+LONGEST_TAG = "t" * 128
+
+
+@pytest.mark.parametrize(
+    ("text", "repository", "tag", "digest"),
+    [
+        ("vllm/vllm-openai:v0.32.0", "vllm/vllm-openai", "v0.32.0", None),
+        (f"vllm/vllm-openai@{DIGEST}", "vllm/vllm-openai", None, DIGEST),
+        (f"vllm/vllm-openai:v0.32.0@{DIGEST}", "vllm/vllm-openai", "v0.32.0", DIGEST),
+        ("127.0.0.1:5000/tiny:1", "127.0.0.1:5000/tiny", "1", None),
+        (f"127.0.0.1:5000/tiny@{DIGEST}", "127.0.0.1:5000/tiny", None, DIGEST),
+        ("localhost:5000/a/b/c:1", "localhost:5000/a/b/c", "1", None),
+        ("ghcr.io/org/vllm_x.y--z:Latest-1.2_3", "ghcr.io/org/vllm_x.y--z", "Latest-1.2_3", None),
+        ("Registry.Example/vllm:1", "Registry.Example/vllm", "1", None),
+        ("vllm:5000", "vllm", "5000", None),
+        (f"vllm:{LONGEST_TAG}", "vllm", LONGEST_TAG, None),
+    ],
+)
+def test_a_reference_is_taken_apart(text: str, repository: str, tag: str | None, digest: str | None) -> None:
+    assert parse_reference(text, AMD64) == EngineImage(repository=repository, tag=tag, digest=digest, platform=AMD64)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "vllm/vllm-openai :1",
+        " vllm:1",
+        "vllm:1\n",
+        "vllm/VLLM-openai:1",
+        "VLLM:1",
+        "vllm//openai:1",
+        "/vllm:1",
+        "vllm/:1",
+        "vllm:",
+        "vllm:a/b",
+        "vllm:a:b",
+        "vllm:-a",
+        f"vllm:{LONGEST_TAG}t",
+        "vllm@sha256:0123",
+        f"vllm@{DIGEST}0",
+        f"vllm@{DIGEST[:-1]}",
+        f"vllm@{DIGEST.upper()}",
+        f"vllm@{DIGEST.removeprefix('sha256:')}",
+        f"vllm@{DIGEST}:1",
+        f"@{DIGEST}",
+        "https://ghcr.io/org/vllm:1",
+        "--privileged",
+    ],
+)
+def test_what_is_no_reference_is_the_callers_mistake(text: str) -> None:
+    with pytest.raises(CallerError, match="is no image reference") as raised:
+        parse_reference(text, AMD64)
+    assert raised.value.place == "--image"
+
+
+@pytest.mark.parametrize("text", ["vllm/vllm-openai", "127.0.0.1:5000/tiny", "vllm"])
+def test_a_name_alone_does_not_say_which_image(text: str) -> None:
+    with pytest.raises(CallerError, match="neither a tag nor a digest"):
+        parse_reference(text, AMD64)
+
+
+@pytest.mark.parametrize("text", ["vllm", "not a reference"])
+def test_the_option_that_is_wrong_is_named(text: str) -> None:
+    with pytest.raises(CallerError, match="--client-image: ") as raised:
+        parse_reference(text, AMD64, "--client-image")
+    assert raised.value.place == "--client-image"
+
+
+@pytest.mark.parametrize(
+    ("tag", "digest", "reference", "pinned"),
+    [
+        ("1", None, "r:5000/x:1", "r:5000/x:1"),
+        (None, DIGEST, f"r:5000/x@{DIGEST}", f"r:5000/x@{DIGEST}"),
+        ("1", DIGEST, "r:5000/x:1", f"r:5000/x@{DIGEST}"),
+    ],
+)
+def test_people_read_the_tag_and_docker_gets_the_digest(
+    tag: str | None, digest: str | None, reference: str, pinned: str
+) -> None:
+    image = EngineImage(repository="r:5000/x", tag=tag, digest=digest, platform=AMD64)
+    assert (image.reference, image.pinned) == (reference, pinned)
+    for name in (reference, pinned):
+        assert parse_reference(name, AMD64).repository == "r:5000/x"
+
+
+# --- the state of a pull: events as Docker Engine 20.10 sends them
+
+FIRST, SECOND = "7ac8af3ab4f8", "c158987b0551"
+
+
+def event(status: str, layer: str | None = None, current: int | None = None, total: int | None = None) -> dict[str, Any]:
+    told: dict[str, Any] = {"status": status}
+    if layer is not None:
+        numbers = {"current": current, "total": total}
+        told |= {"id": layer, "progressDetail": {name: number for name, number in numbers.items() if number is not None}}
+    return told | ({"progress": "[=>  ]"} if current is not None else {})
+
+
+PULL = [
+    # its id is the tag or the digest: no layer
+    ({"status": "Pulling from tiny", "id": DIGEST}, "Pulling from tiny"),
+    (event("Pulling fs layer", FIRST), f"pulling: layer {FIRST} pulling fs layer; 0 of 1 layers done"),
+    (event("Already exists", SECOND), f"pulling: layer {SECOND} already exists; 1 of 2 layers done"),
+    (
+        event("Downloading", FIRST, 1_048_576, 10_485_760),
+        f"pulling: layer {FIRST} downloading 1.0 of 10.0 MiB; 1 of 2 layers done",
+    ),
+    (event("Downloading", FIRST, 5_242_880), f"pulling: layer {FIRST} downloading; 1 of 2 layers done"),
+    (event("Verifying Checksum", FIRST), f"pulling: layer {FIRST} verifying checksum; 1 of 2 layers done"),
+    (event("Download complete", FIRST), f"pulling: layer {FIRST} download complete; 1 of 2 layers done"),
+    (
+        event("Extracting", FIRST, 3_145_728, 10_485_760),
+        f"pulling: layer {FIRST} extracting 3.0 of 10.0 MiB; 1 of 2 layers done",
+    ),
+    (event("Pull complete", FIRST), f"pulling: layer {FIRST} pull complete; 2 of 2 layers done"),
+    ({"status": f"Digest: {DIGEST}"}, f"Digest: {DIGEST}"),
+    (
+        {"status": "Status: Downloaded newer image for 127.0.0.1:5000/tiny:1"},
+        "Status: Downloaded newer image for 127.0.0.1:5000/tiny:1",
+    ),
+]
+
+
+def test_a_pull_is_told_layer_by_layer() -> None:
+    layers = Layers()
+    assert [layers.after(told) for told, _ in PULL] == [line for _, line in PULL]
+
+
+def test_a_layer_that_is_tried_again_is_not_done() -> None:
+    layers = Layers()
+    assert layers.after(event("Pull complete", FIRST)).endswith("1 of 1 layers done")
+    assert layers.after(event("Retrying in 5 seconds", FIRST)).endswith("retrying in 5 seconds; 0 of 1 layers done")
+
+
+def test_an_event_that_says_nothing_is_no_layer() -> None:
+    layers = Layers()
+    assert layers.after({}) == ""
+    assert layers.after({"progressDetail": {}}) == ""
+    assert layers.after(event("Waiting", FIRST)).endswith("0 of 1 layers done")
+
+
+# --- what a plan keeps
+
+IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=DIGEST, platform=AMD64)
+LOCAL = EngineEnvironment(python=Path("/engine/bin/python"))
+
+
+def server(engine: Engine) -> ServerPlan:
+    return ServerPlan(
+        engine=engine,
+        model="org/model",
+        revision="0123abc",
+        served_model_name="model",
+        arguments={"max-model-len": 1024},
+        environment={},
+        startup_timeout_s=60,
+        gpus=[2, 3],
+        memory_limit_gib=1.5,
+    )
+
+
+@pytest.mark.parametrize("engine", [IMAGE, IMAGE.model_copy(update={"tag": None}), LOCAL], ids=["both", "digest", "process"])
+def test_a_plan_survives_its_document_with_its_kind_of_engine(engine: Engine) -> None:
+    plan = server(engine)
+    found = ServerPlan.model_validate_json(plan.model_dump_json())
+    assert found == plan
+    assert type(found.engine) is type(engine)
+
+
+def test_an_engine_of_no_known_launcher_is_no_plan() -> None:
+    document = server(LOCAL).model_dump(mode="json")
+    document["engine"]["launcher"] = "rocket"
+    with pytest.raises(ValidationError, match="rocket"):
+        ServerPlan.model_validate(document)
+
+
+def test_an_identity_survives_its_document() -> None:
+    image = ImageIdentity(
+        reference=IMAGE.reference,
+        platform=AMD64,
+        image_id="sha256:" + "f" * 64,
+        created="2026-03-01T08:15:27.123456789Z",
+        labels={"org.opencontainers.image.version": "v0.32.0", "": ""},
+    )
+    found = EngineIdentity(
+        launcher="docker", version="0.32.0", digest=DIGEST, python="3.12.11", packages={"vllm": "0.32.0"}, image=image
+    )
+    assert EngineIdentity.model_validate_json(found.model_dump_json()) == found
+
+
+def test_an_identity_from_before_images_is_of_a_process() -> None:
+    found = EngineIdentity.model_validate({"version": "0.30.0", "digest": DIGEST, "python": "3.11", "packages": {}})
+    assert (found.launcher, found.image) == ("process", None)

@@ -1,0 +1,179 @@
+"""Launchers: which options fit, which engine is found, and the machine read through it, here a real H200."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_gpu import CAPTURED, H200, SMI
+from tests.fakes.vllm import make_engine
+from vllm_qualify.engine.container import ContainerPlan
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Reading, parse_nvidia_smi
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.launch import Engines, Launch, check_launch, client_identity, find_engines, provide, read_machine
+from vllm_qualify.errors import CallerError, HostError
+
+DIGEST = "sha256:" + "0" * 64
+IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=DIGEST, platform="linux/amd64")
+PROCESS = EngineEnvironment(python=Path("/engine/bin/python"))
+IN_DOCKER = Launch(launcher="docker", image=IMAGE.reference)
+NO_GPU = HostError("Docker Engine has no access to GPUs", "install the toolkit", "check", kind="no-gpu-in-docker")
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [Launch(), IN_DOCKER, IN_DOCKER.model_copy(update={"client_image": "vllm/vllm-openai:v0.31.0"})],
+    ids=["process", "docker", "two images"],
+)
+def test_options_that_fit(launch: Launch) -> None:
+    check_launch(launch)
+
+
+@pytest.mark.parametrize(
+    ("launch", "option", "told"),
+    [
+        (Launch(launcher="docker"), "--image", "needs an image"),
+        (Launch(launcher="docker", image=""), "--image", "needs an image"),
+        (Launch(launcher="docker", client_image="x:1"), "--image", "needs an image"),
+        (Launch(image="x:1"), "--image", "only containers are made from an image"),
+        (Launch(client_image="x:1"), "--client-image", "only containers are made from an image"),
+        (Launch(launcher="docker", image="VLLM openai:1"), "--image", "is no image reference"),
+        (Launch(launcher="docker", image="x:1", client_image="x"), "--client-image", "neither a tag nor a digest"),
+    ],
+)
+def test_options_that_do_not_fit_are_told_before_docker_is_asked(
+    launch: Launch, option: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
+    for check in (check_launch, find_engines):
+        with pytest.raises(CallerError, match=told) as raised:
+            check(launch)
+        assert raised.value.place == option
+
+
+# --- which engine
+
+
+def test_the_process_launcher_takes_this_machines_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = make_engine(tmp_path / "engine")
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(folder))
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
+    found = find_engines(Launch())
+    assert found == Engines(engine=EngineEnvironment(python=folder / "bin" / "python"))
+    assert client_identity(found) is None
+    provide(found, lambda line: pytest.fail(line))
+
+
+def test_a_machine_without_an_engine_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(tmp_path))
+    with pytest.raises(HostError, match=f"no vLLM found in {tmp_path}"):
+        find_engines(Launch())
+
+
+@pytest.mark.parametrize("address", ["tcp://10.1.2.3:2375", "ssh://user@host", "http://127.0.0.1:2375"])
+def test_another_machines_docker_is_refused_with_the_reason(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(HostError) as raised:
+        find_engines(IN_DOCKER)
+    assert raised.value.problem == f"DOCKER_HOST is {address}, and files are mounted and ports published on this machine"
+    assert "on the machine of that Docker Engine" in raised.value.remedy
+    assert (raised.value.place, raised.value.retry) == ("check", False)
+
+
+def test_a_docker_engine_that_does_not_answer_is_told_with_its_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    with pytest.raises(HostError, match=f"no Docker Engine answers at unix://{tmp_path}/none") as raised:
+        find_engines(IN_DOCKER)
+    assert (raised.value.kind, raised.value.place, raised.value.retry) == ("docker-gone", "check", True)
+
+
+def test_a_file_that_is_no_socket_is_no_docker_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/file")
+    with pytest.raises(HostError) as raised:
+        find_engines(IN_DOCKER)
+    assert raised.value.kind == "docker-gone"
+
+
+# --- the machine
+
+
+class Containers:
+    """Short containers: what was to run in them; each says `told`, or is not started."""
+
+    def __init__(self, told: str | Exception) -> None:
+        self.told = told
+        self.started: list[ContainerPlan] = []
+
+    def run_once(self, plan: ContainerPlan, place: str, accepted: tuple[int, ...]) -> str:
+        assert place == "check"
+        # nvidia-smi without a device ends with 6
+        assert 6 in accepted
+        self.started.append(plan)
+        if isinstance(self.told, Exception):
+            raise self.told
+        return self.told
+
+
+@pytest.fixture
+def containers(monkeypatch: pytest.MonkeyPatch) -> Containers:
+    """On a machine without NVML."""
+    found = Containers(SMI)
+    monkeypatch.setattr("vllm_qualify.engine.launch.run_once", found.run_once)
+    nvml(monkeypatch, None)
+    return found
+
+
+def nvml(patch: pytest.MonkeyPatch, told: Reading | None) -> None:
+    patch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: told)
+
+
+@pytest.mark.parametrize("wanted", [None, "h200", "h100"])
+def test_a_host_with_only_the_toolkit_is_read_in_a_container_of_the_image(containers: Containers, wanted: str | None) -> None:
+    """Another type than the wanted one is told as it is, as with NVML."""
+    assert read_machine(IMAGE, wanted) == H200
+    (plan,) = containers.started
+    assert (plan.image, plan.platform, plan.gpus) == (f"vllm/vllm-openai@{DIGEST}", "linux/amd64", "all")
+    assert [plan.entrypoint, *plan.arguments] == ["nvidia-smi", *NVIDIA_SMI_QUERY]
+
+
+def test_a_host_with_nvml_starts_no_container(containers: Containers, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(monkeypatch, parse_nvidia_smi(SMI))
+    assert read_machine(IMAGE, None) == H200
+    assert containers.started == []
+
+
+def test_a_cpu_that_is_wanted_starts_no_container(containers: Containers) -> None:
+    assert read_machine(IMAGE, "cpu").gpu_type == "cpu"
+    assert containers.started == []
+
+
+@pytest.mark.parametrize("wanted", [None, "h200"])
+def test_a_process_starts_no_container(containers: Containers, wanted: str | None) -> None:
+    assert read_machine(PROCESS, wanted).gpu_type == "cpu"
+    assert containers.started == []
+
+
+@pytest.mark.parametrize("told", [(CAPTURED / "no-devices.txt").read_text(), NO_GPU], ids=["no device", "no toolkit"])
+@pytest.mark.parametrize("wanted", [None, "h200"])
+def test_a_docker_engine_without_gpus_is_a_cpu_machine(
+    containers: Containers, told: str | Exception, wanted: str | None
+) -> None:
+    containers.told = told
+    assert read_machine(IMAGE, wanted).gpu_type == "cpu"
+    assert len(containers.started) == 1
+
+
+@pytest.mark.parametrize("kind", ["docker-gone", "driver-too-old", ""])
+def test_any_other_error_makes_no_cpu_machine(containers: Containers, kind: str) -> None:
+    """Else a GPU host would measure its CPU, and say so to nobody."""
+    containers.told = HostError("it broke", "mend it", "check", kind=kind)
+    with pytest.raises(HostError) as raised:
+        read_machine(IMAGE, None)
+    assert raised.value is containers.told
+
+
+def test_what_nvidia_smi_does_not_tell_in_a_container_is_not_guessed(containers: Containers) -> None:
+    containers.told = (CAPTURED / "unknown-field.txt").read_text()
+    with pytest.raises(HostError, match="nvidia-smi did not tell"):
+        read_machine(IMAGE, None)
