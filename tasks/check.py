@@ -24,7 +24,8 @@ def provide_engines(engines: Engines) -> None:
     if engines.engine.launcher == "docker":
         for leftover in remove_leftovers():
             get_run_logger().info(f"removed {leftover.name}, which run {leftover.run or 'unknown'} had left behind")
-    provide(engines, teller())
+    for line in provide(engines, teller()):
+        get_run_logger().info(line)
 
 
 @task(name="plan", task_run_name="plan {recipe}")

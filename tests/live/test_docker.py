@@ -97,7 +97,7 @@ def test_a_pull_tells_each_layer_and_tags_the_image_for_deployment(docker_engine
     told: list[str] = []
     image.pull(found, told.append)
     assert any(line.startswith("pulling: layer") and "layers done" in line for line in told)
-    image.tag_for_deployment(found, told.append)
+    assert image.tag_for_deployment(found) == "vllm/vllm-openai:deploy"
     client = docker_engine.client()
     tagged = client.images.get("vllm/vllm-openai:deploy")
     assert tagged.id == client.images.get(found.pinned).id

@@ -12,7 +12,8 @@ import secrets
 import shlex
 import tarfile
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from docker.types import DeviceRequest, Mount
 from requests.exceptions import RequestException
 
 from vllm_qualify.engine import start_failure
-from vllm_qualify.engine.docker_host import docker_host, gone, said
+from vllm_qualify.engine.docker_host import GONE, docker_host, gone, said
 from vllm_qualify.engine.failure import End
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.recipe.model import Frozen
@@ -32,6 +33,9 @@ from vllm_qualify.secrets import redact_file
 RUN_LABEL, CELL_LABEL, ROLE_LABEL, OWNER_LABEL = (f"vllm-qualify.{name}" for name in ("run", "cell", "role", "owner"))
 COMMAND_FAILED = "command-failed"
 STOP_GRACE_S = 10
+# An engine that is being stopped ends its containers first and answers until they have ended. The container is looked at for a
+# shorter time than a command in it, so that its state is there when a command's is.
+ENGINE_ENDS_WITHIN_S, CONTAINER_ENDS_WITHIN_S = 5.0, 3.0
 JOIN_S = 20
 SERVED_PORT = 8000
 
@@ -168,28 +172,35 @@ def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[Watched]:
         state_file.unlink(missing_ok=True)
         log.touch()
     watchers: list[threading.Thread] = []
+    asked = threading.Event()
     try:
-        with _removed(str(plan.name), place, watchers):
+        with _removed(str(plan.name), place, watchers, asked):
             with docker_host(place) as host:
                 container_id = _started(host, plan, place)
-            watchers += [_thread(_follow, container_id, log, place), _thread(_await_end, container_id, state_file, place)]
+            watchers.append(_thread(_follow, container_id, log, place))
+            watchers.append(_thread(_await_end, container_id, state_file, place, asked))
             yield Watched(container_id=container_id, state_file=state_file, log=log)
     finally:
         redact_file(log)
 
 
 @contextmanager
-def _removed(name: str, place: str, watchers: list[threading.Thread]) -> Iterator[None]:
-    """After the block the container is gone. If it cannot be removed, an error of the block says so too."""
+def _removed(name: str, place: str, watchers: list[threading.Thread], asked: threading.Event) -> Iterator[None]:
+    """After the block the container is gone. If it cannot be removed, an error of the block says so too.
+
+    `asked` is set as soon as it is this process that ends the container.
+    """
     note = f"the container {name} could not be removed; the next run does it, or: vllm-qualify doctor --clean"
     try:
         yield
     except BaseException as error:
+        asked.set()
         try:
             _remove(name, place, watchers)
         except HostError:
             error.add_note(note)
         raise
+    asked.set()
     try:
         _remove(name, place, watchers)
     except HostError as error:
@@ -214,30 +225,47 @@ def _thread(target: Any, *arguments: object) -> threading.Thread:
 
 def _follow(container_id: str, log: Path, place: str) -> None:
     """Copies the container's output until it ends. When the engine goes away the log ends; `_await_end` tells of it."""
-    with suppress(HostError), docker_host(place, timeout_s=None) as host:
-        try:
-            with writing(str(log)), log.open("ab", buffering=0) as file:
-                for chunk in host.api.logs(container_id, stream=True, follow=True):
-                    file.write(chunk)
-        except HostError as error:
+    try:
+        with docker_host(place, timeout_s=None) as host:
+            _copy(host.api.logs(container_id, stream=True, follow=True), log)
+    except HostError as error:
+        if error.kind != GONE:
             _write_state(log.with_suffix(".state"), _unknown(error))
 
 
-def _await_end(container_id: str, state_file: Path, place: str) -> None:
-    state = _ended(container_id, place)
+def _copy(stream: Iterable[bytes], log: Path) -> None:
+    """Raises HostError if the log cannot be written. What breaks in the stream, an OSError too, is not the disk's fault."""
+    with writing(str(log)):
+        file = log.open("ab", buffering=0)
+    with file:
+        for chunk in stream:
+            with writing(str(log)):
+                file.write(chunk)
+
+
+def _await_end(container_id: str, state_file: Path, place: str, asked: threading.Event) -> None:
+    state = _ended(container_id, place, asked)
     if not state_file.exists():
         _write_state(state_file, state)
 
 
-def _ended(container_id: str, place: str) -> dict[str, Any]:
+def _ended(container_id: str, place: str, asked: threading.Event) -> dict[str, Any]:
     try:
         with docker_host(place, timeout_s=None) as host:
             exit_code = int(host.api.wait(container_id)["StatusCode"])
-            # An engine that is being stopped ends its containers first: that is no end of the container's own.
-            host.ping()
+            _check_engine_stays(host, CONTAINER_ENDS_WITHIN_S, asked)
             return {"exit_code": exit_code, "oom_killed": _oom_killed(host, container_id)}
     except HostError as error:
         return _unknown(error)
+
+
+def _check_engine_stays(host: docker.DockerClient, within_s: float, asked: threading.Event) -> None:
+    """Raises what a lost engine raises: then the end was not the container's own. Returns at once if the end was asked for."""
+    deadline = time.monotonic() + within_s
+    while True:
+        host.ping()
+        if time.monotonic() > deadline or asked.wait(0.2):
+            return
 
 
 def _unknown(error: HostError) -> dict[str, Any]:
@@ -297,10 +325,11 @@ def executing(container_id: str, command: list[str], log: Path, place: str) -> I
 
 def _execute(exec_id: str, log: Path, state_file: Path, place: str) -> None:
     try:
-        with docker_host(place, timeout_s=None) as host, writing(str(log)), log.open("ab", buffering=0) as file:
-            for chunk in host.api.exec_start(exec_id, stream=True):
-                file.write(chunk)
+        with docker_host(place, timeout_s=None) as host:
+            _copy(host.api.exec_start(exec_id, stream=True), log)
             exit_code = host.api.exec_inspect(exec_id)["ExitCode"]
+            if exit_code != 0:
+                _check_engine_stays(host, ENGINE_ENDS_WITHIN_S, threading.Event())
         # A stream that breaks off ends like one that is over; then the command still runs.
         state = _unknown(gone(place)) if exit_code is None else {"exit_code": exit_code}
     except HostError as error:

@@ -152,11 +152,11 @@ def pull(image: EngineImage, progress: Callable[[str], None]) -> None:
         _verify(host, image)
 
 
-def tag_for_deployment(image: EngineImage, progress: Callable[[str], None]) -> None:
-    """Tag a pulled image `vllm/vllm-openai:deploy`. Raises HostError."""
+def tag_for_deployment(image: EngineImage) -> str:
+    """Tag a pulled image `vllm/vllm-openai:deploy`, and return that name. Raises HostError."""
     with docker_host(PULL) as host:
         host.api.tag(image.pinned, DEPLOY_REPOSITORY, DEPLOY_TAG)
-    progress(f"{image.pinned} is now {DEPLOY_REPOSITORY}:{DEPLOY_TAG}")
+    return f"{DEPLOY_REPOSITORY}:{DEPLOY_TAG}"
 
 
 def _pull(host: docker.DockerClient, image: EngineImage, progress: Callable[[str], None]) -> None:

@@ -57,13 +57,19 @@ def find_engines(launch: Launch) -> Engines:
     return Engines(engine=image.resolve(launch.image), client=client)
 
 
-def provide(engines: Engines, progress: Callable[[str], None]) -> None:
-    """Pull and verify what is not here yet; the image under test becomes `vllm/vllm-openai:deploy`. Raises as `image.pull`."""
+def provide(engines: Engines, progress: Callable[[str], None]) -> list[str]:
+    """Pull and verify what is not here yet; the image under test becomes `vllm/vllm-openai:deploy`. Raises as `image.pull`.
+
+    Returns what is to be told, whatever `progress` left out.
+    """
+    told = []
     if isinstance(engines.engine, EngineImage):
         image.pull(engines.engine, progress)
-        image.tag_for_deployment(engines.engine, progress)
+        told.append(f"{engines.engine.pinned} is now {image.tag_for_deployment(engines.engine)}")
     if engines.client is not None:
         image.pull(engines.client, progress)
+        told.append(f"{engines.client.pinned} is the load client's")
+    return told
 
 
 def client_identity(engines: Engines) -> EngineIdentity | None:
