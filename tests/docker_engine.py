@@ -47,7 +47,8 @@ class Engine:
         return self.settings["VLLM_QUALIFY_LOGIN_REGISTRY"]
 
     def client(self) -> docker.DockerClient:
-        return docker.DockerClient(base_url=self.settings["DOCKER_HOST"])
+        # Removing an image of gigabytes takes its time on a busy disk.
+        return docker.DockerClient(base_url=self.settings["DOCKER_HOST"], timeout=600)
 
     def containers(self) -> list[str]:
         """The names of the containers that vllm-qualify made and that are there, running or not."""

@@ -7,12 +7,13 @@ import socket
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.fakes.vllm import make_engine
 from vllm_qualify.engine.container import Watched
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.server import ServerPlan, serve
+from vllm_qualify.engine.server import ServerPlan, config_text, serve
 from vllm_qualify.errors import HostError, ReleaseError
 
 
@@ -93,3 +94,11 @@ def test_the_config_file_has_the_plan_and_nothing_secret(tmp_path: Path, monkeyp
     assert "max-model-len: 64" in config
     assert "host: 127.0.0.1" in config
     assert "hf_secret" not in config
+
+
+@pytest.mark.parametrize("text", ["on", "off", "yes", "no", "y", "1e3", "0x10", "null", "~", "2026-11-20", "a: b", "- a"])
+def test_text_in_the_config_file_is_text_to_vllm(tmp_path: Path, text: str) -> None:
+    plan = plan_for(tmp_path, "healthy").model_copy(update={"arguments": {"option": text, "nested": {"inner": [text]}}})
+    # as vLLM reads it
+    read = yaml.safe_load(config_text(plan, 8000))
+    assert (read["option"], read["nested"]) == (text, {"inner": [text]})

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate, LoadedRecipe
+from vllm_qualify.recipe.model import ByVersion, Gate, LoadedRecipe, Variant
 
 
 @pytest.mark.parametrize("name", catalog_names())
@@ -164,3 +165,52 @@ def test_every_metric_takes_a_gate_on_its_good_side_only(metric: Any) -> None:
 
 def test_paths_start_from_the_recipes_folder() -> None:
     assert load_recipe("reference").path("./reference/model") == (catalog_folder() / "reference/model").resolve()
+
+
+# --- what differs by version
+
+LAYERED = Variant(
+    model="org/model",
+    server={"moe-backend": "flashinfer_cutlass", "max-model-len": 2560},
+    environment={"NCCL_DEBUG": "WARN"},
+    by_version=[
+        ByVersion(
+            vllm="<0.13",
+            without=["moe-backend"],
+            environment={"VLLM_USE_FLASHINFER_MOE_FP8": "1"},
+            server={"max-model-len": 2048},
+        ),
+        ByVersion(vllm=">=0.12,<0.14", server={"max-model-len": 1024}),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "length", "has_backend"),
+    [
+        ("0.11.2", 2048, False),
+        ("0.12.0", 1024, False),
+        ("0.12.0+cpu", 1024, False),
+        ("0.13.0", 1024, True),
+        ("0.13.0rc1", 1024, True),
+        ("0.14.0.dev12+g0123abc", 2560, True),
+        ("0.32.0", 2560, True),
+    ],
+)
+def test_each_range_that_covers_the_version_changes_what_stands_beside_it(version: str, length: int, has_backend: bool) -> None:
+    server, environment = LAYERED.at(version)
+    assert server["max-model-len"] == length
+    assert ("moe-backend" in server) == has_backend
+    assert ("VLLM_USE_FLASHINFER_MOE_FP8" in environment) == (not has_backend)
+    assert environment["NCCL_DEBUG"] == "WARN"
+
+
+@pytest.mark.parametrize("text", ["0.12", "newest", "", ">=x"])
+def test_what_is_no_range_of_versions_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError):
+        ByVersion(vllm=text)
+
+
+def test_what_is_taken_away_must_be_there() -> None:
+    with pytest.raises(ValidationError, match=r"by_version\.0\.without names moe-backend, which the keys beside it do not set"):
+        Variant(model="org/model", by_version=[ByVersion(vllm="<0.13", without=["moe-backend"])])

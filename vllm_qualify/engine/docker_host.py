@@ -13,7 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from vllm_qualify.errors import HostError
 
-ASK_TIMEOUT_S = 60
+ASK_TIMEOUT_S = 180
 LOCAL = ("unix://", "npipe://")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 GONE = "docker-gone"

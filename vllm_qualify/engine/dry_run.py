@@ -1,11 +1,9 @@
 """What a run would start, as a script for a shell: nothing is started, pulled, asked or written."""
 
-import io
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-
-from ruamel.yaml import YAML
 
 from vllm_qualify.engine import container
 from vllm_qualify.engine.docker_host import platform_here
@@ -17,11 +15,13 @@ from vllm_qualify.engine.plan import Choice, Selection, new_run_id, select, serv
 from vllm_qualify.engine.server import (
     Engine,
     ServerPlan,
+    config_text,
     container_of,
     gpu_count,
     process_command,
     process_environment,
 )
+from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.model import LoadedRecipe
 
 PORT = 8000
@@ -30,8 +30,12 @@ DEFAULT_BRANCH = "main"
 ARM_GPU_TYPES = ("gh200", "gb200", "gb300")
 
 
-def scripts(loaded: LoadedRecipe, choice: Choice, launch: Launch, port: int | None, runs: Path) -> Iterator[str]:
+def scripts(
+    loaded: LoadedRecipe, choice: Choice, launch: Launch, port: int | None, runs: Path, vllm: str | None = None
+) -> Iterator[str]:
     """A script for each chosen cell, for any GPU type, on any machine. `runs` is the folder that runs lie in.
+
+    Arguments can differ by version: of `vllm`, of the engine environment's, or of the image's tag.
 
     Raises:
         CallerError: as `select`, and for options that do not fit.
@@ -40,8 +44,22 @@ def scripts(loaded: LoadedRecipe, choice: Choice, launch: Launch, port: int | No
     check_launch(launch)
     selection = select(loaded, Choice(**{**choice.model_dump(), "gpu_type": choice.gpu_type or detect().gpu_type}), None)
     engine = _engine(launch, selection.gpu_type)
+    version = vllm or _version(engine, selection)
     for profile in selection.profiles:
-        yield _script(loaded, selection, profile, engine, port or PORT, runs)
+        yield _script(loaded, selection, profile, engine, version, port or PORT, runs)
+
+
+def _version(engine: Engine, selection: Selection) -> str:
+    """What the environment holds, or what the image's tag says; empty where no argument depends on it."""
+    if not any(layer.by_version for layer in (selection.serving, selection.variant, *selection.profiles.values())):
+        return ""
+    if isinstance(engine, EngineEnvironment):
+        return engine.identity().version
+    found = re.match(r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)?)", engine.tag or "")
+    if found is None:
+        problem = f"{engine.reference} does not say which vLLM it holds"
+        raise CallerError(problem, "give --vllm, like 0.32.0, or an image by its version's tag", "--vllm")
+    return found[1]
 
 
 def _engine(launch: Launch, gpu_type: str) -> Engine:
@@ -51,10 +69,13 @@ def _engine(launch: Launch, gpu_type: str) -> Engine:
     return parse_reference(launch.image, platform)
 
 
-def _script(loaded: LoadedRecipe, selection: Selection, profile: str, engine: Engine, port: int, runs: Path) -> str:
-    needed = 0 if selection.gpu_type == "cpu" else gpu_count(selection.arguments(profile))
+def _script(
+    loaded: LoadedRecipe, selection: Selection, profile: str, engine: Engine, version: str, port: int, runs: Path
+) -> str:
     branch = selection.variant.revision or DEFAULT_BRANCH
-    plan = server_plan(loaded, selection, profile, engine, branch, list(range(needed)))
+    plan = server_plan(loaded, selection, profile, engine, version, branch)
+    needed = 0 if selection.gpu_type == "cpu" else gpu_count(plan.arguments)
+    plan = plan.model_copy(update={"gpus": list(range(needed))})
     cell = "/".join([loaded.recipe.name, selection.variant_name, selection.gpu_type, profile])
     run = new_run_id()
     config = runs / run / "evidence" / "serve" / "server.yaml"
@@ -71,10 +92,8 @@ def _notes(plan: ServerPlan, branch: str) -> list[str]:
 
 
 def _write_config(plan: ServerPlan, config: Path, port: int) -> list[str]:
-    text = io.StringIO()
-    YAML(typ="safe").dump(plan.config(port), text)
     path = shlex.quote(str(config))
-    return [f"mkdir -p {shlex.quote(str(config.parent))}", f"cat > {path} <<'END'", text.getvalue().rstrip("\n"), "END"]
+    return [f"mkdir -p {shlex.quote(str(config.parent))}", f"cat > {path} <<'END'", config_text(plan, port).rstrip("\n"), "END"]
 
 
 def _command(plan: ServerPlan, config: Path, port: int, run: str, cell: str) -> str:

@@ -16,6 +16,7 @@ from vllm_qualify.engine.server import Engine, ServerPlan, gpu_count
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.model import (
     Accuracy,
+    Environment,
     Frozen,
     Gate,
     Load,
@@ -104,8 +105,14 @@ class Selection(Frozen):
     profiles: dict[str, Profile]
     questions: tuple[Path, Path] | None
 
-    def arguments(self, profile: str) -> ServerArguments:
-        return self.serving.server | self.variant.server | self.profiles[profile].server
+    def at(self, profile: str, version: str) -> tuple[ServerArguments, Environment]:
+        """Server options and environment of a cell for a version of vLLM: GPU type, under variant, under profile."""
+        layers = [layer.at(version) for layer in (self.serving, self.variant, self.profiles[profile])]
+        server: ServerArguments = {}
+        environment: Environment = {}
+        for options, names in layers:
+            server, environment = server | options, environment | names
+        return server, environment
 
 
 def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> None:
@@ -164,20 +171,26 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
 
 
 def server_plan(
-    loaded: LoadedRecipe, selection: Selection, profile: str, engine: Engine, revision: str | None, gpus: list[int]
+    loaded: LoadedRecipe,
+    selection: Selection,
+    profile: str,
+    engine: Engine,
+    version: str,
+    revision: str | None,
 ) -> ServerPlan:
-    """The server of a cell. `revision` is None for local weights. Raises CallerError for a setting of another launcher."""
+    """The server of a cell on a version of vLLM, its GPUs still to be chosen. Raises CallerError for a setting of another
+    launcher."""
     serving, variant = selection.serving, selection.variant
     _check_memory_limit(serving, engine.launcher)
+    server, environment = selection.at(profile, version)
     return ServerPlan(
         engine=engine,
         model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
         revision=None if variant.is_local else revision,
         served_model_name=loaded.recipe.served_model_name,
-        arguments=selection.arguments(profile),
-        environment=serving.environment | variant.environment,
+        arguments=server,
+        environment=environment,
         startup_timeout_s=serving.startup_timeout_s,
-        gpus=gpus,
         memory_limit_gib=serving.memory_limit_gib,
     )
 
@@ -198,6 +211,7 @@ def _plan(
     profile_name: str,
 ) -> CellPlan:
     recipe, variant = loaded.recipe, selection.variant
+    server = server_plan(loaded, selection, profile_name, engines.engine, release.engine.version, release.revision)
     profile = selection.profiles[profile_name]
     return CellPlan(
         run_id=new_run_id(),
@@ -209,9 +223,7 @@ def _plan(
             profile=profile_name,
         ),
         fingerprint=machine,
-        server=server_plan(
-            loaded, selection, profile_name, engines.engine, release.revision, _gpus(selection, profile_name, machine)
-        ),
+        server=server.model_copy(update={"gpus": _gpus(gpu_count(server.arguments), profile_name, machine)}),
         smoke=recipe.smoke,
         smoke_golden=variant.smoke_golden,
         accuracy=recipe.accuracy,
@@ -223,11 +235,10 @@ def _plan(
     )
 
 
-def _gpus(selection: Selection, profile: str, machine: Fingerprint) -> list[int]:
+def _gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:
     """The cell's GPUs: the machine's first ones of its type."""
     if machine.gpu_type == "cpu":
         return []
-    needed = gpu_count(selection.arguments(profile))
     if needed > len(machine.devices):
         problem = f"profile '{profile}' takes {needed} GPUs, and this machine has {len(machine.devices)} {machine.gpu_type}"
         raise HostError(problem, "choose a profile with --profile, or run it on a larger host", "check")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import httpx
+import yaml
 from pydantic import Field
-from ruamel.yaml import YAML
 
 from vllm_qualify.engine import container
 from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, Watched
@@ -91,6 +91,11 @@ class ServerPlan(Frozen):
         return ours | pinned | self.arguments
 
 
+def config_text(plan: ServerPlan, port: int) -> str:
+    """The config file, by the library that vLLM reads it with: in YAML 1.2 a bare `on` is text, and to vLLM it is true."""
+    return yaml.safe_dump(plan.config(port))
+
+
 def gpu_count(arguments: ServerArguments) -> int:
     """How many GPUs a server with these arguments takes: the product of its parallel sizes."""
     return math.prod(int(str(arguments.get(name, 1))) for name in PARALLEL)
@@ -138,7 +143,7 @@ def serve(
     """
     port = _free_port(port)
     with writing(STAGE):
-        YAML(typ="safe").dump(plan.config(port), folder / "server.yaml")
+        (folder / "server.yaml").write_text(config_text(plan, port))
     url = f"http://{HOST}:{port}"
     with _launched(plan, folder, port, labels or {}) as (process, command, client):
         startup_s = _await_completion(plan, url, process, progress)

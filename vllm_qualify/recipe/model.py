@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Self
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from vllm_qualify.recipe.metrics import METRICS
@@ -84,13 +86,64 @@ ServerArguments = dict[Annotated[str, AfterValidator(_server_key)], Annotated[Js
 Environment = dict[Annotated[str, AfterValidator(_environment_name)], Annotated[str, Field(strict=True)]]
 
 
-class Variant(Frozen):
+def _version_range(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"'{text}' is no range of versions: write it like >=0.12,<0.14") from error
+    return text
+
+
+VersionRange = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_version_range)]
+
+
+class ByVersion(Frozen):
+    """What differs for a range of vLLM versions (PEP 440), over what stands beside it.
+
+    `without` takes options and environment names away that these versions do not have.
+    """
+
+    vllm: VersionRange
+    without: list[Text] = []
+    server: ServerArguments = {}
+    environment: Environment = {}
+
+    def covers(self, version: str) -> bool:
+        """A nightly or a release candidate counts as the version that it leads to; local parts like `+cpu` do not count."""
+        return Version(version).base_version in SpecifierSet(self.vllm)
+
+
+class Arguments(Frozen):
+    """Server options and environment of one layer of a recipe, with what differs by version."""
+
+    server: ServerArguments = {}
+    environment: Environment = {}
+    by_version: list[ByVersion] = []
+
+    @model_validator(mode="after")
+    def _takes_away_what_is_there(self) -> Self:
+        for number, entry in enumerate(self.by_version):
+            absent = [name for name in entry.without if name not in {**self.server, **self.environment}]
+            if absent:
+                raise ValueError(f"by_version.{number}.without names {', '.join(absent)}, which the keys beside it do not set")
+        return self
+
+    def at(self, version: str) -> tuple[ServerArguments, Environment]:
+        """The layer's server options and environment for a version of vLLM."""
+        server, environment = dict(self.server), dict(self.environment)
+        for entry in self.by_version:
+            if entry.covers(version):
+                server = {name: value for name, value in server.items() if name not in entry.without} | entry.server
+                environment = {name: value for name, value in environment.items() if name not in entry.without}
+                environment |= entry.environment
+        return server, environment
+
+
+class Variant(Arguments):
     """One set of weights. `model` is a hub repository, or a folder that begins with `./`, `../`, `/` or `~`."""
 
     model: Text
     revision: Text | None = None
-    server: ServerArguments = {}
-    environment: Environment = {}
     smoke_golden: Text | None = None
 
     @property
@@ -201,20 +254,17 @@ def _for_a_recipe(gate: Gate) -> Gate:
 Gates = list[Annotated[Gate, AfterValidator(_for_a_recipe)]]
 
 
-class Profile(Frozen):
+class Profile(Arguments):
     """A serving goal: its tunables over the GPU type's arguments, its workload and its gates."""
 
-    server: ServerArguments = {}
     load: Load
     gates: Gates = []
 
 
-class Serving(Frozen):
+class Serving(Arguments):
     """How the model is served on one GPU type."""
 
     default_variant: Name
-    server: ServerArguments = {}
-    environment: Environment = {}
     startup_timeout_s: Seconds = 1800.0
     memory_limit_gib: Gibibytes | None = None
     profiles: dict[Name, Profile] = Field(min_length=1)

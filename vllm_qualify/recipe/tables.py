@@ -1,0 +1,104 @@
+"""What each version of vLLM knows, as its own code told it: tables in the catalog, one a version, made by engine/probe.py."""
+
+import gzip
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+from pydantic import JsonValue, ValidationError
+
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.recipe.model import Frozen
+
+WORDS_FOR_PEOPLE = ("description", "title")
+Schema = dict[str, JsonValue] | None
+
+
+class Option(Frozen):
+    """An option of `vllm serve`. `negative` is the name that switches a flag off."""
+
+    is_flag: bool
+    negative: str | None
+    several: bool
+    choices: list[str] | None
+    type: str | None
+    default: JsonValue
+    destination: str
+
+
+class EngineTable(Frozen):
+    """What one vLLM knows. `configs` has the fields of its configuration classes; one without a schema may hold anything."""
+
+    version: str
+    options: dict[str, Option]
+    configs: dict[str, dict[str, Schema]]
+    environment: list[str]
+    metrics: list[str]
+
+
+def folder() -> Path:
+    return catalog_folder() / "engines"
+
+
+def versions() -> list[str]:
+    """The versions that the catalog has a table of, the oldest first."""
+    return sorted((path.name.removesuffix(".json.gz") for path in folder().glob("*.json.gz")), key=Version)
+
+
+def table_of(version: str) -> EngineTable:
+    """The table of a version, or of the newest patch release before it with the same minor version.
+
+    Raises:
+        CallerError: the catalog has none; names those that it has.
+    """
+    try:
+        wanted = Version(version)
+    except InvalidVersion as error:
+        raise CallerError(f"'{version}' is no version of vLLM", "write it like 0.32.0", "--vllm") from error
+    same_minor = [known for known in versions() if Version(known).release[:2] == wanted.release[:2]]
+    fitting = [known for known in same_minor if Version(known) <= Version(wanted.base_version)]
+    if not fitting:
+        known = ", ".join(versions())
+        raise CallerError(
+            f"the catalog has no table of vLLM {version}", f"it has {known}; or give --python or --image", "--vllm"
+        )
+    return _read(folder() / f"{fitting[-1]}.json.gz")
+
+
+@cache
+def _read(path: Path) -> EngineTable:
+    return EngineTable.model_validate_json(gzip.decompress(path.read_bytes()))
+
+
+def parse_answer(text: str) -> EngineTable:
+    """The table in what the probe wrote. Raises HostError if it is none."""
+    try:
+        return EngineTable.model_validate(_without_words(json.loads(text)))
+    except (ValueError, ValidationError) as error:
+        remedy, said = "see what its Python wrote", text.splitlines()[-10:]
+        raise HostError("the engine did not tell what it knows", remedy, "check", said) from error
+
+
+def _without_words(found: Any) -> Any:
+    """Schemas without what is for people only, which is half of them."""
+    if isinstance(found, dict):
+        return {name: _without_words(inner) for name, inner in found.items() if name not in WORDS_FOR_PEOPLE}
+    return [_without_words(inner) for inner in found] if isinstance(found, list) else found
+
+
+def write_table(version: str, answer: Path) -> Path:
+    """Keep the probe's answer as the catalog's table of `version`: the same bytes for the same answer."""
+    table = parse_answer(answer.read_text()).model_copy(update={"version": version})
+    text = json.dumps(table.model_dump(), separators=(",", ":"), sort_keys=True)
+    path = folder() / f"{version}.json.gz"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    return path
+
+
+if __name__ == "__main__":
+    write_table(sys.argv[1], Path(sys.argv[2]))
