@@ -69,7 +69,7 @@ def test_a_seed_recipe_is_shown_as_a_docker_command_for_each_profile(recipe: str
         assert script.after("--publish") == ["127.0.0.1:8000:8000"]
         assert "--ipc=host" in script.words
         assert "--privileged" not in script.words
-        assert (script.config["host"], script.config["port"]) == ("0.0.0.0", 8000)  # noqa: S104
+        assert (script.config["host"], script.config["port"]) == ("0.0.0.0", 8000)
 
 
 @needs_published

@@ -89,8 +89,8 @@ CASES = [
     Case("nccl-failure-interface", FAILED, "nccl-failure", "host", False, ["no network interface"]),
     Case("nccl-failure-interface-vllm", FAILED, "nccl-failure", "host", False, ["invalid usage"]),
     Case("nccl-failure-remote", FAILED, "nccl-failure", "host", False, ["remote process exited"]),
-    Case("nccl-failure-shared-memory", FAILED, "nccl-failure", "host", False, ["/dev/shm/nccl-6077IZ", "9637888"]),  # noqa: S108
-    Case("nccl-failure-shared-memory-debug", FAILED, "nccl-failure", "host", False, ["/dev/shm/nccl-BtLPqf"]),  # noqa: S108
+    Case("nccl-failure-shared-memory", FAILED, "nccl-failure", "host", False, ["/dev/shm/nccl-6077IZ", "9637888"]),
+    Case("nccl-failure-shared-memory-debug", FAILED, "nccl-failure", "host", False, ["/dev/shm/nccl-BtLPqf"]),
     Case("nccl-failure-watchdog", FAILED, "nccl-failure", "host", True, ["ALLREDUCE", "10017 ms"]),
     Case("nccl-failure-watchdog-killed", FAILED, "nccl-failure", "host", True, ["ALLREDUCE", "10010 ms"]),
     Case("out-of-memory-bad-alloc", FAILED, "out-of-memory", "host", False, ["std::bad_alloc"]),

@@ -63,9 +63,9 @@ def wrap(when: str, step: Callable[..., Any]) -> Callable[..., Any]:
 if __name__ == "__main__":
     when, _, step = sys.argv[1].partition(":")
     cli.set_up_prefect()
-    flow_module = importlib.import_module("flows.qualify")
+    flow_module: Any = importlib.import_module("flows.qualify")
     if step == "provide":
-        setattr(flow_module, "provide_engines", wrap_provide(getattr(flow_module, "provide_engines")))  # noqa: B009, B010
+        flow_module.provide_engines = wrap_provide(flow_module.provide_engines)
     else:
         setattr(flow_module, STEPS[step], wrap(when, getattr(flow_module, STEPS[step])))
     sys.argv = ["vllm-qualify", *sys.argv[2:]]

@@ -67,7 +67,9 @@ def test_the_tools_ran_where_the_report_says(in_a_container: Qualified) -> None:
     assert served[:2] == ["docker", "run"]
     assert f"@{in_a_container.report.plan.cell.release.engine.digest}" in " ".join(served)
     assert all(command[:2] == ["docker", "exec"] for command in stages["load"].commands)
-    assert stages["load"].tools["client"] == in_a_container.report.plan.cell.release.engine.image.reference  # type: ignore[union-attr]
+    image_under_test = in_a_container.report.plan.cell.release.engine.image
+    assert image_under_test is not None
+    assert stages["load"].tools["client"] == image_under_test.reference
     assert "server.log" in " ".join(file.path for file in stages["serve"].files)
 
 

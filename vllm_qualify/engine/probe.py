@@ -33,7 +33,8 @@ def serve_parser() -> argparse.ArgumentParser:
     """The parser of `vllm serve`, as the command itself makes it."""
     serve: Any = importlib.import_module("vllm.entrypoints.cli.serve")
     (command,) = serve.cmd_init()
-    return command.subparser_init(serve.FlexibleArgumentParser().add_subparsers())  # type: ignore[no-any-return]
+    parser: argparse.ArgumentParser = command.subparser_init(serve.FlexibleArgumentParser().add_subparsers())
+    return parser
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def fields(cls: type) -> dict[str, Any]:
 
 def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
     """None where vLLM's annotation has no schema: anything may stand there."""
-    from pydantic import TypeAdapter
+    from pydantic import PydanticUserError, TypeAdapter
 
     about = getattr(cls, "__pydantic_fields__", {}).get(name)
     hint: Any = about.annotation if about is not None else hints.get(name)
@@ -102,7 +103,7 @@ def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
         hint = typing.Annotated[hint, *about.metadata]
     try:
         return TypeAdapter(hint).json_schema()
-    except Exception:
+    except (PydanticUserError, NameError, TypeError, ValueError):
         return None
 
 

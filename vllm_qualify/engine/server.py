@@ -37,7 +37,7 @@ STAGE = "serve"
 ASK_EVERY_S = 0.5
 PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size")
 
-# Where things lie in a container, on every machine the same.
+# Where things lie in a container, on every machine the same. Its /tmp is its own, and every user of it may write there.
 CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
 HF_HOME_INSIDE = "/root/.cache/huggingface"
 # Taken over from this process's environment where they are set. Their values are written nowhere.
