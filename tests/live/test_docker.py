@@ -6,10 +6,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
 from tests.docker_engine import Engine, push_image
@@ -198,6 +199,53 @@ def test_a_container_is_removed_when_the_block_fails(
     with pytest.raises(KeyboardInterrupt), running(shell("sleep 60"), tmp_path / "it.log", "serve"):
         assert docker_engine.containers() == ["vllm-qualify-test"]
         raise KeyboardInterrupt
+    assert docker_engine.containers() == []
+
+
+class Stopped(BaseException):
+    """What the command raises on Ctrl-C and kill -TERM."""
+
+
+@pytest.fixture
+def stoppable() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def signalled(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A kill -TERM arrives while the engine works on this call."""
+    real = getattr(docker.APIClient, call)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(docker.APIClient, call, interrupted)
+
+
+@pytest.mark.usefixtures("stoppable")
+@pytest.mark.parametrize("call", ["create_container", "stop", "remove_container"])
+def test_a_signal_at_the_worst_moment_leaves_no_container(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    signalled(monkeypatch, call)
+    with pytest.raises(Stopped), running(shell("sleep 60"), tmp_path / "it.log", "serve"):
+        pass
+    assert docker_engine.containers() == []
+
+
+@pytest.mark.usefixtures("stoppable")
+@pytest.mark.parametrize("call", ["create_container", "start", "remove_container"])
+def test_a_signal_leaves_no_container_of_a_short_command(
+    docker_engine: Engine, shell: Callable[..., ContainerPlan], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    signalled(monkeypatch, call)
+    with pytest.raises(Stopped):
+        run_once(shell("true"), "check")
     assert docker_engine.containers() == []
 
 

@@ -26,6 +26,7 @@ from requests.exceptions import RequestException
 from vllm_qualify.engine import start_failure
 from vllm_qualify.engine.docker_host import GONE, docker_host, gone, said
 from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.recipe.model import Frozen
 from vllm_qualify.secrets import redact_file
@@ -181,7 +182,8 @@ def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[Watched]:
             watchers.append(_thread(_await_end, container_id, state_file, place, asked))
             yield Watched(container_id=container_id, state_file=state_file, log=log)
     finally:
-        redact_file(log)
+        with signals_held():
+            redact_file(log)
 
 
 @contextmanager
@@ -210,7 +212,9 @@ def _removed(name: str, place: str, watchers: list[threading.Thread], asked: thr
 
 def _started(host: docker.DockerClient, plan: ContainerPlan, place: str) -> str:
     try:
-        container_id = create(host, plan)
+        # A container that the engine still makes when the call is broken off is not there yet to be removed.
+        with signals_held():
+            container_id = create(host, plan)
         host.api.start(container_id)
     except APIError as error:
         raise start_failure.classify(said(error), plan.image, plan.port, place) from error
@@ -290,7 +294,7 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
 
 def _remove(name: str, place: str, watchers: list[threading.Thread]) -> None:
     """Stopped in order, so that its log has its end; removed in every case. Raises HostError."""
-    with docker_host(place) as host:
+    with signals_held(), docker_host(place) as host:
         try:
             with suppress(NotFound):
                 host.api.stop(name, timeout=STOP_GRACE_S)
@@ -318,9 +322,10 @@ def executing(container_id: str, command: list[str], log: Path, place: str) -> I
     try:
         yield Watched(container_id=container_id, state_file=state_file, log=log)
     finally:
-        if state_file.exists():
-            watcher.join(JOIN_S)
-        redact_file(log)
+        with signals_held():
+            if state_file.exists():
+                watcher.join(JOIN_S)
+            redact_file(log)
 
 
 def _execute(exec_id: str, log: Path, state_file: Path, place: str) -> None:
@@ -372,7 +377,7 @@ def run_once(plan: ContainerPlan, place: str, accepted: Collection[int] = (0,), 
             problem = f"`{what}` in {plan.image} did not end within {time_limit_s:g} s"
             raise HostError(problem, "try again on a host that is less busy", place, kind=COMMAND_FAILED, retry=True) from error
         finally:
-            with suppress(NotFound):
+            with signals_held(), suppress(NotFound):
                 host.api.remove_container(plan.name, force=True, v=True)
     if exit_code not in accepted:
         problem = f"`{what}` in {plan.image} ended with exit code {exit_code}"

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.recipe.model import Frozen
 from vllm_qualify.secrets import redact, redact_file
@@ -82,8 +83,9 @@ def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grac
         _await_start(process, state_file, log)
         yield RunningProcess(guard_pid=process.pid, state_file=state_file, log=log)
     finally:
-        _stop(process, state_file, grace_s)
-        redact_file(log)
+        with signals_held():
+            _stop(process, state_file, grace_s)
+            redact_file(log)
 
 
 def _await_start(process: subprocess.Popen[bytes], state_file: Path, log: Path) -> None:

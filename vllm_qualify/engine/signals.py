@@ -1,0 +1,33 @@
+"""Cleaning up that a signal cannot interrupt."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+HELD = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and kill -TERM that come within the block take effect after it: for steps that must not be left half done.
+
+    Python runs signal handlers in the main thread alone, so that in any other nothing needs to be held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a signal handler's signature)
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in HELD}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for held in came:
+            signal.raise_signal(held)
