@@ -3,7 +3,7 @@
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.check import check, plan, provide_engines
+from tasks.check import check, check_drift, plan, provide_engines
 from tasks.decide import judge, publish, show
 from tasks.measure import measure_accuracy, measure_load, served, smoke_test
 from vllm_qualify.engine.launch import Launch
@@ -41,6 +41,7 @@ def qualify_release(request: QualifyRelease) -> list[Published]:
     engines = check(request.recipe, request.choice, request.launch, request.store)
     provide_engines(engines)
     plans = plan(request.recipe, request.choice, engines)
+    check_drift(plans)
     return [qualify_cell(QualifyCell(plan=cell, store=request.store, port=request.port)) for cell in plans]
 
 

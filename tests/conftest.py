@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +18,8 @@ from vllm_qualify.errors import HostError
 pytest_plugins = ("tests.s3", "tests.docker_engine")
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser")
+# What takes long to start, the longest first.
+SHARED_BY = ("docker", "engine", "s3")
 RAN: Counter[str] = Counter()
 
 
@@ -71,15 +72,23 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     return folder
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    outcome = yield
-    if call.when == "call" and outcome.get_result().passed:
-        RAN.update(marker for marker in LIVE_MARKERS if item.get_closest_marker(marker))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a live part, or a module, stay in one process: each process would start its own."""
+    for item in items:
+        shared = (marker for marker in SHARED_BY if item.get_closest_marker(marker))
+        item.add_marker(pytest.mark.xdist_group(next(shared, item.path.name)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """With several processes the first one hears of every test."""
+    if report.when == "call" and report.passed:
+        RAN.update(marker for marker in LIVE_MARKERS if marker in report.keywords)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """In CI a whole run in which a live set did not run at all is a failure."""
+    if hasattr(session.config, "workerinput"):
+        return
     is_whole_run = session.config.args == session.config.getini("testpaths") and not session.config.option.markexpr
     missing = [marker for marker in LIVE_MARKERS if not RAN[marker]]
     if IN_CI and is_whole_run and missing and exitstatus == pytest.ExitCode.OK:

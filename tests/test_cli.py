@@ -1,5 +1,6 @@
 """The command's manners: one clear error, the right exit code, nothing started for nothing."""
 
+import json
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from tests.ci import IN_CI
 from tests.fakes.vllm import make_engine
+from tests.recipe.importing.documents import published_document, written
 from tests.recipes import Document, reference, write
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -250,11 +252,13 @@ def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Pa
     assert "make setup" in missing.stdout
 
 
-@pytest.mark.parametrize(("size", "stage"), [("4k", "serve"), ("16k", "smoke")])
+@pytest.mark.parametrize(
+    ("size", "stage", "unclear"), [("4k", "check", ""), ("4k", "serve", "no hub"), ("16k", "smoke", "no hub")]
+)
 def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
-    tmp_path: Path, fake_engine: dict[str, str], size: str, stage: str
+    tmp_path: Path, fake_engine: dict[str, str], size: str, stage: str, unclear: str
 ) -> None:
-    """A real one: a tiny file system in a mount namespace of its own."""
+    """A real one: a tiny file system in a mount namespace of its own. What the engine told is kept if nothing was unclear."""
     small = tmp_path / "small"
     small.mkdir()
     mounted = f"mount -t tmpfs -o size={size} tmpfs {small} && exec {COMMAND} run reference --store file://{tmp_path}/store"
@@ -267,11 +271,82 @@ def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
         capture_output=True,
         text=True,
         timeout=300,
-        env=os.environ | fake_engine | {"VLLM_QUALIFY_HOME": str(small)},
+        env=os.environ | fake_engine | {"VLLM_QUALIFY_HOME": str(small), "FAKE_VLLM_UNCLEAR": unclear},
         check=False,
     )
     assert done.returncode == 3, done.stderr
     assert f"error (the operator must act): {stage}: " in done.stderr
     assert "No space left on device" in done.stderr
-    assert f"evidence so far: {small}/runs/" in done.stderr
+    assert (f"evidence so far: {small}/runs/" in done.stderr) == (stage != "check")
     assert not list((tmp_path / "store").glob("reports/**/manifest.json"))
+
+
+# --- recipes
+
+
+@pytest.mark.parametrize("version", ["0.12.0", "0.33.0"])
+def test_a_recipe_that_fits_a_version_ends_with_0(version: str) -> None:
+    done = command("recipe", "check", "nemotron-3-nano", "--vllm", version, "--gpu-type", "h200")
+    assert done.returncode == 0, done.stderr
+    assert f"vLLM {version}, " in done.stdout
+    assert done.stdout.rstrip().endswith("fits")
+
+
+def test_a_recipe_that_does_not_fit_ends_with_1_and_every_problem(tmp_path: Path, document: Document) -> None:
+    """The guides' settings for v0.12.0, at a later version."""
+    document["gpu_types"]["cpu"] |= {
+        "server": {"compilation-config": {"pass_config": {"enable_noop": True}}, "max-num-sequences": 4},
+        "environment": {"VLLM_USE_FLASHINFER_MOE_FP8": "1"},
+    }
+    file = str(write(document, tmp_path / "mine.yaml"))
+    told = command("recipe", "check", file, "--vllm", "0.32.0")
+    assert told.returncode == 1
+    for name in ("enable_noop", "--max-num-sequences", "VLLM_USE_FLASHINFER_MOE_FP8"):
+        assert name in told.stdout
+    found = json.loads(command("recipe", "check", file, "--vllm", "0.32.0", "--json").stdout)
+    assert {finding["kind"] for finding in found["findings"]} == {"unknown-option", "bad-value", "unknown-environment"}
+    assert found["fits"] is False
+
+
+def test_a_run_ends_before_a_server_where_the_recipe_does_not_fit(
+    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str]
+) -> None:
+    document["gpu_types"]["cpu"]["server"] = {"max-num-sequences": 4}
+    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
+    assert done.returncode == 3
+    assert "has no option --max-num-sequences" in done.stderr
+    assert "error (the recipe's author must act): check: " in done.stderr
+    assert "class: recipe-drift; the same thing tried again will end the same way" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(home.glob("runs/*"))
+
+
+def test_a_server_is_shown_with_config_file_environment_and_command() -> None:
+    options = ("--gpu-type", "b200", "--vllm", "0.12.0", "--profile", "latency")
+    done = command("recipe", "show", "llama-4-scout", *options)
+    assert done.returncode == 0, done.stderr
+    for told in (
+        "# llama-4-scout/nvfp4/b200/latency",
+        "tensor-parallel-size: 4",
+        "--env VLLM_FLASHINFER_MOE_BACKEND=latency",
+        "docker run",
+        "vllm/vllm-openai:v0.12.0",
+    ):
+        assert told in done.stdout
+    assert "moe-backend" not in done.stdout
+
+
+def test_a_published_recipe_is_imported_checked_and_shown(tmp_path: Path) -> None:
+    output = tmp_path / "mine.yaml"
+    source = written(published_document("--max-model-len", "8192"), tmp_path)
+    gate = ("--exact-match-minimum", "0.5", "--exact-match-filter", "strict-match")
+    told = command("recipe", "import", str(source))
+    assert told.returncode == 2
+    assert "--exact-match-minimum" in told.stderr
+    done = command("recipe", "import", str(source), *gate, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert command("recipe", "check", str(output), "--vllm", "0.32.0").returncode == 0
+    assert "max-model-len: 8192" in command("recipe", "show", str(output), "--gpu-type", "h200").stdout
+    again = command("recipe", "import", str(source), *gate, "--output", str(output))
+    assert again.returncode == 2
+    assert "there is such a file already" in again.stderr

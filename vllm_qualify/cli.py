@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -35,7 +36,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 report_app = typer.Typer(help="Look at reports.", no_args_is_help=True)
+recipe_app = typer.Typer(help="Check, show and import recipes.", no_args_is_help=True)
 app.add_typer(report_app, name="report")
+app.add_typer(recipe_app, name="recipe")
 
 
 class Launcher(StrEnum):
@@ -48,6 +51,15 @@ class Weights(StrEnum):
     regressed = "regressed"
 
 
+class Filter(StrEnum):
+    strict_match = "strict-match"
+    flexible_extract = "flexible-extract"
+
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe of the catalog, like `reference`, or the path of a YAML file.")
+]
+VllmOption = Annotated[str | None, typer.Option("--vllm", metavar="VERSION", help="A version by its table, like 0.32.0.")]
 StoreOption = Annotated[
     str | None, typer.Option(help="s3://bucket/prefix or file:///folder; by default a folder below VLLM_QUALIFY_HOME.")
 ]
@@ -150,12 +162,102 @@ def doctor(
     raise typer.Exit(0 if all(finding.ok or finding.optional for finding in findings) else WORLD)
 
 
-def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) -> None:
+@recipe_app.command("check", epilog="Exit codes: 0 it fits, 1 it does not, 2 the caller's mistake, 3 the world's fault.")
+def recipe_check(
+    recipe: RecipeArgument,
+    vllm: VllmOption = None,
+    image: Annotated[str | None, typer.Option(help="An image of vLLM, which is asked itself.")] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="ENV", help="The folder of an environment with vLLM, which is asked itself.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="OTHER", help="A version, an environment or an image before it: tells which defaults changed."),
+    ] = None,
+    gpu_type: Annotated[str | None, typer.Option(help="By default every one of the recipe.")] = None,
+    variant: Annotated[str | None, typer.Option(help="By default every one that fits.")] = None,
+    profile: Annotated[str | None, typer.Option(help="By default every one that fits.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+) -> None:
+    """Compare a recipe with what a vLLM takes, without a GPU; by default with the engine that `run` would use."""
+    from vllm_qualify.engine.candidate import check_recipe, find_candidate, find_other
+    from vllm_qualify.engine.plan import Choice
+    from vllm_qualify.qualification import engine_cache
+    from vllm_qualify.recipe.loading import load_recipe
+
+    loaded, choice = load_recipe(recipe), Choice(gpu_type=gpu_type, variant=variant, profile=profile)
+    candidate = find_candidate(vllm, image, python, _tell)
+    other = find_other(against, _tell) if against else None
+    checked = check_recipe(loaded, choice, candidate, engine_cache(), other)
+    if json:
+        typer.echo(checked.as_json())
+    else:
+        for line in checked.lines():
+            typer.echo(line)
+    raise typer.Exit(0 if checked.fits else NOT_APPROVED)
+
+
+@recipe_app.command("show", epilog=EXIT_CODES)
+def recipe_show(
+    recipe: RecipeArgument,
+    gpu_type: Annotated[str | None, typer.Option(help="By default this machine's.")] = None,
+    vllm: VllmOption = None,
+    profile: Annotated[str | None, typer.Option(help="By default every profile of the GPU type.")] = None,
+    variant: Annotated[str | None, typer.Option(help="By default the GPU type's default variant.")] = None,
+    image: Annotated[str | None, typer.Option(help="By default vllm/vllm-openai of the version.")] = None,
+    client_image: Annotated[str | None, typer.Option(help="The load client's image, where it is another one.")] = None,
+) -> None:
+    """Show config file, environment and docker command of the servers, for any GPU type and version."""
+    from vllm_qualify.engine.launch import Launch
+    from vllm_qualify.engine.plan import Choice
+    from vllm_qualify.recipe.tables import versions
+
+    if image is None:
+        vllm = vllm or versions()[-1]
+        image = f"vllm/vllm-openai:v{vllm.removeprefix('v')}"
+    choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
+    _dry_run(recipe, choice, Launch(launcher="docker", image=image, client_image=client_image), None, vllm)
+
+
+@recipe_app.command("import", epilog=EXIT_CODES)
+def recipe_import(
+    source: Annotated[
+        Path, typer.Argument(help="A model's YAML in a checkout of vllm-project/recipes, or published JSON (a file or folder).")
+    ],
+    output: Annotated[Path | None, typer.Option(help="The recipe's file; by default it is written to the terminal.")] = None,
+    exact_match_minimum: Annotated[
+        float | None, typer.Option(help="The gate on gsm8k, which no published recipe has: the least share of right answers.")
+    ] = None,
+    exact_match_filter: Annotated[Filter | None, typer.Option(help="lm-eval's filter that the gate is on.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Of a YAML: its variant; by default its default one.")] = None,
+    published: Annotated[
+        Path | None, typer.Option(help="Of a YAML: the folder of published JSON, which is believed where it has the answer.")
+    ] = None,
+) -> None:
+    """Make a recipe of one of vllm-project/recipes: its servers get exactly the published arguments and environment."""
+    from vllm_qualify.recipe.importing import import_recipe, rendered, write_recipe
+
+    chosen = exact_match_filter.value if exact_match_filter else None
+    imported = import_recipe(
+        source, exact_match_minimum=exact_match_minimum, exact_match_filter=chosen, variant=variant, published=published
+    )
+    if output is None:
+        typer.echo(rendered(imported), nl=False)
+    else:
+        write_recipe(imported, output)
+        typer.echo(f"wrote {output}; try it: vllm-qualify recipe check {output} --vllm VERSION", err=True)
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None, vllm: str | None = None) -> None:
     from vllm_qualify.engine.dry_run import scripts
     from vllm_qualify.qualification import home
     from vllm_qualify.recipe.loading import load_recipe
 
-    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, home() / "runs")))
+    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, home() / "runs", vllm)))
 
 
 def _qualify(recipe: str, choice: "Choice", launch: "Launch", store: str | None, port: int | None) -> NoReturn:
@@ -227,8 +329,6 @@ def set_up_prefect() -> None:
 
 
 def _find_report(name: str | None) -> tuple["Report", str | None]:
-    from pathlib import Path
-
     from vllm_qualify.qualification import find_run
     from vllm_qualify.report.model import load_report
 

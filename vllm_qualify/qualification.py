@@ -34,6 +34,11 @@ def make_home() -> Path:
     return folder
 
 
+def engine_cache() -> Path:
+    """What engines told when they were asked: one file for each engine and question."""
+    return home() / "engines"
+
+
 def default_store_url() -> str:
     return f"file://{home() / 'store'}"
 

@@ -32,6 +32,11 @@ DOCKER = Launch(launcher="docker", image=IMAGE)
 GPU_TYPES = ("h100", "h200", "b200")
 
 
+def parsed(value: Any) -> Any:
+    """An option's value as a recipe writes it: a mapping is JSON in the config file."""
+    return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
+
+
 class Script:
     """A script of `--dry-run`, read as a shell would."""
 
@@ -40,7 +45,7 @@ class Script:
         before, _, rest = text.partition("<<'END'\n")
         written, _, command = rest.partition("\nEND\n")
         self.config_file = shlex.split(before)[-1]
-        self.config: dict[str, Any] = YAML(typ="safe").load(written)
+        self.config = {name: parsed(value) for name, value in YAML(typ="safe").load(written).items()}
         self.words = shlex.split(command.replace("\\\n", " "))
 
     def after(self, option: str) -> list[str]:
@@ -59,7 +64,8 @@ def shown(recipe: str, launch: Launch = DOCKER, port: int | None = None, **choic
 @pytest.mark.parametrize("recipe", SEEDS)
 def test_a_seed_recipe_is_shown_as_a_docker_command_for_each_profile(recipe: str, gpu_type: str) -> None:
     found = shown(recipe, gpu_type=gpu_type)
-    assert [script.after("--label")[1].rpartition("/")[2] for script in found] == ["throughput", "balanced", "latency"]
+    profiles = list(load_recipe(recipe).recipe.gpu_types[gpu_type].profiles)
+    assert [script.after("--label")[1].rpartition("/")[2] for script in found] == profiles
     for script in found:
         assert script.words[:2] == ["docker", "run"]
         gpus = script.config["tensor-parallel-size"]
@@ -160,3 +166,50 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 def test_a_gpu_type_that_the_recipe_does_not_have_is_told() -> None:
     with pytest.raises(CallerError, match="no GPU type 'a100'"):
         shown("llama-3.3-70b", gpu_type="a100")
+
+
+TENSORRT_LLM = Launch(launcher="docker", image="nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc29", client_image=IMAGE)
+
+
+def test_tensorrt_llm_is_shown_with_its_own_command() -> None:
+    (script,) = shown("llama-3.3-70b", TENSORRT_LLM, gpu_type="h200", variant="trtllm-fp8-draft-8b")
+    image = script.words.index(str(TENSORRT_LLM.image))
+    assert script.words[image + 1 : image + 4] == ["trtllm-serve", "serve", "nvidia/Llama-3.3-70B-Instruct-FP8"]
+    assert script.after("--served_model_name") == ["llama-3.3-70b"]
+    assert script.after("--config") == ["/vllm-qualify/server.yaml"]
+    assert script.after("--gpus") == ['"device=0"']
+    assert script.after("--publish") == ["127.0.0.1:8000:8000"]
+    assert script.config["speculative_config"]["speculative_model"] == "meta-llama/Llama-3.1-8B-Instruct"
+    # the GPU type's and the profile's arguments are vLLM's
+    assert not any("-" in name for name in script.config)
+
+
+@pytest.mark.parametrize(
+    ("launch", "told"),
+    [
+        (Launch(), "served from an image only"),
+        (TENSORRT_LLM.model_copy(update={"client_image": None}), "no image of TensorRT-LLM has"),
+    ],
+)
+def test_what_tensorrt_llm_needs_is_told(launch: Launch, told: str) -> None:
+    with pytest.raises(CallerError, match=told):
+        shown("llama-3.3-70b", launch, gpu_type="h200", variant="trtllm-fp8")
+
+
+def test_nvfp4_is_refused_where_there_is_no_hardware_for_it() -> None:
+    with pytest.raises(CallerError, match="'nvfp4' is for b200, gb200, and not for h100"):
+        shown("llama-3.3-70b", gpu_type="h100", variant="nvfp4")
+
+
+@pytest.mark.parametrize(("tag", "fits"), [("v0.31.0", False), ("v0.32.0", True), ("nightly", None)])
+def test_a_variants_versions_are_held_against_the_images_tag(tmp_path: Path, tag: str, fits: bool | None) -> None:
+    document = reference()
+    document["variants"]["bf16"]["vllm"] = ">=0.32"
+    recipe = str(write(document, tmp_path / "mine.yaml"))
+    launch = Launch(launcher="docker", image=f"vllm/vllm-openai:{tag}")
+    if fits:
+        assert len(shown(recipe, launch, gpu_type="cpu")) == 1
+        return
+    told = "does not say which vLLM it holds" if fits is None else "is for vLLM >=0.32, and this is 0.31.0"
+    with pytest.raises(CallerError, match=told):
+        shown(recipe, launch, gpu_type="cpu")

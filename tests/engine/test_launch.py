@@ -7,11 +7,12 @@ import pytest
 from tests.engine.test_gpu import CAPTURED, H200, SMI
 from tests.fakes.vllm import make_engine
 from vllm_qualify.engine.container import ContainerPlan
-from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Reading, parse_nvidia_smi
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines, Launch, check_launch, client_identity, find_engines, provide, read_machine
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.model import EngineName
 
 DIGEST = "sha256:" + "0" * 64
 IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=DIGEST, platform="linux/amd64")
@@ -93,6 +94,18 @@ def test_a_file_that_is_no_socket_is_no_docker_engine(monkeypatch: pytest.Monkey
     with pytest.raises(HostError) as raised:
         find_engines(IN_DOCKER)
     assert raised.value.kind == "docker-gone"
+
+
+@pytest.mark.parametrize(("kind", "tagged"), [("vllm", True), ("tensorrt-llm", False)])
+def test_only_a_vllm_becomes_the_image_to_deploy(monkeypatch: pytest.MonkeyPatch, kind: EngineName, tagged: bool) -> None:
+    tags: list[EngineImage] = []
+    identity = EngineIdentity(kind=kind, launcher="docker", version="1", digest=DIGEST, python="3.12", packages={})
+    monkeypatch.setattr("vllm_qualify.engine.image.pull", lambda *_: None)
+    monkeypatch.setattr("vllm_qualify.engine.image.tag_for_deployment", lambda found: tags.append(found))
+    monkeypatch.setattr(EngineImage, "identity", lambda _: identity)
+    told = provide(Engines(engine=IMAGE), lambda _: None)
+    assert tags == ([IMAGE] if tagged else [])
+    assert len(told) == len(tags)
 
 
 # --- the machine

@@ -12,11 +12,12 @@ from tests.recipes import Document, reference
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity, content_digest
 from vllm_qualify.engine.gpu import Fingerprint, Gpu, Reading
 from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch
 from vllm_qualify.engine.plan import SMOKE_GATES, CellPlan, Choice, check_choice, judged_by, new_run_id, plan_cells, select
 from vllm_qualify.engine.server import gpu_count, process_environment
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import Gate, LoadedRecipe, Recipe, ServerArguments
+from vllm_qualify.recipe.model import EngineName, Gate, LoadedRecipe, Recipe, ServerArguments
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 H200 = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143_771, driver="580.159.04", devices=[0])
@@ -189,6 +190,61 @@ def test_an_unknown_name_is_the_callers_mistake(document: Document, choice: Choi
     assert told in str(raised.value)
 
 
+# --- where a variant can be served at all
+
+
+@pytest.mark.parametrize(
+    ("limits", "choice", "told", "place"),
+    [
+        (
+            {"gpu_types": ["h200"]},
+            Choice(variant="fp8"),
+            "the variant 'fp8' is for h200, and not for cpu\n  remedy: choose one for cpu: bf16, regressed",
+            "--variant",
+        ),
+        (
+            {"profiles": ["balanced", "latency"]},
+            Choice(variant="fp8", profile="throughput"),
+            "the variant 'fp8' is for the profiles balanced, latency",
+            "--profile",
+        ),
+        (
+            {"profiles": ["balanced"]},
+            Choice(variant="fp8"),
+            "the variant 'fp8' is for the profiles balanced",
+            "--profile",
+        ),
+    ],
+)
+def test_a_variant_elsewhere_is_the_callers_mistake(
+    document: Document, limits: Document, choice: Choice, told: str, place: str
+) -> None:
+    document["variants"]["fp8"] |= limits
+    with pytest.raises(CallerError) as raised:
+        select(loaded(document), choice, CPU)
+    assert raised.value.place == place
+    assert told in str(raised.value)
+
+
+def test_without_a_profile_the_variant_gets_those_that_it_is_for(document: Document) -> None:
+    document["variants"]["fp8"]["profiles"] = ["balanced", "latency"]
+    assert list(select(loaded(document), Choice(variant="fp8"), CPU).profiles) == ["latency"]
+
+
+@pytest.mark.parametrize(("versions", "fits"), [("<0.32", False), (">=0.32", True), (">=0.12,<0.33", True)])
+def test_a_variant_is_planned_for_its_versions_alone(
+    document: Document, engine: EngineEnvironment, versions: str, fits: bool
+) -> None:
+    document["variants"]["bf16"]["vllm"] = versions
+    if fits:
+        assert len(plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)) == 2
+        return
+    with pytest.raises(CallerError) as raised:
+        plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
+    assert raised.value.place == "--variant"
+    assert f"the variant 'bf16' is for vLLM {versions}, and this is {VERSION}" in raised.value.problem
+
+
 def test_a_machine_that_the_recipe_does_not_know_is_told_with_what_it_has(document: Document) -> None:
     machine = Fingerprint(gpu_type="h100", name="NVIDIA H100", count=1, memory_mib=81_559)
     with pytest.raises(CallerError, match="no GPU type 'h100'"):
@@ -321,13 +377,23 @@ IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest="sha256
 OLDER = IMAGE.model_copy(update={"tag": "v0.31.0", "digest": "sha256:" + "2" * 64})
 
 
+TENSORRT_LLM = IMAGE.model_copy(update={"repository": "nvidia/tensorrt-llm", "tag": "1.3.0rc29"})
+
+
 def identity_of(image: EngineImage) -> EngineIdentity:
     version = str(image.tag).removeprefix("v")
     about = ImageIdentity(
         reference=image.reference, platform=image.platform, image_id="sha256:" + "3" * 64, created="", labels={"a": "b"}
     )
+    kind: EngineName = "tensorrt-llm" if image.repository == TENSORRT_LLM.repository else "vllm"
     return EngineIdentity(
-        launcher="docker", version=version, digest=str(image.digest), python="3.12", packages={"vllm": version}, image=about
+        kind=kind,
+        launcher="docker",
+        version=version,
+        digest=str(image.digest),
+        python="3.12",
+        packages={KINDS[kind].package: version},
+        image=about,
     )
 
 
@@ -361,6 +427,57 @@ def test_an_image_for_gpus_does_not_qualify_a_cpu(document: Document) -> None:
         plan_cells(loaded(document), Choice(), Engines(engine=IMAGE), CPU)
 
 
+@pytest.fixture
+def on_tensorrt_llm(document: Document) -> Document:
+    """FP8 on H200 is served by TensorRT-LLM, on two GPUs; GPU type and profile have arguments for vLLM."""
+    document["variants"]["fp8"] |= {"engine": "tensorrt-llm", "server": {"tensor_parallel_size": 2}, "environment": {"A": "1"}}
+    document["gpu_types"]["h200"] |= {"server": {"tensor-parallel-size": 3}, "environment": {"B": "2"}}
+    return document
+
+
+@pytest.mark.usefixtures("pulled")
+def test_a_variant_for_tensorrt_llm_gets_its_own_arguments_alone(on_tensorrt_llm: Document) -> None:
+    found = only(plan_cells(loaded(on_tensorrt_llm), Choice(), Engines(engine=TENSORRT_LLM, client=IMAGE), THREE_H200))
+    assert (found.server.kind, found.cell.release.engine.kind) == ("tensorrt-llm", "tensorrt-llm")
+    assert (found.server.arguments, found.server.environment) == ({"tensor_parallel_size": 2}, {"A": "1"})
+    assert found.server.gpus == [2, 3]
+    assert found.client_image == IMAGE
+    assert CellPlan.model_validate_json(found.model_dump_json()) == found
+
+
+OLD_TENSORRT_LLM = TENSORRT_LLM.model_copy(update={"tag": "1.2.1"})
+
+
+@pytest.mark.usefixtures("pulled")
+@pytest.mark.parametrize(
+    ("variant", "engines", "place", "told"),
+    [
+        ("fp8", Engines(engine=TENSORRT_LLM), "--client-image", "which no image of TensorRT-LLM has"),
+        ("fp8", Engines(engine=IMAGE, client=IMAGE), "--image", r"TensorRT-LLM is needed, and this is vLLM 0\.32\.0"),
+        (
+            "fp8",
+            Engines(engine=TENSORRT_LLM, client=TENSORRT_LLM),
+            "--client-image",
+            "vLLM is needed, and this is TensorRT-LLM",
+        ),
+        ("fp8", Engines(engine=OLD_TENSORRT_LLM, client=IMAGE), "--image", r"TensorRT-LLM 1\.3 or newer is needed"),
+        ("bf16", Engines(engine=TENSORRT_LLM), "--image", r"vLLM is needed, and this is TensorRT-LLM 1\.3\.0rc29"),
+    ],
+)
+def test_an_image_holds_what_the_variant_and_the_client_need(
+    on_tensorrt_llm: Document, variant: str, engines: Engines, place: str, told: str
+) -> None:
+    with pytest.raises(CallerError, match=told) as raised:
+        plan_cells(loaded(on_tensorrt_llm), Choice(variant=variant), engines, THREE_H200)
+    assert raised.value.place == place
+
+
+def test_tensorrt_llm_is_no_process(on_tensorrt_llm: Document, gpu_engine: EngineEnvironment) -> None:
+    with pytest.raises(CallerError, match="TensorRT-LLM is served from an image only") as raised:
+        plan_cells(loaded(on_tensorrt_llm), Choice(), Engines(engine=gpu_engine), THREE_H200)
+    assert raised.value.place == "--launcher"
+
+
 def test_a_memory_limit_is_not_for_a_process(document: Document, engine: EngineEnvironment) -> None:
     document["gpu_types"]["cpu"]["memory_limit_gib"] = 4
     with pytest.raises(CallerError, match="memory_limit_gib limits a container") as raised:
@@ -391,6 +508,16 @@ def test_gpus_that_only_a_container_sees_are_left_to_it(
 ) -> None:
     on_a_machine_with(monkeypatch)
     check_choice(loaded(document), choice, DOCKER)
+
+
+def test_what_another_engine_needs_is_told_before_its_image_is_here(
+    on_tensorrt_llm: Document, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_machine_with(monkeypatch)
+    with pytest.raises(CallerError, match="which no image of TensorRT-LLM has"):
+        check_choice(loaded(on_tensorrt_llm), Choice(gpu_type="h200"), DOCKER)
+    with_client = DOCKER.model_copy(update={"client_image": IMAGE.reference})
+    check_choice(loaded(on_tensorrt_llm), Choice(gpu_type="h200"), with_client)
 
 
 def test_without_nvml_and_a_gpu_type_nothing_of_the_recipe_is_held_to_the_cpu(
@@ -461,6 +588,35 @@ def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine:
     found = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), Engines(engine=engine), CPU))
     assert found.smoke_golden is None
     assert labels(found.gates) == [*SMOKE_GATES, "exact_match (strict-match)"]
+
+
+# --- the network between nodes
+
+
+def test_infiniband_is_a_gate_of_its_own_and_makes_nccl_tell(document: Document, gpu_engine: EngineEnvironment) -> None:
+    plain = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
+    document["gpu_types"]["h200"]["network"] = "infiniband"
+    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
+    assert found.server.environment == plain.server.environment | {"NCCL_DEBUG": "INFO"}
+    assert labels(found.gates) == [*SMOKE_GATES, "nccl_infiniband", "exact_match (strict-match)"]
+    assert judged_by(plain, loaded(document).recipe).gates == found.gates
+    assert judged_by(found, loaded(document).recipe) == found
+
+
+@pytest.mark.parametrize("level", ["INFO", "TRACE", "info"])
+def test_what_makes_nccl_tell_enough_stays(document: Document, gpu_engine: EngineEnvironment, level: str) -> None:
+    document["gpu_types"]["h200"] |= {"network": "infiniband", "environment": {"NCCL_DEBUG": level}}
+    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
+    assert found.server.environment == {"NCCL_DEBUG": level}
+
+
+@pytest.mark.parametrize("level", ["WARN", "VERSION", "1", ""])
+def test_what_keeps_nccl_from_telling_is_refused(document: Document, gpu_engine: EngineEnvironment, level: str) -> None:
+    document["gpu_types"]["h200"]["network"] = "infiniband"
+    document["variants"]["fp8"]["environment"] = {"NCCL_DEBUG": level}
+    with pytest.raises(CallerError, match="NCCL must log its channels") as raised:
+        plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200)
+    assert raised.value.place == "environment.NCCL_DEBUG"
 
 
 def test_another_recipe_judges_by_its_own_gates_and_golden_text(document: Document, engine: EngineEnvironment) -> None:

@@ -101,4 +101,4 @@ def test_text_in_the_config_file_is_text_to_vllm(tmp_path: Path, text: str) -> N
     plan = plan_for(tmp_path, "healthy").model_copy(update={"arguments": {"option": text, "nested": {"inner": [text]}}})
     # as vLLM reads it
     read = yaml.safe_load(config_text(plan, 8000))
-    assert (read["option"], read["nested"]) == (text, {"inner": [text]})
+    assert (read["option"], json.loads(read["nested"])) == (text, {"inner": [text]})

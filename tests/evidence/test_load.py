@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.evidence.commands import CLIENT, options
+from tests.evidence.commands import CLIENT, SERVER, options
+from vllm_qualify.evidence.load import _metrics as page_of
 from vllm_qualify.evidence.load import command_of, parse
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.model import Load, ServerArguments
 
 CAPTURED = Path(__file__).parent / "captured" / "load"
 ABOUT = {"input_len": 8, "output_len": 4, "max_concurrency": 1, "num_prompts": 5, "num_warmups": 1}
@@ -334,3 +336,89 @@ def test_no_secret_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "shhhhhhhh")
     assert "shhhhhhhh" not in " ".join(command_of(CLIENT, "reference", SETTINGS, str(tmp_path), 1))
+
+
+# --- TensorRT-LLM: pages made here, in the form of its collector (tensorrt_llm/metrics/collector.py of NVIDIA/TensorRT-LLM)
+
+NO_REUSE: ServerArguments = {"kv_cache_config": {"enable_block_reuse": False}}
+COUNTED = {"request_success": (3, 9), "kv_cache_missed_blocks": (10, 110)}
+
+
+def trtllm_page(folder: Path, repeat: int, when: str, counters: dict[str, float]) -> None:
+    lines = []
+    for short, number in counters.items():
+        name = f"trtllm_{short}_total"
+        label = 'finished_reason="length",' if short == "request_success" else ""
+        lines += [f"# TYPE {name} counter", f'{name}{{{label}engine_type="pytorch",model_name="reference"}} {number}']
+    (folder / f"metrics-{repeat}-{when}.txt").write_text("\n".join([*lines, ""]))
+
+
+def on_trtllm(folder: Path, arguments: ServerArguments, **counters: tuple[float, float] | None) -> str:
+    """Why the load is invalid; empty if it is valid."""
+    given = {name: pair for name, pair in (COUNTED | counters).items() if pair is not None}
+    for repeat in (1, 2):
+        for place, when in enumerate(("before", "after")):
+            trtllm_page(folder, repeat, when, {name: pair[place] for name, pair in given.items()})
+    (reason,) = {found.invalid_because or "" for found in parse(folder, SETTINGS, "tensorrt-llm", arguments)}
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "counters"),
+    [
+        ({}, {}),
+        ({}, {"kv_cache_reused_blocks": (50, 51)}),
+        (NO_REUSE, {"kv_cache_missed_blocks": None}),
+        ({"scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"}}, {}),
+        ({"scheduler_config": {"enable_prefix_aware_scheduling": False}}, {}),
+    ],
+)
+def test_what_tensorrt_llm_counts_or_rules_out_is_trusted(
+    folder: Path, arguments: ServerArguments, counters: dict[str, tuple[float, float] | None]
+) -> None:
+    assert on_trtllm(folder, arguments, **counters) == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "counters", "told"),
+    [
+        ({}, {"request_success": None}, "has no trtllm_request_success_total"),
+        (NO_REUSE, {"request_success": None}, "has no trtllm_request_success_total"),
+        ({}, {"request_success": (3, 7)}, "the server counts 4 requests of 5"),
+        ({}, {"request_success": (3, math.nan)}, "the server counts nan requests of 5"),
+        ({}, {"kv_cache_reused_blocks": (0, 2)}, "2 of 102 blocks of the KV cache hit on random prompts"),
+        ({}, {"kv_cache_missed_blocks": None}, "does not count trtllm_kv_cache_missed_blocks_total"),
+        ({}, {"kv_cache_missed_blocks": (10, 10)}, "does not count trtllm_kv_cache_missed_blocks_total"),
+        ({"kv_cache_config": {"dtype": "fp8"}}, {"kv_cache_missed_blocks": None}, "set enable_block_reuse to false"),
+        (
+            {"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}},
+            {},
+            "under MAX_UTILIZATION the server may pause",
+        ),
+    ],
+)
+def test_what_tensorrt_llm_neither_counts_nor_rules_out_leaves_no_number(
+    folder: Path, arguments: ServerArguments, counters: dict[str, tuple[float, float] | None], told: str
+) -> None:
+    assert told in on_trtllm(folder, arguments, **counters)
+
+
+def test_vllms_counters_are_none_of_tensorrt_llms(folder: Path) -> None:
+    (reason,) = {found.invalid_because for found in parse(folder, SETTINGS, "tensorrt-llm", NO_REUSE)}
+    assert reason is not None
+    assert "repeat 1: the server's /metrics before it has no trtllm_request_success_total" in reason
+    on_trtllm(folder, {})
+    assert_nothing(folder, "has no vllm:num_preemptions_total")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/prometheus/metrics"])
+def test_counters_are_read_where_the_server_has_them(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    asked: list[str] = []
+
+    def get(url: str, **_: object) -> httpx.Response:
+        asked.append(url)
+        return httpx.Response(200, text="# page", request=httpx.Request("GET", url))
+
+    monkeypatch.setattr("vllm_qualify.evidence.load.httpx.get", get)
+    assert page_of(SERVER.model_copy(update={"metrics_path": path})) == "# page"
+    assert asked == [f"{SERVER.url}{path}"]

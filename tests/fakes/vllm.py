@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml  # of the engine's own dependencies; here of the orchestrator's
 
+from vllm_qualify.recipe.tables import table_of
+
 VERSION = "0.32.0+cpu"
 METRICS = """\
 # TYPE vllm:num_preemptions counter
@@ -102,12 +104,26 @@ def make_engine(folder: Path) -> Path:
     vllm, python = folder / "bin" / "vllm", folder / "bin" / "python"
     vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
     identity = {"python": "3.11", "packages": {"vllm": VERSION}, "record_sha256": "0" * 64}
-    python.write_text(f"#!/bin/sh\necho '{json.dumps(identity)}'\n")
+    told = f'case "$2" in *probe.py) exec {sys.executable} {__file__} knows "$3";; esac'
+    python.write_text(f"#!/bin/sh\n{told}\necho '{json.dumps(identity)}'\n")
     for command in (vllm, python):
         command.chmod(0o755)
     return folder
 
 
+def knows(question: str) -> None:
+    """As engine/probe.py answers, from the catalog's table, with nothing against any server unless FAKE_VLLM_UNCLEAR is."""
+    servers = json.loads(question)["servers"]
+    judged = {
+        "build": "cpu",
+        "servers": [{"refused": None, "unclear": os.environ.get("FAKE_VLLM_UNCLEAR") or None}] * len(servers),
+    }
+    print(json.dumps(table_of(VERSION).model_dump() | judged))
+
+
 if __name__ == "__main__":
-    assert sys.argv[1:3] == ["serve", "--config"], sys.argv
-    serve(sys.argv[3])
+    if sys.argv[1] == "knows":
+        knows(sys.argv[2])
+    else:
+        assert sys.argv[1:3] == ["serve", "--config"], sys.argv
+        serve(sys.argv[3])

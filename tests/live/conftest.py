@@ -45,6 +45,15 @@ def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.fixture(autouse=True)
+def home(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an engine told is shared: asking it again would tell the same, half a minute later."""
+    told = tmp_path_factory.getbasetemp() / "engines"
+    told.mkdir(exist_ok=True)
+    (home / "engines").symlink_to(told)
+    return home
+
+
 def processes_of(folder: Path) -> list[str]:
     """The command lines of the processes that name `folder`: servers and tools of its runs."""
     lines = []

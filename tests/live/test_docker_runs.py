@@ -1,6 +1,7 @@
 """Whole qualifications in a container, and what goes wrong in one: each failure in its own class, with nothing left behind."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from vllm_qualify.engine.launch import Launch, find_engines, provide, read_machi
 from vllm_qualify.engine.plan import Choice, plan_cells
 from vllm_qualify.engine.server import serve
 from vllm_qualify.evidence import stages
-from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.loading import catalog_folder, load_recipe
 
 pytestmark = [pytest.mark.docker, pytest.mark.engine, pytest.mark.usefixtures("prefect_server")]
 
@@ -150,11 +151,29 @@ def test_a_tag_that_moves_between_its_resolution_and_the_pull(attempt: Attempt, 
     assert_failed(done, "tag-moved", "the release's owner")
 
 
-def test_a_container_that_exits(attempt: Attempt) -> None:
-    attempt.document["gpu_types"]["cpu"]["server"]["no-such-option"] = 1
+def test_an_image_that_does_not_take_what_the_recipe_says(attempt: Attempt) -> None:
+    """Asked in a container of its own, before a server is started; each problem is named."""
+    attempt.document["gpu_types"]["cpu"]["server"] |= {"no-such-option": 1, "max-num-seqs": 0}
+    attempt.document["gpu_types"]["cpu"]["profiles"]["balanced"]["server"] = {}
     done = attempt.made()
-    assert_failed(done, "unknown-flag", "the recipe's author")
-    assert "no-such-option" in done.stderr
+    assert_failed(done, "recipe-drift", "the recipe's author")
+    assert "vLLM 0.32.0+cpu has no option --no-such-option" in done.stderr
+    assert "--max-num-seqs 0: 0 is less than the minimum of 1" in done.stderr
+    assert not list(attempt.home.glob("runs/*"))
+
+
+def test_an_image_in_which_options_refuse_each_other(attempt: Attempt) -> None:
+    attempt.document["gpu_types"]["cpu"]["profiles"]["balanced"]["server"] = {"max-num-batched-tokens": 10, "max-num-seqs": 64}
+    done = attempt.made()
+    assert_failed(done, "recipe-drift", "the recipe's author")
+    assert "max_num_batched_tokens (10) must be greater than or equal to max_num_seqs (64)" in done.stderr
+
+
+def test_a_container_that_exits(attempt: Attempt) -> None:
+    model = attempt.folder / "model"
+    shutil.copytree(catalog_folder() / "reference" / "model", model, ignore=shutil.ignore_patterns("*.safetensors"))
+    attempt.document["variants"]["bf16"]["model"] = str(model)
+    assert_failed(attempt.made(), "incomplete-model", "the release's owner")
 
 
 def test_a_container_that_never_gets_ready(attempt: Attempt) -> None:

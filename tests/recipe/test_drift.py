@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.drift import Finding, changed_defaults, check
+from vllm_qualify.recipe.drift import Finding, changed_defaults, check, refusal
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.model import Environment, ServerArguments
 from vllm_qualify.recipe.tables import parse_answer, table_of, versions
@@ -12,16 +12,15 @@ OLDEST, NEWEST = "0.12.0", versions()[-1]
 
 
 def cells(name: str, version: str) -> list[tuple[str, ServerArguments, Environment]]:
-    """Every GPU type, variant and profile of a recipe, with its arguments and environment for a version."""
+    """Every cell of a recipe that can be at a version, with its arguments and environment for it."""
     recipe = load_recipe(name).recipe
     found = []
-    for gpu_type, serving in recipe.gpu_types.items():
-        for variant_name, variant in recipe.variants.items():
-            for profile_name, profile in serving.profiles.items():
-                layers = [layer.at(version) for layer in (serving, variant, profile)]
-                server = layers[0][0] | layers[1][0] | layers[2][0]
-                environment = layers[0][1] | layers[1][1] | layers[2][1]
-                found.append((f"{gpu_type}/{variant_name}/{profile_name}", server, environment))
+    for gpu_type, variant, profile in recipe.cells(version):
+        serving = recipe.gpu_types[gpu_type]
+        layers = [layer.at(version) for layer in (serving, recipe.variants[variant], serving.profiles[profile])]
+        server = layers[0][0] | layers[1][0] | layers[2][0]
+        environment = layers[0][1] | layers[1][1] | layers[2][1]
+        found.append((f"{gpu_type}/{variant}/{profile}", server, environment))
     return found
 
 
@@ -78,7 +77,7 @@ def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() ->
     [
         ({"max-num-sequences": 8}, "unknown-option", "no option --max-num-sequences; the nearest is max-num-seqs"),
         ({"swap-space": 4}, "unknown-option", "no option --swap-space"),
-        ({"kv-cache-dtype": "fp9"}, "bad-value", "it takes one of"),
+        ({"uvicorn-log-level": "loud"}, "bad-value", "it takes one of"),
         ({"gpu-memory-utilization": 1.5}, "bad-value", "1.5 is greater than the maximum of 1"),
         ({"max-num-seqs": 0}, "bad-value", "0 is less than the minimum of 1"),
         ({"max-num-seqs": "many"}, "bad-value", "it takes a whole number"),
@@ -86,6 +85,7 @@ def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() ->
         ({"max-num-seqs": [1, 2]}, "bad-value", "it takes one value"),
         ({"max-num-seqs": True}, "bad-value", "it takes a value"),
         ({"enable-prefix-caching": "yes"}, "bad-value", "it is a flag"),
+        ({"headless": False}, "bad-value", "it cannot be switched off"),
         ({"compilation-config": {"modes": 3}}, "unknown-field", "no field modes"),
         ({"compilation-config": {"cudagraph_capture_sizes": "all"}}, "bad-value", "cudagraph_capture_sizes"),
     ],
@@ -103,6 +103,7 @@ def test_what_a_version_does_not_take_is_told(server: ServerArguments, kind: str
         {"max-model-len": 2048},
         {"no-enable-prefix-caching": True},
         {"enable-prefix-caching": False},
+        {"no-enable-prefix-caching": False},
         {"speculative-config": {"method": "ngram", "num_speculative_tokens": 4}},
         {"compilation-config": {"pass_config": {"eliminate_noops": True}}},
     ],
@@ -121,11 +122,36 @@ def changed(server: ServerArguments) -> dict[str, Finding]:
 
 def test_a_default_that_changed_is_told_where_the_recipe_leaves_it_alone() -> None:
     found = changed({})["gpu-memory-utilization"]
-    assert found.told == f"by default 0.9 in 0.12.0, 0.92 in {NEWEST}"
+    assert found.told == f"--gpu-memory-utilization is 0.9 by default in 0.12.0 and 0.92 in {NEWEST}"
     assert not found.is_problem
     assert "gpu-memory-utilization" not in changed({"gpu-memory-utilization": 0.9})
     assert "async-scheduling" in changed({})
     assert "async-scheduling" not in changed({"no-async-scheduling": True})
+
+
+def test_prefix_caching_for_hybrid_models_is_such_a_default() -> None:
+    """vLLM's own configuration of a model with Mamba layers; the option's default says nothing of it."""
+    found = changed({})["enable-prefix-caching"]
+    assert "is false by default in 0.12.0 and true" in found.told
+    assert found.told.endswith("for models with Mamba layers")
+    assert "enable-prefix-caching" not in changed({"no-enable-prefix-caching": True})
+
+
+def test_of_a_configuration_only_the_fields_that_the_recipe_leaves_alone_are_told() -> None:
+    fields = {name for name in changed({}) if name.startswith("compilation-config.")}
+    assert fields
+    field = min(fields)
+    given: ServerArguments = {"compilation-config": {field.removeprefix("compilation-config."): None}}
+    assert {name for name in changed(given) if name.startswith("compilation-config.")} == fields - {field}
+
+
+@pytest.mark.parametrize(
+    ("is_of_this_build", "kind", "is_problem"), [(True, "refused", True), (False, "perhaps-refused", False)]
+)
+def test_what_another_build_refuses_is_no_problem_yet(is_of_this_build: bool, kind: str, is_problem: bool) -> None:
+    found = refusal("they refuse each other\nand more", "0.32.0", is_of_this_build)
+    assert (found.kind, found.is_problem) == (kind, is_problem)
+    assert found.told.endswith(": they refuse each other")
 
 
 # --- tables

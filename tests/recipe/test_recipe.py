@@ -12,7 +12,7 @@ from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import ByVersion, Gate, LoadedRecipe, Variant
+from vllm_qualify.recipe.model import ByVersion, Gate, LoadedRecipe, Recipe, Variant
 
 
 @pytest.mark.parametrize("name", catalog_names())
@@ -68,6 +68,8 @@ LOAD = "gpu_types.cpu.profiles.balanced.load"
         ("gpu_types.cpu.default_variant", "fp8", "(top level)", "not among the variants: bf16, regressed"),
         ("gpu_types.cpu.startup_timeout_s", -1, "gpu_types.cpu.startup_timeout_s", "greater than 0"),
         ("name", "Reference Model", "name", "lower-case"),
+        ("gpu_types.cpu.network", "ethernet", "gpu_types.cpu.network", "'infiniband'"),
+        ("gates", [{"metric": "nccl_infiniband", "minimum": 1, "unit": "bool"}], "gates.0", "gates by itself where"),
     ],
 )
 def test_a_mistake_is_one_error_with_file_key_path_and_what_is_allowed(
@@ -214,3 +216,79 @@ def test_what_is_no_range_of_versions_is_refused(text: str) -> None:
 def test_what_is_taken_away_must_be_there() -> None:
     with pytest.raises(ValidationError, match=r"by_version\.0\.without names moe-backend, which the keys beside it do not set"):
         Variant(model="org/model", by_version=[ByVersion(vllm="<0.13", without=["moe-backend"])])
+
+
+# --- where a variant can be served at all
+
+TWO_TYPES: Document = {
+    "h200": {"default_variant": "fp8", "profiles": {"balanced": {"load": {}}, "latency": {"load": {}}}},
+    "b200": {"default_variant": "nvfp4", "profiles": {"balanced": {"load": {}}}},
+}
+
+
+def limited(variant: Document, **variants: Document) -> Document:
+    """A recipe for H200 and B200 with the variants fp8 and nvfp4, the latter as given."""
+    document = reference()
+    load = document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"]
+    document["gpu_types"] = {
+        gpu_type: serving | {"profiles": {name: {"load": load} for name in serving["profiles"]}}
+        for gpu_type, serving in TWO_TYPES.items()
+    }
+    fp8: Document = {"model": "org/fp8"}
+    document["variants"] = {"fp8": fp8, "nvfp4": {"model": "org/nvfp4"} | variant, **variants}
+    return document
+
+
+@pytest.mark.parametrize(
+    ("variant", "version", "cells"),
+    [
+        ({}, None, [("h200", "balanced"), ("h200", "latency"), ("b200", "balanced")]),
+        ({"gpu_types": ["b200"]}, None, [("b200", "balanced")]),
+        ({"profiles": ["balanced"]}, None, [("h200", "balanced"), ("b200", "balanced")]),
+        ({"gpu_types": ["b200"], "vllm": ">=0.15"}, None, [("b200", "balanced")]),
+        ({"gpu_types": ["b200"], "vllm": ">=0.15"}, "0.14.1", []),
+        ({"gpu_types": ["b200"], "vllm": ">=0.15"}, "0.15.0rc1", [("b200", "balanced")]),
+        ({"gpu_types": ["b200"], "vllm": ">=0.15"}, "0.32.0+cpu", [("b200", "balanced")]),
+    ],
+)
+def test_cells_are_those_that_the_variant_is_for(variant: Document, version: str | None, cells: list[tuple[str, str]]) -> None:
+    recipe = Recipe.model_validate(limited(variant))
+    found = list(recipe.cells(version))
+    assert [(gpu_type, profile) for gpu_type, name, profile in found if name == "nvfp4"] == cells
+    assert len([cell for cell in found if cell[1] == "fp8"]) == 3
+
+
+def test_another_engines_cells_are_at_no_version_of_vllm() -> None:
+    recipe = Recipe.model_validate(limited({"engine": "tensorrt-llm", "server": {"max_batch_size": 8}}))
+    assert {variant for _, variant, _ in recipe.cells()} == {"fp8", "nvfp4"}
+    assert {variant for _, variant, _ in recipe.cells("0.32.0")} == {"fp8"}
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (limited({"gpu_types": ["b300"]}), "variants.nvfp4.gpu_types names b300, which the recipe does not have: b200, h200"),
+        (limited({"profiles": ["batch"]}), "variants.nvfp4.profiles names batch, which the recipe does not have"),
+        (limited({"gpu_types": ["h200"]}), "gpu_types.b200.default_variant 'nvfp4' is not for b200"),
+        (limited({"profiles": ["latency"]}), "gpu_types.b200.default_variant 'nvfp4' is not for b200"),
+        (
+            limited({}, draft={"model": "org/fp8", "gpu_types": ["b200"], "profiles": ["latency"]}),
+            "variants.draft has no cell",
+        ),
+        (limited({"vllm": "newest"}), "'newest' is no range of versions"),
+        (limited({"gpu_types": ["B200"]}), "lower-case"),
+        (limited({"engine": "sglang"}), "'vllm' or 'tensorrt-llm'"),
+        (limited({"engine": "tensorrt-llm", "vllm": ">=0.15"}), "'vllm' is about versions of vLLM"),
+        (limited({"engine": "tensorrt-llm", "by_version": [{"vllm": ">=0.15"}]}), "'by_version' is about versions of vLLM"),
+        (
+            limited({"engine": "tensorrt-llm", "server": {"served_model_name": "x"}}),
+            "'served_model_name' is set by vllm-qualify",
+        ),
+        (limited({"server": {"max_model_len": 8}}), "write max_model_len as max-model-len"),
+        (limited({"by_version": [{"vllm": "<1", "server": {"max_model_len": 8}}]}), "write max_model_len as max-model-len"),
+    ],
+)
+def test_a_variant_that_does_not_fit_its_recipe_is_refused(tmp_path: Path, document: Document, told: str) -> None:
+    with pytest.raises(CallerError) as raised:
+        load_recipe(str(write(document, tmp_path / "mine.yaml")))
+    assert told in raised.value.problem

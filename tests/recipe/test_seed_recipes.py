@@ -1,6 +1,7 @@
 """The seed recipes: what the catalog promises of them, and that they serve as vllm-project/recipes publishes it."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,15 @@ RENAMED: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
 }
 
 
+VLLM_VERSION = "0.32.0"
+# Variants of Llama 3.3 70B with a draft model on vLLM → that model.
+DRAFTS = {
+    "fp8-draft-1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "fp8-draft-3b": "meta-llama/Llama-3.2-3B-Instruct",
+    "fp8-draft-8b": "meta-llama/Llama-3.1-8B-Instruct",
+}
+
+
 def options_of(argv: list[str]) -> dict[str, JsonValue]:
     """The options of a `vllm serve MODEL …` command, as a recipe writes them.
 
@@ -96,17 +106,6 @@ def environment(recipe: Recipe, gpu_type: str, variant: str | None) -> Environme
     return serving.environment | recipe.variants[variant or serving.default_variant].environment
 
 
-def cells(recipe: Recipe) -> list[tuple[str, str, str]]:
-    """GPU type, variant and profile of every cell; NVFP4 only where there is hardware for it."""
-    return [
-        (gpu_type, variant, profile)
-        for gpu_type, serving in recipe.gpu_types.items()
-        for variant in recipe.variants
-        for profile in serving.profiles
-        if not (variant == "nvfp4" and gpu_type in HOPPER)
-    ]
-
-
 def published(model: str, gpu_type: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((PUBLISHED / model / "hw" / f"{gpu_type}.json").read_text(encoding="utf-8"))
     return document
@@ -127,8 +126,9 @@ def differing(model: str, gpu_type: str) -> set[str]:
 def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
     assert recipe(name).name == name
     assert list(recipe(name).gpu_types) == [*HOPPER, *BLACKWELL]
-    for serving in recipe(name).gpu_types.values():
-        assert list(serving.profiles) == ["throughput", "balanced", "latency"]
+    for gpu_type, serving in recipe(name).gpu_types.items():
+        single = ["single-stream"] if (name, gpu_type) == ("llama-3.3-70b", "h200") else []
+        assert list(serving.profiles) == ["throughput", "balanced", "latency", *single]
 
 
 @pytest.mark.parametrize(
@@ -155,20 +155,31 @@ def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
     ],
 )
 def test_weights_and_the_default_by_gpu_type(name: str, models: dict[str, str], hopper: str, blackwell: str) -> None:
-    assert {variant: entry.model for variant, entry in recipe(name).variants.items()} == models
+    variants = recipe(name).variants
+    plain = {variant: entry for variant, entry in variants.items() if entry.of_vllm and variant not in DRAFTS}
+    assert {variant: entry.model for variant, entry in plain.items()} == models
+    assert {entry.model for entry in variants.values()} == set(models.values())
     defaults = {gpu_type: serving.default_variant for gpu_type, serving in recipe(name).gpu_types.items()}
     assert defaults == dict.fromkeys(HOPPER, hopper) | dict.fromkeys(BLACKWELL, blackwell)
 
 
 @pytest.mark.parametrize("name", SEEDS)
+def test_nvfp4_is_for_blackwell_alone(name: str) -> None:
+    gpu_types = {gpu_type for gpu_type, variant, _ in recipe(name).cells(VLLM_VERSION) if variant.endswith("nvfp4")}
+    assert gpu_types == (set(BLACKWELL) if "nvfp4" in recipe(name).variants else set())
+
+
+@pytest.mark.parametrize("name", SEEDS)
 def test_tensor_parallel_size_and_batch_follow_the_profiles_goal(name: str) -> None:
-    for gpu_type, variant, profile in cells(recipe(name)):
+    for gpu_type, variant, profile in recipe(name).cells(VLLM_VERSION):
         ours = arguments(recipe(name), gpu_type, variant, profile)
         size, batch = ours["tensor-parallel-size"], ours["max-num-seqs"]
         if profile == "balanced":
             assert (size, batch) == (2, 128)
         elif profile == "latency":
             assert (size, batch) == (4, 8)
+        elif profile == "single-stream":
+            assert (size, batch) == (1, 8)
         else:
             # FP8 weights of Scout are for two GPUs, and those of Llama 3.3 70B too large for one H100.
             on_two = (name == "llama-4-scout" and variant == "fp8") or (name, gpu_type) == ("llama-3.3-70b", "h100")
@@ -177,16 +188,17 @@ def test_tensor_parallel_size_and_batch_follow_the_profiles_goal(name: str) -> N
 
 @pytest.mark.parametrize("name", SEEDS)
 def test_the_load_follows_the_server(name: str) -> None:
-    for gpu_type, variant, profile in cells(recipe(name)):
+    for gpu_type, variant, profile in recipe(name).cells(VLLM_VERSION):
         ours, load = (
             arguments(recipe(name), gpu_type, variant, profile),
             recipe(name).gpu_types[gpu_type].profiles[profile].load,
         )
         longest = ours["max-model-len"]
-        assert (load.input_len, load.output_len) == (1024, 1024)
+        single = profile == "single-stream"
+        assert (load.input_len, load.output_len) == ((500, 200) if single else (1024, 1024))
         assert isinstance(longest, int)
         assert load.input_len + load.output_len < longest <= 4096
-        assert load.max_concurrency == ours["max-num-seqs"]
+        assert load.max_concurrency == (1 if single else ours["max-num-seqs"])
         assert load.num_prompts >= 5 * load.max_concurrency
         assert load.num_warmups > 0
         assert ours["no-enable-prefix-caching"] is True
@@ -205,6 +217,48 @@ def test_all_of_gsm8k_is_asked_and_gated_on_the_filter_that_fits_the_model(name:
     assert (accuracy.task, accuracy.num_fewshot, accuracy.num_questions) == ("gsm8k", 5, 1319)
     (gate,) = recipe(name).gates
     assert (gate.metric, gate.filter, gate.minimum) == ("exact_match", filter_, bound)
+
+
+@pytest.mark.parametrize(("variant", "draft"), DRAFTS.items())
+def test_a_draft_model_is_pinned_and_serves_one_request_at_a_time_on_one_h200(variant: str, draft: str) -> None:
+    llama = recipe("llama-3.3-70b")
+    assert [cell for cell in llama.cells() if cell[1] == variant] == [("h200", variant, "single-stream")]
+    config = arguments(llama, "h200", variant, "single-stream")["speculative-config"]
+    assert isinstance(config, dict)
+    assert (config["method"], config["model"]) == ("draft_model", draft)
+    assert re.fullmatch("[0-9a-f]{40}", str(config["revision"]))
+
+
+def test_tensorrt_llm_serves_the_same_with_and_without_the_drafts() -> None:
+    variants = {name: entry for name, entry in recipe("llama-3.3-70b").variants.items() if not entry.of_vllm}
+    assert list(variants) == ["trtllm-fp8", *(f"trtllm-{variant}" for variant in DRAFTS)]
+    plain = variants["trtllm-fp8"]
+    single = recipe("llama-3.3-70b").gpu_types["h200"].profiles["single-stream"]
+    assert (plain.server["max_batch_size"], plain.server["tensor_parallel_size"]) == (single.server["max-num-seqs"], 1)
+    for variant, draft in DRAFTS.items():
+        entry = variants[f"trtllm-{variant}"]
+        assert (entry.model, entry.gpu_types, entry.profiles) == (plain.model, ["h200"], ["single-stream"])
+        assert entry.server == plain.server | {
+            "disable_overlap_scheduler": True,
+            "speculative_config": {"decoding_type": "Draft_Target", "max_draft_len": 3, "speculative_model": draft},
+        }
+
+
+@pytest.mark.parametrize(
+    ("version", "async_scheduling"),
+    [("0.14.1", None), ("0.15.0", False), ("0.15.1", False), ("0.16.0", True), ("0.32.0", True)],
+)
+def test_async_scheduling_goes_with_a_draft_model_from_the_version_that_can(
+    version: str, async_scheduling: bool | None
+) -> None:
+    llama = recipe("llama-3.3-70b")
+    drafts = [cell for cell in llama.cells(version) if cell[1] in DRAFTS]
+    assert len(drafts) == (0 if async_scheduling is None else len(DRAFTS))
+    for gpu_type, variant, profile in drafts:
+        serving = llama.gpu_types[gpu_type]
+        layers = (serving, llama.variants[variant], serving.profiles[profile])
+        merged = {name: value for layer in layers for name, value in layer.at(version)[0].items()}
+        assert merged["async-scheduling"] is async_scheduling
 
 
 @needs_published

@@ -10,7 +10,7 @@ from vllm_qualify.engine.docker_host import platform_here
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage, parse_reference
-from vllm_qualify.engine.launch import Launch, check_launch
+from vllm_qualify.engine.launch import Launch, check_kind, check_launch
 from vllm_qualify.engine.plan import Choice, Selection, new_run_id, select, server_plan
 from vllm_qualify.engine.server import (
     Engine,
@@ -43,6 +43,7 @@ def scripts(
     """
     check_launch(launch)
     selection = select(loaded, Choice(**{**choice.model_dump(), "gpu_type": choice.gpu_type or detect().gpu_type}), None)
+    check_kind(selection.variant.engine, launch.launcher, bool(launch.client_image))
     engine = _engine(launch, selection.gpu_type)
     version = vllm or _version(engine, selection)
     for profile in selection.profiles:
@@ -50,8 +51,10 @@ def scripts(
 
 
 def _version(engine: Engine, selection: Selection) -> str:
-    """What the environment holds, or what the image's tag says; empty where no argument depends on it."""
-    if not any(layer.by_version for layer in (selection.serving, selection.variant, *selection.profiles.values())):
+    """What the environment holds, or what the image's tag says; empty where nothing depends on it."""
+    layers = (selection.serving, selection.variant, *selection.profiles.values())
+    depends = selection.variant.vllm or any(layer.by_version for layer in layers)
+    if not (selection.variant.of_vllm and depends):
         return ""
     if isinstance(engine, EngineEnvironment):
         return engine.identity().version
@@ -74,7 +77,7 @@ def _script(
 ) -> str:
     branch = selection.variant.revision or DEFAULT_BRANCH
     plan = server_plan(loaded, selection, profile, engine, version, branch)
-    needed = 0 if selection.gpu_type == "cpu" else gpu_count(plan.arguments)
+    needed = 0 if selection.gpu_type == "cpu" else gpu_count(plan.arguments, plan.kind)
     plan = plan.model_copy(update={"gpus": list(range(needed))})
     cell = "/".join([loaded.recipe.name, selection.variant_name, selection.gpu_type, profile])
     run = new_run_id()

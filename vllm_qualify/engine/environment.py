@@ -10,7 +10,7 @@ from typing import Literal
 
 from vllm_qualify.engine.process import quiet_environment
 from vllm_qualify.errors import HostError
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.model import VLLM, EngineName, Frozen
 
 Launcher = Literal["process", "docker"]
 CHECKOUT_ENVIRONMENT = ".venv-engine"
@@ -28,7 +28,7 @@ def record(name):
     # What an installer adds differs from one environment to the next: scripts, its own notes, compiled files.
     ours = [line for line in text.splitlines() if not any(part in line for part in ("../", ".dist-info/", "__pycache__"))]
     return hashlib.sha256("\\n".join(sorted(ours)).encode()).hexdigest() if ours else None
-packages = {n: version(n) for n in ("vllm", "torch", "transformers", "flashinfer-python", "triton")}
+packages = {n: version(n) for n in ("vllm", "tensorrt_llm", "torch", "transformers", "flashinfer-python", "triton")}
 print(json.dumps({
     "python": platform.python_version(),
     "packages": {n: v for n, v in packages.items() if v},
@@ -50,10 +50,11 @@ class ImageIdentity(Frozen):
 class EngineIdentity(Frozen):
     """Which engine measured.
 
-    `digest` is the image's; without one it covers every installed file of vLLM (SHA-256 over its wheel's RECORD).
+    `version` is that of `kind`. `digest` is the image's; without one it covers every installed file of vLLM (SHA-256 over its
+    wheel's RECORD).
     """
 
-    kind: str = "vllm"
+    kind: EngineName = VLLM
     launcher: Launcher = "process"
     version: str
     digest: str

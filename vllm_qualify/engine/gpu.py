@@ -245,6 +245,11 @@ def gpu_type_of(name: str, compute_capability: str) -> str:
     return plain if plain.upper() not in _CAPABILITIES else f"{plain}-sm{compute_capability.replace('.', '')}"
 
 
+def compute_capability_of(gpu_type: str) -> str | None:
+    """`9.0` for `h200`; None for a type that no table has."""
+    return _CAPABILITIES.get(gpu_type.upper())
+
+
 def form_factor_of(name: str) -> FormFactor | None:
     """How the product with this NVML name is built in; None if neither the name nor the table tells."""
     words = _words(name)

@@ -1,4 +1,4 @@
-"""vLLM in a Docker image: its tag resolved to a digest once, pulled by that digest, verified, tagged, identified."""
+"""An engine in a Docker image: its tag resolved to a digest once, pulled by that digest, verified, tagged, identified."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from vllm_qualify.engine import registry_failure, start_failure
 from vllm_qualify.engine.container import COMMAND_FAILED, ContainerPlan, run_once
 from vllm_qualify.engine.docker_host import docker_host, platform_of, said
 from vllm_qualify.engine.environment import PROBE, EngineIdentity, ImageIdentity
+from vllm_qualify.engine.kind import KINDS, kind_in
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
 from vllm_qualify.recipe.model import Frozen
 
@@ -52,14 +53,18 @@ class EngineImage(Frozen):
 
         Raises:
             HostError: Docker Engine does not answer.
-            ReleaseError: it is not here, or has no vLLM.
+            ReleaseError: it has no engine of a kind that is known.
         """
         with docker_host(CHECK) as host:
             about = _inspect(host, self)
         found = _probe(self)
+        kind = kind_in(found["packages"])
+        if kind is None:
+            raise _no_engine(self, f"its Python has no {' and no '.join(kind.title for kind in KINDS.values())}")
         return EngineIdentity(
+            kind=kind.name,
             launcher="docker",
-            version=found["packages"]["vllm"],
+            version=found["packages"][kind.package],
             digest=str(self.digest),
             python=found["python"],
             packages=found["packages"],
@@ -229,17 +234,17 @@ def _probe(image: EngineImage) -> dict[str, Any]:
     plan = ContainerPlan(image=image.pinned, platform=image.platform, entrypoint="python3", arguments=["-I", "-c", PROBE])
     try:
         found: dict[str, Any] = json.loads(run_once(plan, CHECK))
-        found["packages"]["vllm"]
+        dict(found["packages"])
     except HostError as error:
         if error.kind != COMMAND_FAILED or error.retry:
             raise
-        raise _not_vllm(image, error.problem, error.log_tail) from error
+        raise _no_engine(image, error.problem, error.log_tail) from error
     except (ValueError, LookupError, TypeError) as error:
-        raise _not_vllm(image, "its Python has no vLLM") from error
+        raise _no_engine(image, "its Python did not tell what is installed") from error
     return found
 
 
-def _not_vllm(image: EngineImage, why: str, log_tail: Sequence[str] = ()) -> ReleaseError:
+def _no_engine(image: EngineImage, why: str, log_tail: Sequence[str] = ()) -> ReleaseError:
     problem = f"{image.reference} does not say which vLLM it holds: {why}"
     remedy = "use an image with the interface of vllm/vllm-openai"
     return ReleaseError(problem, remedy, CHECK, log_tail, kind=start_failure.NO_VLLM)

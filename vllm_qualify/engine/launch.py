@@ -8,9 +8,10 @@ from vllm_qualify.engine.docker_host import platform_here
 from vllm_qualify.engine.environment import EngineIdentity, Launcher, find_engine
 from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Fingerprint, detect, fingerprint_of, parse_nvidia_smi
 from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.server import Engine
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.model import VLLM, EngineName, Frozen
 
 # What nvidia-smi ends with when it has said something for its parser: a table, a wrong query, no device.
 SMI_TELLS = (0, 2, 6)
@@ -42,6 +43,17 @@ def check_launch(launch: Launch) -> None:
             image.parse_reference(given, platform_here(), option)
 
 
+def check_kind(name: EngineName, launcher: Launcher, has_client_image: bool) -> None:
+    """Raises CallerError if a variant for this kind of engine cannot be launched so."""
+    kind = KINDS[name]
+    if launcher not in kind.launchers:
+        remedy = f"add --launcher docker --image, like {kind.example_image}"
+        raise CallerError(f"{kind.title} is served from an image only", remedy, "--launcher")
+    if not (kind.has_client or has_client_image):
+        problem = f"the load is made by vLLM's `vllm bench serve`, which no image of {kind.title} has"
+        raise CallerError(problem, f"add --client-image, like {KINDS[VLLM].example_image}", "--client-image")
+
+
 def find_engines(launch: Launch) -> Engines:
     """The engine of this machine, or the images by digest. Nothing is pulled.
 
@@ -58,14 +70,15 @@ def find_engines(launch: Launch) -> Engines:
 
 
 def provide(engines: Engines, progress: Callable[[str], None]) -> list[str]:
-    """Pull and verify what is not here yet; the image under test becomes `vllm/vllm-openai:deploy`. Raises as `image.pull`.
+    """Pull and verify what is not here yet; a vLLM image under test becomes `vllm/vllm-openai:deploy`.
 
-    Returns what is to be told, whatever `progress` left out.
+    Raises as `image.pull` and `EngineImage.identity`. Returns what is to be told, whatever `progress` left out.
     """
     told = []
     if isinstance(engines.engine, EngineImage):
         image.pull(engines.engine, progress)
-        told.append(f"{engines.engine.pinned} is now {image.tag_for_deployment(engines.engine)}")
+        if engines.engine.identity().kind == VLLM:
+            told.append(f"{engines.engine.pinned} is now {image.tag_for_deployment(engines.engine)}")
     if engines.client is not None:
         image.pull(engines.client, progress)
         told.append(f"{engines.client.pinned} is the load client's")

@@ -1,61 +1,113 @@
-"""Tell what this vLLM knows, by its own code: options of `vllm serve`, configuration fields, environment names, metric names.
+"""Tell what this vLLM knows and what it makes of a server, by its own code and without a GPU.
 
-A script of its own, for the Python of any vLLM from 0.12 on: it imports vLLM and nothing of this project, needs no GPU, and
-writes one JSON object to its standard output:
+A script of its own, for the Python of any vLLM from 0.12 on: it imports vLLM and nothing of this project. Its one argument is
+what it is asked as JSON, `{"servers": […], "resolve": true}`; it writes one JSON object to its standard output:
 
     {"version": "0.32.0",
+     "build": "cuda" or "cpu",
      "options": {"max-num-seqs": {"type": "int", "choices": null, "default": null, …}, …},
      "configs": {"CompilationConfig": {"pass_config": {…}, …}, …},
      "environment": ["VLLM_LOGGING_LEVEL", …],
-     "metrics": ["vllm:num_requests_running", …]}
+     "metrics": ["vllm:num_requests_running", …],
+     "resolved": {"dense": {"enable-prefix-caching": true, …}, "hybrid": {…}},
+     "servers": [{"refused": "…" or null, "unclear": "…" or null}, …]}
 
-Schemas are JSON Schema, as pydantic makes them from vLLM's own annotations, and so hold choices, types and ranges.
+Schemas are JSON Schema, as pydantic makes them from vLLM's own annotations, and so hold choices, types and ranges. `resolved`
+is what options become that are left out, for one model of each kind on a GPU; it is empty if it was not asked for.
+
+A server is `{"config": "…", "environment": {…}, "device": {…} or null}`: the text of its config file, and the GPU's name,
+compute capability, memory and count, or null for a CPU. vLLM reads the config file and makes its whole configuration of it, up
+to the point where weights would be loaded. What it says against it is `refused`; what kept it from judging is `unclear`. With a
+device, vLLM's platform for CUDA gets these facts in place of a driver's.
 """
 
 import argparse
 import ast
-import contextlib
 import dataclasses
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
-import io
 import json
 import logging
+import os
 import sys
+import tempfile
+import types
 import typing
 from pathlib import Path
 from typing import Any
 
 METRIC_PREFIX = "vllm:"
+COMPILED = ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch")
+FLASH_ATTENTION = "vllm.vllm_flash_attn"
+SIZES = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+# Models of each kind whose defaults differ: the first that a version knows stands for the kind. Nothing but their configuration
+# is made.
+MADE_MODELS: dict[str, list[dict[str, Any]]] = {
+    "dense": [{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}],
+    "hybrid": [
+        {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"},
+        {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "attn_layer_indices": [2]},
+    ],
+}
+A_GPU: dict[str, Any] = {"name": "NVIDIA H100 80GB HBM3", "capability": [9, 0], "memory_mib": 81_559, "count": 8}
+
+
+# --- what it knows
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    """The parser of `vllm serve`, as the command itself makes it."""
+    """The parser of `vllm serve`, as the command itself makes it. What it refuses it raises as ValueError."""
     serve: Any = importlib.import_module("vllm.entrypoints.cli.serve")
     (command,) = serve.cmd_init()
-    parser: argparse.ArgumentParser = command.subparser_init(serve.FlexibleArgumentParser().add_subparsers())
-    return parser
+    parser: Any = command.subparser_init(serve.FlexibleArgumentParser().add_subparsers())
+
+    def refuse(message: str) -> typing.NoReturn:
+        raise ValueError(message)
+
+    parser.error = refuse
+    return typing.cast("argparse.ArgumentParser", parser)
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    found = {}
-    for action in parser._actions:
-        long = [name.removeprefix("--") for name in action.option_strings if name.startswith("--")]
-        names = [name for name in long if not (isinstance(action, argparse.BooleanOptionalAction) and name.startswith("no-"))]
-        for name in names:
-            found[name] = option(action, name, long)
+    """Every name that the parser takes, those that its help leaves out too; what switches a flag off stands beside the flag."""
+    names: dict[argparse.Action, list[str]] = {}
+    for name, action in parser._option_string_actions.items():
+        if name.startswith("--"):
+            names.setdefault(action, []).append(name)
+    found: dict[str, Any] = {}
+    for action, given in names.items():
+        negatives = [name for name in given if is_negative(name, action)]
+        about = option(action, [name.removeprefix("--") for name in negatives])
+        found |= {name.removeprefix("--"): about for name in given if name not in negatives}
     return found
 
 
-def option(action: argparse.Action, name: str, names: list[str]) -> dict[str, Any]:
-    negative = f"no-{name}"
+def is_negative(name: str, action: argparse.Action) -> bool:
+    """Since 0.33 `--disable-x` is the opposite of `--enable-x`, beside `--no-enable-x`."""
+    if not isinstance(action, argparse.BooleanOptionalAction):
+        return False
+    return name in getattr(action, "negative_option_strings", ()) or name.startswith("--no-")
+
+
+def option(action: argparse.Action, negatives: list[str]) -> dict[str, Any]:
     return {
         "is_flag": action.nargs == 0,
-        "negative": negative if negative in names else None,
+        "negatives": negatives,
         "several": action.nargs in ("+", "*") or (isinstance(action.nargs, int) and action.nargs > 0),
         "choices": sorted(map(str, action.choices)) if action.choices is not None else None,
         "type": getattr(action.type, "__name__", None),
-        "default": plain(action.default),
+        "default": None if action.default is argparse.SUPPRESS else plain(action.default),
         "destination": action.dest,
     }
 
@@ -119,20 +171,265 @@ def metrics(package: Path) -> list[str]:
     return sorted(found)
 
 
+# --- what it makes of a server
+
+
+class Absent:
+    """Stands for compiled code, which is asked for while a configuration is made and never run."""
+
+    def __call__(self, *_arguments: Any, **_options: Any) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> "Absent":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent()
+
+
+class AbsentModule(types.ModuleType):
+    """A module of the CUDA build that this one lacks."""
+
+    def __getattr__(self, name: str) -> Absent:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent()
+
+
+class AbsentModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def find_spec(self, name: str, *_: Any) -> Any:
+        is_absent = any(name == absent or name.startswith(f"{absent}.") for absent in self.names)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_absent else None
+
+    def create_module(self, spec: Any) -> AbsentModule:
+        return AbsentModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing in it."""
+
+
+def can_be_imported(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def stand_in_for_compiled_code() -> None:
+    """Without CUDA's libraries, or in a CPU build, vLLM's compiled modules for CUDA cannot be imported."""
+    absent = [f"vllm.{name}" for name in COMPILED if not can_be_imported(f"vllm.{name}")]
+    if not any(can_be_imported(f"{FLASH_ATTENTION}.{name}") for name in ("_vllm_fa2_C", "_vllm_fa3_C")):
+        absent.append(FLASH_ATTENTION)
+        for name in [name for name in sys.modules if name.startswith(FLASH_ATTENTION)]:
+            del sys.modules[name]
+    sys.meta_path.insert(0, AbsentModules(absent))
+    # It looks which operations there are while it is imported, and must not find those that stand in.
+    importlib.import_module("vllm._custom_ops")
+    namespace: Any = importlib.import_module("torch._ops")._OpNamespace
+    look_up = namespace.__getattr__
+
+    def found_or_absent(ours: Any, name: str) -> Any:
+        try:
+            return look_up(ours, name)
+        except AttributeError:
+            if name.startswith("__") or not str(ours.name).startswith(("_C", "_moe_C")):
+                raise
+            return Absent()
+
+    namespace.__getattr__ = found_or_absent
+
+
+def stand_in_for_a_driver(device: dict[str, Any]) -> None:
+    """vLLM's own platform for CUDA, told of a device that is not here."""
+    stand_in_for_compiled_code()
+    platforms: Any = importlib.import_module("vllm.platforms")
+    interface: Any = importlib.import_module("vllm.platforms.interface")
+    cuda: Any = importlib.import_module("vllm.platforms.cuda")
+    capability = tuple(device["capability"])
+    facts = {
+        "get_device_capability": lambda *_, **__: interface.DeviceCapability(*capability),
+        "has_device_capability": lambda wanted, *_, **__: capability >= as_pair(wanted),
+        "is_device_capability": lambda wanted, *_, **__: capability == as_pair(wanted),
+        "get_device_name": lambda *_, **__: device["name"],
+        "get_device_uuid": lambda *_, **__: "GPU-0",
+        "get_device_total_memory": lambda *_, **__: device["memory_mib"] * 2**20,
+        "device_count": lambda *_, **__: device["count"],
+        "is_fully_connected": lambda *_, **__: True,
+        "log_warnings": lambda *_, **__: None,
+    }
+    methods = {name: staticmethod(told) for name, told in facts.items()}
+    platforms._current_platform = type("StandIn", (cuda.CudaPlatformBase,), methods)()
+    for name in ("vllm.utils", "vllm.utils.torch_utils"):
+        module: Any = importlib.import_module(name)
+        if hasattr(module, "cuda_device_count_stateless"):
+            module.cuda_device_count_stateless = lambda: device["count"]
+    torch: Any = importlib.import_module("torch")
+    torch.cuda.get_device_capability = lambda *_: capability
+    # What vLLM learns of a model class it would keep in a file, and for that import every layer.
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    registry._LazyRegisteredModel._save_modelinfo_to_cache = lambda *_: None
+
+
+def as_pair(capability: Any) -> tuple[int, ...]:
+    return tuple(capability) if isinstance(capability, tuple) else divmod(capability, 10)
+
+
+def configured(config: str) -> Any:
+    """vLLM's configuration of a server with this config file."""
+    arguments: Any = importlib.import_module("vllm.engine.arg_utils")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "server.yaml")
+        path.write_text(config, encoding="utf-8")
+        parsed = serve_parser().parse_args(["--config", str(path)])
+    usage: Any = importlib.import_module("vllm.usage.usage_lib")
+    return arguments.AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage.UsageContext.OPENAI_API_SERVER)
+
+
+def judged(server: dict[str, Any]) -> dict[str, Any]:
+    os.environ.update(server["environment"])
+    try:
+        configured(server["config"])
+    except (ValueError, NotImplementedError) as error:
+        if is_of_the_model(error):
+            return {"refused": None, "unclear": in_words(error)}
+        return {"refused": in_words(error), "unclear": None}
+    return {"refused": None, "unclear": None}
+
+
+def is_of_the_model(error: BaseException) -> bool:
+    """Whether the model's own configuration or class could not be read: then nothing is said of the arguments."""
+    if "failed to be inspected" in str(error):
+        return True
+    seen: list[BaseException] = [error]
+    for one in seen:
+        inner = [one.__cause__, one.__context__]
+        if hasattr(one, "errors"):
+            inner += [about.get("ctx", {}).get("error") for about in typing.cast("Any", one).errors()]
+        seen += [found for found in inner if isinstance(found, BaseException) and found not in seen]
+    return any(isinstance(one, OSError) for one in seen)
+
+
+def in_words(error: BaseException) -> str:
+    """pydantic's errors without their echo of everything that was given."""
+    if hasattr(error, "errors"):
+        each = typing.cast("Any", error).errors(include_url=False, include_context=False, include_input=False)
+        return "; ".join(
+            ": ".join([*(".".join(map(str, [*one["loc"]])) for _ in [0] if one["loc"]), one["msg"]]) for one in each
+        )
+    return f"{error}" or type(error).__name__
+
+
+def resolved(kind: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Option → what it becomes if it is left out, for a model of this kind; empty if this vLLM makes nothing of one."""
+    answers = (ended(apart(resolved_for, model, parser)) for model in MADE_MODELS[kind])
+    return next((answer for answer in answers if "unclear" not in answer), {})
+
+
+def resolved_for(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(model | SIZES), encoding="utf-8")
+        made = configured(json.dumps({"model": folder, "skip-tokenizer-init": True}))
+    found = {}
+    for name, about in options(parser).items():
+        values = [getattr(part, about["destination"], None) for part in vars(made).values()]
+        known = [value for value in values if value is not None]
+        if len(known) == 1 and isinstance(known[0], bool | int | float | str) and folder not in str(known[0]):
+            found[name] = plain(known[0])
+    return found
+
+
+# --- each in a process of its own, since a platform is taken once
+
+
+def apart(work: typing.Callable[..., Any], *arguments: Any) -> tuple[int, int]:
+    """Start `work` in a process of its own: what it sets and imports is gone afterwards. `ended` gives its result."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = work(*arguments)
+        except BaseException as error:  # whatever it is, it must reach the parent
+            answer = {"refused": None, "unclear": f"{type(error).__name__}: {in_words(error)}"}
+        with os.fdopen(writing, "w") as out:
+            json.dump(answer, out)
+        os._exit(0)
+    os.close(writing)
+    return child, reading
+
+
+def ended(started: tuple[int, int]) -> Any:
+    child, reading = started
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"refused": None, "unclear": "it ended without a word"}
+
+
+def told(device: dict[str, Any] | None, is_home: bool, servers: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a vLLM on this device says of these servers, in their order; from the process that is `home`, what it knows too."""
+    if device is not None:
+        stand_in_for_a_driver(device)
+    parser = serve_parser()
+    return {"knows": knowledge(parser) if is_home else {}, "servers": [ended(apart(judged, server)) for server in servers]}
+
+
+def knowledge(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    vllm: Any = importlib.import_module("vllm")
+    envs: Any = importlib.import_module("vllm.envs")
+    return {
+        "options": options(parser),
+        "configs": configs(),
+        "environment": sorted(envs.environment_variables),
+        "metrics": metrics(Path(str(vllm.__file__)).parent),
+    }
+
+
+def resolutions() -> dict[str, Any]:
+    stand_in_for_a_driver(A_GPU)
+    parser = serve_parser()
+    return {kind: resolved(kind, parser) for kind in MADE_MODELS}
+
+
+def asked_of_each(servers: list[dict[str, Any]], has_platform: bool) -> dict[str, Any]:
+    by_device: dict[str, list[int]] = {}
+    for number, server in enumerate(servers):
+        by_device.setdefault(json.dumps(server["device"]), []).append(number)
+    # Without a platform, which is the CUDA build without a GPU, not even the parser can be made.
+    home = json.dumps(None) if has_platform else next(iter(by_device), json.dumps(A_GPU))
+    by_device.setdefault(home, [])
+    started = {
+        device: apart(told, json.loads(device), device == home, [servers[number] for number in numbers])
+        for device, numbers in by_device.items()
+    }
+    answers = {device: ended(child) for device, child in started.items()}
+    if "knows" not in answers[home]:
+        sys.exit(answers[home]["unclear"])
+    answer: dict[str, Any] = answers[home]["knows"]
+    judgements: dict[int, Any] = {}
+    for device, numbers in by_device.items():
+        judged_here = answers[device].get("servers") or [answers[device]] * len(numbers)
+        judgements |= dict(zip(numbers, judged_here, strict=True))
+    return answer | {"servers": [judgements[number] for number in range(len(servers))]}
+
+
 def main() -> None:
+    asked: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {"servers": [], "resolve": True}
     logging.disable(logging.CRITICAL)
     # vLLM prints while it is imported; nothing but the answer may reach the output.
-    with contextlib.redirect_stdout(io.StringIO()):
-        vllm: Any = importlib.import_module("vllm")
-        envs: Any = importlib.import_module("vllm.envs")
-        answer = {
-            "version": importlib.metadata.version("vllm"),
-            "options": options(serve_parser()),
-            "configs": configs(),
-            "environment": sorted(envs.environment_variables),
-            "metrics": metrics(Path(str(vllm.__file__)).parent),
-        }
-    json.dump(answer, sys.stdout, indent=1, sort_keys=True)
+    answer_to = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    platform: Any = importlib.import_module("vllm.platforms").current_platform
+    resolves = apart(resolutions) if asked["resolve"] else None
+    answer = asked_of_each(asked["servers"], bool(platform.device_type)) | {
+        "version": importlib.metadata.version("vllm"),
+        "build": "cpu" if platform.is_cpu() else "cuda",
+        "resolved": ended(resolves) if resolves else {},
+    }
+    with answer_to:
+        json.dump(answer, answer_to, indent=1, sort_keys=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`vllm serve` as a local process or in a container: ready when a completion came back, and never left behind."""
+"""An engine's server as a local process or in a container: ready when a completion came back, and never left behind."""
 
 import math
 import os
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import httpx
-import yaml
 from pydantic import Field
 
 from vllm_qualify.engine import container
@@ -18,6 +17,7 @@ from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, Watc
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure import End, Failure, classify
 from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.kind import KINDS, EngineKind, Served
 from vllm_qualify.engine.process import (
     NO_STATISTICS,
     Progress,
@@ -30,12 +30,11 @@ from vllm_qualify.engine.process import (
     wait_for,
 )
 from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
-from vllm_qualify.recipe.model import Environment, Frozen, ServerArguments
+from vllm_qualify.recipe.model import VLLM, EngineName, Environment, Frozen, ServerArguments
 
 HOST = "127.0.0.1"
 STAGE = "serve"
 ASK_EVERY_S = 0.5
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size")
 
 # Where things lie in a container, on every machine the same. Its /tmp is its own, and every user of it may write there.
 CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
@@ -50,7 +49,8 @@ Labels = dict[str, str]
 class ServerPlan(Frozen):
     """All that determines a server: one server serves every stage whose plan is equal.
 
-    `gpus` are the indices of the GPUs that it may use; none on a CPU. `memory_limit_gib` limits a container's host memory.
+    `arguments` are options of the engine's `kind`. `gpus` are the indices of the GPUs that it may use; none on a CPU.
+    `memory_limit_gib` limits a container's host memory.
     """
 
     engine: Engine
@@ -62,6 +62,11 @@ class ServerPlan(Frozen):
     startup_timeout_s: float
     gpus: list[int] = []
     memory_limit_gib: float | None = None
+    kind: EngineName = VLLM
+
+    @property
+    def engine_kind(self) -> EngineKind:
+        return KINDS[self.kind]
 
     @property
     def is_local(self) -> bool:
@@ -70,7 +75,7 @@ class ServerPlan(Frozen):
 
     @property
     def trust_remote_code(self) -> bool:
-        return self.arguments.get("trust-remote-code") is True
+        return self.arguments.get(self.engine_kind.trust_remote_code) is True
 
     @property
     def served_from(self) -> str:
@@ -78,27 +83,30 @@ class ServerPlan(Frozen):
         in_container = self.engine.launcher == "docker"
         return MODEL_INSIDE if self.is_local and in_container else self.model
 
-    def config(self, port: int) -> ServerArguments:
-        """The content of the `--config` file, vLLM's option names as keys. A container listens on a port of its own."""
+    def served(self, port: int) -> Served:
+        """What the server is told. A container listens on a port of its own."""
         in_container = self.engine.launcher == "docker"
-        ours: ServerArguments = {
-            "model": self.served_from,
-            "served-model-name": [self.served_model_name],
-            "host": "0.0.0.0" if in_container else HOST,  # noqa: S104  (Docker publishes it on 127.0.0.1 only)
-            "port": SERVED_PORT if in_container else port,
-        }
-        pinned: ServerArguments = {"revision": self.revision, "tokenizer-revision": self.revision} if self.revision else {}
-        return ours | pinned | self.arguments
+        return Served(
+            model=self.served_from,
+            revision=self.revision,
+            name=self.served_model_name,
+            host="0.0.0.0" if in_container else HOST,  # noqa: S104  (Docker publishes it on 127.0.0.1 only)
+            port=SERVED_PORT if in_container else port,
+        )
+
+    def config(self, port: int) -> ServerArguments:
+        """The content of the `--config` file, the engine's option names as keys."""
+        return self.engine_kind.config(self.served(port), self.arguments)
 
 
 def config_text(plan: ServerPlan, port: int) -> str:
-    """The config file, by the library that vLLM reads it with: in YAML 1.2 a bare `on` is text, and to vLLM it is true."""
-    return yaml.safe_dump(plan.config(port))
+    """The config file as its engine reads it."""
+    return plan.engine_kind.text(plan.config(port))
 
 
-def gpu_count(arguments: ServerArguments) -> int:
+def gpu_count(arguments: ServerArguments, kind: EngineName = VLLM) -> int:
     """How many GPUs a server with these arguments takes: the product of its parallel sizes."""
-    return math.prod(int(str(arguments.get(name, 1))) for name in PARALLEL)
+    return math.prod(int(str(arguments.get(name, 1))) for name in KINDS[kind].parallel)
 
 
 class Client(Frozen):
@@ -118,6 +126,7 @@ class Server(Frozen):
     """A server that answers: its addresses and ids, no handle."""
 
     url: str
+    metrics_path: str = "/metrics"
     served_model_name: str
     process: RunningProcess | Watched
     command: list[str]
@@ -149,6 +158,7 @@ def serve(
         startup_s = _await_completion(plan, url, process, progress)
         server = Server(
             url=url,
+            metrics_path=plan.engine_kind.metrics_path,
             served_model_name=plan.served_model_name,
             process=process,
             command=command,
@@ -212,7 +222,7 @@ def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> C
         name=_container_name(labels, "server"),
         image=plan.engine.pinned,
         platform=plan.engine.platform,
-        arguments=["--config", CONFIG_INSIDE],
+        arguments=plan.engine_kind.arguments(plan.served(port), CONFIG_INSIDE),
         environment=container_environment(plan),
         passed=passed_names(),
         binds=[config_bind, *model_binds(plan)],

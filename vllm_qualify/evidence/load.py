@@ -1,4 +1,4 @@
-"""Load: `vllm bench serve` with random prompts, repeated, with the server's /metrics before and after each repeat."""
+"""Load: `vllm bench serve` with random prompts, repeated, with the server's counters before and after each repeat."""
 
 import json
 import math
@@ -8,17 +8,24 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import JsonValue
 
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Client, Server, recorded, results_folder, run_client
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, geometric_mean, in_words, invalid, repeat_interval, valid
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.model import VLLM, EngineName, Load, ServerArguments
 
 STAGE = "load"
 PREFIX_HITS_ALLOWED = 0.01
 PREEMPTIONS = "vllm:num_preemptions_total"
 PREFIX_QUERIES, PREFIX_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+# Those of TensorRT-LLM, from its tensorrt_llm/metrics/collector.py. A counter is there from its first count on.
+SUCCEEDED = "trtllm_request_success_total"
+REUSED_BLOCKS, MISSED_BLOCKS = "trtllm_kv_cache_reused_blocks_total", "trtllm_kv_cache_missed_blocks_total"
+# Of its scheduler's policies the one, and the default, under which a request that began is never paused for another.
+NO_EVICTION = "GUARANTEED_NO_EVICT"
+Counters = dict[str, float]
 THROUGHPUT_KEYS = {
     "request_throughput_req_s": "request_throughput",
     "output_throughput_tok_s": "output_throughput",
@@ -55,7 +62,7 @@ def _of_repeat(progress: Progress, repeat: int, settings: Load) -> Progress:
 
 def _metrics(server: Server) -> str:
     try:
-        return httpx.get(f"{server.url}/metrics", timeout=30).raise_for_status().text
+        return httpx.get(f"{server.url}{server.metrics_path}", timeout=30, follow_redirects=True).raise_for_status().text
     except httpx.HTTPError as error:
         server.check_alive()
         return f"# no answer: {type(error).__name__}\n"
@@ -78,8 +85,11 @@ def command_of(client: Client, model: str, settings: Load, folder: str, repeat: 
     ]
 
 
-def parse(folder: Path, settings: Load) -> list[Measurement]:
-    """One measurement per load metric over the repeats; all invalid if any repeat is."""
+def parse(folder: Path, settings: Load, kind: EngineName = VLLM, arguments: ServerArguments | None = None) -> list[Measurement]:
+    """One measurement per load metric over the repeats; all invalid if any repeat is.
+
+    `kind` and `arguments` are the server's: its counters have other names, and what it does not count must be switched off.
+    """
     source = f"{folder.name}/bench-*.json"
     names = [metric.name for metric in METRICS.values() if metric.stage == STAGE]
     numbers = range(1, settings.repeats + 1)
@@ -88,7 +98,10 @@ def parse(folder: Path, settings: Load) -> list[Measurement]:
         problems = [
             f"repeat {number}: {problem}"
             for number, result in zip(numbers, results, strict=True)
-            for problem in [*_request_problems(result, settings), *_server_problems(folder, number)]
+            for problem in [
+                *_request_problems(result, settings),
+                *_server_problems(folder, number, settings, kind, arguments or {}),
+            ]
         ]
         if problems:
             return [invalid(name, "; ".join(problems), source) for name in names]
@@ -115,26 +128,65 @@ def _request_problems(result: dict[str, Any], settings: Load) -> list[str]:
     return problems
 
 
-def _server_problems(folder: Path, number: int) -> list[str]:
+def _server_problems(folder: Path, number: int, settings: Load, kind: EngineName, arguments: ServerArguments) -> list[str]:
     before, after = (_counters((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
+    if kind == VLLM:
+        return _vllm_problems(before, after)
+    return _tensorrt_llm_problems(before, after, settings, arguments)
+
+
+def _vllm_problems(before: Counters, after: Counters) -> list[str]:
     # A server without a prefix cache need not count its hits; one that counts them does so from its start.
     watched = {PREEMPTIONS} | ({PREFIX_QUERIES, PREFIX_HITS} & (before.keys() | after.keys()))
-    for when, counters in (("before", before), ("after", after)):
-        if missing := sorted(watched - counters.keys()):
-            return [f"the server's /metrics {when} it has no {', '.join(missing)}"]
+    if missing := _missing(watched, before, after):
+        return missing
     gained = {name: after[name] - before[name] for name in watched}
     problems = []
     if gained[PREEMPTIONS]:
         problems.append(f"{gained[PREEMPTIONS]:.0f} preemptions: the KV cache is too small for this load")
-    queries, hits = gained.get(PREFIX_QUERIES, 0.0), gained.get(PREFIX_HITS, 0.0)
-    if not hits <= PREFIX_HITS_ALLOWED * queries:
-        problems.append(f"{hits:.0f} of {queries:.0f} prefix-cache queries hit on random prompts: switch prefix caching off")
-    return problems
+    return [*problems, *_too_many_hits(gained.get(PREFIX_HITS, 0.0), gained.get(PREFIX_QUERIES, 0.0), "prefix-cache queries")]
 
 
-def _counters(text: str) -> dict[str, float]:
+def _tensorrt_llm_problems(before: Counters, after: Counters, settings: Load, arguments: ServerArguments) -> list[str]:
+    """Its server counts neither pauses nor, with reuse switched off, blocks: there its own configuration must rule them out."""
+    if missing := _missing({SUCCEEDED}, before, after):
+        return missing
+    problems = []
+    succeeded = after[SUCCEEDED] - before[SUCCEEDED]
+    if not succeeded >= settings.num_prompts:
+        problems.append(f"the server counts {succeeded:.0f} requests of {settings.num_prompts}")
+    policy = _setting(arguments, "scheduler_config", "capacity_scheduler_policy", NO_EVICTION)
+    if policy != NO_EVICTION:
+        problems.append(f"under {policy} the server may pause requests, which it does not count: use {NO_EVICTION}")
+    if _setting(arguments, "kv_cache_config", "enable_block_reuse", True) is False:
+        return problems
+    reused, missed = (after.get(name, 0.0) - before.get(name, 0.0) for name in (REUSED_BLOCKS, MISSED_BLOCKS))
+    if not missed > 0:
+        problems.append(f"the server does not count {MISSED_BLOCKS}: set enable_block_reuse to false in kv_cache_config")
+    return [*problems, *_too_many_hits(reused, reused + missed, "blocks of the KV cache")]
+
+
+def _setting(arguments: ServerArguments, section: str, name: str, default: JsonValue) -> JsonValue:
+    found = arguments.get(section)
+    return found.get(name, default) if isinstance(found, dict) else default
+
+
+def _missing(watched: set[str], before: Counters, after: Counters) -> list[str]:
+    for when, counters in (("before", before), ("after", after)):
+        if missing := sorted(watched - counters.keys()):
+            return [f"the server's /metrics {when} it has no {', '.join(missing)}"]
+    return []
+
+
+def _too_many_hits(hits: float, of: float, what: str) -> list[str]:
+    if hits <= PREFIX_HITS_ALLOWED * of:
+        return []
+    return [f"{hits:.0f} of {of:.0f} {what} hit on random prompts: switch prefix caching off"]
+
+
+def _counters(text: str) -> Counters:
     """Counters by name, summed over their labels."""
-    totals: dict[str, float] = {}
+    totals: Counters = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.endswith("_total"):

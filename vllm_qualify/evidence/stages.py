@@ -12,9 +12,9 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Client, Server, client_in
 from vllm_qualify.errors import writing
-from vllm_qualify.evidence import accuracy, load, smoke
+from vllm_qualify.evidence import accuracy, load, network, smoke
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, describe, in_words, invalid, valid
-from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.metrics import NCCL_INFINIBAND, Stage
 from vllm_qualify.secrets import redact_files
 
 Commands = list[list[str]]
@@ -111,8 +111,20 @@ def _parsed(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
     if stage == "accuracy":
         return accuracy.parse(folder, plan.accuracy)
     if stage == "load":
-        return load.parse(folder, plan.load)
-    return [_startup(folder)]
+        return load.parse(folder, plan.load, plan.server.kind, plan.server.arguments)
+    return [_startup(folder), *([_network(folder)] if _asks_for_infiniband(plan) else [])]
+
+
+def _asks_for_infiniband(plan: CellPlan) -> bool:
+    return any(gate.metric == NCCL_INFINIBAND for gate in plan.gates)
+
+
+def _network(folder: Path) -> Measurement:
+    source = "serve/server.log"
+    try:
+        return network.infiniband((folder / "server.log").read_text(errors="replace"), source)
+    except UNUSABLE as error:
+        return invalid(NCCL_INFINIBAND, f"no usable log: {in_words(error)}", source)
 
 
 def _startup(folder: Path) -> Measurement:

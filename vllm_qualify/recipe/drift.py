@@ -10,15 +10,20 @@ from jsonschema import Draft202012Validator
 from pydantic import JsonValue
 
 from vllm_qualify.recipe.model import Environment, Frozen, ServerArguments
-from vllm_qualify.recipe.tables import EngineTable, Option, Schema
+from vllm_qualify.recipe.tables import EngineTable, ModelKind, Option, Schema
 
-Kind = Literal["unknown-option", "bad-value", "unknown-field", "unknown-environment", "changed-default"]
+Kind = Literal[
+    "unknown-option", "bad-value", "unknown-field", "unknown-environment", "refused", "perhaps-refused", "changed-default"
+]
+NOTES = ("perhaps-refused", "changed-default")
+# Whom a default is of, where it differs by the kind of model.
+MODELS: dict[ModelKind, str] = {"dense": ", for models with attention only", "hybrid": ", for models with Mamba layers"}
 OURS = "VLLM_"
 WHOLE = ("int",)
 
 
 class Finding(Frozen):
-    """One difference. A changed default is told and is no problem; all others are."""
+    """One difference. A changed default, or what another build refuses, is told and is no problem; all others are."""
 
     kind: Kind
     name: str
@@ -26,7 +31,7 @@ class Finding(Frozen):
 
     @property
     def is_problem(self) -> bool:
-        return self.kind != "changed-default"
+        return self.kind not in NOTES
 
 
 def check(server: ServerArguments, environment: Environment, table: EngineTable) -> list[Finding]:
@@ -35,20 +40,46 @@ def check(server: ServerArguments, environment: Environment, table: EngineTable)
     return [*options, *_of_environment(environment, table)]
 
 
+def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
+    """What vLLM's own configuration says against a server; a CPU build's is in doubt where GPUs are meant."""
+    first = words.splitlines()[0]
+    if is_of_this_build:
+        return Finding(kind="refused", name="server", told=f"vLLM {version} refuses it: {first}")
+    return Finding(kind="perhaps-refused", name="server", told=f"vLLM {version}, whose CPU build was asked, says: {first}")
+
+
 def changed_defaults(server: ServerArguments, before: EngineTable, now: EngineTable) -> list[Finding]:
-    """Options that the recipe leaves alone and whose default is another one in `now` than in `before`."""
-    given = {_positive(name, now) for name in server}
-    shared = [name for name in now.options if name in before.options and name not in given]
-    return [
-        Finding(
-            kind="changed-default",
-            name=name,
-            told=f"by default {_short(before.options[name].default)} in {before.version}, "
-            f"{_short(now.options[name].default)} in {now.version}",
-        )
-        for name in shared
-        if before.options[name].default != now.options[name].default
-    ]
+    """Options that the recipe leaves alone and that become something else in `now` than in `before`."""
+    given = {_positive(name, now): value for name, value in server.items()}
+    shared = [name for name in now.options if name in before.options and isinstance(given.get(name, {}), dict)]
+    changed = [finding for name in shared for finding in _changed_default(name, before, now)]
+    fields = {f"{name}.{field}" for name, value in given.items() if isinstance(value, dict) for field in value}
+    return [finding for finding in changed if finding.name not in fields]
+
+
+def _changed_default(name: str, before: EngineTable, now: EngineTable) -> Iterator[Finding]:
+    """What vLLM makes of an option that is left out may differ by the kind of model; where that is known, it is what counts."""
+    kinds = [kind for kind in MODELS if name in before.resolved.get(kind, {}) and name in now.resolved.get(kind, {})]
+    changes = {kind: (before.resolved[kind][name], now.resolved[kind][name]) for kind in kinds}
+    if not kinds:
+        yield from _difference(name, (before.options[name].default, now.options[name].default), "", before, now)
+    elif len({json.dumps(change) for change in changes.values()}) == 1:
+        yield from _difference(name, changes[kinds[0]], "", before, now)
+    else:
+        for kind, change in changes.items():
+            yield from _difference(name, change, MODELS[kind], before, now)
+
+
+def _difference(
+    name: str, change: tuple[JsonValue, JsonValue], of: str, before: EngineTable, now: EngineTable
+) -> Iterator[Finding]:
+    old, new = change
+    if isinstance(old, dict) and isinstance(new, dict):
+        for field in [field for field in new if field in old]:
+            yield from _difference(f"{name}.{field}", (old[field], new[field]), of, before, now)
+    elif old != new:
+        told = f"--{name} is {_short(old)} by default in {before.version} and {_short(new)} in {now.version}{of}"
+        yield Finding(kind="changed-default", name=name, told=told)
 
 
 def _of_option(name: str, value: JsonValue, table: EngineTable) -> Iterator[Finding]:
@@ -60,20 +91,23 @@ def _of_option(name: str, value: JsonValue, table: EngineTable) -> Iterator[Find
     elif isinstance(value, dict):
         yield from _of_config(name, value, found, table)
     else:
-        problem = _problem_of_flag(value) if found.is_flag else _problem_of_value(value, found, table)
+        problem = _problem_of_flag(name, value, found) if found.is_flag else _problem_of_value(value, found, table)
         if problem:
             yield Finding(kind="bad-value", name=name, told=f"--{name} {_short(value)}: {problem}")
 
 
 def _positive(name: str, table: EngineTable) -> str:
     """The option that a name is of: `enable-prefix-caching` for `no-enable-prefix-caching`."""
-    positive = name.removeprefix("no-")
-    of_it = table.options.get(positive)
-    return positive if name not in table.options and of_it is not None and of_it.negative == name else name
+    if name in table.options:
+        return name
+    return next((positive for positive, option in table.options.items() if name in option.negatives), name)
 
 
-def _problem_of_flag(value: JsonValue) -> str | None:
-    return None if isinstance(value, bool) else "it is a flag: true or false"
+def _problem_of_flag(name: str, value: JsonValue, option: Option) -> str | None:
+    if not isinstance(value, bool):
+        return "it is a flag: true or false"
+    can_be_off = value or f"no-{name}" in option.negatives or name in option.negatives
+    return None if can_be_off else "it cannot be switched off: leave it out"
 
 
 def _problem_of_value(value: JsonValue, option: Option, table: EngineTable) -> str | None:

@@ -27,8 +27,11 @@ _LATENCIES = {
 }
 _STATISTICS = {"mean": "mean", "median": "median", "p90": "90th percentile", "p99": "99th percentile"}
 
+NCCL_INFINIBAND = "nccl_infiniband"
+
 _DECLARED = (
     Metric("startup_s", "serve", "s", "lower", "from launching the server to the first completion that came back"),
+    Metric(NCCL_INFINIBAND, "serve", "bool", "higher", "every channel that NCCL opened between nodes uses its network IB"),
     Metric("smoke_model_identity", "smoke", "bool", "higher", "the reply and /v1/models name the served model"),
     Metric("smoke_finish_reason", "smoke", "bool", "higher", "every reply ended by `stop` or at the asked `length`"),
     Metric("smoke_usage", "smoke", "bool", "higher", "the usage counts are present and agree with the request"),

@@ -5,16 +5,18 @@ All models are strict: unknown keys, wrong types, NaN and infinities are refused
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.metrics import METRICS, NCCL_INFINIBAND
 
+EngineName = Literal["vllm", "tensorrt-llm"]
+VLLM: EngineName = "vllm"
 SETTABLE_BY_US = (
     "model",
     "host",
@@ -37,9 +39,9 @@ class Frozen(BaseModel):
 
 
 def _server_key(key: str) -> str:
-    if key in SETTABLE_BY_US:
+    if key.replace("_", "-") in SETTABLE_BY_US:
         raise ValueError(f"'{key}' is set by vllm-qualify; leave it out")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", key):
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key):
         raise ValueError(f"'{key}' is not a `vllm serve` option: write it without the leading dashes, like max-model-len")
     return key
 
@@ -97,6 +99,14 @@ def _version_range(text: str) -> str:
 VersionRange = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_version_range)]
 
 
+def covers(versions: str, version: str) -> bool:
+    """Whether a range has a version in it.
+
+    A nightly or a release candidate counts as the version that it leads to; local parts like `+cpu` do not count.
+    """
+    return Version(version).base_version in SpecifierSet(versions)
+
+
 class ByVersion(Frozen):
     """What differs for a range of vLLM versions (PEP 440), over what stands beside it.
 
@@ -108,10 +118,6 @@ class ByVersion(Frozen):
     server: ServerArguments = {}
     environment: Environment = {}
 
-    def covers(self, version: str) -> bool:
-        """A nightly or a release candidate counts as the version that it leads to; local parts like `+cpu` do not count."""
-        return Version(version).base_version in SpecifierSet(self.vllm)
-
 
 class Arguments(Frozen):
     """Server options and environment of one layer of a recipe, with what differs by version."""
@@ -119,6 +125,20 @@ class Arguments(Frozen):
     server: ServerArguments = {}
     environment: Environment = {}
     by_version: list[ByVersion] = []
+
+    @model_validator(mode="after")
+    def _options_are_of_the_engine(self) -> Self:
+        """vLLM takes both forms of a name, so that one option could stand here twice."""
+        layers = [self.server, *(entry.server for entry in self.by_version)]
+        names = [name for layer in layers for name in layer if "_" in name]
+        if names and self.of_vllm:
+            raise ValueError(f"write {names[0]} as {names[0].replace('_', '-')}")
+        return self
+
+    @property
+    def of_vllm(self) -> bool:
+        """Whether the server options are vLLM's."""
+        return True
 
     @model_validator(mode="after")
     def _takes_away_what_is_there(self) -> Self:
@@ -132,7 +152,7 @@ class Arguments(Frozen):
         """The layer's server options and environment for a version of vLLM."""
         server, environment = dict(self.server), dict(self.environment)
         for entry in self.by_version:
-            if entry.covers(version):
+            if covers(entry.vllm, version):
                 server = {name: value for name, value in server.items() if name not in entry.without} | entry.server
                 environment = {name: value for name, value in environment.items() if name not in entry.without}
                 environment |= entry.environment
@@ -140,15 +160,44 @@ class Arguments(Frozen):
 
 
 class Variant(Arguments):
-    """One set of weights. `model` is a hub repository, or a folder that begins with `./`, `../`, `/` or `~`."""
+    """One set of weights for one engine. `model` is a hub repository, or a folder that begins with `./`, `../`, `/` or `~`.
+
+    `gpu_types`, `profiles` and `vllm` say where it can be served at all; empty lists and None say everywhere. The arguments of
+    GPU types and profiles are vLLM's. With another engine those of the variant stand alone, and are that engine's.
+    """
 
     model: Text
+    engine: EngineName = VLLM
     revision: Text | None = None
     smoke_golden: Text | None = None
+    gpu_types: list[Name] = []
+    profiles: list[Name] = []
+    vllm: VersionRange | None = None
+
+    @model_validator(mode="after")
+    def _versions_are_vllms(self) -> Self:
+        for name, given in (("vllm", self.vllm), ("by_version", self.by_version)):
+            if given and not self.of_vllm:
+                raise ValueError(f"'{name}' is about versions of vLLM; leave it out with engine {self.engine}")
+        return self
+
+    @property
+    def of_vllm(self) -> bool:
+        return self.engine == VLLM
 
     @property
     def is_local(self) -> bool:
         return self.model.startswith(("./", "../", "/", "~"))
+
+    def fits_gpu_type(self, gpu_type: str) -> bool:
+        return not self.gpu_types or gpu_type in self.gpu_types
+
+    def fits_profile(self, profile: str) -> bool:
+        return not self.profiles or profile in self.profiles
+
+    def fits_version(self, version: str) -> bool:
+        """Whether a version of vLLM can serve it."""
+        return self.of_vllm and (self.vllm is None or covers(self.vllm, version))
 
 
 class Smoke(Frozen):
@@ -246,6 +295,8 @@ def _for_a_recipe(gate: Gate) -> Gate:
     stage = METRICS[gate.metric].stage
     if stage == "smoke":
         raise ValueError("smoke always gates by itself; leave it out")
+    if gate.metric == NCCL_INFINIBAND:
+        raise ValueError(f"{gate.metric} gates by itself where a GPU type has `network: infiniband`; leave it out")
     if stage == "serve":
         raise ValueError(f"{gate.metric} is measured once a run, which shows no noise to judge it by")
     return gate
@@ -262,12 +313,19 @@ class Profile(Arguments):
 
 
 class Serving(Arguments):
-    """How the model is served on one GPU type."""
+    """How the model is served on one GPU type. `network` is what NCCL must use between nodes; the server's log tells it."""
 
     default_variant: Name
+    network: Literal["infiniband"] | None = None
     startup_timeout_s: Seconds = 1800.0
     memory_limit_gib: Gibibytes | None = None
     profiles: dict[Name, Profile] = Field(min_length=1)
+
+
+def _check_known(place: str, names: list[str], known: Collection[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"{place} names {', '.join(unknown)}, which the recipe does not have: {', '.join(sorted(known))}")
 
 
 class Recipe(Frozen):
@@ -293,6 +351,21 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _variants_fit(self) -> Self:
+        """A name that no cell has is a slip of the pen, and would quietly forbid what its author wanted."""
+        for name, variant in self.variants.items():
+            _check_known(f"variants.{name}.gpu_types", variant.gpu_types, self.gpu_types)
+            _check_known(
+                f"variants.{name}.profiles", variant.profiles, {p for s in self.gpu_types.values() for p in s.profiles}
+            )
+            if not any(variant_of_cell == name for _, variant_of_cell, _ in self.cells()):
+                raise ValueError(f"variants.{name} has no cell: its profiles are not those of its GPU types")
+        for gpu_type, serving in self.gpu_types.items():
+            if not any(cell[:2] == (gpu_type, serving.default_variant) for cell in self.cells()):
+                raise ValueError(f"gpu_types.{gpu_type}.default_variant '{serving.default_variant}' is not for {gpu_type}")
+        return self
+
+    @model_validator(mode="after")
     def _gates_are_distinct(self) -> Self:
         for profile in self._profiles():
             labels = [gate.label for gate in [*self.gates, *profile.gates]]
@@ -300,6 +373,13 @@ class Recipe(Frozen):
             if twice:
                 raise ValueError(f"more than one gate on {', '.join(twice)}")
         return self
+
+    def cells(self, version: str | None = None) -> Iterator[tuple[str, str, str]]:
+        """GPU type, variant and profile of every cell that can be: at a version of vLLM, or else at any."""
+        for gpu_type, serving in self.gpu_types.items():
+            for name, variant in self.variants.items():
+                if variant.fits_gpu_type(gpu_type) and (version is None or variant.fits_version(version)):
+                    yield from ((gpu_type, name, profile) for profile in serving.profiles if variant.fits_profile(profile))
 
     def _profiles(self) -> Iterator[Profile]:
         for serving in self.gpu_types.values():

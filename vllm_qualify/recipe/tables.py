@@ -5,7 +5,7 @@ import json
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from packaging.version import InvalidVersion, Version
 from pydantic import JsonValue, ValidationError
@@ -16,13 +16,14 @@ from vllm_qualify.recipe.model import Frozen
 
 WORDS_FOR_PEOPLE = ("description", "title")
 Schema = dict[str, JsonValue] | None
+ModelKind = Literal["dense", "hybrid"]
 
 
 class Option(Frozen):
-    """An option of `vllm serve`. `negative` is the name that switches a flag off."""
+    """An option of `vllm serve`. `negatives` are the names that switch a flag off."""
 
     is_flag: bool
-    negative: str | None
+    negatives: list[str]
     several: bool
     choices: list[str] | None
     type: str | None
@@ -31,13 +32,17 @@ class Option(Frozen):
 
 
 class EngineTable(Frozen):
-    """What one vLLM knows. `configs` has the fields of its configuration classes; one without a schema may hold anything."""
+    """What one vLLM knows. `configs` has the fields of its configuration classes; one without a schema may hold anything.
+
+    `resolved` is what options become that are left out, for each kind of model on a GPU.
+    """
 
     version: str
     options: dict[str, Option]
     configs: dict[str, dict[str, Schema]]
     environment: list[str]
     metrics: list[str]
+    resolved: dict[ModelKind, dict[str, JsonValue]] = {}
 
 
 def folder() -> Path:
@@ -74,10 +79,28 @@ def _read(path: Path) -> EngineTable:
     return EngineTable.model_validate_json(gzip.decompress(path.read_bytes()))
 
 
-def parse_answer(text: str) -> EngineTable:
-    """The table in what the probe wrote. Raises HostError if it is none."""
+class Judgement(Frozen):
+    """What an engine says against one server: `refused`, or `unclear` where something kept it from judging, or neither."""
+
+    refused: str | None
+    unclear: str | None
+
+
+class Answer(EngineTable):
+    """What the probe wrote: the engine's table, its build, and its judgement of each server that it was asked about."""
+
+    build: Literal["cuda", "cpu"]
+    servers: list[Judgement]
+
+    @property
+    def table(self) -> EngineTable:
+        return EngineTable(**{name: getattr(self, name) for name in EngineTable.model_fields})
+
+
+def parse_answer(text: str) -> Answer:
+    """Raises HostError if it is no answer of the probe's."""
     try:
-        return EngineTable.model_validate(_without_words(json.loads(text)))
+        return Answer.model_validate(_without_words(json.loads(text)))
     except (ValueError, ValidationError) as error:
         remedy, said = "see what its Python wrote", text.splitlines()[-10:]
         raise HostError("the engine did not tell what it knows", remedy, "check", said) from error
@@ -91,8 +114,16 @@ def _without_words(found: Any) -> Any:
 
 
 def write_table(version: str, answer: Path) -> Path:
-    """Keep the probe's answer as the catalog's table of `version`: the same bytes for the same answer."""
-    table = parse_answer(answer.read_text()).model_copy(update={"version": version})
+    """Keep the probe's answer as the catalog's table of `version`: the same bytes for the same answer.
+
+    Raises:
+        HostError: the answer is none, or lacks what options become for some kind of model.
+    """
+    table = parse_answer(answer.read_text()).table.model_copy(update={"version": version})
+    missing = [kind for kind in get_args(ModelKind) if not table.resolved.get(kind)]
+    if missing:
+        problem = f"vLLM {version} made nothing of the probe's {' and '.join(missing)} model"
+        raise HostError(problem, "give the probe a model of that kind that this version knows", "engine/probe.py")
     text = json.dumps(table.model_dump(), separators=(",", ":"), sort_keys=True)
     path = folder() / f"{version}.json.gz"
     path.parent.mkdir(exist_ok=True)

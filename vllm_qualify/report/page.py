@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from jinja2 import Environment, StrictUndefined, Template
 
 from vllm_qualify.engine.environment import EngineIdentity
+from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.evidence.measurement import CONFIDENCE, EvidenceFile, StageEvidence
 from vllm_qualify.judge.verdict import Checks
 from vllm_qualify.recipe.metrics import Stage
@@ -123,7 +124,7 @@ def _image(engine: EngineIdentity) -> Pairs:
     assert engine.image is not None  # noqa: S101  (told by the caller)
     about = engine.image
     facts = {"reference": about.reference, "digest": engine.digest, "platform": about.platform, "image ID": about.image_id}
-    facts |= {"created": about.created, "vLLM": engine.version}
+    facts |= {"created": about.created, KINDS[engine.kind].title: engine.version}
     facts |= {f"label {name}": value for name, value in sorted(about.labels.items())}
     return [(name, value) for name, value in facts.items() if value]
 

@@ -14,6 +14,7 @@ from itertools import combinations
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
 from vllm_qualify.recipe.metrics import METRICS
@@ -191,7 +192,7 @@ def time(moment: datetime) -> str:
 
 def engine(found: EngineIdentity) -> str:
     """`vLLM 0.32.0 from vllm/vllm-openai:v0.32.0`, or `vLLM 0.32.0 from an environment of this machine`."""
-    return f"vLLM {found.version} from {found.image.reference if found.image else 'a local environment'}"
+    return f"{KINDS[found.kind].title} {found.version} from {found.image.reference if found.image else 'a local environment'}"
 
 
 def hardware(found: Fingerprint) -> str:

@@ -1,0 +1,257 @@
+"""What a candidate says of recipes: by its table, and by the real vLLM's own code."""
+
+import json
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.vllm import make_engine
+from tests.recipes import Document, reference, write
+from vllm_qualify.engine.candidate import (
+    PROBE,
+    Asked,
+    Candidate,
+    Checked,
+    Device,
+    ask,
+    check_plans,
+    check_recipe,
+    find_candidate,
+    find_other,
+)
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.gpu import detect
+from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
+from vllm_qualify.errors import CallerError, HostError, RecipeError
+from vllm_qualify.recipe.loading import catalog_names, load_recipe
+from vllm_qualify.recipe.model import LoadedRecipe
+from vllm_qualify.recipe.tables import versions
+
+H200 = Device(name="NVIDIA H200", capability=(9, 0), memory_mib=143_771, count=8)
+HOPPER, BLACKWELL = ("h100", "h200"), ("b200", "gb200")
+SEEDS = ("llama-3.3-70b", "llama-4-scout", "nemotron-3-nano")
+
+
+def silent(_line: str) -> None:
+    pass
+
+
+def checked(loaded: LoadedRecipe, candidate: Candidate, cache: Path, **choice: str) -> Checked:
+    return check_recipe(loaded, Choice(**choice), candidate, cache)
+
+
+def recipe_with(folder: Path, server: dict[str, Any], gpu_type: str = "cpu") -> LoadedRecipe:
+    document: Document = reference()
+    document["gpu_types"]["cpu"]["server"] |= server
+    document["gpu_types"] = {gpu_type: document["gpu_types"]["cpu"]}
+    return load_recipe(str(write(document, folder / "mine.yaml")))
+
+
+# --- by a table
+
+
+@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.parametrize("version", ["0.12.0", versions()[-1]])
+@pytest.mark.parametrize("gpu_type", [*HOPPER, *BLACKWELL])
+def test_the_seed_recipes_fit_the_oldest_and_the_newest_version(name: str, version: str, gpu_type: str, tmp_path: Path) -> None:
+    candidate = find_candidate(version, None, None, silent)
+    found = checked(load_recipe(name), candidate, tmp_path, gpu_type=gpu_type)
+    assert (found.version, found.told, found.fits) == (version, [], True)
+    assert len(found.cells) >= 3
+    assert all(f"/{gpu_type}/" in cell for cell in found.cells)
+
+
+def test_a_problem_names_its_cells(tmp_path: Path) -> None:
+    loaded = recipe_with(tmp_path, {"max-num-sequences": 4})
+    found = checked(loaded, find_candidate("v0.32.0", None, None, silent), tmp_path)
+    (told,) = found.told
+    assert told.finding.kind == "unknown-option"
+    assert told.cells == found.cells == ["reference/bf16/cpu/balanced", "reference/regressed/cpu/balanced"]
+    problem, unknown, verdict = found.lines()
+    assert problem.startswith("problem  unknown-option")
+    assert problem.endswith("[every cell]")
+    assert "a table cannot tell" in unknown
+    assert verdict == "vLLM 0.32.0, 2 cells: does not fit: 1 problems"
+    assert json.loads(found.as_json())["findings"][0]["cells"] == told.cells
+
+
+def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
+    now, before = find_candidate("0.32.0", None, None, silent), find_other("0.12.0", silent)
+    found = check_recipe(load_recipe("nemotron-3-nano"), Choice(gpu_type="h200"), now, tmp_path, before)
+    names = {told.finding.name for told in found.told}
+    assert "gpu-memory-utilization" in names
+    assert "enable-prefix-caching" not in names, "the recipe sets it"
+    assert found.fits
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("0.32.0", "some/image:v1", None), "--vllm and --image name different engines"),
+        (("0.11.0", None, None), "no table of vLLM 0.11.0"),
+        (("latest", None, None), "'latest' is no version"),
+        ((None, None, "/no/such/folder"), "no Python at /no/such/folder"),
+    ],
+)
+def test_a_candidate_that_is_none_is_told(given: tuple[str | None, str | None, str | None], told: str) -> None:
+    with pytest.raises(CallerError, match=told):
+        find_candidate(*given, silent)
+
+
+@pytest.mark.parametrize("choice", [{"gpu_type": "h100"}, {"variant": "fp8"}, {"profile": "turbo"}])
+def test_a_choice_of_nothing_is_told(choice: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="nothing of this choice"):
+        checked(load_recipe("reference"), find_candidate("0.32.0", None, None, silent), tmp_path, **choice)
+
+
+# --- asked, by a stand-in
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Candidate:
+    return find_candidate(None, None, str(make_engine(tmp_path / "engine")), silent)
+
+
+def test_an_engine_is_asked_once_for_the_same_question(stand_in: Candidate, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = ask(stand_in, [], [Asked(config="{}", environment={}, device=None)], cache)
+    assert isinstance(stand_in.engine, EngineEnvironment)
+    stand_in.engine.python.write_text("#!/bin/sh\nexit 1\n")
+    assert ask(stand_in, [], [Asked(config="{}", environment={}, device=None)], cache) == first
+    with pytest.raises(HostError, match="did not tell what it knows"):
+        ask(stand_in, [], [Asked(config="{}", environment={"A": "b"}, device=None)], cache)
+
+
+def test_an_answer_that_leaves_something_open_is_not_kept(
+    stand_in: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_UNCLEAR", "no hub\nand more")
+    found = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
+    assert found.unasked == ["whether options refuse each other, for 2 of 2 cells: no hub"]
+    assert found.fits
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("answer", ["exit 1", "echo nonsense", "exit 0"])
+def test_a_python_that_does_not_tell_is_the_hosts_fault(stand_in: Candidate, tmp_path: Path, answer: str) -> None:
+    assert isinstance(stand_in.engine, EngineEnvironment)
+    stand_in.engine.python.write_text(f"#!/bin/sh\n{answer}\n")
+    with pytest.raises(HostError, match="did not tell what it knows"):
+        ask(stand_in, [], [], tmp_path)
+
+
+def plans(loaded: LoadedRecipe, engine: EngineEnvironment) -> list[CellPlan]:
+    return plan_cells(loaded, Choice(), Engines(engine=engine), detect("cpu"))
+
+
+def test_a_flow_ends_with_every_problem_named(stand_in: Candidate, tmp_path: Path) -> None:
+    loaded = recipe_with(tmp_path, {"max-num-sequences": 4, "compilation-config": {"modes": 3}})
+    assert isinstance(stand_in.engine, EngineEnvironment)
+    with pytest.raises(RecipeError, match=r"vLLM 0\.32\.0\+cpu does not take what the recipe asks") as raised:
+        check_plans(plans(loaded, stand_in.engine), tmp_path / "cache")
+    assert raised.value.kind == "recipe-drift"
+    told = "\n".join(raised.value.log_tail)
+    assert "no option --max-num-sequences" in told
+    assert "no field modes" in told
+    assert "reference/bf16/cpu/balanced" in told
+
+
+# --- asked, for real
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def candidate(engine: EngineEnvironment) -> Candidate:
+    return find_candidate(None, None, str(engine.python.parents[1]), silent)
+
+
+MODEL = str(Path(load_recipe("reference").path("./reference/model")))
+
+
+@pytest.mark.engine
+def test_vllm_names_what_does_not_go_together(candidate: Candidate, tmp_path: Path) -> None:
+    """One question for all: each server is judged apart, on its own platform."""
+    draft = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    cases: list[tuple[dict[str, Any], Device | None, str | None]] = [
+        ({}, None, None),
+        ({"max-num-batched-tokens": 10, "max-num-seqs": 256}, None, "must be greater than or equal to max_num_seqs"),
+        ({"max-num-seqs": "many"}, None, "invalid int value: 'many'"),
+        ({}, H200, None),
+        ({"async-scheduling": True, "speculative-config": json.dumps(draft)}, H200, "async scheduling is only supported with"),
+        ({"speculative-config": json.dumps(draft)}, H200, None),
+        ({"tensor-parallel-size": 3}, H200, "must be divisible by tensor parallel size"),
+        ({"model": "no-such/model"}, H200, "unclear"),
+    ]
+    asked = [
+        Asked(config=json.dumps({"model": MODEL} | given), environment={"HF_HUB_OFFLINE": "1"}, device=device)
+        for given, device, _ in cases
+    ]
+    answer = ask(candidate, [], asked, tmp_path, resolve=True)
+    assert (answer.version, answer.build) == ("0.32.0+cpu", "cpu")
+    for (given, _, told), judgement in zip(cases, answer.servers, strict=True):
+        if told == "unclear":
+            assert judgement.refused is None
+            assert judgement.unclear, given
+        elif told is None:
+            assert (judgement.refused, judgement.unclear) == (None, None), given
+        else:
+            assert told in str(judgement.refused), given
+    assert answer.resolved["dense"]["max-num-seqs"] == 1024, "as on a GPU"
+    assert answer.resolved["hybrid"]["enable-prefix-caching"] is True
+    assert answer.table.options == find_candidate("0.32.0", None, None, silent).table.options  # type: ignore[union-attr]
+
+
+@pytest.mark.engine
+def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
+    candidate: Candidate, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the hub, vLLM comes as far as to look for the model: the parser and the option's own types are behind it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in catalog_names():
+        found = checked(load_recipe(name), candidate, cache)
+        assert found.told == [], name
+        if name in SEEDS:
+            (unasked,) = found.unasked
+            assert f"for {len(found.cells)} of {len(found.cells)} cells" in unasked
+
+
+@pytest.mark.engine
+def test_a_cpu_build_only_doubts_what_is_for_gpus(candidate: Candidate, tmp_path: Path) -> None:
+    loaded = recipe_with(tmp_path, {"max-num-batched-tokens": 10, "max-num-seqs": 256}, "h200")
+    found = checked(loaded, candidate, tmp_path / "cache")
+    (told,) = found.told
+    assert told.finding.kind == "perhaps-refused"
+    assert "whose CPU build was asked" in told.finding.told
+    assert found.fits
+
+
+@pytest.mark.engine
+def test_a_cuda_build_without_a_gpu_tells_the_same(candidate: Candidate, tmp_path: Path) -> None:
+    """Such a vLLM finds no platform at all; its version's name is what makes this build take the CPU."""
+    script = tmp_path / "probe.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import importlib.metadata, runpy, sys
+        real = importlib.metadata.version
+        importlib.metadata.version = lambda name: "0.32.0" if name == "vllm" else real(name)
+        sys.argv = ["probe", '{{"servers": [], "resolve": false}}']
+        runpy.run_path({str(PROBE)!r}, run_name="__main__")
+        """)
+    )
+    assert isinstance(candidate.engine, EngineEnvironment)
+    done = subprocess.run([candidate.engine.python, "-I", script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout)
+    table = find_candidate("0.32.0", None, None, silent).table
+    assert table is not None
+    assert (answer["version"], answer["build"]) == ("0.32.0", "cuda")
+    assert set(answer["options"]) == set(table.options)
+    assert answer["environment"] == table.environment

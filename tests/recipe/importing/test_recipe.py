@@ -1,0 +1,86 @@
+"""The imported recipe: what is not the source's, and the file that is written."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipe.importing.documents import import_words, imported, published_document, written
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.importing import import_recipe, write_recipe
+from vllm_qualify.recipe.loading import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("minimum", "filter_", "place"),
+    [
+        (None, "strict-match", "--exact-match-minimum"),
+        (0.0, "strict-match", "--exact-match-minimum"),
+        (-1.0, "strict-match", "--exact-match-minimum"),
+        (1.01, "strict-match", "--exact-match-minimum"),
+        (float("nan"), "strict-match", "--exact-match-minimum"),
+        (0.5, None, "--exact-match-filter"),
+        (0.5, "", "--exact-match-filter"),
+        (0.5, "strict", "--exact-match-filter"),
+    ],
+)
+def test_bound_and_filter_of_the_gate_are_the_callers(
+    minimum: float | None, filter_: str | None, place: str, tmp_path: Path
+) -> None:
+    path = written(published_document(), tmp_path)
+    with pytest.raises(CallerError) as error:
+        import_recipe(path, exact_match_minimum=minimum, exact_match_filter=filter_)
+    assert error.value.place == place
+
+
+def test_the_gate_is_the_one_given(tmp_path: Path) -> None:
+    (gate,) = import_words(tmp_path).recipe.gates
+    assert (gate.metric, gate.filter, gate.minimum, gate.unit) == ("exact_match", "flexible-extract", 0.8, "fraction")
+
+
+@pytest.mark.parametrize(
+    ("words", "load"),
+    [
+        ([], (1024, 64, 320, 1)),
+        (["--max-num-seqs", "512"], (1024, 512, 2560, 12)),
+        (["--max-num-seqs", "8"], (1024, 8, 40, 0)),
+        (["--max-num-seqs", "1k"], (1024, 64, 320, 1)),
+        (["--no-enable-prefix-caching"], (1024, 64, 320, 20)),
+        (["--max-model-len", "1024"], (480, 64, 320, 1)),
+        (["--max-model-len", "8"], (1, 64, 320, 1)),
+        (["--max-model-len", "auto"], (1024, 64, 320, 1)),
+    ],
+)
+def test_the_load_fits_the_server(words: list[str], load: tuple[int, int, int, int], tmp_path: Path) -> None:
+    recipe = import_words(tmp_path, *words).recipe
+    ours = recipe.gpu_types["h200"].profiles["balanced"].load
+    assert (ours.input_len, ours.max_concurrency, ours.num_prompts, ours.num_warmups) == load
+    assert ours.output_len == ours.input_len
+
+
+def test_the_written_recipe_loads_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    folder = tmp_path / "Org" / "A-Model" / "hw"
+    folder.mkdir(parents=True)
+    result = imported(written(published_document("--host", "h", env={"A": "1"}), folder))
+    path = tmp_path / "recipe.yaml"
+    write_recipe(result, path)
+    assert load_recipe(str(path)).recipe == result.recipe
+    text = path.read_text()
+    assert text.startswith("# Imported from vllm-project/recipes: Org/A-Model/hw/h200.json.\n")
+    assert "# Published image for h200: vllm/vllm-openai:latest\n" in text
+    assert "# - h200: dropped --host h" in text
+    assert "the gate, exact_match (flexible-extract) of at least 0.8." in text
+    assert str(tmp_path) not in text
+    assert max(map(len, text.splitlines())) <= 128
+
+
+def test_a_file_outside_its_place_is_named_without_its_folders(tmp_path: Path) -> None:
+    assert imported(written(published_document(), tmp_path)).source == "h200.json"
+    assert imported(tmp_path).source == f"{tmp_path.name}/*.json"
+
+
+def test_a_recipe_is_never_written_over_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("mine")
+    with pytest.raises(CallerError, match="such a file already"):
+        write_recipe(import_words(tmp_path), path)
+    assert path.read_text() == "mine"

@@ -1,0 +1,198 @@
+"""The words of a published command: what is translated, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipe.importing.documents import TRANSLATED, Document, import_words, imported, published_document, written
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.importing import InexpressibleError
+from vllm_qualify.recipe.model import ServerArguments
+
+
+@pytest.mark.parametrize(("words", "arguments"), TRANSLATED, ids=lambda value: " ".join(value))
+def test_words_become_server_arguments(words: list[str], arguments: ServerArguments, tmp_path: Path) -> None:
+    recipe = import_words(tmp_path, *words).recipe
+    assert recipe.gpu_types["h200"].server == arguments
+    assert recipe.variants["fp8"].model == "Org/A-Model"
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["--host", "gpu7"], "dropped --host gpu7: vllm-qualify chooses where the server listens"),
+        (["--port=9000"], "dropped --port 9000"),
+        (["--served_model_name", "a", "b"], "dropped --served-model-name b: a recipe has one served_model_name"),
+        (["--api-key", "abc"], "dropped --api-key: "),
+        (["--revision", "main", "--tokenizer-revision", "main"], "--revision main became the variant's revision"),
+        (["--seed", "1", "--seed", "2"], "--seed is given before --seed"),
+        (["--max-model-len auto"], "--max-model-len and its value are one word in the source"),
+        (["--chat-template", "a.jinja"], "the image must have what --chat-template a.jinja names"),
+    ],
+)
+def test_what_is_not_taken_word_by_word_is_told(words: list[str], note: str, tmp_path: Path) -> None:
+    notes = import_words(tmp_path, *words).notes
+    assert len(notes) == 1
+    assert notes[0].startswith("h200: ")
+    assert note in notes[0]
+    assert "abc" not in notes[0]
+
+
+def test_what_vllm_qualify_sets_is_no_argument_of_the_recipe(tmp_path: Path) -> None:
+    words = ["--host", "h", "--port", "1", "--uds", "u", "--served-model-name", "s", "--api-key", "k", "--hf-token", "t"]
+    recipe = import_words(tmp_path, *words, "--revision", "abc").recipe
+    assert recipe.gpu_types["h200"].server == {}
+    assert recipe.served_model_name == "s"
+    assert recipe.variants["fp8"].revision == "abc"
+
+
+@pytest.mark.parametrize("argv", [["--model", "Org/A-Model", "--seed", "1"], ["--seed=1", "--model=Org/A-Model"]])
+def test_the_model_may_be_an_option(argv: list[str], tmp_path: Path) -> None:
+    recipe = imported(written(published_document(argv=["vllm", "serve", *argv]), tmp_path)).recipe
+    assert recipe.variants["fp8"].model == "Org/A-Model"
+    assert recipe.gpu_types["h200"].server == {"seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "told"),
+    [
+        (
+            {"deploy_type": "multi_node", "argv": ..., "head_argv": ["vllm"]},
+            "deploy_type",
+            "multi_node, a deployment on several",
+        ),
+        ({"deploy_type": "pd_cluster"}, "deploy_type", "pd_cluster, prefill and decode on separate servers"),
+        ({"deploy_type": "kv_store_lb"}, "deploy_type", "kv_store_lb, several servers behind a router"),
+        ({"deploy_type": "new"}, "deploy_type", "new, a deployment unknown here"),
+        ({"node_count": 2}, "node_count", "a deployment on 2 nodes"),
+        ({"companions": [{"command": "x"}]}, "companions", "several commands"),
+        ({"worker_argv": ["vllm"]}, "worker_argv", "several commands"),
+        ({"hardware": "mi300x", "hardware_profile": {"display_name": "MI300X"}}, "hardware", "'mi300x' (MI300X), which is no"),
+        ({"hardware": "trillium"}, "hardware", "'trillium', which is no GPU type of ours"),
+        ({"hardware": "rtx_pro_6000"}, "hardware", "'rtx_pro_6000', which is no GPU type of ours"),
+        ({"argv": ["vllm-omni", "serve", "a/b"]}, "argv", "the command 'vllm-omni serve'"),
+        ({"argv": ["python", "-m", "vllm"]}, "argv", "only `vllm serve` is"),
+        ({"argv": ["vllm", "serve"]}, "argv", "0 models"),
+        ({"argv": ["vllm", "serve", "a/b", "c/d"]}, "argv", "2 models"),
+        ({"argv": ["vllm", "serve", "$MODEL"]}, "argv", "the placeholder '$MODEL'"),
+        ({"argv": ["vllm", "serve", "???"]}, "", "nothing that a name can be made of"),
+        ({"env": {"NCCL_SOCKET_IFNAME": "${IFACE}"}}, "argv", "the placeholder '${IFACE}'"),
+        ({"env": {"HF_TOKEN": "abc"}}, "", "'HF_TOKEN' names a secret"),
+        ({"env": {"a b": "c"}}, "", "not the name of an environment variable"),
+    ],
+)
+def test_what_a_recipe_cannot_express_is_refused_by_name(changes: Document, key: str, told: str, tmp_path: Path) -> None:
+    path = written(published_document(**changes), tmp_path)
+    with pytest.raises(InexpressibleError) as refusal:
+        imported(path)
+    assert told in refusal.value.problem
+    assert refusal.value.place == (f"{path}: {key}" if key else str(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--nnodes", "2"], "--nnodes: several nodes"),
+        (["-n", "2"], "--nnodes: several nodes"),
+        (["--headless"], "--headless: several nodes"),
+        (["--data-parallel-address", "10.0.0.1"], "--data-parallel-address: several nodes"),
+        (["--omni"], "--omni: an omni model"),
+        (["--runner", "pooling"], "--runner pooling: a model that answers no completions"),
+        (["--config", "a.yaml"], "--config: a configuration file"),
+        (["--kv-transfer-config", '{"kv_role": "kv_producer"}'], "prefill and decode on separate servers"),
+        (["--kv-transfer-config.kv_connector=NixlConnector"], "prefill and decode on separate servers"),
+        (["--chat-template", "/path/to/x.jinja"], "the placeholder '/path/to/'"),
+        (["--max-num-seqs", "<N>"], "the placeholder '<N>'"),
+        (["--chat-template", "<your template>"], "the placeholder '<your template>'"),
+        (["--tokenizer-revision", "main"], "--tokenizer-revision"),
+        (["-x", "1"], "the short option '-x'"),
+        (["-O", "decode"], "-O takes a level"),
+        (["-O.level=3"], "-O takes a level"),
+        (["--seed=1", "2"], "one value is needed"),
+        (["--compilation-config.mode"], "one value is needed"),
+        (["--compilation-config..mode", "1"], "one value is needed"),
+        (["--chat-template=-x"], "a value that looks like an option"),
+        (["--Seed", "1"], "'--Seed', which is no `vllm serve` option"),
+        (["--"], "'--', which is no `vllm serve` option"),
+        (["--middleware", "a", "--middleware", "b"], "--middleware more than once"),
+        (["-cc.a=1", "-cc.a.b=1"], "inside of what is no mapping"),
+        (["-cc.a.b=1", "-cc.a=1"], "beside a dotted option inside of it"),
+    ],
+)
+def test_a_command_that_a_recipe_cannot_express_is_refused_by_name(words: list[str], told: str, tmp_path: Path) -> None:
+    with pytest.raises(InexpressibleError) as refusal:
+        import_words(tmp_path, *words)
+    assert told in refusal.value.problem
+    assert refusal.value.place == f"{tmp_path / 'h200.json'}: argv"
+
+
+def test_a_models_own_words_in_angle_brackets_are_no_placeholders(tmp_path: Path) -> None:
+    server = import_words(tmp_path, "--reasoning-config.reasoning_start_str", "<think>").recipe.gpu_types["h200"].server
+    assert server == {"reasoning-config": {"reasoning_start_str": "<think>"}}
+
+
+@pytest.mark.parametrize(
+    ("document", "key", "told"),
+    [
+        ([], "(top level)", "a mapping is needed here, and it is []"),
+        ({}, "deploy_type", "a text is needed here, and it is missing"),
+        (published_document(hardware=...), "hardware", "missing"),
+        (published_document(hardware=3), "hardware", "a text is needed here, and it is 3"),
+        (published_document(node_count="1"), "node_count", "a whole number of 1 or more is needed here, and it is '1'"),
+        (published_document(node_count=True), "node_count", "and it is True"),
+        (published_document(argv=...), "argv", "the command, a list of words, is needed here, and it is missing"),
+        (published_document(argv="vllm serve"), "argv", "a list of words"),
+        (published_document(argv=["vllm", None]), "argv.1", "a text"),
+        (published_document(env=[]), "env", "a mapping"),
+        (published_document(env={"A": True}), "env.A", "a text is needed here, and it is True"),
+        (published_document(env={"A": 0.5}), "env.A", "a text"),
+        (published_document(docker_image={}), "docker_image", "a text"),
+        (published_document(variant=[]), "variant", "a text"),
+    ],
+)
+def test_a_document_of_another_form_is_one_error_with_file_and_key(
+    document: object, key: str, told: str, tmp_path: Path
+) -> None:
+    path = written(document, tmp_path)
+    with pytest.raises(CallerError) as error:
+        imported(path)
+    assert not isinstance(error.value, InexpressibleError)
+    assert error.value.place == f"{path}: {key}"
+    assert told in error.value.problem
+
+
+def test_numbers_in_argv_and_environment_are_their_digits(tmp_path: Path) -> None:
+    document = published_document(argv=["vllm", "serve", "a/b", "--seed", 3], env={"OMP_NUM_THREADS": 8})
+    serving = imported(written(document, tmp_path)).recipe.gpu_types["h200"]
+    assert (serving.server, serving.environment) == ({"seed": 3}, {"OMP_NUM_THREADS": "8"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("h200.json", "{", "not valid JSON: Expecting"),
+        ("h200.json", "\ufeff{}", "not valid JSON: "),
+        ("h200.json", "[" * 100_000, "nested too deeply"),
+        ("h200.json", "1" * 5000, "not valid JSON: Exceeds the limit"),
+        ("model.yaml", "a: b: c", "not valid YAML: mapping values"),
+        ("model.yaml", "a: 1\na: 2", "not valid YAML: "),
+        ("model.yaml", "[" * 1000, "nested too deeply"),
+        ("model.yaml", "a: 1", "does not lie in models/<org>/"),
+    ],
+)
+def test_what_is_not_json_or_yaml_is_one_error(name: str, text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(CallerError) as error:
+        imported(path)
+    assert told in error.value.problem
+    assert error.value.place == str(path)
+
+
+def test_no_such_source_and_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="No such file"):
+        imported(tmp_path / "h200.json")
+    with pytest.raises(CallerError, match="no published JSON in this folder"):
+        imported(tmp_path)
+    with pytest.raises(CallerError, match="leave the variant out"):
+        imported(tmp_path, "fp8")

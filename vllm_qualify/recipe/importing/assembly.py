@@ -1,0 +1,291 @@
+"""The YAML: a command put together from its parts, by the rules of vllm-project/recipes for one server on one node."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+from vllm_qualify.recipe.importing.commands import GPU_TYPES, Command, check_deployment
+from vllm_qualify.recipe.importing.documents import Part, read_yaml
+from vllm_qualify.recipe.model import Environment
+
+_TENSOR_PARALLEL = "single_node_tp"
+_PREFILL_DECODE = "pd_cluster"
+_MULTI_NODE = "multi_node_"
+_MOST_NODES = 16
+_OTHERWISE = ": it takes a deployment on several nodes, or another variant"
+# What it takes to run the smallest floating-point formats, where a variant does not say so itself.
+_ONLY_ON = {name: {"brand": "NVIDIA", "generation": "blackwell"} for name in ("nvfp4", "fp4")}
+
+
+@dataclass(frozen=True)
+class _Hardware:
+    """One hardware profile of taxonomy.yaml: one node."""
+
+    name: str
+    generation: str
+    brand: str
+    gpu_count: int
+    memory_gb: float
+    only_if_declared: bool
+    scalable: bool
+
+    def chosen(self, by_hardware: Part) -> Part:
+        """The entry of a mapping for its name, else its generation, its brand, or `default`."""
+        keys = (self.name, self.generation, self.brand.lower(), "default")
+        return _first(by_hardware[key] for key in keys)
+
+    def override(self, overrides: Part) -> Part:
+        """The entry for its generation; for NVIDIA's the one of all of them if there is none."""
+        own = overrides[self.generation]
+        return overrides["nvidia"] if not own and self.brand == "NVIDIA" else own
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A model's YAML for one variant and hardware profile."""
+
+    model: Part
+    variant_name: str
+    hardware: _Hardware
+    repository: Path
+
+    @property
+    def variant(self) -> Part:
+        return self.model["variants"][self.variant_name]
+
+    @cached_property
+    def strategy_name(self) -> str:
+        """The recommended strategy, or the first one that the hardware allows."""
+        default, listed = self.model["default_strategy"], self._offered
+        preferred = [default.text() if default else _TENSOR_PARALLEL, _TENSOR_PARALLEL, *listed]
+        recommended = next((name for name in preferred if name in listed), _TENSOR_PARALLEL)
+        if recommended in self._usable or not self._usable:
+            return recommended
+        return min(self._usable, key=lambda name: name == _PREFILL_DECODE)
+
+    @property
+    def scales_out(self) -> bool:
+        return any(name.startswith(_MULTI_NODE) for name in self._usable)
+
+    @cached_property
+    def strategy(self) -> Part:
+        name = self.strategy_name
+        if not re.fullmatch(r"[a-z0-9_]+", name):
+            raise self.model["default_strategy"].wrong("the name of a strategy")
+        return read_yaml(self.repository / "strategies" / f"{name}.yaml")
+
+    @property
+    def own(self) -> Part:
+        """What the model has for the strategy."""
+        return self.model["strategy_overrides"][self.strategy_name]
+
+    def least_gpus(self, strategy: str) -> tuple[int, Part]:
+        """The least number of GPUs for a strategy, with its place: that of the strategy or of the hardware, the higher one."""
+        bounds = self.model["strategy_min_gpus"]
+        by_hardware = bounds[self.hardware.name] if isinstance(bounds.value, dict) else bounds
+        found = [part[strategy] if isinstance(part.value, dict) else part for part in (bounds, by_hardware)]
+        return max(((part.count() if part else 0, part) for part in found), key=lambda bound: bound[0])
+
+    @cached_property
+    def _offered(self) -> list[str]:
+        """The compatible strategies, and others that are granted to some hardware."""
+        listed = self.model["compatible_strategies"].words()
+        granted = [name for name, by_hardware in self._gates() if "supported" in by_hardware.mapping().values()]
+        return [*listed, *(name for name in granted if name not in listed)]
+
+    @cached_property
+    def _usable(self) -> list[str]:
+        """The offered strategies that the hardware allows."""
+        return [name for name in self._offered if self._is_allowed(name) and self._is_reachable(name)]
+
+    def _gates(self) -> Iterator[tuple[str, Part]]:
+        return self.model["strategy_hardware"].items()
+
+    def _is_allowed(self, strategy: str) -> bool:
+        gate = self.hardware.chosen(self.model["strategy_hardware"][strategy])
+        return gate.value != "unsupported" if gate else strategy in self.model["compatible_strategies"].words()
+
+    def _is_reachable(self, strategy: str) -> bool:
+        several_nodes = strategy.startswith(_MULTI_NODE) or strategy == _PREFILL_DECODE
+        nodes = _MOST_NODES if several_nodes else 1
+        return (self.hardware.scalable or not several_nodes) and (
+            nodes * self.hardware.gpu_count >= self.least_gpus(strategy)[0]
+        )
+
+
+def assembled(model: Part, variant: str, repository: Path) -> list[tuple[str, Callable[[], Command]]]:
+    """For each hardware that the variant is meant for and that is a GPU type of ours, its name and how to get its command.
+
+    That raises InexpressibleError if it takes more than one server on one node.
+    """
+    profiles = sorted(read_yaml(repository / "taxonomy.yaml")["hardware_profiles"].items(), key=lambda item: item[0])
+    every = [_hardware(part, name) for name, part in profiles if name in GPU_TYPES]
+    meant = [hardware for hardware in every if _is_meant(model, model["variants"][variant], hardware)]
+    return [(one.name, partial(_command, _Case(model, variant, one, repository))) for one in meant]
+
+
+def _hardware(part: Part, name: str) -> _Hardware:
+    return _Hardware(
+        name=name,
+        generation=part["generation"].text(),
+        brand=part["brand"].text(),
+        gpu_count=part["gpu_count"].count(),
+        memory_gb=part["vram_gb"].number(),
+        only_if_declared=part["restricted"].value is True,
+        scalable=part["scalable"].value is not False,
+    )
+
+
+def _is_meant(model: Part, variant: Part, hardware: _Hardware) -> bool:
+    declared = model["meta"]["hardware"].mapping()
+    if declared.get(hardware.name) == "unsupported" or (hardware.only_if_declared and hardware.name not in declared):
+        return False
+    supported = variant["supported_hardware"].words()
+    if supported and hardware.name not in supported:
+        return False
+    wanted = variant["precision_hardware"].mapping() or _ONLY_ON.get(str(variant["precision"].value), {})
+    there = {"brand": hardware.brand, "generation": hardware.generation}
+    return all(there.get(key) == value for key, value in wanted.items())
+
+
+def _command(case: _Case) -> Command:
+    _check_size(case)
+    check_deployment(case.strategy["deploy_type"])
+    return Command(
+        gpu_type=GPU_TYPES[case.hardware.name],
+        variant=case.variant_name,
+        words=[_first((case.variant["model_id"], case.model["model"]["model_id"])).text(), *filter(None, _words(case))],
+        environment=_environment(case),
+        image=_image(case),
+        origin=case.model["model"],
+    )
+
+
+def _check_size(case: _Case) -> None:
+    """Raises InexpressibleError if more memory or GPUs are asked for than one node has, where there is a way to get them."""
+    hardware, memory = case.hardware, case.variant["vram_minimum_gb"]
+    if memory and memory.number() > hardware.memory_gb and (case.scales_out or not hardware.scalable):
+        raise memory.refused(
+            f"weights of {memory.number():g} GB on one node of {hardware.name}, which has {hardware.memory_gb:g} GB{_OTHERWISE}"
+        )
+    least, place = case.least_gpus(case.strategy_name)
+    if least > hardware.gpu_count:
+        raise place.refused(f"{least} GPUs on one node of {hardware.name}, which has {hardware.gpu_count}{_OTHERWISE}")
+
+
+def _words(case: _Case) -> list[str]:
+    """In the order of vllm-project/recipes, in which the last one of an option counts. Empty words are none there."""
+    return [
+        *case.model["model"]["base_args"].words(),
+        *_extra_args(_early_layers(case)),
+        *case.strategy["vllm_args"].words(),
+        *(case.strategy["parallel_flag"].text(), str(_parallel_size(case))),
+        *case.own["extra_args"].words(),
+        *case.own["vllm_args"].words(),
+        *_extra_args(_late_layers(case)),
+        *_feature_args(case),
+    ]
+
+
+def _environment(case: _Case) -> Environment:
+    parts = [
+        case.model["model"]["base_env"],
+        *(layer["extra_env"] for layer in _early_layers(case)),
+        *(case.strategy["env"], case.own["env"], case.own["extra_env"]),
+        *(layer["extra_env"] for layer in _late_layers(case)),
+    ]
+    return {name: value for part in parts for name, value in part.environment().items()}
+
+
+def _extra_args(layers: list[Part]) -> list[str]:
+    return [word for layer in layers for word in layer["extra_args"].words()]
+
+
+def _early_layers(case: _Case) -> list[Part]:
+    return [case.variant, case.variant["hardware_overrides"][case.hardware.name]]
+
+
+def _late_layers(case: _Case) -> list[Part]:
+    """The strategy's layer for a generation takes the place of the model's and the variant's; its GPU type's adds to it."""
+    of_strategy = case.hardware.override(case.own["hardware_overrides"])
+    of_model = [case.hardware.override(part["hardware_overrides"]) for part in (case.model, case.variant)]
+    layers = [of_strategy] if of_strategy else of_model
+    return [*layers, case.own["hardware_overrides"][case.hardware.name]]
+
+
+def _parallel_size(case: _Case) -> int:
+    """All GPUs of the node. With tensor parallelism alone what variant or strategy declares, or 1 if one holds the weights."""
+    hardware, memory = case.hardware, case.variant["vram_minimum_gb"]
+    if case.strategy_name != _TENSOR_PARALLEL:
+        return hardware.gpu_count
+    for declared in (case.variant["tp"], case.own["tp"]):
+        size = hardware.chosen(declared) if isinstance(declared.value, dict) else declared
+        if size:
+            # A CPU has as many ranks as asked for: taxonomy.yaml's count is none of its parts.
+            return size.count() if hardware.generation == "cpu" else min(size.count(), hardware.gpu_count)
+    fits = memory and 0 < memory.number() <= hardware.memory_gb / hardware.gpu_count
+    return 1 if fits else hardware.gpu_count
+
+
+def _feature_args(case: _Case) -> list[str]:
+    """Of the features that are on unless chosen off, and of those that the variant turns on."""
+    optional = case.model["opt_in_features"].words() + case.model["hardware_opt_in_features"][case.hardware.name].words()
+    forced = case.variant["default_modes"].mapping()
+    features = [(name, part) for name, part in case.model["features"].items() if name in forced or name not in optional]
+    return [word for name, feature in features for word in _args_of(case, name, feature)]
+
+
+def _args_of(case: _Case, name: str, feature: Part) -> list[str]:
+    strategies = feature["strategies"].words()
+    if strategies and case.strategy_name not in strategies:
+        return []
+    if feature["companion"]:
+        raise feature["companion"].refused("a feature that needs another command beside the server")
+    if feature["modes"]:
+        mode = _mode(case, name, feature)
+        return _first((case.hardware.chosen(mode["hardware_overrides"])["args"], mode["args"])).words()
+    return _first((case.hardware.override(feature["hardware_overrides"])["args"], feature["args"])).words()
+
+
+def _mode(case: _Case, name: str, feature: Part) -> Part:
+    """Of the modes for variant and hardware the one that the variant names, else the feature, else the first; or none."""
+    modes = {key: mode for key, mode in feature["modes"].items() if _is_mode_for(case, mode)}
+    named = (case.variant["default_modes"][name], feature["default_mode"])
+    return _first([*(modes[part.text()] for part in named if part and part.text() in modes), *modes.values()])
+
+
+def _is_mode_for(case: _Case, mode: Part) -> bool:
+    variants = mode["variants"].words()
+    names = (case.hardware.generation, case.hardware.name)
+    return (not variants or case.variant_name in variants) and all(
+        mode["hardware"][name].value != "unsupported" for name in names
+    )
+
+
+def _image(case: _Case) -> str | None:
+    """The image that the YAML names, if it names one; which one is the default, only the JSON says."""
+    brand = "intel" if case.hardware.generation == "cpu" else case.hardware.brand.lower()
+    exact = case.variant["hardware_overrides"][case.hardware.name]["docker_image"]
+    named = [
+        exact.value,
+        *(_image_for(brand, part) for part in (case.variant["docker_image"], case.model["model"]["docker_image"])),
+    ]
+    return next((image for image in named if isinstance(image, str) and image), None)
+
+
+def _image_for(brand: str, part: Part) -> object:
+    """One image, or one for each brand; NVIDIA's, which is also meant by one without a brand, may be by CUDA's version."""
+    by_cuda = isinstance(part.value, dict) and bool({"cu129", "cu130"} & part.value.keys())
+    if isinstance(part.value, dict) and not by_cuda:
+        part = part[brand]
+    elif brand != "nvidia":
+        return None
+    return _first((part["cu130"], part["cu129"])).value if isinstance(part.value, dict) else part.value
+
+
+def _first(parts: Iterable[Part]) -> Part:
+    """The first one that is there, or else one that is not."""
+    every = list(parts)
+    return next((part for part in every if part), every[-1] if every else Part(None, Path()))

@@ -1,0 +1,111 @@
+"""A model's YAML, together with its published JSON where that is at hand."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.importing.assembly import assembled
+from vllm_qualify.recipe.importing.commands import Command, Gathered, Translated, expressible, translated
+from vllm_qualify.recipe.importing.documents import InexpressibleError, Part, read_yaml
+from vllm_qualify.recipe.importing.published import gathered_json, label
+
+
+def gathered_yaml(source: Path, variant: str, published: Path | None) -> Gathered:
+    """The variant's commands: the published ones if there are any, with notes on where the YAML says something else.
+
+    Raises:
+        CallerError: not readable, a key missing or of a wrong type, no such variant.
+        InexpressibleError: no recipe can say it for any GPU type.
+    """
+    model, repository = read_yaml(source), _repository(source)
+    _check_tasks(model["meta"]["tasks"])
+    if variant not in model["variants"].mapping():
+        known = ", ".join(model["variants"].mapping()) or "none"
+        raise CallerError(f"there is no variant '{variant}'", f"variants: {known}", place=model["variants"].place)
+    notes = list(_notes(model, variant))
+    by_yaml = assembled(model, variant, repository)
+    by_json = _by_json(source, model, variant, [published] if published else [repository / "api", repository / "public"])
+    if by_json:
+        differences = by_note((name, _difference(by_json.commands, command_of)) for name, command_of in by_yaml)
+        return Gathered(
+            f"{by_json.label}, variant {variant} of {label(source)}", by_json.commands, [*notes, *by_json.notes, *differences]
+        )
+    commands, left_out = expressible(by_yaml)
+    if not commands:
+        raise model["variants"][variant].refused("a variant that is meant for no GPU type of ours", "choose another variant")
+    return Gathered(f"{label(source)}, variant {variant}", commands, [*notes, *left_out])
+
+
+def by_note(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Each note once, with the names that it holds for; an empty one is none."""
+    holding: dict[str, dict[str, None]] = {}
+    for name, note in notes:
+        if note:
+            holding.setdefault(note, {})[name] = None
+    return [f"{', '.join(names)}: {note}" for note, names in holding.items()]
+
+
+def _check_tasks(tasks: Part) -> None:
+    if "omni" in tasks.words():
+        raise tasks.refused("an omni model", "import a text model")
+    if tasks.words() == ["embedding"]:
+        raise tasks.refused("an embedding model: it answers no completions", "import a model that generates text")
+
+
+def _repository(source: Path) -> Path:
+    folder = source.absolute().parent.parent
+    if folder.name != "models":
+        raise CallerError(
+            "this YAML file does not lie in models/<org>/ of its repository",
+            "give it where it lies, with taxonomy.yaml and strategies/ beside models/",
+            place=str(source),
+        )
+    return folder.parent
+
+
+def _notes(model: Part, variant: str) -> Iterator[str]:
+    others = [name for name in model["variants"].mapping() if name != variant]
+    if others:
+        yield f"the YAML has other variants, for recipes of their own: {', '.join(others)}"
+    own = model["variants"][variant]["min_vllm_version"]
+    version = own if own else model["model"]["min_vllm_version"]
+    if version:
+        yield f"the YAML asks for vLLM {version.word()} or later"
+
+
+def _by_json(source: Path, model: Part, variant: str, roots: list[Path]) -> Gathered | None:
+    """What the variant's JSON has, if there is any: a model of that name may as well be another variant or recipe."""
+    own = model["variants"][variant]["model_id"]
+    model_id = own.text() if own and variant != "default" else f"{source.absolute().parent.name}/{source.stem}"
+    if model_id.startswith("/") or ".." in model_id.split("/"):
+        return None
+    folder = next((root / model_id for root in roots if (root / model_id / "hw").is_dir()), None)
+    gathered = gathered_json(folder, variant) if folder else None
+    return gathered if gathered and gathered.commands else None
+
+
+def _difference(commands: list[Translated], command_of: Callable[[], Command]) -> str:
+    """A note on where the YAML says something else than the JSON, which was believed; empty if they agree."""
+    try:
+        own = translated(command_of())
+    except InexpressibleError as error:
+        return f"not compared with the YAML: {error.problem}"
+    published = next((one for one in commands if one.command.gpu_type == own.command.gpu_type), None)
+    if published is None:
+        return "the YAML is meant for it, and the JSON has no command to import"
+    keys = _differing(own, published)
+    return f"the YAML differs from the JSON, which was believed: {', '.join(keys)}" if keys else ""
+
+
+def _differing(one: Translated, other: Translated) -> list[str]:
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"the model": (one.model, one.revision)}, {"the model": (other.model, other.revision)}),
+        (one.arguments, other.arguments),
+        (one.command.environment, other.command.environment),
+    ]
+    return [key for left, right in pairs for key in sorted({*left, *right}) if _unlike(left, right, key)]
+
+
+def _unlike(left: dict[str, Any], right: dict[str, Any], key: str) -> bool:
+    return key not in left or key not in right or left[key] != right[key]

@@ -1,0 +1,182 @@
+"""Commands as a source has them, and in the words of a recipe; what of a command no recipe can have is refused here."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from vllm_qualify.recipe.importing.documents import InexpressibleError, Part, short
+from vllm_qualify.recipe.importing.options import positional_and_arguments
+from vllm_qualify.recipe.model import Environment, ServerArguments
+
+# The hardware of recipes → our GPU type, where the product's name in NVML tells it. Left out is what vllm-qualify cannot find
+# on a machine, like AMD's, and what is several products under one name, like RTX Pro 6000 (Server, Workstation, Max-Q).
+GPU_TYPES = {
+    **{name: name for name in ("a100", "h100", "h200", "gh200", "b200", "gb200", "b300", "gb300")},
+    "rtx_4090_2x": "geforce-rtx-4090",
+    "rtx_5090": "geforce-rtx-5090",
+    "rtx_5090_2x": "geforce-rtx-5090",
+    "xeon5": "cpu",
+    "xeon6": "cpu",
+}
+
+DEPLOYMENTS = {
+    "multi_node": "a deployment on several nodes",
+    "pd_cluster": "prefill and decode on separate servers",
+    "kv_store_lb": "several servers behind a router with a shared KV store",
+}
+# Options that vllm-qualify sets itself → what becomes of them. Model, its name and revision are read, not dropped.
+_DROPPED = {
+    "host": "vllm-qualify chooses where the server listens",
+    "port": "vllm-qualify chooses where the server listens",
+    "uds": "vllm-qualify chooses where the server listens",
+    "api-key": "vllm-qualify asks without a key",
+    "hf-token": "set HF_TOKEN in the environment of vllm-qualify",
+}
+_SECRET = ("api-key", "hf-token")
+_OF_SEVERAL_NODES = ("nnodes", "node-rank", "master-addr", "master-port", "headless")
+_OF_SEVERAL_SERVERS = ("data-parallel-address", "data-parallel-rank", "data-parallel-start-rank")
+_REFUSED = {
+    **dict.fromkeys((*_OF_SEVERAL_NODES, *_OF_SEVERAL_SERVERS), "several nodes"),
+    "omni": "an omni model",
+    "config": "a configuration file, whose content is not known here",
+}
+# What the values of these name has to be in the image.
+_FILES = ("chat-template", "reasoning-parser-plugin", "tool-call-parser-plugin", "tool-parser-plugin")
+# A variable of a shell, or something to fill in; words in angle brackets are also a model's own, like <think>.
+_PLACEHOLDER = re.compile(
+    r"\$\{?[A-Za-z_]\w*\}?|(?:^|/)path/to/|<[A-Z][A-Z0-9_ -]*>|<ip>"
+    r"|<[^<>]*(?:path|your|folder|file|host|addr|port|model)[^<>]*>"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """`vllm serve` as a source has it for one GPU type. `words` come after `vllm serve`; `origin` is their place."""
+
+    gpu_type: str
+    variant: str
+    words: list[str]
+    environment: Environment
+    image: str | None
+    origin: Part
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A command in the words of a recipe."""
+
+    command: Command
+    model: str
+    revision: str | None
+    served_model_name: str | None
+    arguments: ServerArguments
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a source has in all: its name, one command for each GPU type, and what the reader is to know."""
+
+    label: str
+    commands: list[Translated]
+    notes: list[str]
+
+
+def expressible(sources: Iterable[tuple[str, Callable[[], Command]]]) -> tuple[list[Translated], list[str]]:
+    """By name and a way to get it: the commands that a recipe can express, and a note for each that it cannot.
+
+    Raises:
+        InexpressibleError: the first one's, if none can be expressed.
+    """
+    commands: dict[str, Translated] = {}
+    names, errors, notes = dict[str, str](), list[InexpressibleError](), list[str]()
+    for name, command_of in sources:
+        try:
+            one = translated(command_of())
+        except InexpressibleError as error:
+            errors.append(error)
+            notes.append(f"left out {name}: {error.problem}")
+            continue
+        gpu_type = one.command.gpu_type
+        if gpu_type in commands:
+            notes.append(f"left out {name}: the GPU type {gpu_type} is {names[gpu_type]}'s already")
+        else:
+            commands[gpu_type], names[gpu_type] = one, name
+    if errors and not commands:
+        raise errors[0]
+    return list(commands.values()), notes
+
+
+def check_deployment(part: Part) -> None:
+    """Raises InexpressibleError unless it is `single_node`."""
+    deployment = part.text()
+    if deployment != "single_node":
+        raise part.refused(f"{deployment}, {DEPLOYMENTS.get(deployment, 'a deployment unknown here')}")
+
+
+def translated(command: Command) -> Translated:
+    """Raises InexpressibleError for an option, a value or a placeholder that no recipe can have."""
+    origin, notes = command.origin, list[str]()
+    _check_placeholders(command)
+    words, arguments = positional_and_arguments(command.words, origin, notes)
+    model = _model(words, arguments, origin)
+    _check_options(arguments, origin)
+    revision = _revision(arguments, origin, notes)
+    served_model_name = _served_model_name(arguments, notes)
+    for name in [name for name in _DROPPED if name in arguments]:
+        value = arguments.pop(name)
+        shown = "" if name in _SECRET else f" {_as_words(value)}".rstrip()
+        notes.append(f"dropped --{name}{shown}: {_DROPPED[name]}")
+    notes += [f"the image must have what --{name} {_as_words(arguments[name])} names" for name in _FILES if name in arguments]
+    return Translated(command, model, revision, served_model_name, arguments, notes)
+
+
+def _check_placeholders(command: Command) -> None:
+    for text in [*command.words, *command.environment.values()]:
+        found = _PLACEHOLDER.search(text)
+        if found:
+            raise command.origin.refused(f"the placeholder {short(found.group())} in {short(text)}", "fill it in")
+
+
+def _model(words: list[str], arguments: ServerArguments, origin: Part) -> str:
+    given = [*words, *([arguments.pop("model")] if "model" in arguments else [])]
+    if len(given) != 1 or not isinstance(given[0], str) or not given[0]:
+        raise origin.refused(f"a command with {len(given)} models ({short(given)}): the model comes first, and there is one")
+    return given[0]
+
+
+def _check_options(arguments: ServerArguments, origin: Part) -> None:
+    for name, what in _REFUSED.items():
+        if name in arguments and not (name == "nnodes" and arguments[name] == 1):
+            raise origin.refused(f"--{name}: {what}")
+    if arguments.get("runner") == "pooling":
+        raise origin.refused("--runner pooling: a model that answers no completions", "import a model that generates text")
+    transfer = json.dumps(arguments.get("kv-transfer-config", ""))
+    if re.search(r"kv_producer|kv_consumer|Nixl", transfer):
+        raise origin.refused(f"--kv-transfer-config: {DEPLOYMENTS['pd_cluster']}")
+
+
+def _revision(arguments: ServerArguments, origin: Part, notes: list[str]) -> str | None:
+    revision, tokenizer = arguments.pop("revision", None), arguments.pop("tokenizer-revision", None)
+    if tokenizer != revision and tokenizer is not None:
+        raise origin.refused("--tokenizer-revision: the tokenizer's revision is the model's")
+    if revision is None:
+        return None
+    notes.append(f"--revision {_as_words(revision)} became the variant's revision")
+    return _as_words(revision)
+
+
+def _served_model_name(arguments: ServerArguments, notes: list[str]) -> str | None:
+    """The name if there is one; of several a recipe can only have the first, by which vLLM itself names the model."""
+    given = arguments.pop("served-model-name", "")
+    names = _as_words(given).split(" ") if isinstance(given, list) else [_as_words(given)]
+    if len(names) > 1:
+        notes.append(f"dropped --served-model-name {' '.join(names[1:])}: a recipe has one served_model_name")
+    return names[0] or None
+
+
+def _as_words(value: JsonValue) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else "" if value is True else str(value)

@@ -1,0 +1,196 @@
+"""The import: gathered commands become a recipe, whose gate is the caller's."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.importing.combination import by_note, gathered_yaml
+from vllm_qualify.recipe.importing.commands import Gathered, Translated
+from vllm_qualify.recipe.importing.documents import InexpressibleError, short
+from vllm_qualify.recipe.importing.published import gathered_json
+from vllm_qualify.recipe.importing.rendering import Imported, rendered
+from vllm_qualify.recipe.model import LEAST_PROMPTS_PER_CLIENT, Recipe, ServerArguments
+
+PROFILE = "balanced"
+FILTERS = ("strict-match", "flexible-extract")
+"""The filters of lm-eval's gsm8k."""
+
+_LENGTH, _LENGTH_MARGIN = 1024, 64
+_CONCURRENCY, _WARMUPS = 64, 20
+_STARTUP_TIMEOUT_S = 3600
+
+
+def import_recipe(
+    source: Path,
+    *,
+    exact_match_minimum: float | None,
+    exact_match_filter: str | None,
+    variant: str | None = None,
+    published: Path | None = None,
+) -> Imported:
+    """A recipe with everything that `source` says, and nothing else as its server's arguments and environment.
+
+    Args:
+        source: a published JSON file; a folder `<org>/<repo>` or `<org>/<repo>/hw` of them, whose GPU types become those of one
+            recipe; or a YAML file models/<org>/<model>.yaml in its repository.
+        exact_match_minimum: the bound of the gate on gsm8k, above 0 and at most 1. Recipes of vllm-project/recipes have no
+            scores, and a bound made up here could approve what must not pass.
+        exact_match_filter: `strict-match` or `flexible-extract`, whichever fits the model.
+        variant: which of the YAML's variants; `default` if not given. JSON is of one variant already.
+        published: for a YAML file, the folder that holds `<org>/<repo>/hw`; if not given, `api` or `public` of its repository.
+
+    Raises:
+        CallerError: no such source, not readable, a key missing or of a wrong type, no bound or no filter.
+        InexpressibleError: no recipe can say it; of several GPU types, only if that holds for each. Else a note names the one.
+    """
+    gate = _gate(exact_match_minimum, exact_match_filter)
+    try:
+        imported = _as_recipe(_gathered(source, variant, published), gate, source)
+        _check_round_trip(imported, source)
+    except RecursionError as error:
+        raise CallerError("nested too deeply, or in itself", "mend the file", place=str(source)) from error
+    except UnicodeError as error:
+        problem = "a recipe cannot express text that UTF-8 does not have"
+        raise InexpressibleError(problem, "mend the source", place=str(source)) from error
+    except OSError as error:
+        raise CallerError(
+            f"cannot be read: {error.strerror}", "check the path and its permissions", place=str(source)
+        ) from error
+    return imported
+
+
+def _gathered(source: Path, variant: str | None, published: Path | None) -> Gathered:
+    if source.suffix in (".yaml", ".yml") and not source.is_dir():
+        return gathered_yaml(source, variant or "default", published)
+    if variant is not None:
+        raise CallerError("JSON is of one variant already", "leave the variant out", place=str(source))
+    return gathered_json(source)
+
+
+def _gate(minimum: float | None, filter_: str | None) -> dict[str, Any]:
+    """The gate on accuracy. A bound of 0 is refused: nothing fails it."""
+    if minimum is None or not 0 < minimum <= 1:
+        told = "which the source does not have" if minimum is None else f"above 0 and at most 1, not {minimum}"
+        raise CallerError(
+            f"the recipe needs the least share of gsm8k's questions to be answered exactly, {told}",
+            "measure a release that you trust, or take a published score less a margin",
+            place="--exact-match-minimum",
+        )
+    if filter_ not in FILTERS:
+        raise CallerError(
+            f"gsm8k has no filter {short(filter_)}" if filter_ else "the gate needs lm-eval's filter, and the source has none",
+            f"one of {', '.join(FILTERS)}: the one that fits how the model answers",
+            place="--exact-match-filter",
+        )
+    return {"metric": "exact_match", "filter": filter_, "minimum": float(minimum), "unit": "fraction"}
+
+
+def _as_recipe(gathered: Gathered, gate: dict[str, Any], source: Path) -> Imported:
+    served = gathered.commands
+    name = _name(served[0].model, source)
+    names = _variant_names(served, source)
+    served_name = next((one.served_model_name for one in served if one.served_model_name), name)
+    notes = [(one.command.gpu_type, note) for one in served for note in [*one.notes, _other_name(one, served_name)]]
+    document = {
+        "name": name,
+        "description": f"{served[0].model} as vllm-project/recipes serves it.",
+        "served_model_name": served_name,
+        "variants": {variant: _variant(one) for one, variant in zip(served, names, strict=True)},
+        "gpu_types": {one.command.gpu_type: _serving(one, variant) for one, variant in zip(served, names, strict=True)},
+        "smoke": {"prompt": "San Francisco is a", "max_tokens": 20},
+        "accuracy": {"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319},
+        "gates": [gate],
+    }
+    return Imported(
+        recipe=_validated(document, source),
+        source=gathered.label,
+        images={one.command.gpu_type: one.command.image for one in served if one.command.image},
+        notes=[*gathered.notes, *by_note(notes)],
+    )
+
+
+def _other_name(one: Translated, served_name: str) -> str:
+    """A note if the command has another served name than the recipe, which has one for all GPU types."""
+    own = one.served_model_name
+    return "" if own in (None, served_name) else f"dropped --served-model-name {own}: the recipe has {served_name}"
+
+
+def _validated(document: dict[str, Any], source: Path) -> Recipe:
+    try:
+        return Recipe.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        problem = f"a recipe cannot have this at {key}: {first['msg'].removeprefix('Value error, ')}"
+        raise InexpressibleError(problem, "see docs/recipes.md for what a recipe can have", place=str(source)) from error
+
+
+def _name(text: str, source: Path) -> str:
+    """A name by our rule from the last part of a model's."""
+    plain = re.sub(r"[^a-z0-9._-]+", "-", text.rstrip("/").rpartition("/")[2].lower())
+    name = re.sub(r"^[^a-z0-9]+", "", plain)[:100]
+    if not name:
+        raise InexpressibleError(f"{short(text)} has nothing that a name can be made of", "rename it", place=str(source))
+    return name
+
+
+def _variant_names(served: list[Translated], source: Path) -> list[str]:
+    """The source's own names of the variants; the models' where one name stands for several models."""
+    weights = [(one.model, one.revision) for one in served]
+    by_source = [_name(one.command.variant, source) for one in served]
+    if len(set(zip(by_source, weights, strict=True))) == len(set(by_source)):
+        return by_source
+    names = [_name(f"{one.model}-{one.revision}" if one.revision else one.model, source) for one in served]
+    if len(set(names)) < len(set(weights)):
+        raise InexpressibleError("several models have the same name", "import their files one by one", place=str(source))
+    return names
+
+
+def _variant(one: Translated) -> dict[str, Any]:
+    return {"model": one.model} | ({"revision": one.revision} if one.revision else {})
+
+
+def _serving(one: Translated, variant: str) -> dict[str, Any]:
+    return {
+        "default_variant": variant,
+        "server": one.arguments,
+        **({"environment": one.command.environment} if one.command.environment else {}),
+        "startup_timeout_s": _STARTUP_TIMEOUT_S,
+        "profiles": {PROFILE: {"load": _load(one.arguments)}},
+    }
+
+
+def _load(arguments: ServerArguments) -> dict[str, int]:
+    concurrency = _whole(arguments.get("max-num-seqs")) or _CONCURRENCY
+    longest = _whole(arguments.get("max-model-len")) or math.inf
+    length = int(max(1, min(_LENGTH, (longest - _LENGTH_MARGIN) // 2)))
+    prompts = LEAST_PROMPTS_PER_CLIENT * concurrency
+    # Warm-ups repeat one prompt. Where prefixes are cached, more than 1 % of hits would make the load's measurements invalid.
+    warmups = _WARMUPS if arguments.get("no-enable-prefix-caching") is True else min(_WARMUPS, prompts // 200)
+    return {
+        "input_len": length,
+        "output_len": length,
+        "max_concurrency": concurrency,
+        "num_prompts": prompts,
+        "num_warmups": warmups,
+    }
+
+
+def _whole(value: JsonValue) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _check_round_trip(imported: Imported, source: Path) -> None:
+    """Raises InexpressibleError if the YAML would not say what the recipe says."""
+    try:
+        again = Recipe.model_validate(YAML(typ="safe", pure=True).load(rendered(imported)))
+    except (YAMLError, ValueError) as error:
+        raise InexpressibleError("its text cannot be written as YAML", "mend the source", place=str(source)) from error
+    if again != imported.recipe:
+        raise InexpressibleError("its text does not survive being written as YAML", "mend the source", place=str(source))

@@ -1,0 +1,117 @@
+"""Reading the source's documents: every wrong type is one error that names file and key."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.model import Environment
+
+_LONGEST_SHOWN = 60
+
+
+class InexpressibleError(CallerError):
+    """The source is in order and says what no recipe of ours can say."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a document with its place in it. What a mapping lacks is a part that is None."""
+
+    value: Any
+    file: Path
+    keys: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}: {'.'.join(self.keys) or '(top level)'}"
+
+    def __getitem__(self, key: str) -> "Part":
+        return Part(self.mapping().get(key), self.file, (*self.keys, key))
+
+    def __bool__(self) -> bool:
+        """Whether there is anything, be it 0 or empty."""
+        return self.value is not None
+
+    def wrong(self, wanted: str) -> CallerError:
+        there = f"is {short(self.value)}" if self else "is missing"
+        return CallerError(
+            f"{wanted} is needed here, and it {there}", "take the file as recipes publishes it", place=self.place
+        )
+
+    def refused(self, what: str, remedy: str = "import another strategy or GPU type of this model") -> InexpressibleError:
+        return InexpressibleError(f"a recipe cannot express {what}", remedy, place=self.place)
+
+    def mapping(self) -> dict[str, Any]:
+        """Raises CallerError if it is anything but a mapping with text as keys; None is an empty one."""
+        value = self.value if self else {}
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise self.wrong("a mapping")
+        return value
+
+    def items(self) -> Iterator[tuple[str, "Part"]]:
+        return ((key, self[key]) for key in self.mapping())
+
+    def text(self) -> str:
+        if not isinstance(self.value, str) or not self.value:
+            raise self.wrong("a text")
+        return self.value
+
+    def number(self) -> float:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
+            raise self.wrong("a number")
+        return self.value
+
+    def count(self) -> int:
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < 1:
+            raise self.wrong("a whole number of 1 or more")
+        return self.value
+
+    def words(self) -> list[str]:
+        """A list of words; a whole number is as good as its digits. None is an empty list."""
+        value = self.value if self else []
+        if not isinstance(value, list):
+            raise self.wrong("a list of words")
+        return [Part(word, self.file, (*self.keys, str(index))).word() for index, word in enumerate(value)]
+
+    def word(self) -> str:
+        if isinstance(self.value, int) and not isinstance(self.value, bool):
+            return str(self.value)
+        if not isinstance(self.value, str):
+            raise self.wrong("a text")
+        return self.value
+
+    def environment(self) -> Environment:
+        return {name: part.word() for name, part in self.items()}
+
+
+def read_json(path: Path) -> Part:
+    return _read(path, json.loads, "JSON")
+
+
+def read_yaml(path: Path) -> Part:
+    # The pure loader reads YAML 1.2, as the source's own tools do; the one in C reads 1.1.
+    return _read(path, YAML(typ="safe", pure=True).load, "YAML")
+
+
+def _read(path: Path, parse: Callable[[str], Any], form: str) -> Part:
+    try:
+        return Part(parse(path.read_text(encoding="utf-8")), path)
+    except OSError as error:
+        raise CallerError(f"cannot be read: {error.strerror}", "check the path and its permissions", place=str(path)) from error
+    # ruamel lets some errors of its own code out on documents that are none.
+    except (YAMLError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+        problem = " ".join(str(error).split())
+        raise CallerError(f"not valid {form}: {problem}", f"give it as UTF-8 {form}", place=str(path)) from error
+
+
+def short(value: object) -> str:
+    """The value as Python writes it, cut to what fits into a message."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
