@@ -116,6 +116,13 @@ def test_names_that_are_not_vllms_own_are_not_judged() -> None:
     assert check({}, {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}, table_of(NEWEST)) == []
 
 
+def test_a_counter_that_went_is_told() -> None:
+    table = table_of(NEWEST)
+    gone = table.model_copy(update={"metrics": [name for name in table.metrics if name != "vllm:num_preemptions"]})
+    (finding,) = check({}, {}, gone)
+    assert (finding.kind, finding.name, finding.is_problem) == ("unknown-metric", "vllm:num_preemptions", True)
+
+
 def changed(server: ServerArguments) -> dict[str, Finding]:
     return {finding.name: finding for finding in changed_defaults(server, table_of(OLDEST), table_of(NEWEST))}
 

@@ -9,11 +9,19 @@ from typing import Any, Literal
 from jsonschema import Draft202012Validator
 from pydantic import JsonValue
 
+from vllm_qualify.recipe.metrics import COUNTERS_READ
 from vllm_qualify.recipe.model import Environment, Frozen, ServerArguments
 from vllm_qualify.recipe.tables import EngineTable, ModelKind, Option, Schema
 
 Kind = Literal[
-    "unknown-option", "bad-value", "unknown-field", "unknown-environment", "refused", "perhaps-refused", "changed-default"
+    "unknown-option",
+    "bad-value",
+    "unknown-field",
+    "unknown-environment",
+    "unknown-metric",
+    "refused",
+    "perhaps-refused",
+    "changed-default",
 ]
 NOTES = ("perhaps-refused", "changed-default")
 # Whom a default is of, where it differs by the kind of model.
@@ -35,9 +43,9 @@ class Finding(Frozen):
 
 
 def check(server: ServerArguments, environment: Environment, table: EngineTable) -> list[Finding]:
-    """Options, values and environment names that this vLLM does not take, in the recipe's order."""
+    """Options, values and environment names that this vLLM does not take, in the recipe's order; and counters that it lacks."""
     options = [finding for name, value in server.items() for finding in _of_option(name, value, table)]
-    return [*options, *_of_environment(environment, table)]
+    return [*options, *_of_environment(environment, table), *_of_metrics(table)]
 
 
 def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
@@ -183,6 +191,12 @@ def _of_environment(environment: Environment, table: EngineTable) -> list[Findin
         Finding(kind="unknown-environment", name=name, told=f"vLLM {table.version} does not read {name}, and would only warn")
         for name in unknown
     ]
+
+
+def _of_metrics(table: EngineTable) -> list[Finding]:
+    unknown = [name for name in COUNTERS_READ if name not in table.metrics]
+    told = "vLLM {} has no counter {}, without which no load is valid"
+    return [Finding(kind="unknown-metric", name=name, told=told.format(table.version, name)) for name in unknown]
 
 
 def _short(value: JsonValue) -> str:

@@ -28,6 +28,9 @@ _LATENCIES = {
 _STATISTICS = {"mean": "mean", "median": "median", "p90": "90th percentile", "p99": "99th percentile"}
 
 NCCL_INFINIBAND = "nccl_infiniband"
+# vLLM's own counters that decide whether a load is valid, as its source names them; on /metrics each ends in `_total`.
+PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS = "vllm:num_preemptions", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"
+COUNTERS_READ = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS)
 
 _DECLARED = (
     Metric("startup_s", "serve", "s", "lower", "from launching the server to the first completion that came back"),
