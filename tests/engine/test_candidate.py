@@ -24,6 +24,7 @@ from vllm_qualify.engine.candidate import (
 )
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import detect
+from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
 from vllm_qualify.errors import CallerError, HostError, RecipeError
@@ -221,6 +222,26 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
         if name in SEEDS:
             (unasked,) = found.unasked
             assert f"for {len(found.cells)} of {len(found.cells)} cells" in unasked
+
+
+@pytest.mark.engine
+def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate, cache: Path) -> None:
+    """Options that only older versions get, as far as this one still has them; the environment of those is by their tables."""
+    recipes = [load_recipe(name).recipe for name in catalog_names()]
+    layers = [
+        layer
+        for recipe in recipes
+        for serving in recipe.gpu_types.values()
+        for layer in (serving, *recipe.variants.values(), *serving.profiles.values())
+    ]
+    servers = [entry.server for layer in layers for entry in layer.by_version if entry.server]
+    assert {name for server in servers for name in server} == {"async-scheduling", "mamba-ssm-cache-dtype"}
+    asked = [
+        Asked(config=KINDS["vllm"].text({"model": "no-such/model", **server}), environment={"HF_HUB_OFFLINE": "1"}, device=None)
+        for server in servers
+    ]
+    answer = ask(candidate, [], asked, cache)
+    assert {judgement.refused for judgement in answer.servers} == {None}
 
 
 @pytest.mark.engine
