@@ -5,7 +5,7 @@ demo: setup
 
 test: setup lint
 	bash infra/system-packages.sh
-	.venv/bin/python -m pytest --numprocesses 2 --dist loadgroup --durations 25
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --durations 25
 
 lint: setup
 	.venv/bin/ruff check .

@@ -6,9 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.ci import IN_CI
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
@@ -18,8 +20,7 @@ from vllm_qualify.errors import HostError
 pytest_plugins = ("tests.s3", "tests.docker_engine")
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser")
-# What takes long to start, the longest first.
-SHARED_BY = ("docker", "engine", "s3")
+DOCKER_FILES = "test_docker"
 RAN: Counter[str] = Counter()
 
 
@@ -72,11 +73,16 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     return folder
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a live part, or a module, stay in one process: each process would start its own."""
-    for item in items:
-        shared = (marker for marker in SHARED_BY if item.get_closest_marker(marker))
-        item.add_marker(pytest.mark.xdist_group(next(shared, item.path.name)))
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """With several processes a file's tests stay in one of them, and so do all tests of the one Docker Engine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return DOCKER_FILES if Path(file).name.startswith(DOCKER_FILES) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return ByFile(config, log)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

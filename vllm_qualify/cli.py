@@ -162,7 +162,9 @@ def doctor(
     raise typer.Exit(0 if all(finding.ok or finding.optional for finding in findings) else WORLD)
 
 
-@recipe_app.command("check", epilog="Exit codes: 0 it fits, 1 it does not, 2 the caller's mistake, 3 the world's fault.")
+@recipe_app.command(
+    "check", epilog="Exit codes: 0 no problem found, 1 it does not fit, 2 the caller's mistake, 3 the world's fault."
+)
 def recipe_check(
     recipe: RecipeArgument,
     vllm: VllmOption = None,
@@ -194,7 +196,7 @@ def recipe_check(
     else:
         for line in checked.lines():
             typer.echo(line)
-    raise typer.Exit(0 if checked.fits else NOT_APPROVED)
+    raise typer.Exit(NOT_APPROVED if checked.problems else 0)
 
 
 @recipe_app.command("show", epilog=EXIT_CODES)
@@ -204,19 +206,16 @@ def recipe_show(
     vllm: VllmOption = None,
     profile: Annotated[str | None, typer.Option(help="By default every profile of the GPU type.")] = None,
     variant: Annotated[str | None, typer.Option(help="By default the GPU type's default variant.")] = None,
-    image: Annotated[str | None, typer.Option(help="By default vllm/vllm-openai of the version.")] = None,
-    client_image: Annotated[str | None, typer.Option(help="The load client's image, where it is another one.")] = None,
+    image: Annotated[str | None, typer.Option(help="By default vllm/vllm-openai of the version, or the newest known.")] = None,
 ) -> None:
     """Show config file, environment and docker command of the servers, for any GPU type and version."""
-    from vllm_qualify.engine.launch import Launch
+    from vllm_qualify.engine.dry_run import shown
     from vllm_qualify.engine.plan import Choice
-    from vllm_qualify.recipe.tables import versions
+    from vllm_qualify.qualification import home
+    from vllm_qualify.recipe.loading import load_recipe
 
-    if image is None:
-        vllm = vllm or versions()[-1]
-        image = f"vllm/vllm-openai:v{vllm.removeprefix('v')}"
     choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
-    _dry_run(recipe, choice, Launch(launcher="docker", image=image, client_image=client_image), None, vllm)
+    typer.echo("\n\n".join(shown(load_recipe(recipe), choice, vllm, image, home() / "runs")))
 
 
 @recipe_app.command("import", epilog=EXIT_CODES)
@@ -252,12 +251,12 @@ def _tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None, vllm: str | None = None) -> None:
+def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) -> None:
     from vllm_qualify.engine.dry_run import scripts
     from vllm_qualify.qualification import home
     from vllm_qualify.recipe.loading import load_recipe
 
-    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, home() / "runs", vllm)))
+    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, home() / "runs")))
 
 
 def _qualify(recipe: str, choice: "Choice", launch: "Launch", store: str | None, port: int | None) -> NoReturn:

@@ -58,7 +58,7 @@ def writing(place: str) -> Iterator[None]:
 
 
 class RecipeError(QualifyError):
-    """The server refused what the recipe asks of it. Unlike a CallerError it shows only once the server starts."""
+    """The engine does not take what the recipe asks of it: told when it is asked, or once its server starts."""
 
     who_acts = "the recipe's author"
 

@@ -1,6 +1,7 @@
 """What a candidate says of recipes: by its table, and by the real vLLM's own code."""
 
 import json
+import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -12,10 +13,12 @@ from tests.fakes.vllm import make_engine
 from tests.recipes import Document, reference, write
 from vllm_qualify.engine.candidate import (
     PROBE,
+    UNASKED,
     Asked,
     Candidate,
     Checked,
     Device,
+    Subject,
     ask,
     check_plans,
     check_recipe,
@@ -26,7 +29,7 @@ from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
+from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells, select, server_plan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.model import LoadedRecipe
@@ -34,6 +37,7 @@ from vllm_qualify.recipe.tables import versions
 
 H200 = Device(name="NVIDIA H200", capability=(9, 0), memory_mib=143_771, count=8)
 HOPPER, BLACKWELL = ("h100", "h200"), ("b200", "gb200")
+MODEL = str(load_recipe("reference").path("./reference/model"))
 SEEDS = ("llama-3.3-70b", "llama-4-scout", "nemotron-3-nano")
 
 
@@ -62,6 +66,7 @@ def test_the_seed_recipes_fit_the_oldest_and_the_newest_version(name: str, versi
     candidate = find_candidate(version, None, None, silent)
     found = checked(load_recipe(name), candidate, tmp_path, gpu_type=gpu_type)
     assert (found.version, found.told, found.fits) == (version, [], True)
+    assert found.unknown == [UNASKED]
     assert len(found.cells) >= 3
     assert all(f"/{gpu_type}/" in cell for cell in found.cells)
 
@@ -78,6 +83,28 @@ def test_a_problem_names_its_cells(tmp_path: Path) -> None:
     assert "a table cannot tell" in unknown
     assert verdict == "vLLM 0.32.0, 2 cells: does not fit: 1 problems"
     assert json.loads(found.as_json())["findings"][0]["cells"] == told.cells
+
+
+def test_a_patch_release_is_judged_for_itself_by_the_table_before_it(tmp_path: Path) -> None:
+    found = checked(load_recipe("reference"), find_candidate("0.32.5", None, None, silent), tmp_path)
+    assert found.version == "0.32.5"
+    assert found.unknown[0] == "what changed after vLLM 0.32.0, whose table this is"
+
+
+def test_variants_without_a_cell_are_told(tmp_path: Path) -> None:
+    loaded, candidate = load_recipe("llama-3.3-70b"), find_candidate("0.12.0", None, None, silent)
+    left_out = checked(loaded, candidate, tmp_path).left_out
+    assert "the variant 'fp8-draft-1b' is for vLLM >=0.15" in left_out
+    assert any("'trtllm-fp8' is for TensorRT-LLM" in told for told in left_out)
+    with pytest.raises(CallerError, match="for TensorRT-LLM, which does not tell"):
+        checked(loaded, candidate, tmp_path, variant="trtllm-fp8")
+
+
+@pytest.mark.parametrize("name", ["/no/such/env", "./none"])
+def test_a_folder_that_is_not_there_is_no_image(name: str) -> None:
+    with pytest.raises(CallerError, match="there is no Python at") as raised:
+        find_other(name, silent)
+    assert raised.value.place == "--against"
 
 
 def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
@@ -112,6 +139,15 @@ def test_a_choice_of_nothing_is_told(choice: dict[str, str], tmp_path: Path) -> 
 # --- asked, by a stand-in
 
 
+def subjects(asked: list[Asked], model: Path | None = None) -> list[Subject]:
+    """Cells of the reference recipe, with these questions in place of their own."""
+    loaded = load_recipe("reference")
+    selection = select(loaded, Choice(gpu_type="cpu"), None)
+    server = server_plan(loaded, selection, "balanced", EngineEnvironment(python=Path("python3")), "0.32.0", None)
+    server = server.model_copy(update={"model": str(model or MODEL)})
+    return [Subject(f"cell {number}", server, one) for number, one in enumerate(asked)]
+
+
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Candidate:
     return find_candidate(None, None, str(make_engine(tmp_path / "engine")), silent)
@@ -119,12 +155,44 @@ def stand_in(tmp_path: Path) -> Candidate:
 
 def test_an_engine_is_asked_once_for_the_same_question(stand_in: Candidate, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first = ask(stand_in, [], [Asked(config="{}", environment={}, device=None)], cache)
+    first = ask(stand_in, subjects([Asked(config="{}", environment={}, device=None)]), cache)
     assert isinstance(stand_in.engine, EngineEnvironment)
     stand_in.engine.python.write_text("#!/bin/sh\nexit 1\n")
-    assert ask(stand_in, [], [Asked(config="{}", environment={}, device=None)], cache) == first
-    with pytest.raises(HostError, match="did not tell what it knows"):
-        ask(stand_in, [], [Asked(config="{}", environment={"A": "b"}, device=None)], cache)
+    assert ask(stand_in, subjects([Asked(config="{}", environment={}, device=None)]), cache) == first
+    with pytest.raises(HostError, match="asking vLLM what it takes ended with exit code 1"):
+        ask(stand_in, subjects([Asked(config="{}", environment={"A": "b"}, device=None)]), cache)
+
+
+def test_another_model_other_packages_or_other_variables_are_another_question(
+    stand_in: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, model = tmp_path / "cache", tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    question = [Asked(config="{}", environment={}, device=None)]
+
+    def kept() -> int:
+        return len(list(cache.glob("*.json")))
+
+    ask(stand_in, subjects(question, model), cache)
+    assert kept() == 1
+    (model / "config.json").write_text("{}")
+    ask(stand_in, subjects(question, model), cache)
+    assert kept() == 2
+    ask(stand_in.model_copy(update={"key": "another transformers"}), subjects(question, model), cache)
+    assert kept() == 3
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    ask(stand_in, subjects(question, model), cache)
+    assert kept() == 4
+
+
+def test_an_answer_about_a_branch_of_the_hub_is_not_kept(stand_in: Candidate, tmp_path: Path) -> None:
+    (subject,) = subjects([Asked(config="{}", environment={}, device=None)])
+    branch = subject._replace(server=subject.server.model_copy(update={"model": "some/model", "revision": "main"}))
+    ask(stand_in, [branch], tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    commit = subject._replace(server=subject.server.model_copy(update={"model": "some/model", "revision": "0" * 40}))
+    ask(stand_in, [commit], tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_an_answer_that_leaves_something_open_is_not_kept(
@@ -132,17 +200,22 @@ def test_an_answer_that_leaves_something_open_is_not_kept(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM_UNCLEAR", "no hub\nand more")
     found = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
-    assert found.unasked == ["whether options refuse each other, for 2 of 2 cells: no hub"]
-    assert found.fits
+    assert found.unknown == ["whether options refuse each other, for 2 of 2 cells: no hub"]
+    assert found.fits is None, "nothing was found, and not everything could be looked for"
+    assert list(found.lines())[-1] == "vLLM 0.32.0+cpu, 2 cells: no problem found, 2 cells not judged to the end"
+    assert json.loads(found.as_json())["fits"] is None
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("answer", ["exit 1", "echo nonsense", "exit 0"])
-def test_a_python_that_does_not_tell_is_the_hosts_fault(stand_in: Candidate, tmp_path: Path, answer: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [("echo why; exit 1", "exit code 1"), ("echo nonsense", "did not tell what it knows"), ("exit 0", "did not tell")],
+)
+def test_a_python_that_does_not_tell_is_the_hosts_fault(stand_in: Candidate, tmp_path: Path, answer: str, told: str) -> None:
     assert isinstance(stand_in.engine, EngineEnvironment)
     stand_in.engine.python.write_text(f"#!/bin/sh\n{answer}\n")
-    with pytest.raises(HostError, match="did not tell what it knows"):
-        ask(stand_in, [], [], tmp_path)
+    with pytest.raises(HostError, match=told):
+        ask(stand_in, [], tmp_path)
 
 
 def plans(loaded: LoadedRecipe, engine: EngineEnvironment) -> list[CellPlan]:
@@ -174,9 +247,6 @@ def candidate(engine: EngineEnvironment) -> Candidate:
     return find_candidate(None, None, str(engine.python.parents[1]), silent)
 
 
-MODEL = str(Path(load_recipe("reference").path("./reference/model")))
-
-
 @pytest.mark.engine
 def test_vllm_names_what_does_not_go_together(candidate: Candidate, tmp_path: Path) -> None:
     """One question for all: each server is judged apart, on its own platform."""
@@ -195,11 +265,12 @@ def test_vllm_names_what_does_not_go_together(candidate: Candidate, tmp_path: Pa
         Asked(config=json.dumps({"model": MODEL} | given), environment={"HF_HUB_OFFLINE": "1"}, device=device)
         for given, device, _ in cases
     ]
-    answer = ask(candidate, [], asked, tmp_path, resolve=True)
+    answer, judgements = ask(candidate, subjects(asked), tmp_path, resolve=True)
     assert (answer.version, answer.build) == ("0.32.0+cpu", "cpu")
-    for (given, _, told), judgement in zip(cases, answer.servers, strict=True):
+    for (given, _, told), judgement in zip(cases, judgements.values(), strict=True):
         if told == "unclear":
             assert judgement.refused is None
+            assert judgement.parsed
             assert judgement.unclear, given
         elif told is None:
             assert (judgement.refused, judgement.unclear) == (None, None), given
@@ -220,8 +291,9 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
         found = checked(load_recipe(name), candidate, cache)
         assert found.told == [], name
         if name in SEEDS:
-            (unasked,) = found.unasked
-            assert f"for {len(found.cells)} of {len(found.cells)} cells" in unasked
+            (unknown,) = found.unknown
+            assert f"for {len(found.cells)} of {len(found.cells)} cells" in unknown
+            assert "outgoing traffic has been disabled" in unknown or "couldn't connect" in unknown
 
 
 @pytest.mark.engine
@@ -240,8 +312,8 @@ def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate,
         Asked(config=KINDS["vllm"].text({"model": "no-such/model", **server}), environment={"HF_HUB_OFFLINE": "1"}, device=None)
         for server in servers
     ]
-    answer = ask(candidate, [], asked, cache)
-    assert {judgement.refused for judgement in answer.servers} == {None}
+    _, judgements = ask(candidate, subjects(asked), cache)
+    assert {(judgement.parsed, judgement.refused) for judgement in judgements.values()} == {(True, None)}
 
 
 @pytest.mark.engine

@@ -116,7 +116,7 @@ def knows(question: str) -> None:
     servers = json.loads(question)["servers"]
     judged = {
         "build": "cpu",
-        "servers": [{"refused": None, "unclear": os.environ.get("FAKE_VLLM_UNCLEAR") or None}] * len(servers),
+        "servers": [{"parsed": False, "refused": None, "unclear": os.environ.get("FAKE_VLLM_UNCLEAR") or None}] * len(servers),
     }
     print(json.dumps(table_of(VERSION).model_dump() | judged))
 

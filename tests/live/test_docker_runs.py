@@ -162,6 +162,14 @@ def test_an_image_that_does_not_take_what_the_recipe_says(attempt: Attempt) -> N
     assert not list(attempt.home.glob("runs/*"))
 
 
+def test_a_recipe_is_checked_against_an_image(docker_engine: Engine, cpu_image: str, home: Path) -> None:
+    """Two variants with weights of this machine: each is asked about where a server of it would see them."""
+    done = run(home, COMMAND, "recipe", "check", "reference", "--image", cpu_image)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "vLLM 0.32.0+cpu, 2 cells: fits\n"
+    assert docker_engine.containers() == []
+
+
 def test_an_image_in_which_options_refuse_each_other(attempt: Attempt) -> None:
     attempt.document["gpu_types"]["cpu"]["profiles"]["balanced"]["server"] = {"max-num-batched-tokens": 10, "max-num-seqs": 64}
     done = attempt.made()

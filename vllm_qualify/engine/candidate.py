@@ -4,36 +4,38 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, get_args
 
 from vllm_qualify.engine import image, probe
 from vllm_qualify.engine.container import ContainerPlan, run_once
-from vllm_qualify.engine.environment import EngineEnvironment, find_engine
+from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, find_engine
 from vllm_qualify.engine.gpu import Fingerprint, compute_capability_of
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.plan import CellPlan, Choice, Selection, select, server_plan
-from vllm_qualify.engine.process import quiet_environment
+from vllm_qualify.engine.process import guarded, quiet_environment, text_of, wait_for
 from vllm_qualify.engine.server import (
+    HF_HOME_INSIDE,
     Engine,
     ServerPlan,
     config_text,
-    container_environment,
+    make_hub_cache,
     model_binds,
     passed_names,
+    statistics_off,
 )
 from vllm_qualify.errors import CallerError, HostError, RecipeError, writing
 from vllm_qualify.recipe import drift
 from vllm_qualify.recipe.drift import Finding
 from vllm_qualify.recipe.model import VLLM, Environment, Frozen, LoadedRecipe
-from vllm_qualify.recipe.tables import Answer, EngineTable, Judgement, parse_answer, table_of
-from vllm_qualify.secrets import redact
+from vllm_qualify.recipe.tables import Answer, EngineTable, Judgement, ModelKind, parse_answer, parse_version, table_of
 
 PROBE = Path(probe.__file__)
 CHECK, CPU = "check", "cpu"
+ASKING = "asking vLLM what it takes"
 UNASKED = "whether options refuse each other: a table cannot tell; give --image or --python"
 # Three imports of vLLM side by side, on a busy host.
 PROBE_LIMIT_S = 600
@@ -43,7 +45,9 @@ DEFAULT_BRANCH = "main"
 # A GPU type by name tells its capability. The memory only sets defaults, which change at 70 GiB; the count only bounds sizes.
 NOMINAL_MEMORY_MIB, ENOUGH_GPUS = 80 * 1024, 64
 MOST_NAMED = 3
-VERSION = re.compile(r"v?([0-9]+\.[0-9]+(\.[0-9]+)?\S*)")
+VERSION = re.compile(r"v?[0-9]+\.[0-9]+[^/:]*")
+# A commit of the hub, which a branch or a tag is not.
+PINNED = re.compile("[0-9a-f]{40}")
 
 
 class Device(Frozen):
@@ -64,12 +68,12 @@ class Asked(Frozen):
 
 
 class Candidate(Frozen):
-    """A version of vLLM by its table alone, or an engine that can be asked."""
+    """A version of vLLM by its table alone, or an engine that can be asked. Engines of one `key` give the same answers."""
 
     version: str
     table: EngineTable | None = None
     engine: Engine | None = None
-    digest: str = ""
+    key: str = ""
 
 
 class Told(NamedTuple):
@@ -80,30 +84,42 @@ class Told(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a candidate says of a recipe. `unasked` are what nobody could tell, in words."""
+    """What a candidate says of a recipe: of `cells`, what it `told`, and what is `unknown`, in words.
+
+    `unjudged` counts the cells of which an engine was asked and could not say all. `left_out` has the variants without a cell.
+    """
 
     version: str
     cells: list[str]
     told: list[Told]
-    unasked: list[str]
+    unknown: list[str]
+    unjudged: int = 0
+    left_out: list[str] = []
 
     @property
     def problems(self) -> list[Told]:
         return [told for told in self.told if told.finding.is_problem]
 
     @property
-    def fits(self) -> bool:
-        return not self.problems
+    def fits(self) -> bool | None:
+        """None where nothing was found, and not everything could be looked for."""
+        if self.problems:
+            return False
+        return None if self.unjudged else True
 
     def lines(self) -> Iterator[str]:
         """For people: problems first, each with its cells."""
         for told in sorted(self.told, key=lambda told: not told.finding.is_problem):
             state = "problem" if told.finding.is_problem else "note"
             yield f"{state:<8} {told.finding.kind:<20} {told.finding.told}  [{self._of(told.cells)}]"
-        for unasked in self.unasked:
-            yield f"{'unknown':<8} {unasked}"
-        verdict = "fits" if self.fits else f"does not fit: {len(self.problems)} problems"
-        yield f"vLLM {self.version}, {len(self.cells)} cells: {verdict}"
+        yield from (f"{'unknown':<8} {what}" for what in self.unknown)
+        yield from (f"{'left out':<8} {what}" for what in self.left_out)
+        yield f"vLLM {self.version}, {len(self.cells)} cells: {self._verdict()}"
+
+    def _verdict(self) -> str:
+        if self.problems:
+            return f"does not fit: {len(self.problems)} problems"
+        return f"no problem found, {self.unjudged} cells not judged to the end" if self.unjudged else "fits"
 
     def _of(self, cells: list[str]) -> str:
         if len(cells) == len(self.cells):
@@ -112,11 +128,12 @@ class Checked(NamedTuple):
         return ", ".join(cells[:MOST_NAMED]) + more
 
     def as_json(self) -> str:
+        """`fits` is true, false or null."""
         findings = [
             told.finding.model_dump() | {"is_problem": told.finding.is_problem, "cells": told.cells} for told in self.told
         ]
-        answer = {"vllm": self.version, "fits": self.fits, "cells": self.cells, "findings": findings, "unknown": self.unasked}
-        return json.dumps(answer, indent=2)
+        answer = {"vllm": self.version, "fits": self.fits, "cells": self.cells, "findings": findings}
+        return json.dumps(answer | {"unknown": self.unknown, "left_out": self.left_out}, indent=2)
 
 
 def find_candidate(
@@ -133,47 +150,52 @@ def find_candidate(
     if len(given) > 1:
         raise CallerError(f"{' and '.join(given)} name different engines", "give one of them", given[1])
     if vllm:
-        return _of_table(vllm)
+        return _of_table(vllm, "--vllm")
     if image_reference:
-        return _of_image(image_reference, progress)
-    engine = _environment(python) if python else find_engine()
-    return _of_engine(engine)
+        return _of_image(image_reference, "--image", progress)
+    return _of_engine(_environment(python, "--python") if python else find_engine(), "--python")
 
 
 def find_other(name: str, progress: Callable[[str], None]) -> Candidate:
     """What `--against` names: a version, an environment's folder, or an image. Raises as `find_candidate`."""
+    option = "--against"
     if VERSION.fullmatch(name):
-        return _of_table(name)
-    if Path(name).expanduser().exists():
-        return _of_engine(_environment(name))
-    return _of_image(name, progress)
+        return _of_table(name, option)
+    if name.startswith(("/", "./", "../", "~")) or Path(name).is_dir():
+        return _of_engine(_environment(name, option), option)
+    return _of_image(name, option, progress)
 
 
-def _of_table(version: str) -> Candidate:
-    match = VERSION.fullmatch(version)
-    table = table_of(match[1] if match else version)
-    return Candidate(version=table.version, table=table)
+def _of_table(version: str, option: str) -> Candidate:
+    version = version.removeprefix("v")
+    return Candidate(version=str(parse_version(version, option)), table=table_of(version, option))
 
 
-def _of_image(reference: str, progress: Callable[[str], None]) -> Candidate:
-    found = image.resolve(reference)
+def _of_image(reference: str, option: str, progress: Callable[[str], None]) -> Candidate:
+    found = image.resolve(reference, option)
     image.pull(found, progress)
-    return _of_engine(found)
+    return _of_engine(found, option)
 
 
-def _of_engine(engine: Engine) -> Candidate:
+def _of_engine(engine: Engine, option: str) -> Candidate:
     identity = engine.identity()
     if identity.kind != VLLM:
         problem = f"{KINDS[identity.kind].title} does not tell what it knows, and vllm-qualify has no table of it"
-        raise CallerError(problem, "check a recipe's variants for vLLM against an image of vLLM", "--image")
-    return Candidate(version=identity.version, engine=engine, digest=identity.digest)
+        raise CallerError(problem, "check a recipe's variants for vLLM against a vLLM", option)
+    return _candidate(engine, identity)
 
 
-def _environment(name: str) -> EngineEnvironment:
+def _candidate(engine: Engine, identity: EngineIdentity) -> Candidate:
+    """Packages beside vLLM decide too what its configuration takes."""
+    key = json.dumps([identity.digest, identity.python, identity.packages], sort_keys=True)
+    return Candidate(version=identity.version, engine=engine, key=key)
+
+
+def _environment(name: str, option: str) -> EngineEnvironment:
     path = Path(name).expanduser().absolute()
     python = path / "bin" / "python" if path.is_dir() else path
     if not python.is_file():
-        raise CallerError(f"there is no Python at {python}", "give the folder of an environment with vLLM in it", "--python")
+        raise CallerError(f"there is no Python at {python}", "give the folder of an environment with vLLM in it", option)
     return EngineEnvironment(python=python)
 
 
@@ -194,13 +216,20 @@ def check_recipe(
         CallerError: the recipe has no such GPU type, variant or profile, or nothing of it is for this version.
         HostError: the candidate cannot be asked.
     """
-    subjects = list(_subjects(loaded, choice, candidate))
-    checked = _check(subjects, candidate, cache)
+    left_out = list(_left_out(loaded, choice, candidate.version))
+    subjects = list(_subjects(loaded, choice, candidate, left_out))
+    checked = _check(subjects, candidate, cache)._replace(left_out=left_out)
     if against is None:
         return checked
     before, now = _table(against, cache), _table(candidate, cache)
     changed = [(subject.cell, drift.changed_defaults(subject.server.arguments, before, now)) for subject in subjects]
-    return checked._replace(told=[*checked.told, *_by_finding(changed)])
+    unresolved = [
+        f"what vLLM {table.version} makes of options that are left out, for {kind} models"
+        for table in (before, now)
+        for kind in get_args(ModelKind)
+        if not table.resolved.get(kind)
+    ]
+    return checked._replace(told=[*checked.told, *_by_finding(changed)], unknown=[*checked.unknown, *unresolved])
 
 
 def check_plans(plans: Sequence[CellPlan], cache: Path) -> list[str]:
@@ -214,7 +243,7 @@ def check_plans(plans: Sequence[CellPlan], cache: Path) -> list[str]:
     if not of_vllm:
         return []
     engine, identity = of_vllm[0].server.engine, of_vllm[0].cell.release.engine
-    candidate = Candidate(version=identity.version, engine=engine, digest=identity.digest)
+    candidate = _candidate(engine, identity)
     subjects = [Subject(plan.cell.id, plan.server, _asked(plan.server, _device_of(plan.fingerprint))) for plan in of_vllm]
     checked = _check(subjects, candidate, cache)
     if checked.problems:
@@ -225,10 +254,21 @@ def check_plans(plans: Sequence[CellPlan], cache: Path) -> list[str]:
             [f"{told.finding.told} ({', '.join(told.cells)})" for told in checked.problems],
             kind="recipe-drift",
         )
-    return checked.unasked
+    return checked.unknown
 
 
-def _subjects(loaded: LoadedRecipe, choice: Choice, candidate: Candidate) -> Iterator[Subject]:
+def _left_out(loaded: LoadedRecipe, choice: Choice, version: str) -> Iterator[str]:
+    """The chosen variants that no cell is made of, and why."""
+    for name, variant in loaded.recipe.variants.items():
+        if choice.variant not in (None, name):
+            continue
+        if not variant.of_vllm:
+            yield f"the variant '{name}' is for {KINDS[variant.engine].title}, which does not tell what it takes"
+        elif not variant.fits_version(version):
+            yield f"the variant '{name}' is for vLLM {variant.vllm}"
+
+
+def _subjects(loaded: LoadedRecipe, choice: Choice, candidate: Candidate, left_out: list[str]) -> Iterator[Subject]:
     recipe, found = loaded.recipe, False
     for gpu_type, variant, profile in recipe.cells(candidate.version):
         wanted = ((choice.gpu_type, gpu_type), (choice.variant, variant), (choice.profile, profile))
@@ -238,7 +278,8 @@ def _subjects(loaded: LoadedRecipe, choice: Choice, candidate: Candidate) -> Ite
             yield _subject(loaded, selection, profile, candidate)
     if not found:
         known = f"it has the GPU types {', '.join(recipe.gpu_types)} and the variants {', '.join(recipe.variants)}"
-        raise CallerError(f"the recipe has nothing of this choice for vLLM {candidate.version}", known, "RECIPE")
+        problem = f"the recipe has nothing of this choice for vLLM {candidate.version}"
+        raise CallerError(problem, "; ".join([known, *left_out]), "RECIPE")
 
 
 def _subject(loaded: LoadedRecipe, selection: Selection, profile: str, candidate: Candidate) -> Subject:
@@ -279,14 +320,16 @@ def _pair(capability: str) -> tuple[int, int]:
 
 def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path) -> Checked:
     cells = [subject.cell for subject in subjects]
-    if candidate.engine is None:
-        found = [(subject.cell, _by_table(subject, _table(candidate, cache))) for subject in subjects]
-        return Checked(candidate.version, cells, _by_finding(found), [UNASKED])
-    known = [subject for subject in subjects if subject.asked is not None]
-    answer = ask(candidate, [subject.server for subject in known], [subject.asked for subject in known if subject.asked], cache)
-    judgements = {subject.cell: judgement for subject, judgement in zip(known, answer.servers, strict=True)}
+    if candidate.table is not None:
+        found = [(subject.cell, _by_table(subject, candidate.table)) for subject in subjects]
+        same = candidate.version == candidate.table.version
+        newer = [] if same else [f"what changed after vLLM {candidate.table.version}, whose table this is"]
+        return Checked(candidate.version, cells, _by_finding(found), [*newer, UNASKED])
+    answer, judgements = ask(candidate, subjects, cache)
     found = [(subject.cell, _findings(subject, judgements.get(subject.cell), answer)) for subject in subjects]
-    return Checked(candidate.version, cells, _by_finding(found), _unasked(subjects, judgements))
+    why = _unjudged(subjects, judgements)
+    unknown = [f"whether options refuse each other, for {len(of)} of {len(cells)} cells: {told}" for told, of in why.items()]
+    return Checked(candidate.version, cells, _by_finding(found), unknown, sum(map(len, why.values())))
 
 
 def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
@@ -294,15 +337,21 @@ def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
 
 
 def _findings(subject: Subject, judgement: Judgement | None, answer: Answer) -> list[Finding]:
-    """What the table tells; if that is nothing, what vLLM's own configuration tells. Its parser would tell the same again."""
-    problems = _by_table(subject, answer.table)
-    if problems or judgement is None or judgement.refused is None or subject.asked is None:
-        return problems
+    """What the table tells, as far as vLLM itself has not taken it; if that is nothing, what vLLM's configuration refuses."""
+    found = _by_table(subject, answer)
+    if judgement is None or subject.asked is None:
+        return found
     is_of_this_build = answer.build == "cuda" or subject.asked.device is None
-    return [drift.refusal(judgement.refused, answer.version, is_of_this_build)]
+    if is_of_this_build and judgement.parsed:
+        taken = drift.OF_THE_PARSER if judgement.refused or judgement.unclear else drift.OF_THE_SERVER
+        found = [finding for finding in found if finding.kind not in taken]
+    if judgement.refused is None or any(finding.kind in drift.OF_THE_SERVER for finding in found):
+        return found
+    return [*found, drift.refusal(judgement.refused, answer.version, is_of_this_build)]
 
 
-def _unasked(subjects: Sequence[Subject], judgements: Mapping[str, Judgement]) -> list[str]:
+def _unjudged(subjects: Sequence[Subject], judgements: Mapping[str, Judgement]) -> dict[str, list[str]]:
+    """Why an engine could not judge → the cells."""
     why: dict[str, list[str]] = {}
     for subject in subjects:
         judgement = judgements.get(subject.cell)
@@ -310,10 +359,7 @@ def _unasked(subjects: Sequence[Subject], judgements: Mapping[str, Judgement]) -
             why.setdefault("the compute capability of its GPU type is not known", []).append(subject.cell)
         elif judgement.unclear:
             why.setdefault(judgement.unclear.splitlines()[0], []).append(subject.cell)
-    return [
-        f"whether options refuse each other, for {len(cells)} of {len(subjects)} cells: {reason}"
-        for reason, cells in why.items()
-    ]
+    return why
 
 
 def _by_finding(found: Iterable[tuple[str, list[Finding]]]) -> list[Told]:
@@ -325,28 +371,46 @@ def _by_finding(found: Iterable[tuple[str, list[Finding]]]) -> list[Told]:
 
 
 def _table(candidate: Candidate, cache: Path) -> EngineTable:
-    return candidate.table or ask(candidate, [], [], cache, resolve=True).table
+    return candidate.table or ask(candidate, [], cache, resolve=True)[0].table
 
 
 # --- asking
 
 
 def ask(
-    candidate: Candidate, servers: Sequence[ServerPlan], asked: Sequence[Asked], cache: Path, resolve: bool = False
-) -> Answer:
-    """What the candidate's own code knows, and says of each server. An answer that leaves nothing open is kept in `cache`.
+    candidate: Candidate, subjects: Sequence[Subject], cache: Path, resolve: bool = False
+) -> tuple[Answer, dict[str, Judgement]]:
+    """What the candidate's own code knows, and what it says of each cell's server.
 
     Raises:
         HostError: its Python does not run, or gave no answer.
     """
-    question = json.dumps({"servers": [one.model_dump() for one in asked], "resolve": resolve}, sort_keys=True)
-    key = hashlib.sha256("\0".join([candidate.digest, PROBE.read_text(), question]).encode()).hexdigest()
-    kept = cache / f"{key}.json"
-    if kept.is_file():
-        return parse_answer(kept.read_text())
-    text = _answer(candidate, servers, question)
+    known = [subject for subject in subjects if subject.asked is not None]
+    # In a container all local weights lie at the same place, so that it can hold one of them.
+    is_image = isinstance(candidate.engine, EngineImage)
+    models = list(dict.fromkeys(subject.server.model if is_image and subject.server.is_local else "" for subject in known))
+    groups = [
+        [one for one in known if (one.server.model if is_image and one.server.is_local else "") == model] for model in models
+    ]
+    answers = [_ask_once(candidate, group, cache, resolve) for group in groups or [[]]]
+    judgements = {
+        subject.cell: judgement
+        for group, answer in zip(groups, answers, strict=False)
+        for subject, judgement in zip(group, answer.servers, strict=True)
+    }
+    return answers[0], judgements
+
+
+def _ask_once(candidate: Candidate, group: Sequence[Subject], cache: Path, resolve: bool) -> Answer:
+    """An answer is kept in `cache` if it leaves nothing open, and nothing that it depends on can change unseen."""
+    question = json.dumps({"servers": [one.asked.model_dump() for one in group if one.asked], "resolve": resolve})
+    kept = cache / f"{_key(candidate, group, question)}.json"
+    if found := _kept(kept):
+        return found
+    text = _answer(candidate, group, question)
     answer = parse_answer(text)
-    if not any(judgement.unclear for judgement in answer.servers):
+    is_whole = not any(judgement.unclear for judgement in answer.servers) and all(answer.resolved.values())
+    if is_whole and all(one.server.is_local or PINNED.fullmatch(str(one.server.revision)) for one in group):
         with writing(CHECK):
             cache.mkdir(parents=True, exist_ok=True)
             fresh = kept.with_suffix(f".{os.getpid()}")
@@ -355,39 +419,54 @@ def ask(
     return answer
 
 
-def _answer(candidate: Candidate, servers: Sequence[ServerPlan], question: str) -> str:
+def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
+    own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    models = {one.server.model: _configuration_digest(Path(one.server.model)) for one in group if one.server.is_local}
+    parts = [candidate.key, PROBE.read_text(), question, json.dumps([own, models], sort_keys=True)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _configuration_digest(model: Path) -> str:
+    """Of all that vLLM makes its configuration of; weights are not read for it."""
+    files = sorted(path for path in model.glob("*") if path.suffix in (".json", ".py", ".jinja", ".model"))
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+
+
+def _kept(path: Path) -> Answer | None:
+    """None if there is none, or it was kept by a version that wrote it otherwise."""
+    try:
+        return parse_answer(path.read_text())
+    except (OSError, HostError):
+        return None
+
+
+def _answer(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
     if isinstance(candidate.engine, EngineImage):
-        return _in_container(candidate.engine, servers, question)
+        return _in_container(candidate.engine, group, question)
     assert isinstance(candidate.engine, EngineEnvironment)  # noqa: S101  (a table alone is not asked)
     return _in_process(candidate.engine, question)
 
 
 def _in_process(engine: EngineEnvironment, question: str) -> str:
-    command = [str(engine.python), "-I", str(PROBE), question]
-    environment = quiet_environment()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_LIMIT_S, env=environment, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise HostError(
-            f"the engine's Python {engine.python} did not tell what it knows: {error}",
-            "try again on a host that is less busy",
-            CHECK,
-        ) from error
-    if done.returncode != 0:
-        problem = f"the engine's Python {engine.python} did not tell what it knows"
-        raise HostError(problem, "see the last lines that it wrote", CHECK, redact(done.stderr).splitlines()[-10:])
-    return done.stdout
+    with TemporaryDirectory(prefix="vllm-qualify-probe-") as folder:
+        answer = Path(folder, "answer.json")
+        command = [str(engine.python), "-I", str(PROBE), question, str(answer)]
+        with guarded(command, quiet_environment(), Path(folder, "probe.log")) as process:
+            wait_for(process, PROBE_LIMIT_S, lambda: None, lambda *_: None, ASKING)
+            return answer.read_text() if answer.exists() else text_of(process.log)
 
 
-def _in_container(engine: EngineImage, servers: Sequence[ServerPlan], question: str) -> str:
+def _in_container(engine: EngineImage, group: Sequence[Subject], question: str) -> str:
     """Without a GPU, and with the models' files where a server of this image has them."""
-    binds = {bind for server in servers for bind in model_binds(server)}
+    if any(not subject.server.is_local for subject in group):
+        make_hub_cache()
+    binds = {bind for subject in group for bind in model_binds(subject.server)}
     plan = ContainerPlan(
         image=engine.pinned,
         platform=engine.platform,
         entrypoint="python3",
         arguments=["-I", "-c", PROBE.read_text(), question],
-        environment=container_environment(servers[0]) if servers else {},
+        environment={"HF_HOME": HF_HOME_INSIDE} | statistics_off(),
         passed=passed_names(),
         binds=sorted(binds, key=str),
     )

@@ -10,6 +10,7 @@ from vllm_qualify.engine.docker_host import platform_here
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage, parse_reference
+from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Launch, check_kind, check_launch
 from vllm_qualify.engine.plan import Choice, Selection, new_run_id, select, server_plan
 from vllm_qualify.engine.server import (
@@ -23,6 +24,7 @@ from vllm_qualify.engine.server import (
 )
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.model import LoadedRecipe
+from vllm_qualify.recipe.tables import parse_version, versions
 
 PORT = 8000
 DEFAULT_BRANCH = "main"
@@ -30,8 +32,27 @@ DEFAULT_BRANCH = "main"
 ARM_GPU_TYPES = ("gh200", "gb200", "gb300")
 
 
+def shown(loaded: LoadedRecipe, choice: Choice, vllm: str | None, image: str | None, runs: Path) -> Iterator[str]:
+    """The servers' scripts alone, from the image that has this version of vLLM, by default the newest that is known.
+
+    Raises as `scripts`.
+    """
+    version = parse_version((vllm or versions()[-1]).removeprefix("v"))
+    major, minor, patch = (*version.release, 0, 0)[:3]
+    kind = KINDS[_chosen(loaded, choice).variant.engine]
+    by_default = f"vllm/vllm-openai:v{major}.{minor}.{patch}" if kind.has_client else kind.example_image
+    launch = Launch(launcher="docker", image=image or by_default)
+    return scripts(loaded, choice, launch, None, runs, str(version) if vllm or image is None else None, with_client=False)
+
+
 def scripts(
-    loaded: LoadedRecipe, choice: Choice, launch: Launch, port: int | None, runs: Path, vllm: str | None = None
+    loaded: LoadedRecipe,
+    choice: Choice,
+    launch: Launch,
+    port: int | None,
+    runs: Path,
+    vllm: str | None = None,
+    with_client: bool = True,
 ) -> Iterator[str]:
     """A script for each chosen cell, for any GPU type, on any machine. `runs` is the folder that runs lie in.
 
@@ -42,12 +63,16 @@ def scripts(
         HostError: no engine environment for the process launcher.
     """
     check_launch(launch)
-    selection = select(loaded, Choice(**{**choice.model_dump(), "gpu_type": choice.gpu_type or detect().gpu_type}), None)
-    check_kind(selection.variant.engine, launch.launcher, bool(launch.client_image))
+    selection = _chosen(loaded, choice)
+    check_kind(selection.variant.engine, launch.launcher, bool(launch.client_image) or not with_client)
     engine = _engine(launch, selection.gpu_type)
     version = vllm or _version(engine, selection)
     for profile in selection.profiles:
         yield _script(loaded, selection, profile, engine, version, port or PORT, runs)
+
+
+def _chosen(loaded: LoadedRecipe, choice: Choice) -> Selection:
+    return select(loaded, Choice(**{**choice.model_dump(), "gpu_type": choice.gpu_type or detect().gpu_type}), None)
 
 
 def _version(engine: Engine, selection: Selection) -> str:
@@ -61,7 +86,7 @@ def _version(engine: Engine, selection: Selection) -> str:
     found = re.match(r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)?)", engine.tag or "")
     if found is None:
         problem = f"{engine.reference} does not say which vLLM it holds"
-        raise CallerError(problem, "give --vllm, like 0.32.0, or an image by its version's tag", "--vllm")
+        raise CallerError(problem, "name the image by its version's tag; or see recipe show, with --vllm", "--image")
     return found[1]
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from vllm_qualify.engine.process import quiet_environment
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.model import VLLM, EngineName, Frozen
+from vllm_qualify.secrets import redact
 
 Launcher = Literal["process", "docker"]
 CHECKOUT_ENVIRONMENT = ".venv-engine"
@@ -97,11 +98,14 @@ class EngineEnvironment(Frozen):
                 text=True,
                 timeout=60,
                 env=quiet_environment(),
-                check=True,
+                check=False,
             )
+            answer: dict[str, dict[str, str]] = json.loads(done.stdout)
         except (OSError, subprocess.SubprocessError) as error:
-            raise HostError(f"the engine's Python {self.python} does not run: {error}", _REMEDY, "check") from error
-        answer: dict[str, dict[str, str]] = json.loads(done.stdout)
+            raise HostError(f"the engine's Python {self.python} does not run", _REMEDY, "check") from error
+        except ValueError as error:
+            said = redact(done.stderr).splitlines()[-5:]
+            raise HostError(f"{self.python} is no Python that tells its packages", _REMEDY, "check", said) from error
         return answer
 
 

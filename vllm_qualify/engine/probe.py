@@ -1,7 +1,8 @@
 """Tell what this vLLM knows and what it makes of a server, by its own code and without a GPU.
 
-A script of its own, for the Python of any vLLM from 0.12 on: it imports vLLM and nothing of this project. Its one argument is
-what it is asked as JSON, `{"servers": […], "resolve": true}`; it writes one JSON object to its standard output:
+A script of its own, for the Python of any vLLM from 0.12 on: it imports vLLM and nothing of this project. Its first argument is
+what it is asked as JSON, `{"servers": […], "resolve": true}`; it writes one JSON object to the file that the second one names,
+or else to its standard output:
 
     {"version": "0.32.0",
      "build": "cuda" or "cpu",
@@ -10,20 +11,22 @@ what it is asked as JSON, `{"servers": […], "resolve": true}`; it writes one J
      "environment": ["VLLM_LOGGING_LEVEL", …],
      "metrics": ["vllm:num_requests_running", …],
      "resolved": {"dense": {"enable-prefix-caching": true, …}, "hybrid": {…}},
-     "servers": [{"refused": "…" or null, "unclear": "…" or null}, …]}
+     "servers": [{"parsed": true, "refused": "…" or null, "unclear": "…" or null}, …]}
 
 Schemas are JSON Schema, as pydantic makes them from vLLM's own annotations, and so hold choices, types and ranges. `resolved`
 is what options become that are left out, for one model of each kind on a GPU; it is empty if it was not asked for.
 
 A server is `{"config": "…", "environment": {…}, "device": {…} or null}`: the text of its config file, and the GPU's name,
 compute capability, memory and count, or null for a CPU. vLLM reads the config file and makes its whole configuration of it, up
-to the point where weights would be loaded. What it says against it is `refused`; what kept it from judging is `unclear`. With a
-device, vLLM's platform for CUDA gets these facts in place of a driver's.
+to the point where weights would be loaded. `parsed` says that its parser took every option and value. What it says against
+the server is `refused`; what kept it from judging is `unclear`. With a device, vLLM's platform for CUDA gets these facts in
+place of a driver's.
 """
 
 import argparse
 import ast
 import dataclasses
+import enum
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -154,9 +157,22 @@ def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
     if about is not None and about.metadata:
         hint = typing.Annotated[hint, *about.metadata]
     try:
-        return TypeAdapter(hint).json_schema()
+        found = TypeAdapter(hint).json_schema()
     except (PydanticUserError, NameError, TypeError, ValueError):
         return None
+    names = sorted({name for cls in enums(hint) for member in cls.__members__ for name in (member, member.lower())})
+    if not names:
+        return found
+    # References lead from the top.
+    definitions = {"$defs": found.pop("$defs")} if "$defs" in found else {}
+    return {"anyOf": [found, {"enum": names}]} | definitions
+
+
+def enums(hint: Any) -> list[Any]:
+    """Enumerations within a type. vLLM takes their members by name too, which their schema does not say."""
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return [hint]
+    return [cls for inner in typing.get_args(hint) for cls in enums(inner)]
 
 
 def metrics(package: Path) -> list[str]:
@@ -277,26 +293,34 @@ def as_pair(capability: Any) -> tuple[int, ...]:
     return tuple(capability) if isinstance(capability, tuple) else divmod(capability, 10)
 
 
-def configured(config: str) -> Any:
-    """vLLM's configuration of a server with this config file."""
-    arguments: Any = importlib.import_module("vllm.engine.arg_utils")
+def parsed(config: str) -> Any:
+    """vLLM's arguments of a server with this config file, as its own parser reads them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "server.yaml")
         path.write_text(config, encoding="utf-8")
-        parsed = serve_parser().parse_args(["--config", str(path)])
+        found = serve_parser().parse_args(["--config", str(path)])
+    arguments: Any = importlib.import_module("vllm.engine.arg_utils")
+    return arguments.AsyncEngineArgs.from_cli_args(found)
+
+
+def configured(arguments: Any) -> Any:
+    """vLLM's whole configuration for these arguments."""
     usage: Any = importlib.import_module("vllm.usage.usage_lib")
-    return arguments.AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage.UsageContext.OPENAI_API_SERVER)
+    return arguments.create_engine_config(usage.UsageContext.OPENAI_API_SERVER)
 
 
 def judged(server: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(server["environment"])
+    answer: dict[str, Any] = {"parsed": False, "refused": None, "unclear": None}
     try:
-        configured(server["config"])
+        arguments = parsed(server["config"])
+        answer["parsed"] = True
+        configured(arguments)
     except (ValueError, NotImplementedError) as error:
-        if is_of_the_model(error):
-            return {"refused": None, "unclear": in_words(error)}
-        return {"refused": in_words(error), "unclear": None}
-    return {"refused": None, "unclear": None}
+        answer["unclear" if answer["parsed"] and is_of_the_model(error) else "refused"] = in_words(error)
+    except Exception as error:  # whatever it is, it says nothing against the server
+        answer["unclear"] = f"{type(error).__name__}: {in_words(error)}"
+    return answer
 
 
 def is_of_the_model(error: BaseException) -> bool:
@@ -331,7 +355,7 @@ def resolved(kind: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
 def resolved_for(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model | SIZES), encoding="utf-8")
-        made = configured(json.dumps({"model": folder, "skip-tokenizer-init": True}))
+        made = configured(parsed(json.dumps({"model": folder, "skip-tokenizer-init": True})))
     found = {}
     for name, about in options(parser).items():
         values = [getattr(part, about["destination"], None) for part in vars(made).values()]
@@ -352,7 +376,7 @@ def apart(work: typing.Callable[..., Any], *arguments: Any) -> tuple[int, int]:
         try:
             answer = work(*arguments)
         except BaseException as error:  # whatever it is, it must reach the parent
-            answer = {"refused": None, "unclear": f"{type(error).__name__}: {in_words(error)}"}
+            answer = {"parsed": False, "refused": None, "unclear": f"{type(error).__name__}: {in_words(error)}"}
         with os.fdopen(writing, "w") as out:
             json.dump(answer, out)
         os._exit(0)
@@ -365,7 +389,7 @@ def ended(started: tuple[int, int]) -> Any:
     with os.fdopen(reading) as answer:
         text = answer.read()
     os.waitpid(child, 0)
-    return json.loads(text) if text else {"refused": None, "unclear": "it ended without a word"}
+    return json.loads(text) if text else {"parsed": False, "refused": None, "unclear": "it ended without a word"}
 
 
 def told(device: dict[str, Any] | None, is_home: bool, servers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -419,7 +443,7 @@ def main() -> None:
     asked: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {"servers": [], "resolve": True}
     logging.disable(logging.CRITICAL)
     # vLLM prints while it is imported; nothing but the answer may reach the output.
-    answer_to = os.fdopen(os.dup(1), "w")
+    answer_to = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT) if len(sys.argv) > 2 else os.dup(1)
     os.dup2(2, 1)
     platform: Any = importlib.import_module("vllm.platforms").current_platform
     resolves = apart(resolutions) if asked["resolve"] else None
@@ -428,8 +452,8 @@ def main() -> None:
         "build": "cpu" if platform.is_cpu() else "cuda",
         "resolved": ended(resolves) if resolves else {},
     }
-    with answer_to:
-        json.dump(answer, answer_to, indent=1, sort_keys=True)
+    with os.fdopen(answer_to, "w") as out:
+        json.dump(answer, out, indent=1, sort_keys=True)
 
 
 if __name__ == "__main__":

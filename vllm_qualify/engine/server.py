@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import httpx
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from vllm_qualify.engine import container
 from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, Watched
@@ -29,7 +30,7 @@ from vllm_qualify.engine.process import (
     text_of,
     wait_for,
 )
-from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
+from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
 from vllm_qualify.recipe.model import VLLM, EngineName, Environment, Frozen, ServerArguments
 
 HOST = "127.0.0.1"
@@ -105,8 +106,14 @@ def config_text(plan: ServerPlan, port: int) -> str:
 
 
 def gpu_count(arguments: ServerArguments, kind: EngineName = VLLM) -> int:
-    """How many GPUs a server with these arguments takes: the product of its parallel sizes."""
-    return math.prod(int(str(arguments.get(name, 1))) for name in KINDS[kind].parallel)
+    """How many GPUs a server with these arguments takes: the product of its parallel sizes. Raises CallerError."""
+    return math.prod(_size(name, arguments.get(name, 1)) for name in KINDS[kind].parallel)
+
+
+def _size(name: str, value: JsonValue) -> int:
+    if re.fullmatch("[1-9][0-9]*", str(value)):
+        return int(str(value))
+    raise CallerError(f"{value!r} is no number of GPUs", "write a whole number, 1 or more", f"server.{name}")
 
 
 class Client(Frozen):
@@ -179,8 +186,7 @@ def _launched(plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iter
     if isinstance(plan.engine, EngineImage):
         planned = container_of(plan, folder / "server.yaml", port, labels)
         if not plan.is_local:
-            with writing(STAGE):
-                hub_cache().mkdir(parents=True, exist_ok=True)
+            make_hub_cache()
         with container.running(planned, log, STAGE) as watched:
             client = Client(
                 program="vllm",
@@ -236,8 +242,12 @@ def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> C
 
 def container_environment(plan: ServerPlan) -> dict[str, str]:
     home = {} if plan.is_local else {"HF_HOME": HF_HOME_INSIDE}
-    statistics = {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
-    return home | statistics | plan.environment
+    return home | statistics_off() | plan.environment
+
+
+def statistics_off() -> dict[str, str]:
+    """For an engine's container."""
+    return {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
 
 
 def passed_names() -> list[str]:
@@ -249,6 +259,12 @@ def model_binds(plan: ServerPlan) -> list[Bind]:
     if plan.is_local:
         return [Bind(source=Path(plan.model), target=MODEL_INSIDE)]
     return [Bind(source=hub_cache(), target=HF_HOME_INSIDE, read_only=False)]
+
+
+def make_hub_cache() -> None:
+    """Docker binds only what is there. Raises HostError if it cannot be made."""
+    with writing(STAGE):
+        hub_cache().mkdir(parents=True, exist_ok=True)
 
 
 def hub_cache() -> Path:

@@ -13,12 +13,14 @@ from pydantic import JsonValue
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Client, Server, recorded, results_folder, run_client
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, geometric_mean, in_words, invalid, repeat_interval, valid
-from vllm_qualify.recipe.metrics import COUNTERS_READ, METRICS
+from vllm_qualify.recipe import metrics
+from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.model import VLLM, EngineName, Load, ServerArguments
 
 STAGE = "load"
 PREFIX_HITS_ALLOWED = 0.01
-PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS = (f"{name}_total" for name in COUNTERS_READ)
+PREEMPTIONS = f"{metrics.PREEMPTIONS}_total"
+PREFIX_QUERIES, PREFIX_HITS = f"{metrics.PREFIX_QUERIES}_total", f"{metrics.PREFIX_HITS}_total"
 # Those of TensorRT-LLM, from its tensorrt_llm/metrics/collector.py. A counter is there from its first count on.
 SUCCEEDED = "trtllm_request_success_total"
 REUSED_BLOCKS, MISSED_BLOCKS = "trtllm_kv_cache_reused_blocks_total", "trtllm_kv_cache_missed_blocks_total"

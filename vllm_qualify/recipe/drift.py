@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from jsonschema import Draft202012Validator
@@ -24,10 +24,25 @@ Kind = Literal[
     "changed-default",
 ]
 NOTES = ("perhaps-refused", "changed-default")
+# What vLLM's parser would refuse, and what its parser or its configuration would.
+OF_THE_PARSER = ("unknown-option", "unknown-field")
+OF_THE_SERVER = (*OF_THE_PARSER, "bad-value")
 # Whom a default is of, where it differs by the kind of model.
 MODELS: dict[ModelKind, str] = {"dense": ", for models with attention only", "hybrid": ", for models with Mamba layers"}
 OURS = "VLLM_"
-WHOLE = ("int",)
+# By the name of the function that reads the option's text: what it takes, and how that is called.
+NUMBERS = {
+    "int": "-?[0-9]+",
+    "float": r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
+    "human_readable_int": r"-?[0-9]+|[0-9]+(\.[0-9]+)?[kKmMgGtT]",
+    "human_readable_int_or_auto": r"-?[0-9]+|[0-9]+(\.[0-9]+)?[kKmMgGtT]|auto",
+}
+WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "human_readable_int": "a whole number, or one like 32k",
+    "human_readable_int_or_auto": "a whole number, one like 32k, or auto",
+}
 
 
 class Finding(Frozen):
@@ -45,7 +60,7 @@ class Finding(Frozen):
 def check(server: ServerArguments, environment: Environment, table: EngineTable) -> list[Finding]:
     """Options, values and environment names that this vLLM does not take, in the recipe's order; and counters that it lacks."""
     options = [finding for name, value in server.items() for finding in _of_option(name, value, table)]
-    return [*options, *_of_environment(environment, table), *_of_metrics(table)]
+    return [*options, *_given_twice(server, table), *_of_environment(environment, table), *_of_metrics(table)]
 
 
 def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
@@ -90,18 +105,56 @@ def _difference(
         yield Finding(kind="changed-default", name=name, told=told)
 
 
+def _given_twice(server: ServerArguments, table: EngineTable) -> Iterator[Finding]:
+    """One option by two of its names: which one would hold is left to the order of the config file."""
+    names: dict[str, list[str]] = {}
+    for name in server:
+        destination = _option_of(name, table)
+        names.setdefault(destination.destination if destination else name, []).append(name)
+    for given in names.values():
+        if len(given) > 1 and not any("." in name for name in given):
+            told = f"--{' and --'.join(given)} are one option: give one of them"
+            yield Finding(kind="bad-value", name=given[0], told=told)
+
+
+def _option_of(name: str, table: EngineTable) -> Option | None:
+    return table.options.get(_positive(name.partition(".")[0], table))
+
+
 def _of_option(name: str, value: JsonValue, table: EngineTable) -> Iterator[Finding]:
-    found = table.options.get(_positive(name, table))
+    plain, _, path = name.partition(".")
+    found = _option_of(name, table)
+    fields = None if found is None else _config_of(found, table)
     if found is None:
-        near = difflib.get_close_matches(name, table.options, n=1)
-        hint = f"; the nearest is {near[0]}" if near else ""
-        yield Finding(kind="unknown-option", name=name, told=f"vLLM {table.version} has no option --{name}{hint}")
-    elif isinstance(value, dict):
-        yield from _of_config(name, value, found, table)
+        hint = _nearest(plain, table.options)
+        yield Finding(kind="unknown-option", name=name, told=f"vLLM {table.version} has no option --{plain}{hint}")
+    elif path or (fields is not None and isinstance(_as_mapping(value), dict)):
+        yield from _of_config(plain, _nested(path, value), fields or {}, table)
     else:
-        problem = _problem_of_flag(name, value, found) if found.is_flag else _problem_of_value(value, found, table)
+        problem = _problem_of_flag(plain, value, found) if found.is_flag else _problem_of_value(value, found, table)
         if problem:
             yield Finding(kind="bad-value", name=name, told=f"--{name} {_short(value)}: {problem}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; the nearest is {near[0]}" if near else ""
+
+
+def _as_mapping(value: JsonValue) -> JsonValue:
+    """A mapping may stand as the JSON text that its option takes."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _nested(path: str, value: JsonValue) -> dict[str, JsonValue]:
+    """What `--compilation-config.pass_config.eliminate_noops true` means."""
+    found = _as_mapping(value)
+    for step in reversed(path.split(".") if path else []):
+        found = {step: found}
+    return found if isinstance(found, dict) else {}
 
 
 def _positive(name: str, table: EngineTable) -> str:
@@ -112,10 +165,11 @@ def _positive(name: str, table: EngineTable) -> str:
 
 
 def _problem_of_flag(name: str, value: JsonValue, option: Option) -> str | None:
+    """A flag that is false is written into the config file by its name with `no-`, or without it."""
     if not isinstance(value, bool):
         return "it is a flag: true or false"
-    can_be_off = value or f"no-{name}" in option.negatives or name in option.negatives
-    return None if can_be_off else "it cannot be switched off: leave it out"
+    can_be_off = f"no-{name}" in option.negatives or (name in option.negatives and name.startswith("no-"))
+    return None if value or can_be_off else "it cannot be switched off so: leave it out, or give its opposite"
 
 
 def _problem_of_value(value: JsonValue, option: Option, table: EngineTable) -> str | None:
@@ -124,33 +178,38 @@ def _problem_of_value(value: JsonValue, option: Option, table: EngineTable) -> s
         return "it takes one value"
     if isinstance(value, bool):
         return "it takes a value"
+    if isinstance(value, dict):
+        return "it takes no mapping" if option.type in (*NUMBERS, "str") or option.choices is not None else None
     if option.choices is not None:
         wrong = [str(one) for one in values if str(one) not in option.choices]
         return f"it takes one of {', '.join(option.choices)}" if wrong else None
-    if option.type in WHOLE and not all(re.fullmatch("-?[0-9]+", str(one)) for one in values):
-        return "it takes a whole number"
-    schema = _schema_of(option, table)
-    # An abbreviated number like 32k is the parser's to read, and any text may hold one.
-    if schema is None or isinstance(value, str | list):
-        return None
-    return _first_error(value, schema)
+    if option.type in NUMBERS and not all(re.fullmatch(NUMBERS[option.type], str(one)) for one in values):
+        return f"it takes {WORDS[option.type]}"
+    number = _number(value, option)
+    return None if number is None else _problem_of_number(number, option, table)
 
 
-def _schema_of(option: Option, table: EngineTable) -> Schema:
-    """What the configuration field of this name takes, if there is just one such field."""
-    found = [fields[option.destination] for fields in table.configs.values() if option.destination in fields]
-    return found[0] if len(found) == 1 else None
+def _number(value: JsonValue, option: Option) -> JsonValue:
+    """What the schema can judge: a number, or the text of one. An abbreviated one like 32k is the parser's to read."""
+    if isinstance(value, str) and option.type in NUMBERS:
+        try:
+            return float(value) if option.type == "float" else int(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int | float) else None
 
 
-def _of_config(name: str, value: dict[str, JsonValue], option: Option, table: EngineTable) -> Iterator[Finding]:
-    fields = _config_of(option, table)
-    if fields is None:
-        return
+def _problem_of_number(number: JsonValue, option: Option, table: EngineTable) -> str | None:
+    """By the configuration fields of the option's name; where there are several, all of them must refuse it."""
+    fields = [fields[option.destination] for fields in table.configs.values() if option.destination in fields]
+    problems = [_first_error(number, schema) for schema in fields]
+    return problems[0] if problems and all(problems) else None
+
+
+def _of_config(name: str, value: dict[str, JsonValue], fields: dict[str, Schema], table: EngineTable) -> Iterator[Finding]:
     for field, inner in value.items():
         if field not in fields:
-            near = difflib.get_close_matches(field, fields, n=1)
-            hint = f"; the nearest is {near[0]}" if near else ""
-            told = f"--{name} has no field {field} in vLLM {table.version}{hint}"
+            told = f"--{name} has no field {field} in vLLM {table.version}{_nearest(field, fields)}"
             yield Finding(kind="unknown-field", name=f"{name}.{field}", told=told)
         elif problem := _first_error(inner, fields[field]):
             yield Finding(kind="bad-value", name=f"{name}.{field}", told=f"--{name}.{field} {_short(inner)}: {problem}")
@@ -195,7 +254,7 @@ def _of_environment(environment: Environment, table: EngineTable) -> list[Findin
 
 def _of_metrics(table: EngineTable) -> list[Finding]:
     unknown = [name for name in COUNTERS_READ if name not in table.metrics]
-    told = "vLLM {} has no counter {}, without which no load is valid"
+    told = "vLLM {} has no counter {}, which decides whether a load is valid"
     return [Finding(kind="unknown-metric", name=name, told=told.format(table.version, name)) for name in unknown]
 
 

@@ -54,22 +54,27 @@ def versions() -> list[str]:
     return sorted((path.name.removesuffix(".json.gz") for path in folder().glob("*.json.gz")), key=Version)
 
 
-def table_of(version: str) -> EngineTable:
+def parse_version(text: str, option: str = "--vllm") -> Version:
+    """Raises CallerError if it is none."""
+    try:
+        return Version(text)
+    except InvalidVersion as error:
+        raise CallerError(f"'{text}' is no version of vLLM", "write it like 0.32.0", option) from error
+
+
+def table_of(version: str, option: str = "--vllm") -> EngineTable:
     """The table of a version, or of the newest patch release before it with the same minor version.
 
     Raises:
         CallerError: the catalog has none; names those that it has.
     """
-    try:
-        wanted = Version(version)
-    except InvalidVersion as error:
-        raise CallerError(f"'{version}' is no version of vLLM", "write it like 0.32.0", "--vllm") from error
+    wanted = parse_version(version, option)
     same_minor = [known for known in versions() if Version(known).release[:2] == wanted.release[:2]]
     fitting = [known for known in same_minor if Version(known) <= Version(wanted.base_version)]
     if not fitting:
         known = ", ".join(versions())
         raise CallerError(
-            f"the catalog has no table of vLLM {version}", f"it has {known}; or give --python or --image", "--vllm"
+            f"the catalog has no table of vLLM {version}", f"it has {known}; or ask an environment or an image", option
         )
     return _read(folder() / f"{fitting[-1]}.json.gz")
 
@@ -80,8 +85,12 @@ def _read(path: Path) -> EngineTable:
 
 
 class Judgement(Frozen):
-    """What an engine says against one server: `refused`, or `unclear` where something kept it from judging, or neither."""
+    """What an engine says against one server: `refused`, or `unclear` where something kept it from judging, or neither.
 
+    `parsed`: its parser took every option and value.
+    """
+
+    parsed: bool
     refused: str | None
     unclear: str | None
 

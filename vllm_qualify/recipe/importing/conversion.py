@@ -66,10 +66,15 @@ def import_recipe(
 
 
 def _gathered(source: Path, variant: str | None, published: Path | None) -> Gathered:
+    if published is not None and not published.is_dir():
+        raise CallerError(f"there is no folder {published}", "name the folder that holds <org>/<repo>/hw", "--published")
     if source.suffix in (".yaml", ".yml") and not source.is_dir():
         return gathered_yaml(source, variant or "default", published)
-    if variant is not None:
-        raise CallerError("JSON is of one variant already", "leave the variant out", place=str(source))
+    for option, given in (("--variant", variant), ("--published", published)):
+        if given is not None:
+            raise CallerError(
+                f"JSON is of one variant already, and published: it has no use for {option}", "leave it out", option
+            )
     return gathered_json(source)
 
 
