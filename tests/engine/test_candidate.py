@@ -33,7 +33,7 @@ from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells, select, serve
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.model import LoadedRecipe
-from vllm_qualify.recipe.tables import versions
+from vllm_qualify.recipe.tables import table_of, versions
 
 H200 = Device(name="NVIDIA H200", capability=(9, 0), memory_mib=143_771, count=8)
 HOPPER, BLACKWELL = ("h100", "h200"), ("b200", "gb200")
@@ -278,7 +278,7 @@ def test_vllm_names_what_does_not_go_together(candidate: Candidate, tmp_path: Pa
             assert told in str(judgement.refused), given
     assert answer.resolved["dense"]["max-num-seqs"] == 1024, "as on a GPU"
     assert answer.resolved["hybrid"]["enable-prefix-caching"] is True
-    assert answer.table.options == find_candidate("0.32.0", None, None, silent).table.options  # type: ignore[union-attr]
+    assert answer.table.options == table_of("0.32.0").options
 
 
 @pytest.mark.engine

@@ -96,7 +96,8 @@ def compared(rng: np.random.Generator, flips: float, lost: float) -> tuple[Decis
     chance, worse = world(rng, flips, lost)
     baseline = Answers(rng.binomial(repetitions, chance), np.full(QUESTIONS, repetitions))
     order = np.concatenate([rng.permutation(QUESTIONS)] * repetitions)
-    right, asked, decision, done = np.zeros(QUESTIONS, int), np.zeros(QUESTIONS, int), "inconclusive", 0
+    right, asked, done = np.zeros(QUESTIONS, int), np.zeros(QUESTIONS, int), 0
+    decision: Decision = "inconclusive"
     for look, critical in zip(planned.looks, planned.critical, strict=True):
         block = order[done:look]
         np.add.at(right, block, rng.random(len(block)) < worse[block])
@@ -105,7 +106,7 @@ def compared(rng: np.random.Generator, flips: float, lost: float) -> tuple[Decis
         decision = decide(loss(baseline, Answers(right, asked)), 0.008, critical)
         if decision != "inconclusive":
             break
-    return decision, done  # type: ignore[return-value]
+    return decision, done
 
 
 def rates(flips: float, lost: float, runs: int = 300) -> dict[str, float]:
