@@ -1,11 +1,19 @@
-.PHONY: demo test setup lock lint
+.PHONY: bench bench-gates demo test setup lock lint
 
 demo: setup
 	.venv/bin/vllm-qualify demo
 
+# How often the gates are wrong, and their peers': some minutes.
+bench-gates: setup
+	.venv/bin/python -m infra.bench.gates
+
+# What a verdict costs, beside the same work by hand, and the orchestrator alone: 40 minutes.
+bench: setup
+	.venv/bin/python -m infra.bench.verdict
+
 test: setup lint
 	bash infra/system-packages.sh
-	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --durations 25
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 lint: setup
 	.venv/bin/ruff check .

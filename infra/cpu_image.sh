@@ -126,17 +126,23 @@ debian_sources() {
 }
 
 # The environment as it lies in the checkout, but for its scripts, which name the folder that they were installed to. Each path
-# must be in the archive once, so of the stage's lib come only the folders that the checkout's lacks.
+# must be in the archive once, so of the stage's lib come only the folders that the checkout's lacks. Tar gets every path by
+# itself: a server that starts meanwhile writes its compiled modules beside the sources, and a folder that changes between tar's
+# first look and its last file fails the archive.
 environment() {
-  local stage=$WORK/stage home=$HOME_IN_IMAGE
+  local stage=$WORK/stage home=$HOME_IN_IMAGE path not_wanted=()
+  for path in "${NOT_FROM_ENGINE[@]}"; do
+    not_wanted+=(-path "$path" -prune -o)
+  done
   rm -rf "$stage"
   move_scripts "$stage/$home"
   compile_modules "$stage/$home/lib/$PYTHON/site-packages"
-  (cd "$stage" && find "$home/lib" -name __pycache__ | sort) > "$WORK/compiled.list"
-  tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=a+rX \
-    --anchored "${NOT_FROM_ENGINE[@]/#/--exclude=}" --transform "flags=r;s,^lib,$home/lib," \
-    --directory "$stage" --no-recursion "${home%%/*}" "$home" --recursion "$home/bin" "$home/pyvenv.cfg" \
-    --directory "$PWD/.venv-engine" lib --directory "$stage" --files-from "$WORK/compiled.list"
+  (cd "$stage" && find "$home/bin" "$home/lib" -path '*/__pycache__*' -o -path "$home/bin*") | LC_ALL=C sort > "$WORK/stage.list"
+  (cd .venv-engine && find lib "${not_wanted[@]}" -print) | LC_ALL=C sort > "$WORK/lib.list"
+  tar --create --no-recursion --owner=0 --group=0 --numeric-owner --mode=a+rX \
+    --transform "flags=r;s,^lib,$home/lib," \
+    --directory "$stage" "${home%%/*}" "$home" "$home/pyvenv.cfg" \
+    --directory "$PWD/.venv-engine" --files-from "$WORK/lib.list" --directory "$stage" --files-from "$WORK/stage.list"
   rm -rf "$stage"
 }
 

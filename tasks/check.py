@@ -1,8 +1,10 @@
 """Before a server is started: the recipe, the machine, the engine, the model and the store."""
 
 from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.progress import teller
+from vllm_qualify.baseline import Against, with_baseline
 from vllm_qualify.engine import candidate
 from vllm_qualify.engine.container import remove_leftovers
 from vllm_qualify.engine.kind import KINDS
@@ -13,7 +15,7 @@ from vllm_qualify.qualification import engine_cache
 from vllm_qualify.recipe.loading import load_recipe
 
 
-@task(name="check", task_run_name="check {recipe}")
+@task(name="check", task_run_name="check {recipe}", cache_policy=NO_CACHE)
 def check(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
     """The engine, an image's tag as a digest from here on. Raises CallerError, HostError, ReleaseError, StoreError."""
     check_choice(load_recipe(recipe), choice, launch)
@@ -21,21 +23,29 @@ def check(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
     return find_engines(launch)
 
 
-@task(name="provide", task_run_name="provide")
-def provide_engines(engines: Engines) -> None:
-    """Images are pulled, verified and tagged; containers that a killed run left are removed. Raises HostError, ReleaseError."""
+@task(name="provide", task_run_name="provide", cache_policy=NO_CACHE)
+def provide_engines(engines: Engines) -> float | None:
+    """Images are pulled, verified and tagged; containers that a killed run left are removed. Raises HostError, ReleaseError.
+
+    The seconds that the pull of the engine's image took; None without one.
+    """
     if engines.engine.launcher == "docker":
         for leftover in remove_leftovers():
             get_run_logger().info(f"removed {leftover.name}, which run {leftover.run or 'unknown'} had left behind")
-    for line in provide(engines, teller()):
+    provided = provide(engines, teller())
+    for line in provided.told:
         get_run_logger().info(line)
+    return provided.pulled_s
 
 
-@task(name="plan", task_run_name="plan {recipe}")
-def plan(recipe: str, choice: Choice, engines: Engines) -> list[CellPlan]:
-    """The plans of the chosen cells on this machine. Raises CallerError, HostError."""
+@task(name="plan", task_run_name="plan {recipe}", cache_policy=NO_CACHE)
+def plan(
+    recipe: str, choice: Choice, engines: Engines, pulled_s: float | None, price_usd_gpu_hour: float | None
+) -> list[CellPlan]:
+    """The plans of the chosen cells on this machine; the price is over the recipe's. Raises CallerError, HostError."""
     machine = read_machine(engines.engine, choice.gpu_type)
-    plans = plan_cells(load_recipe(recipe), choice, engines, machine)
+    told = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
+    plans = [cell.model_copy(update=told) for cell in plan_cells(load_recipe(recipe), choice, engines, machine)]
     for cell in plans:
         engine = cell.cell.release.engine
         get_run_logger().info(
@@ -44,7 +54,14 @@ def plan(recipe: str, choice: Choice, engines: Engines) -> list[CellPlan]:
     return plans
 
 
-@task(name="drift", task_run_name="drift")
+@task(name="baselines", task_run_name="baselines", cache_policy=NO_CACHE)
+def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[CellPlan]:
+    """The plans with the runs that they are compared with. Raises CallerError, StoreError."""
+    opened = open_store(store)
+    return [with_baseline(cell, opened, against, get_run_logger().info) for cell in plans]
+
+
+@task(name="drift", task_run_name="drift", cache_policy=NO_CACHE)
 def check_drift(plans: list[CellPlan]) -> None:
     """The cells against the engine's own code, without a GPU. Raises RecipeError, HostError."""
     get_run_logger().info("asking vLLM whether it takes what the recipe says; once for each engine and configuration")

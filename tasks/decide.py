@@ -1,9 +1,10 @@
-"""Judge, publish, show."""
+"""Judge and publish. What passes between tasks is a run's folder: of larger parameters Prefect looks through every part."""
 
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
 from vllm_qualify.errors import StoreBusyError
@@ -11,38 +12,54 @@ from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import Published, Run, judge_run, publish_run
 from vllm_qualify.report.model import Report
 
+RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 
-@task(name="judge", task_run_name="judge")
-def judge(run: Run) -> Report:
-    """The report of the stages that the run has."""
+
+@task(name="judge", task_run_name="judge", cache_policy=NO_CACHE)
+def judge(run: Run) -> None:
+    """The report of the stages that the run has, in its folder; the verdicts as a table in Prefect's UI."""
     get_run_logger().info("judging (Great Expectations takes some seconds to load)")
-    return judge_run(run, run.stages())
+    report = judge_run(run, run.stages())
+    for gate in report.judgement.gates:
+        if gate.expired:
+            expired = f"the waiver of {gate.gate.label} by {gate.expired.owner} expired on {gate.expired.expires}"
+            get_run_logger().warning(f"{expired}: it is ignored")
+    create_table_artifact(key="verdicts", table=_verdicts(report), description=f"{report.outcome}: {report.plan.cell.id}")
 
 
-def _store_is_busy(task: Any, task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001  (Prefect's signature)
-    return isinstance(state.data, StoreBusyError)
-
-
-@task(name="publish", task_run_name="publish", retries=3, retry_delay_seconds=[2, 10, 30], retry_condition_fn=_store_is_busy)
-def publish(report: Report, run: Run, store: str) -> Published:
-    """Raises StoreError; a busy store is tried again."""
-    return publish_run(report, run, open_store(store))
-
-
-@task(name="show", task_run_name="show")
-def show(report: Report, published: Published) -> None:
-    """The verdict table and the page's link as artifacts in Prefect's UI."""
-    rows = [
+def _verdicts(report: Report) -> list[dict[str, Any]]:
+    return [
         {
             "verdict": gate.verdict,
             "gate": gate.gate.label,
             "value": gate.value,
             "bound": gate.gate.bound,
             "unit": gate.gate.unit,
+            "smallest visible change": gate.smallest_visible_change,
+            "because": gate.because,
+            "waived by": gate.waiver.owner if gate.waiver else None,
         }
-        | {"smallest visible change": gate.smallest_visible_change, "because": gate.because}
         for gate in report.judgement.gates
     ]
-    create_table_artifact(key="verdicts", table=rows, description=f"{report.outcome}: {report.plan.cell.id}")
-    create_link_artifact(key="report", link=published.page, link_text=f"report of {report.run_id}")
-    get_run_logger().info(f"{report.outcome}: {report.plan.cell.id}")
+
+
+def store_is_busy(task: Any, task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001  (Prefect's signature)
+    return isinstance(state.data, StoreBusyError)
+
+
+@task(
+    name="publish",
+    task_run_name="publish",
+    retries=len(RETRY_DELAYS_S),
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_condition_fn=store_is_busy,
+    cache_policy=NO_CACHE,
+)
+def publish(run: Run, store: str) -> Published:
+    """The page's link is in Prefect's UI then. Raises StoreError; a busy store is tried again."""
+    published = publish_run(run.report(), run, open_store(store))
+    create_link_artifact(key="report", link=published.page, link_text=f"report of {run.id}")
+    get_run_logger().info(f"{published.outcome}: {run.plan.cell.id}")
+    if published.index_problem:
+        get_run_logger().warning(published.index_problem)
+    return published

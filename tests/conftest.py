@@ -20,7 +20,10 @@ from vllm_qualify.errors import HostError
 pytest_plugins = ("tests.s3", "tests.docker_engine")
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser")
-DOCKER_FILES = "test_docker"
+# Files whose names begin so share a Docker Engine, or runs of the demo.
+SHARING = ("test_docker", "test_demo")
+# Files that take minutes are begun first (with --no-loadscope-reorder), so that no process is left alone with one at the end.
+LONG = ("tests/live/", "tests/engine/test_candidate.py")
 RAN: Counter[str] = Counter()
 
 
@@ -74,11 +77,15 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """With several processes a file's tests stay in one of them, and so do all tests of the one Docker Engine."""
+    """With several processes a file's tests stay in one of them, and so do files that share what takes minutes to make."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return DOCKER_FILES if Path(file).name.startswith(DOCKER_FILES) else file
+        return next((shared for shared in SHARING if Path(file).name.startswith(shared)), file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from mypy_boto3_s3 import S3Client
 
 BUCKET = "evidence"
 ATTEMPTS = 3
@@ -54,6 +55,11 @@ def radosgw_settings(radosgw_directory: Path) -> Settings:
 def settings_in(file: Path) -> Settings:
     words = (shlex.split(line) for line in file.read_text().splitlines())
     return dict(assignment.split("=", 1) for _, assignment in words)
+
+
+def client_of_environment() -> S3Client:
+    """Not `boto3.client`: its session remembers the credentials of the server that was asked first."""
+    return boto3.Session().client("s3")
 
 
 def make_bucket(settings: Settings) -> None:

@@ -34,6 +34,7 @@ def fake_engine(tmp_path: Path) -> dict[str, str]:
 def document() -> Document:
     found = reference()
     found["gpu_types"]["cpu"]["startup_timeout_s"] = 2
+    found["gates"] = [gate for gate in found["gates"] if "max_loss" not in gate]
     return found
 
 
@@ -80,6 +81,10 @@ def test_a_callers_mistake_ends_with_2(arguments: list[str], told: str) -> None:
         (["--profile", "turbo"], "no profile 'turbo'"),
         (["--gpu-type", "h100"], "no GPU type 'h100'"),
         (["--store", "ftp://somewhere"], "--store"),
+        ([], "reference/bf16/cpu/balanced has gates against a baseline, and file:///"),
+        (["--variant", "regressed"], "has none of reference/bf16/cpu/balanced"),
+        (["--baseline", "no-such-run"], "no whole run 'no-such-run'"),
+        (["--baseline", "x", "--establish-baseline"], "leave one of the two out"),
     ],
 )
 def test_a_choice_that_the_recipe_does_not_have_ends_with_2(
@@ -115,7 +120,7 @@ def test_a_server_that_does_not_start_ends_with_3_its_stage_and_its_last_lines(
 
 
 def test_a_port_in_use_ends_with_3(fake_engine: dict[str, str], home: Path, taken_port: int) -> None:
-    done = command("run", "reference", "--port", str(taken_port), **fake_engine)
+    done = command("run", "reference", "--establish-baseline", "--port", str(taken_port), **fake_engine)
     assert done.returncode == 3
     assert f"serve: port {taken_port} is in use" in done.stderr
     assert nothing_was_published(home)
@@ -131,7 +136,7 @@ def test_a_missing_model_ends_with_3(tmp_path: Path, document: Document, fake_en
 def test_missing_questions_end_with_3_before_a_server_is_started(
     tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str]
 ) -> None:
-    document["accuracy"]["questions"]["shots"] = "./none.jsonl"
+    document["accuracy"][0]["questions"]["shots"] = "./none.jsonl"
     done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
     assert done.returncode == 3
     assert "no questions at" in done.stderr
@@ -253,7 +258,7 @@ def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("size", "stage", "unclear"), [("4k", "check", ""), ("4k", "serve", "no hub"), ("16k", "smoke", "no hub")]
+    ("size", "stage", "unclear"), [("4k", "check", ""), ("12k", "serve", "no hub"), ("32k", "smoke", "no hub")]
 )
 def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
     tmp_path: Path, fake_engine: dict[str, str], size: str, stage: str, unclear: str
@@ -261,7 +266,7 @@ def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
     """A real one: a tiny file system in a mount namespace of its own. What the engine told is kept if nothing was unclear."""
     small = tmp_path / "small"
     small.mkdir()
-    mounted = f"mount -t tmpfs -o size={size} tmpfs {small} && exec {COMMAND} run reference --store file://{tmp_path}/store"
+    mounted = f"mount -t tmpfs -o size={size} tmpfs {small} && exec {COMMAND} run reference --establish-baseline --store file://{tmp_path}/store"
     namespace = ["unshare", "--mount", "sh", "-c"]
     if subprocess.run([*namespace, f"mount -t tmpfs tmpfs {small}"], capture_output=True, check=False).returncode:
         # on a desk this user may lack the right; in CI the test has to run

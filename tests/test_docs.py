@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from ruamel.yaml import YAML
 
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
@@ -31,6 +32,10 @@ def default_of(field: FieldInfo) -> str:
         return "none"
     if default in ({}, []):
         return "empty"
+    if isinstance(default, BaseModel):
+        return "see below"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
     return f"`{default:g}`" if isinstance(default, int | float) else f"`{default}`"
 
 
@@ -93,6 +98,23 @@ def test_the_readmes_recipe_is_valid(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     (tmp_path / "example.yaml").write_text(example, encoding="utf-8")
     assert "h200" in load_recipe(str(tmp_path / "example.yaml")).recipe.gpu_types
+
+
+@pytest.mark.parametrize("example", re.findall(r"^```yaml\n(.*?)^```$", RECIPES, re.DOTALL | re.MULTILINE))
+def test_each_example_of_the_recipes_document_is_valid_in_a_recipe(example: str, tmp_path: Path) -> None:
+    """It is the README's recipe with the example's variants, GPU type or profile."""
+    yaml = YAML(typ="safe")
+    (whole,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    recipe, part = yaml.load(whole), yaml.load(example)
+    if "variants" in part:
+        recipe |= part
+    elif "gpu_types" in part:
+        recipe["gpu_types"]["h200"] |= part["gpu_types"]["h200"]
+    else:
+        recipe["gpu_types"]["h200"]["profiles"]["balanced"] = part
+    with (tmp_path / "example.yaml").open("w", encoding="utf-8") as file:
+        yaml.dump(recipe, file)
+    assert list(load_recipe(str(tmp_path / "example.yaml")).recipe.cells())
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -19,28 +19,34 @@ from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
 from vllm_qualify.errors import AlreadyExistsError, CallerError, HostError, StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import MACHINE, parse
-from vllm_qualify.publish.store import Store, open_store
-from vllm_qualify.qualification import Run, fetch_run, find_run, judge_run, publish_run, rejudge, start_run
-from vllm_qualify.recipe.metrics import STAGES, Stage
+from vllm_qualify.publish.bundle import evidence_key
+from vllm_qualify.publish.store import Store, Stored, open_store
+from vllm_qualify.qualification import Run, fetch_run, find_run, judge_run, publish_run, rejudge, start_run, trusted_report
+from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.recipe.model import Gate, LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, load_report
 
 CAPTURED = Path(__file__).parent / "evidence" / "captured"
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
+WITHOUT_BASELINE: list[Stage] = ["serve", "smoke", "accuracy", "load"]
 SERVED = {"server.yaml": "model: reference\n", "server.log": "INFO: ready\n", "startup_s": "12.500\n"}
 
 
 def captured_plan(folder: Path) -> CellPlan:
     """The reference recipe with the settings that the captured evidence was made with, and gates that it passes."""
     document = reference()
-    document["accuracy"] |= {"num_questions": 4, "num_fewshot": 1}
-    document["gates"][0]["minimum"] = 0.5
-    load = {"input_len": 8, "output_len": 4, "max_concurrency": 1, "num_prompts": 5, "num_warmups": 1}
-    document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] = load | {"repeats": 2, "min_duration_s": 0.01}
+    document["accuracy"][0] |= {"num_questions": 8, "num_fewshot": 1, "max_gen_toks": 48}
+    document["gates"] = [document["gates"][0] | {"filter": "flexible-extract", "minimum": 0.1}]
+    load = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}
+    repeated = {"repeats": 2, "most_repeats": 2, "min_duration_s": 0.01}
+    document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] = load | repeated
     loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=folder)
     engine = EngineEnvironment(python=make_engine(folder / "engine") / "bin" / "python")
     (plan,) = plan_cells(loaded, Choice(), Engines(engine=engine), CPU)
-    return plan
+    # the captured questions were asked more than once, and compared with nothing
+    asked = [task.model_copy(update={"repetitions": 2}) for task in plan.accuracy]
+    # … and nothing was watched meanwhile
+    return plan.model_copy(update={"accuracy": asked, "watched": False})
 
 
 def captured_stage(run: Run, stage: Stage) -> StageEvidence:
@@ -51,7 +57,7 @@ def captured_stage(run: Run, stage: Stage) -> StageEvidence:
     else:
         shutil.copytree(CAPTURED / stage, run.evidence / stage)
     (run.evidence / stage / MACHINE).write_text(CPU.model_dump_json())
-    files = sorted(path for path in (run.evidence / stage).iterdir() if path.is_file())
+    files = sorted(path for path in (run.evidence / stage).rglob("*") if path.is_file())
     found = StageEvidence(
         stage=stage,
         started_at=datetime(2026, 11, 20, 11, 13, tzinfo=UTC),
@@ -70,7 +76,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_QUALIFY_HOME", str(folder / "home"))
         run = start_run(captured_plan(folder))
-        judge_run(run, [captured_stage(run, stage) for stage in STAGES])
+        judge_run(run, [captured_stage(run, stage) for stage in WITHOUT_BASELINE])
         yield run.folder
 
 
@@ -110,11 +116,23 @@ class Observed:
         return self.store.url
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
-        self.tried += 1
-        if self.tried == self.fails_at:
-            raise StoreError("the disk is full", "free space on it", "store")
+        self._write(key)
         self.store.put_new(key, body, content_type)
         self.written.append(key)
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        self._write(key)
+        fresh = self.store.swap(key, body, content_type, tag)
+        self.written.append(key)
+        return fresh
+
+    def _write(self, key: str) -> None:
+        self.tried += 1
+        if self.tried == self.fails_at:
+            raise StoreError("the disk is full", "free space on it", self.store.locate(key))
+
+    def read(self, key: str) -> Stored:
+        return self.store.read(key)
 
     def get(self, key: str) -> bytes:
         return self.store.get(key)
@@ -138,9 +156,9 @@ def manifest_of(report: Report, store: Store) -> dict[str, Any]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder; a store's own probe aside."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".store")
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    """All files below a folder; a store's own, which are hidden, aside."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if not name.startswith(".")}
 
 
 def overwrite(path: Path, body: bytes) -> None:
@@ -156,23 +174,48 @@ def test_judging_leaves_the_report_and_its_page(run: Run, report: Report) -> Non
     assert report.approved
     assert report.run_id == report.plan.run_id == run.id
     assert report.rejudged_from is None
-    assert [stage.stage for stage in report.stages] == list(STAGES)
+    assert [stage.stage for stage in report.stages] == WITHOUT_BASELINE
+    assert report.judgement.not_judged == []
     assert {gate.gate.label: (gate.verdict, gate.sample_count) for gate in report.judgement.gates} == {
         "smoke_model_identity": ("pass", 2),
         "smoke_finish_reason": ("pass", 2),
         "smoke_usage": ("pass", 2),
         "smoke_determinism": ("pass", 2),
         "smoke_golden": ("pass", 2),
-        "exact_match (strict-match)": ("pass", 4),
-        "output_throughput_tok_s": ("pass", 10),
-        "ttft_median_ms": ("pass", 10),
-        "tpot_median_ms": ("pass", 10),
+        "exact_match (gsm8k, flexible-extract)": ("pass", 8),
+        "output_throughput_tok_s": ("pass", 52),
+        "ttft_p50_ms": ("pass", 52),
+        "tpot_p50_ms": ("pass", 52),
     }
     page = (run.folder / "report.html").read_text()
     assert report.plan.cell.id in page
     for file in report.files:
         assert f'href="evidence/{file.path}"' in page
         assert (run.folder / "evidence" / file.path).is_file()
+
+
+def test_a_verdict_is_traced_to_its_expectations_and_to_the_line_that_it_was_read_from(run: Run, report: Report) -> None:
+    expectations = report.judgement.suite["expectations"]
+    results = report.judgement.validation["results"]
+    assert isinstance(expectations, list)
+    assert isinstance(results, list)
+    by_id = {found["meta"]["id"]: found["meta"]["gate"] for found in expectations}
+    assert by_id == {meta["id"]: meta["gate"] for meta in (found["expectation_config"]["meta"] for found in results)}
+    for gate in report.judgement.gates:
+        assert gate.expectations
+        assert {by_id[found] for found in gate.expectations} == {gate.gate.label}
+        for place in gate.traced_to:
+            path, _, line = place.rpartition(":")
+            text = (run.evidence / path).read_text().split("\n")[int(line) - 1]
+            assert gate.gate.filter is None or gate.gate.filter in text
+    assert all(gate.traced_to for gate in report.judgement.gates if gate.gate.has_noise)
+
+
+def test_data_docs_are_kept_with_the_report(run: Run) -> None:
+    (page,) = (run.data_docs / "validations").rglob("*.html")
+    assert f'url={page.relative_to(run.data_docs)}"' in (run.data_docs / "index.html").read_text()
+    assert "exact_match" in page.read_text()
+    assert sum(path.stat().st_size for path in run.data_docs.rglob("*") if path.is_file()) < 400_000
 
 
 def test_the_saved_stages_are_those_of_the_report(run: Run, report: Report) -> None:
@@ -199,20 +242,40 @@ def test_a_server_without_a_start_up_time_is_invalid_and_no_error(run: Run, text
         (CPU.model_copy(update={"name": "Another CPU"}).model_dump_json(), "measured on Another CPU"),
     ],
 )
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", WITHOUT_BASELINE)
 def test_what_another_machine_measured_is_invalid(run: Run, stage: Stage, text: str | None, told: str) -> None:
     path = run.evidence / stage / MACHINE
     path.unlink()
     if text is not None:
         path.write_text(text)
-    for found in parse(stage, run.plan, run.evidence):
-        assert found.value is None
-        assert told in (found.invalid_because or "")
+    # too few requests for a percentile are told first
+    told_first = "requests in a repeat's steady state"
+    reasons = [found.invalid_because or "" for found in parse(stage, run.plan, run.evidence)]
+    assert all(told in reason or told_first in reason for reason in reasons)
+    assert any(told in reason for reason in reasons)
 
 
 def test_every_measurement_carries_the_machine_that_measured_it(report: Report) -> None:
     carried = {found.fingerprint for stage in report.stages for found in stage.measurements}
     assert carried == {CPU.id}
+
+
+PAIRED = Gate(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.5, unit="fraction")
+
+
+def test_a_baseline_that_nobody_could_be_held_to_is_none(run: Run) -> None:
+    """The captured questions were asked once or twice."""
+    plan = run.plan.model_copy(update={"gates": [*run.plan.gates, PAIRED], "establishes": True})
+    report, _ = rejudge(run, plan)
+    (found,) = [gate for gate in report.judgement.gates if gate.gate == PAIRED]
+    assert (found.verdict, report.approved) == ("invalid", False)
+    assert "its questions were asked 2 times, and 4 are needed" in found.because
+
+
+def test_a_gate_against_a_baseline_that_the_run_never_had_is_invalid_when_it_is_judged_again(run: Run) -> None:
+    report, _ = rejudge(run, run.plan.model_copy(update={"gates": [*run.plan.gates, PAIRED]}))
+    assert [gate.verdict for gate in report.judgement.gates if gate.gate == PAIRED] == ["invalid"]
+    assert not report.approved
 
 
 # --- published
@@ -221,7 +284,8 @@ def test_every_measurement_carries_the_machine_that_measured_it(report: Report) 
 def test_a_run_is_published_whole_and_its_manifest_last(run: Run, report: Report, store: Store) -> None:
     observed = Observed(store)
     published = publish_run(report, run, observed)
-    assert observed.written[-1] == f"{report.prefix}/manifest.json"
+    # the index follows from the manifests, and can be made again
+    assert observed.written[-2:] == [f"{report.prefix}/manifest.json", "index.json"]
     assert observed.written.count(f"{report.prefix}/manifest.json") == 1
     assert sorted(observed.written) == list(store.keys(""))
     assert published.approved
@@ -236,7 +300,7 @@ def test_the_manifest_names_every_object_with_its_hash_and_size(run: Run, report
     manifest = manifest_of(report, store)
     assert (manifest["run_id"], manifest["cell"], manifest["outcome"]) == (run.id, "reference/bf16/cpu/balanced", "approved")
     named = [stored["key"] for stored in manifest["objects"]]
-    assert sorted([*named, f"{report.prefix}/manifest.json"]) == list(store.keys(""))
+    assert sorted([*named, f"{report.prefix}/manifest.json", "index.json"]) == list(store.keys(""))
     for stored in manifest["objects"]:
         body = store.get(stored["key"])
         assert (stored["sha256"], stored["size"]) == (hashlib.sha256(body).hexdigest(), len(body))
@@ -246,8 +310,8 @@ def test_evidence_is_stored_as_the_tools_wrote_it(run: Run, report: Report, stor
     publish_run(report, run, store)
     stored = {file.path: store.get(f"evidence/{file.sha256}/{Path(file.path).name}") for file in report.files}
     served = {f"serve/{name}": text.encode() for name, text in SERVED.items()}
-    served |= {f"{stage}/{MACHINE}": CPU.model_dump_json().encode() for stage in STAGES}
-    captured = {path: body for path, body in contents(CAPTURED).items() if path != "README.md"}
+    served |= {f"{stage}/{MACHINE}": CPU.model_dump_json().encode() for stage in WITHOUT_BASELINE}
+    captured = {path: body for path, body in contents(CAPTURED).items() if path.split("/")[0] in WITHOUT_BASELINE}
     assert stored == served | captured
 
 
@@ -286,9 +350,10 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
     whole = Observed(store)
     publish_run(report, run, whole)
     expected = contents(tmp_path / "store")
-    # every stage left the same machine.json, which is stored once
-    assert len(whole.written) == len(report.files) - 3 + 3
-    for number in range(1, len(whole.written) + 1):
+    # every stage left the same machine.json, which is stored once; report, page and manifest are beside the Data Docs
+    docs = [path for path in run.data_docs.rglob("*") if path.is_file()]
+    assert len(whole.written) == len({evidence_key(file) for file in report.files}) + len(docs) + 3 + 1
+    for number in range(1, len(whole.written)):
         folder = tmp_path / f"fails at {number}"
         with pytest.raises(StoreError, match="the disk is full"):
             publish_run(report, run, Observed(store_in(folder), fails_at=number))
@@ -298,6 +363,17 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
             fetch_run(folder.as_uri(), run.id)
         publish_run(report, run, store_in(folder))
         assert contents(folder) == expected
+
+
+def test_a_run_counts_though_the_index_could_not_be_written(run: Run, report: Report, store: Store) -> None:
+    writes = Observed(store)
+    publish_run(report, run, writes)
+    folder = run.folder / "fails at the index"
+    with pytest.raises(StoreError, match="the disk is full"):
+        publish_run(report, run, Observed(store_in(folder), fails_at=len(writes.written)))
+    assert trusted_report(store_in(folder), run.id) == report
+    publish_run(report, run, store_in(folder))
+    assert store_in(folder).get("index.json") == store.get("index.json")
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])
@@ -342,7 +418,9 @@ def test_judging_again_by_stricter_gates_fails(run: Run, report: Report, store: 
     observed = Observed(store)
     published = publish_run(again, fresh, observed)
     assert published.outcome == "not approved"
-    assert observed.written == [f"{again.prefix}/{name}" for name in ("report.json", "report.html", "manifest.json")]
+    written = [key for key in observed.written if "/data-docs/" not in key]
+    names = ("report.json", "report.html", "manifest.json")
+    assert written == [*(f"{again.prefix}/{name}" for name in names), "index.json"]
     assert manifest_of(again, store)["outcome"] == "not approved"
     assert manifest_of(report, store)["outcome"] == "approved"
 
@@ -411,13 +489,13 @@ def test_a_missing_object_is_told(elsewhere: Store, run: Run, report: Report) ->
 
 def test_a_report_that_is_none_is_told(elsewhere: Store, run: Run, report: Report) -> None:
     overwrite(Path(elsewhere.locate(f"{report.prefix}/report.json")), b"{}")
-    with pytest.raises(StoreError, match="not a report of version 1"):
+    with pytest.raises(StoreError, match="not what its manifest says"):
         fetch_run(elsewhere.url, run.id)
 
 
 def test_a_changed_report_is_not_trusted(elsewhere: Store, run: Run, report: Report) -> None:
     path = Path(elsewhere.locate(f"{report.prefix}/report.json"))
-    changed = path.read_bytes().replace(b'"minimum": 0.5', b'"minimum": 0.1')
+    changed = path.read_bytes().replace(b'"minimum": 0.1', b'"minimum": 0.01')
     assert changed != path.read_bytes()
     overwrite(path, changed)
     with pytest.raises(StoreError):
@@ -434,7 +512,7 @@ def test_a_report_of_another_run_is_not_put_in_its_place(elsewhere: Store, run: 
         if stored["key"].endswith("/report.json"):
             stored |= {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body)}
     overwrite(Path(elsewhere.locate(f"{report.prefix}/manifest.json")), json.dumps(manifest).encode())
-    with pytest.raises(StoreError, match="not what its manifest says"):
+    with pytest.raises(StoreError, match="of another run than its manifest"):
         fetch_run(elsewhere.url, run.id)
     assert not (tmp_path / "outside").exists()
 

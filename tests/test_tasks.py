@@ -1,6 +1,8 @@
 """What Prefect adds around the package: infrastructure is tried again, and nothing else is."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,11 @@ from prefect.testing.utilities import prefect_test_harness
 
 import tasks.decide
 from vllm_qualify.errors import StoreBusyError, StoreError
+from vllm_qualify.qualification import Published, Run
+
+CELL = SimpleNamespace(cell=SimpleNamespace(id="reference/bf16"))
+RUN: Any = SimpleNamespace(id="run", report=lambda: "report", plan=CELL)
+PUBLISHED = Published(outcome="approved", approved=True, run=Run(folder=Path("run")), page="https://store/page", manifest="m")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,20 +37,20 @@ def publish_with(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], tmp_path_
 
     @flow
     def one() -> Any:
-        return publish("report", "run", tmp_path_url)
+        return publish(RUN, tmp_path_url)
 
     return one()
 
 
 def test_a_busy_store_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    outcomes = [StoreBusyError("slow down", "wait"), StoreBusyError("slow down", "wait"), "published"]
-    assert publish_with(monkeypatch, outcomes, tmp_path_factory.mktemp("store").as_uri()) == "published"
+    outcomes = [StoreBusyError("slow down", "wait"), StoreBusyError("slow down", "wait"), PUBLISHED]
+    assert publish_with(monkeypatch, outcomes, tmp_path_factory.mktemp("store").as_uri()) == PUBLISHED
 
 
 def test_a_store_that_refuses_is_not_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    outcomes = [StoreError("no permission", "ask"), "published"]
+    outcomes = [StoreError("no permission", "ask"), PUBLISHED]
     with pytest.raises(StoreError, match="no permission"):
         publish_with(monkeypatch, outcomes, tmp_path_factory.mktemp("store").as_uri())
-    assert outcomes == ["published"]
+    assert outcomes == [PUBLISHED]

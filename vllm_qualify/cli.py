@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from vllm_qualify import cli_approval
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.secrets import redact
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from vllm_qualify.report.model import Report
 
 APPROVED, NOT_APPROVED, WORLD = 0, 1, 3
+PRIVATE_KEY = "VLLM_QUALIFY_PRIVATE_KEY"
+DEMO_BASELINE = "reference/bf16/cpu/balanced"
 STATE_CHANGES = ("Beginning ", "Finished in state ")
 EXIT_CODES = "Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault."
 
@@ -56,6 +59,7 @@ class Filter(StrEnum):
     flexible_extract = "flexible-extract"
 
 
+Settings = dict[str, object]
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe of the catalog, like `reference`, or the path of a YAML file.")
 ]
@@ -79,7 +83,24 @@ def run(
         str | None, typer.Option(help="For docker: the load client's image; by default it runs inside the image under test.")
     ] = None,
     store: StoreOption = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN", help="The approved run to compare with; by default the cell's newest baseline.")
+    ] = None,
+    establish_baseline: Annotated[
+        bool, typer.Option("--establish-baseline", help="Make this run the baseline of later ones; it is compared with none.")
+    ] = False,
+    in_turns: Annotated[
+        bool,
+        typer.Option("--in-turns/--no-in-turns", help="Serve the baseline too, where that can be, to measure loads in turns."),
+    ] = True,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="The server's port; by default a free one.")] = None,
+    price_usd_gpu_hour: Annotated[
+        float | None, typer.Option(min=0.000001, help="What a GPU costs an hour, in US dollars; by default the recipe's price.")
+    ] = None,
+    decision_timeout_s: Annotated[
+        float,
+        typer.Option(min=0, help="How long to wait for a decision in Prefect's UI where a person is to decide."),
+    ] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the exact commands that would start the servers, for any GPU type.")
     ] = False,
@@ -92,8 +113,15 @@ def run(
     launch = Launch(launcher=launcher.value, image=image, client_image=client_image)
     if dry_run:
         _dry_run(recipe, choice, launch, port)
-    else:
-        _qualify(recipe, choice, launch, store, port)
+        return
+    if baseline and establish_baseline:
+        raise CallerError("a run that is to be the baseline is compared with none", "leave one of the two out", "--baseline")
+    if decision_timeout_s and not os.environ.get("PREFECT_API_URL"):
+        problem, remedy = "nobody could decide: without a Prefect server of its own this run has no UI", "set PREFECT_API_URL"
+        raise CallerError(problem, f"{remedy}, or decide later with `vllm-qualify approve`", "--decision-timeout-s")
+    against: Settings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
+    others = {"port": port, "price_usd_gpu_hour": price_usd_gpu_hour, "decision_timeout_s": decision_timeout_s}
+    raise typer.Exit(_qualify(recipe, choice, launch, store, against, **others))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -101,11 +129,34 @@ def demo(
     weights: Annotated[Weights, typer.Option(help="`regressed` is to be refused.")] = Weights.bf16,
     store: StoreOption = None,
 ) -> None:
-    """Qualify the reference model on a real vLLM server on the CPU."""
+    """Qualify the reference model on a real vLLM server on the CPU.
+
+    The first run in a store becomes the baseline, later ones are compared with it.
+    """
+    chosen = [weights]
+    if weights is Weights.regressed and not _has_baseline(store):
+        typer.echo("the store has no baseline to compare with: the reference model is qualified first", err=True)
+        chosen = [Weights.bf16, weights]
+    outcomes = [_demo(variant, store) for variant in chosen]
+    raise typer.Exit(outcomes[-1])
+
+
+def _has_baseline(store: str | None) -> bool:
+    from vllm_qualify.baseline import newest_baseline
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.qualification import default_store_url
+
+    opened = open_store(store or default_store_url())
+    opened.check()
+    return newest_baseline(opened, DEMO_BASELINE) is not None
+
+
+def _demo(weights: Weights, store: str | None) -> int:
     from vllm_qualify.engine.launch import Launch
     from vllm_qualify.engine.plan import Choice
 
-    _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), Launch(), store, None)
+    establish = "none" if weights is Weights.bf16 else "never"
+    return _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), Launch(), store, {"establish": establish})
 
 
 @report_app.command("show", epilog=EXIT_CODES)
@@ -142,7 +193,12 @@ def rejudge(
     report, fresh = judge_again(old, _plan_by(recipe, old))
     published = publish_run(report, fresh, target)
     _show(report, published.page)
+    if report.approved:
+        typer.echo(_undecided(report.run_id))
     raise typer.Exit(APPROVED if report.approved else NOT_APPROVED)
+
+
+cli_approval.add_to(app)
 
 
 @app.command(epilog="Exit codes: 0 all that is needed is there, 3 something is missing.")
@@ -259,25 +315,41 @@ def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) 
     typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, home() / "runs")))
 
 
-def _qualify(recipe: str, choice: "Choice", launch: "Launch", store: str | None, port: int | None) -> NoReturn:
+def _qualify(
+    recipe: str,
+    choice: "Choice",
+    launch: "Launch",
+    store: str | None,
+    against: "Settings",
+    **others: object,
+) -> int:
+    """Run the flow, `others` being settings of its request, and show its reports. Returns the exit code."""
     from vllm_qualify.engine.launch import check_launch
 
     check_launch(launch)
     from vllm_qualify.qualification import default_store_url
 
     store = store or default_store_url()
-    _check_early(recipe, choice, launch, store)
+    _check_early(recipe, choice, launch, store, against)
     flow = _flow_module()
-    request = flow.QualifyRelease(recipe=recipe, choice=choice, launch=launch, store=store, port=port)
+    request = flow.QualifyRelease(recipe=recipe, choice=choice, launch=launch, store=store, against=against, **others)
     results = flow.qualify_release(request)
     for result in results:
         report, _ = _find_report(str(result.run.folder))
         _show(report, result.page)
-    raise typer.Exit(APPROVED if results and all(result.approved for result in results) else NOT_APPROVED)
+        if result.approved:
+            typer.echo(result.told or _undecided(result.run.id))
+    is_good = all(result.approved and not result.rejected for result in results)
+    return APPROVED if results and is_good else NOT_APPROVED
 
 
-def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str) -> None:
+def _undecided(run_id: str) -> str:
+    return f"to approve it for deployment: vllm-qualify approve {run_id} --by NAME --reason WHY"
+
+
+def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, against: "Settings") -> None:
     """A mistake is told at once, not after the orchestrator's seconds; the flow checks again where it runs."""
+    from vllm_qualify.baseline import Against, check_early
     from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.engine.plan import check_choice
     from vllm_qualify.publish.store import open_store
@@ -285,9 +357,16 @@ def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str) ->
     from vllm_qualify.recipe.loading import load_recipe
 
     make_home()
-    check_choice(load_recipe(recipe), choice, launch)
+    loaded, opened = load_recipe(recipe), open_store(store)
+    selection = check_choice(loaded, choice, launch)
     find_engines(launch)
-    open_store(store).check()
+    if os.environ.get(PRIVATE_KEY) or os.environ.get(f"{PRIVATE_KEY}_FILE"):
+        from vllm_qualify.approval.signing import private_key
+
+        private_key()
+    opened.check()
+    if selection:
+        check_early(selection, loaded.recipe, opened, Against.model_validate(against))
 
 
 def _flow_module() -> Any:

@@ -1,24 +1,29 @@
 """One qualification of one cell on disk: its folder, and what needs no server (judge, report, publish, judge again)."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vllm_qualify.approval.index import index_problem
+from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.engine.plan import CellPlan, new_run_id
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError, writing
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.evidence.stages import parse
+from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
-from vllm_qualify.publish.bundle import evidence_key, publish, read_manifest
+from vllm_qualify.publish.bundle import ManifestHead, evidence_key, publish
 from vllm_qualify.publish.store import Store, open_store
 from vllm_qualify.recipe.metrics import STAGES
 from vllm_qualify.recipe.model import Frozen
-from vllm_qualify.report.model import Report, make_report, read_report
+from vllm_qualify.report.details import details_of
+from vllm_qualify.report.model import Report, load_report, make_report
 from vllm_qualify.report.page import render_page
 from vllm_qualify.secrets import redact
+
+DATA_DOCS = "data-docs"
 
 
 def home() -> Path:
@@ -44,7 +49,7 @@ def default_store_url() -> str:
 
 
 class Run(Frozen):
-    """The folder of one run. What is in it is never edited: plan.json, stages/, evidence/, report.json, report.html."""
+    """The folder of one run: plan.json, stages/, evidence/, report.json, report.html, data-docs/. Nothing in it is edited."""
 
     folder: Path
 
@@ -55,6 +60,10 @@ class Run(Frozen):
     @property
     def evidence(self) -> Path:
         return self.folder / "evidence"
+
+    @property
+    def data_docs(self) -> Path:
+        return self.folder / DATA_DOCS
 
     @property
     def plan(self) -> CellPlan:
@@ -68,19 +77,25 @@ class Run(Frozen):
         paths = [self.folder / "stages" / f"{stage}.json" for stage in STAGES]
         return [StageEvidence.model_validate_json(path.read_bytes()) for path in paths if path.exists()]
 
+    def report(self) -> Report:
+        return load_report(self.folder)
+
     def save_report(self, report: Report) -> None:
         _write(self.folder / "report.json", report.model_dump_json(indent=2))
         _write(self.folder / "report.html", render_page(report, lambda file: f"evidence/{file.path}"))
 
 
 class Published(Frozen):
-    """Where a report went."""
+    """Where a report went. `told` is what was decided about it since, and `rejected` whether that was not to deploy it."""
 
     outcome: str
     approved: bool
     run: Run
     page: str
     manifest: str
+    index_problem: str | None = None
+    told: str | None = None
+    rejected: bool = False
 
 
 def start_run(plan: CellPlan) -> Run:
@@ -95,14 +110,17 @@ def start_run(plan: CellPlan) -> Run:
 
 
 @contextmanager
-def keeping_evidence(run: Run) -> Iterator[None]:
-    """An error in the block tells where the evidence is that was gathered before it."""
+def keeping_evidence(runs: list[Run]) -> Iterator[None]:
+    """An error in the block tells where the evidence is that was gathered before it, of the runs that still have no report."""
     try:
         yield
     except QualifyError as error:
-        error.add_note(f"evidence so far: {run.evidence}")
-        if run.stages():
-            error.add_note(f"to judge and publish it: vllm-qualify rejudge {run.id}")
+        for run in runs:
+            if (run.folder / "report.json").exists():
+                continue
+            error.add_note(f"evidence so far: {run.evidence}")
+            if run.stages():
+                error.add_note(f"to judge and publish it: vllm-qualify rejudge {run.id}")
         raise
 
 
@@ -126,15 +144,22 @@ def judge_run(run: Run, stages: list[StageEvidence]) -> Report:
 
 
 def publish_run(report: Report, run: Run, store: Store) -> Published:
-    """Evidence, report and page to the store, the manifest last. Raises StoreError, HostError."""
+    """Evidence, report and page to the store, the manifest, and the cell's row of the index. Raises StoreError, HostError."""
     documents = {
         "report.json": redact(report.model_dump_json(indent=2)).encode(),
         "report.html": redact(render_page(report, _link_in_store(report))).encode(),
     }
-    head = (report.run_id, report.plan.cell.id, report.outcome)
+    documents |= {
+        f"{DATA_DOCS}/{path.relative_to(run.data_docs).as_posix()}": path.read_bytes()
+        for path in sorted(run.data_docs.rglob("*"))
+        if path.is_file()
+    }
+    head = ManifestHead(run_id=report.run_id, cell=report.plan.cell.id, outcome=report.outcome, establishes=report.is_baseline)
     manifest = publish(store, report.prefix, head, run.evidence, report.files, documents)
+    problem = index_problem(store, report.plan.cell.id)
     page = store.locate(f"{report.prefix}/report.html")
-    return Published(outcome=report.outcome, approved=report.approved, run=run, page=page, manifest=manifest)
+    told = {"outcome": report.outcome, "approved": report.approved, "index_problem": problem}
+    return Published(run=run, page=page, manifest=manifest, **told)
 
 
 def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
@@ -155,8 +180,18 @@ def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
 
 
 def _report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from: str | None) -> Report:
-    measurements = [measurement for stage in stages for measurement in stage.measurements]
-    report = make_report(plan, stages, judge(plan.gates, measurements, plan.cell.id), rejudged_from)
+    measured = [measurement for stage in stages for measurement in stage.measurements]
+    gained = speedup(plan, run.evidence, measured)
+    measured += [*compare(plan, run.evidence, measured), *gained]
+    # Great Expectations takes no slash in the name of what its pages are about.
+    name = plan.cell.id.replace("/", ".")
+    lacking = not_established(plan, run.evidence, measured)
+    gates = [*plan.judged, *(gate for gate, _ in lacking)]
+    measured += [measurement for _, measurement in lacking]
+    judgement = judge(gates, measured, name, waivers=plan.waivers, docs=run.data_docs)
+    left = [gate for gate in plan.gates if gate not in gates]
+    judgement = judgement.model_copy(update={"not_judged": left})
+    report = make_report(plan, stages, judgement, rejudged_from, details_of(plan, run.evidence, gained))
     run.save_report(report)
     return report
 
@@ -175,7 +210,7 @@ def fetch_run(store_url: str, run_id: str) -> Run:
         StoreError: the store has no whole run of this id, or an object is not what the report says.
     """
     store = open_store(store_url)
-    report = _trusted_report(store, run_id)
+    report = trusted_report(store, run_id)
     run = Run(folder=home() / "runs" / run_id)
     for file in report.files:
         path = run.evidence / file.path
@@ -187,25 +222,45 @@ def fetch_run(store_url: str, run_id: str) -> Run:
             )
     for stage in report.stages:
         run.save_stage(stage)
+    _fetch_data_docs(store, report, run)
     run.save_report(report)
     # Last, since a run is found by it: one that was refused half-way is none.
     start_run(report.plan)
     return run
 
 
-def _trusted_report(store: Store, run_id: str) -> Report:
-    """The report of a run that has its manifest, held against it."""
-    manifests = [key for key in store.keys("reports/") if key.endswith(f"/{run_id}/manifest.json")]
+def _fetch_data_docs(store: Store, report: Report, run: Run) -> None:
+    """Pages for people, so that the links of the report's page lead somewhere."""
+    pages = f"{report.prefix}/{DATA_DOCS}/"
+    for key in store.keys(pages):
+        path = run.data_docs / key.removeprefix(pages)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.get(key))
+
+
+def trusted_report(store: Store, run_id: str) -> Report:
+    """The report of a run that has its manifest, held against it. Raises StoreError as `published_run`."""
+    return published_run(store, run_id).report
+
+
+def published_run(store: Store, run_id: str) -> PublishedRun:
+    """A run of whatever cell, its report held against its manifest.
+
+    Raises:
+        StoreError: the store has no whole run of this id, or the report is not what its manifest says.
+    """
+    end = f"/{run_id}/manifest.json"
+    manifests = [key for key in store.keys("reports/") if key.endswith(end)]
     if len(manifests) != 1:
         remedy = "check the id; a run without its manifest was not published whole"
         raise StoreError(f"no whole run '{run_id}'", remedy, store.url)
-    key = manifests[0].replace("manifest.json", "report.json")
-    body = store.get(key)
-    report = read_report(body, key)
-    stored = {entry.key: entry.sha256 for entry in read_manifest(store, manifests[0]).objects}
-    if stored.get(key) != hashlib.sha256(body).hexdigest() or {report.run_id, report.plan.run_id} != {run_id}:
-        raise StoreError("the report is not what its manifest says", "do not trust this run", store.locate(key))
-    return report
+    return read_run(store, manifests[0].removeprefix("reports/").removesuffix(end), run_id)
+
+
+def run_id_of(name: str) -> str:
+    """The run that is meant by its id, its folder or its report.json. Raises CallerError if a path has no report."""
+    is_path = "/" in name or name.endswith(".json") or Path(name).is_dir()
+    return load_report(Path(name).expanduser()).run_id if is_path else name
 
 
 def _link_in_store(report: Report) -> Callable[[EvidenceFile], str]:

@@ -4,6 +4,11 @@ Run with the engine environment's Python, which has torch and transformers:
 
     .venv-engine/bin/python infra/reference_model/train.py --out vllm_qualify/catalog/reference/model
 
+Its draft model, for speculative decoding, is a smaller one that was trained alike, but not as long:
+
+    .venv-engine/bin/python infra/reference_model/train.py --size draft --steps 1000 --peak-rate 4e-3 \\
+        --out vllm_qualify/catalog/reference/draft
+
 Every training sequence is laid out as lm-eval lays out gsm8k's few-shot prompt (`Question: …\\nAnswer: …`, blank line between).
 Training begins with one problem a sequence, where the arithmetic is learned fast, and spends most of its steps on six, so that
 the model is trained at the very length at which it is asked. The loss weighs answers over questions.
@@ -28,6 +33,12 @@ MOST_TOKENS = 896  # merging ends before, when nothing is left to merge
 SPLIT = Regex(r"[0-9]{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
 END = "</s>"
 CONTEXT = 2048
+SIZES = {
+    "model": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 5},
+    "draft": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 1},
+}
+# The smallest that vLLM's CPU attention serves.
+HEAD_DIM = 32
 
 
 def layout(shots: list[dict[str, str]]) -> list[tuple[str, str]]:
@@ -85,17 +96,15 @@ def problems_per_sequence(progress: float) -> int:
     return [count for share, count in CURRICULUM if progress >= share][-1]
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """head_dim 32 is the smallest that vLLM's CPU attention serves."""
+def make_model(tokenizer: PreTrainedTokenizerFast, size: str) -> LlamaForCausalLM:
+    heads = SIZES[size]["hidden_size"] // HEAD_DIM
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=5,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            head_dim=32,
+            **SIZES[size],
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=HEAD_DIM,
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=True,
             bos_token_id=tokenizer.bos_token_id,
@@ -112,10 +121,10 @@ def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -
     return (each * weight).sum() / weight.sum()
 
 
-def train(out: Path, steps: int, peak_rate: float, seed: int) -> None:
+def train(out: Path, size: str, steps: int, peak_rate: float, seed: int) -> None:
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(seed)
-    model = make_model(tokenizer)
+    model = make_model(tokenizer, size)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak_rate, total_steps=steps, pct_start=0.05)
@@ -154,11 +163,12 @@ def rewrite(path: Path, **changes: object) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--size", choices=SIZES, default="model")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--peak-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
-    train(args.out, args.steps, args.peak_rate, args.seed)
+    train(args.out, args.size, args.steps, args.peak_rate, args.seed)
 
 
 if __name__ == "__main__":

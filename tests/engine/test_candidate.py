@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.fakes.vllm import make_engine
 from tests.recipes import Document, reference, write
+from vllm_qualify.engine import candidate as candidates
 from vllm_qualify.engine.candidate import (
     PROBE,
     UNASKED,
@@ -27,6 +29,7 @@ from vllm_qualify.engine.candidate import (
 )
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import detect
+from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells, select, server_plan
@@ -71,17 +74,20 @@ def test_the_seed_recipes_fit_the_oldest_and_the_newest_version(name: str, versi
     assert all(f"/{gpu_type}/" in cell for cell in found.cells)
 
 
+VARIANTS = ("bf16", "draft", "ngram", "regressed")
+
+
 def test_a_problem_names_its_cells(tmp_path: Path) -> None:
     loaded = recipe_with(tmp_path, {"max-num-sequences": 4})
     found = checked(loaded, find_candidate("v0.32.0", None, None, silent), tmp_path)
     (told,) = found.told
     assert told.finding.kind == "unknown-option"
-    assert told.cells == found.cells == ["reference/bf16/cpu/balanced", "reference/regressed/cpu/balanced"]
+    assert told.cells == found.cells == [f"reference/{variant}/cpu/balanced" for variant in VARIANTS]
     problem, unknown, verdict = found.lines()
     assert problem.startswith("problem  unknown-option")
     assert problem.endswith("[every cell]")
     assert "a table cannot tell" in unknown
-    assert verdict == "vLLM 0.32.0, 2 cells: does not fit: 1 problems"
+    assert verdict == "vLLM 0.32.0, 4 cells: does not fit: 1 problems"
     assert json.loads(found.as_json())["findings"][0]["cells"] == told.cells
 
 
@@ -163,6 +169,35 @@ def test_an_engine_is_asked_once_for_the_same_question(stand_in: Candidate, tmp_
         ask(stand_in, subjects([Asked(config="{}", environment={"A": "b"}, device=None)]), cache)
 
 
+def test_more_servers_than_a_command_can_name_are_asked_in_portions(stand_in: Candidate, tmp_path: Path) -> None:
+    asked = [
+        Asked(config=json.dumps({"seed": number, "override": "x" * 1000}), environment={}, device=None) for number in range(300)
+    ]
+    _, judgements = ask(stand_in, subjects(asked), tmp_path / "cache")
+    assert len(judgements) == 300
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+def test_a_container_that_holds_a_draft_model_is_asked_about_its_model_alone_too(
+    stand_in: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[list[str]] = []
+
+    def answered(_: object, group: Sequence[Subject], question: str) -> str:
+        groups.append([subject.cell for subject in group])
+        assert isinstance(stand_in.engine, EngineEnvironment)
+        return subprocess.check_output([stand_in.engine.python, "-I", "probe.py", question], text=True)
+
+    monkeypatch.setattr(candidates, "_in_container", answered)
+    image = EngineImage(repository="vllm", tag="v0.32.0", digest=f"sha256:{'0' * 64}", platform="linux/amd64")
+    asked = subjects([Asked(config=f"{number}", environment={}, device=None) for number in range(3)])
+    other, draft = tmp_path / "other", tmp_path / "draft"
+    changes: list[dict[str, object]] = [{}, {"draft": draft}, {"model": str(other)}]
+    changed = [one._replace(server=one.server.model_copy(update=change)) for one, change in zip(asked, changes, strict=True)]
+    ask(stand_in.model_copy(update={"engine": image}), changed, tmp_path / "cache")
+    assert groups == [["cell 0", "cell 1"], ["cell 2"]]
+
+
 def test_another_model_other_packages_or_other_variables_are_another_question(
     stand_in: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,9 +235,9 @@ def test_an_answer_that_leaves_something_open_is_not_kept(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM_UNCLEAR", "no hub\nand more")
     found = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
-    assert found.unknown == ["whether options refuse each other, for 2 of 2 cells: no hub"]
+    assert found.unknown == ["whether options refuse each other, for 4 of 4 cells: no hub"]
     assert found.fits is None, "nothing was found, and not everything could be looked for"
-    assert list(found.lines())[-1] == "vLLM 0.32.0+cpu, 2 cells: no problem found, 2 cells not judged to the end"
+    assert list(found.lines())[-1] == "vLLM 0.32.0+cpu, 4 cells: no problem found, 4 cells not judged to the end"
     assert json.loads(found.as_json())["fits"] is None
     assert not (tmp_path / "cache").exists()
 

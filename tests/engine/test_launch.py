@@ -103,7 +103,7 @@ def test_only_a_vllm_becomes_the_image_to_deploy(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("vllm_qualify.engine.image.pull", lambda *_: None)
     monkeypatch.setattr("vllm_qualify.engine.image.tag_for_deployment", lambda found: tags.append(found))
     monkeypatch.setattr(EngineImage, "identity", lambda _: identity)
-    told = provide(Engines(engine=IMAGE), lambda _: None)
+    told, _ = provide(Engines(engine=IMAGE), lambda _: None)
     assert tags == ([IMAGE] if tagged else [])
     assert len(told) == len(tags)
 

@@ -21,8 +21,9 @@ from vllm_qualify.recipe.model import EngineName, Gate, LoadedRecipe, Recipe, Se
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 H200 = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143_771, driver="580.159.04", devices=[0])
-LOAD = {"input_len": 8, "output_len": 4, "max_concurrency": 1, "num_prompts": 5, "num_warmups": 0}
-TTFT = {"metric": "ttft_p99_ms", "maximum": 500.0, "unit": "ms"}
+LOAD = {"input_len": 8, "output_len": 4, "max_concurrency": 1, "num_prompts": 14, "num_warmups": 0}
+SCORES = ["exact_match (gsm8k, strict-match)", "exact_match (gsm8k, strict-match) against the baseline"]
+TTFT = {"metric": "ttft_p50_ms", "maximum": 500.0, "unit": "ms"}
 
 
 @pytest.fixture
@@ -98,8 +99,9 @@ def test_a_plan_has_all_that_determines_the_qualification(
     assert found.smoke.prompt == document["smoke"]["prompt"]
     assert found.smoke_golden == " 12"
     assert found.load.input_len == LOAD["input_len"]
-    assert found.questions is not None
-    assert [path.name for path in found.questions] == ["test.jsonl", "train.jsonl"]
+    (task,) = found.accuracy
+    assert task.questions is not None
+    assert [path.name for path in task.questions] == ["test.jsonl", "train.jsonl"]
     assert CellPlan.model_validate_json(found.model_dump_json()) == found
 
 
@@ -111,8 +113,20 @@ def test_a_models_path_starts_from_the_recipes_folder(document: Document, engine
 
 
 def test_a_recipe_without_local_questions_leaves_them_to_the_hub(document: Document, engine: EngineEnvironment) -> None:
-    document["accuracy"].pop("questions")
-    assert only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)).questions is None
+    document["accuracy"][0].pop("questions")
+    (task,) = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)).accuracy
+    assert task.questions is None
+
+
+@pytest.mark.parametrize(("served", "concurrent"), [(None, 64), (32, 32), (1024, 256)])
+def test_the_questions_under_way_follow_the_server(
+    document: Document, engine: EngineEnvironment, served: int | None, concurrent: int
+) -> None:
+    document["accuracy"][0].pop("num_concurrent", None)
+    profile = document["gpu_types"]["cpu"]["profiles"]["latency"]
+    profile["server"] = {} if served is None else {"max-num-seqs": served}
+    (task,) = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)).accuracy
+    assert task.num_concurrent == concurrent
 
 
 def test_server_arguments_of_the_profile_win_over_the_variants_and_those_over_the_types(
@@ -179,7 +193,7 @@ def test_a_hub_that_does_not_know_the_model_is_told(
     ("choice", "told", "place"),
     [
         (Choice(gpu_type="b200"), "no GPU type 'b200'\n  remedy: it has: cpu, h200", "--gpu-type"),
-        (Choice(variant="int4"), "no variant 'int4'\n  remedy: it has: bf16, regressed, fp8", "--variant"),
+        (Choice(variant="int4"), "no variant 'int4'\n  remedy: it has: bf16, regressed, ngram, draft, fp8", "--variant"),
         (Choice(profile="balanced"), "no profile 'balanced'\n  remedy: it has: latency, throughput", "--profile"),
     ],
 )
@@ -265,7 +279,7 @@ def test_weights_that_are_not_there_are_told_before_anything_starts(document: Do
 
 @pytest.mark.parametrize("which", ["test", "shots"])
 def test_questions_that_are_not_there_are_told_before_anything_starts(document: Document, tmp_path: Path, which: str) -> None:
-    document["accuracy"]["questions"][which] = str(tmp_path / "none.jsonl")
+    document["accuracy"][0]["questions"][which] = str(tmp_path / "none.jsonl")
     with pytest.raises(HostError, match=r"no questions at .*none\.jsonl"):
         select(loaded(document), Choice(), CPU)
 
@@ -578,8 +592,8 @@ def labels(gates: list[Gate]) -> list[str]:
 def test_smoke_gates_are_always_there_and_come_first(document: Document, engine: EngineEnvironment) -> None:
     latency, throughput = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     smoke = [*SMOKE_GATES, "smoke_golden"]
-    assert labels(latency.gates) == [*smoke, "exact_match (strict-match)", "ttft_p99_ms"]
-    assert labels(throughput.gates) == [*smoke, "exact_match (strict-match)"]
+    assert labels(latency.gates) == [*smoke, *SCORES, "ttft_p50_ms"]
+    assert labels(throughput.gates) == [*smoke, *SCORES]
     for gate in latency.gates[: len(smoke)]:
         assert (gate.minimum, gate.unit) == (1.0, "bool")
 
@@ -587,7 +601,7 @@ def test_smoke_gates_are_always_there_and_come_first(document: Document, engine:
 def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine: EngineEnvironment) -> None:
     found = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), Engines(engine=engine), CPU))
     assert found.smoke_golden is None
-    assert labels(found.gates) == [*SMOKE_GATES, "exact_match (strict-match)"]
+    assert labels(found.gates) == [*SMOKE_GATES, *SCORES]
 
 
 # --- the network between nodes
@@ -598,7 +612,7 @@ def test_infiniband_is_a_gate_of_its_own_and_makes_nccl_tell(document: Document,
     document["gpu_types"]["h200"]["network"] = "infiniband"
     found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
     assert found.server.environment == plain.server.environment | {"NCCL_DEBUG": "INFO"}
-    assert labels(found.gates) == [*SMOKE_GATES, "nccl_infiniband", "exact_match (strict-match)"]
+    assert labels(found.gates) == [*SMOKE_GATES, "nccl_infiniband", *SCORES]
     assert judged_by(plain, loaded(document).recipe).gates == found.gates
     assert judged_by(found, loaded(document).recipe) == found
 
@@ -625,10 +639,10 @@ def test_another_recipe_judges_by_its_own_gates_and_golden_text(document: Docume
         assert judged_by(plan, loaded(document).recipe) == plan
     document["gates"][0]["minimum"] = 0.99
     document["variants"]["bf16"]["smoke_golden"] = " 13"
-    document["accuracy"]["num_questions"] = 7
+    document["accuracy"][0]["num_questions"] = 7
     found = judged_by(plans[0], loaded(document).recipe)
-    bounds = {gate.metric: gate.bound for gate in found.gates}
-    assert (bounds["exact_match"], bounds["ttft_p99_ms"], found.smoke_golden) == (0.99, 500.0, " 13")
+    bounds = {gate.label: gate.bound for gate in found.gates}
+    assert (bounds[SCORES[0]], bounds["ttft_p50_ms"], found.smoke_golden) == (0.99, 500.0, " 13")
     assert found.model_copy(update={"gates": plans[0].gates, "smoke_golden": " 12"}) == plans[0]
 
 

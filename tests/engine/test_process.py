@@ -148,3 +148,12 @@ def test_keys_of_the_store_do_not_reach_other_processes(monkeypatch: pytest.Monk
     assert "AWS_SECRET_ACCESS_KEY" not in environment
     assert environment["HF_TOKEN"] == "hf_needed_by_the_server"
     assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
+
+
+def test_a_child_gets_no_key_to_store_or_approvals(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "VLLM_QUALIFY_PRIVATE_KEY", "VLLM_QUALIFY_PRIVATE_KEY_FILE"):
+        monkeypatch.setenv(name, "what signs")
+    monkeypatch.setenv("HF_HOME", "/models")
+    found = quiet_environment()
+    assert "what signs" not in found.values()
+    assert found["HF_HOME"] == "/models"

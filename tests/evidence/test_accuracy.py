@@ -1,297 +1,317 @@
-"""Accuracy: what lm-eval's captured files say, and that bad ones give no score."""
+"""Accuracy: what the captured files of the real lm-eval measure, and how asking ends when something goes wrong."""
 
 import json
+import re
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
-from tests.evidence.commands import SERVER, options
-from vllm_qualify.evidence.accuracy import command_of, parse
-from vllm_qualify.evidence.measurement import Measurement
+from tests.evidence.commands import SERVER, STARTING
+from tests.fakes.openai_server import Book, serving
+from vllm_qualify.engine.plan import TaskPlan
+from vllm_qualify.engine.server import Server
+from vllm_qualify.errors import HostError, RecipeError, ReleaseError
+from vllm_qualify.evidence.accuracy import Asking, asking, loading, parse
+from vllm_qualify.evidence.answers import BLOCKS, read
+from vllm_qualify.evidence.measurement import Measurement, share_interval
+from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.recipe.model import Accuracy
 
-CAPTURED = Path(__file__).parent / "captured" / "accuracy"
-STAMP = "2026-11-20T11-13-16.148314"
-RESULTS, SAMPLES = f"results_{STAMP}.json", f"samples_gsm8k_{STAMP}.jsonl"
-SETTINGS = Accuracy(num_fewshot=1, num_questions=4, max_gen_toks=128)
+CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"
+PLAN = TaskPlan(
+    settings=Accuracy(num_questions=8, num_fewshot=1, max_gen_toks=48), num_concurrent=4, repetitions=2, sequential=True
+)
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
-# Wilson's lower bound for 4 of 4 is 4 / (4 + z²), with z = 1.6448536 of one-sided 95 %.
-LOWER_OF_4_OF_4 = 0.5965214
-
-Document = dict[str, Any]
-Change = Callable[[Document], object]
+LEVELS = Levels()
+STEPS = ("r1-b1", "r1-b2", "r1-b3", "r1-b4", "r2-b1")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return shutil.copytree(CAPTURED, tmp_path / "accuracy")
+    return shutil.copytree(CAPTURED, tmp_path / "accuracy" / "gsm8k")
 
 
-def change_results(folder: Path, how: Change) -> None:
-    document = json.loads((folder / RESULTS).read_text())
-    how(document)
-    (folder / RESULTS).write_text(json.dumps(document))
-
-
-def read_samples(folder: Path) -> list[Document]:
-    """Four of strict-match, then four of flexible-extract, each with doc_id 0 to 3."""
-    return [json.loads(line) for line in (folder / SAMPLES).read_text().splitlines()]
-
-
-def write_samples(folder: Path, rows: list[Document]) -> None:
-    (folder / SAMPLES).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def change_sample(folder: Path, how: Change, which: int = 0) -> None:
-    """Change one sample, by default the first of strict-match."""
-    rows = read_samples(folder)
-    how(rows[which])
-    write_samples(folder, rows)
-
-
-def by_filter(folder: Path, settings: Accuracy = SETTINGS) -> dict[str | None, Measurement]:
-    found = {measurement.filter: measurement for measurement in parse(folder, settings)}
-    assert {measurement.metric for measurement in found.values()} == {"exact_match"}
+def by_filter(folder: Path, plan: TaskPlan = PLAN) -> dict[str | None, Measurement]:
+    found = {each.filter: each for each in parse(folder, plan, LEVELS)}
+    assert all(each.task == "gsm8k" for each in found.values())
     return found
 
 
-def assert_strict_invalid(folder: Path, told: str, flexible: float | None = 1.0) -> None:
-    """strict-match has no value, and why; flexible-extract, which is judged by itself, is as given."""
-    found = by_filter(folder)
-    assert found[STRICT].value is None
-    assert told in (found[STRICT].invalid_because or "")
-    assert found[FLEXIBLE].value == flexible
+def empty_replies(folder: Path, step: str, questions: set[int]) -> None:
+    """Scores and all else stay as they are."""
+    path = next((folder / step).glob("samples_*"))
+    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+    for row in rows:
+        if row["doc_id"] in questions:
+            row["resps"] = [[""]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def assert_nothing(folder: Path, told: str, settings: Accuracy = SETTINGS) -> None:
-    found = by_filter(folder, settings)
-    assert found
-    for measurement in found.values():
-        assert measurement.value is None
-        assert told in (measurement.invalid_because or "")
+def allowing(share: float) -> TaskPlan:
+    return PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"max_unanswered": share})})
 
 
-def test_the_captured_files_give_a_score_for_each_filter() -> None:
-    found = parse(CAPTURED, SETTINGS)
-    assert [(each.metric, each.filter, each.value, each.unit, each.sample_count) for each in found] == [
-        ("exact_match", STRICT, 1.0, "fraction", 4),
-        ("exact_match", FLEXIBLE, 1.0, "fraction", 4),
+def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -> None:
+    found = parse(CAPTURED, PLAN, LEVELS)
+    assert [(each.metric, each.task, each.filter, each.value, each.unit, each.sample_count) for each in found] == [
+        ("exact_match", "gsm8k", STRICT, 1 / 8, "fraction", 8),
+        ("exact_match", "gsm8k", FLEXIBLE, 3 / 8, "fraction", 8),
+        ("truncated_answers", "gsm8k", None, 8 / 10, "fraction", 8),
     ]
-    for measurement in found:
-        assert measurement.interval is not None
-        assert measurement.interval.lower == pytest.approx(LOWER_OF_4_OF_4, abs=1e-6)
-        assert measurement.interval.upper == 1.0
-        assert measurement.invalid_because is None
-        assert measurement.source == f"accuracy/{RESULTS}"
 
 
-def test_each_filter_has_its_own_score(folder: Path) -> None:
-    change_sample(folder, lambda row: row.update(exact_match=0.0))
-    change_results(folder, lambda results: results["results"]["gsm8k"].update({f"exact_match,{STRICT}": 0.75}))
+def test_a_measurement_is_traced_to_the_lines_of_the_files(folder: Path) -> None:
+    evidence = folder.parent.parent
+    for measurement, told in zip(
+        parse(folder, PLAN, LEVELS), ("exact_match,strict-match", "exact_match,flexible-extract", "length"), strict=True
+    ):
+        assert [trace.split("/")[:3] for trace in measurement.traced_to] == [["accuracy", "gsm8k", step] for step in STEPS]
+        for trace in measurement.traced_to:
+            path, _, number = trace.rpartition(":")
+            assert f'"{told}"' in (evidence / path).read_text().split("\n")[int(number) - 1]
+
+
+def test_the_interval_is_of_the_look(folder: Path) -> None:
+    """The looks are after 2, 4, 6 and all 8 questions; further repetitions are of the last."""
+    at = sides("higher", LEVELS, [2, 4, 6, 8], 3)
+    assert by_filter(folder)[FLEXIBLE].interval == share_interval(3, 8, at)
+    for step in ("r2-b1", "r1-b4", "r1-b3"):
+        shutil.rmtree(folder / step)
+    found = by_filter(folder)[FLEXIBLE]
+    assert (found.value, found.sample_count) == (2 / 4, 4)
+    assert found.interval == share_interval(2, 4, sides("higher", LEVELS, [2, 4, 6, 8], 1))
+
+
+def test_of_cut_answers_the_bad_side_is_above() -> None:
+    at = sides("lower", LEVELS, [2, 4, 6, 8], 3)
+    assert by_filter(CAPTURED)[None].interval == share_interval(8 / 10 * 8, 8, at)
+
+
+def test_a_single_look_has_the_levels_themselves() -> None:
+    assert sides("higher", LEVELS, [8], 0) == pytest.approx(Sides(LEVELS.false_pass, LEVELS.false_fail), rel=1e-9)
+    assert stats.norm.isf(LEVELS.false_pass) == pytest.approx(1.6448536, abs=1e-6)
+
+
+def test_a_question_counts_with_the_mean_of_its_answers(folder: Path) -> None:
+    """Question 11 is asked twice: it is right by strict-match, and then wrong."""
+    path = next((folder / "r2-b1").glob("samples_*"))
+    path.write_text(path.read_text().replace('"exact_match": 1.0', '"exact_match": 0.0'))
+    results = next((folder / "r2-b1").glob("results_*"))
+    results.write_text(results.read_text().replace('match": 0.5,', 'match": 0.0,').replace('extract": 0.5,', 'extract": 0.0,'))
     found = by_filter(folder)
-    assert (found[STRICT].value, found[FLEXIBLE].value) == (0.75, 1.0)
-    # Wilson's bounds of 3 of 4 at 90 %: z = 1.6448536
-    interval = found[STRICT].interval
-    assert interval is not None
-    assert interval.lower == pytest.approx(0.356167, abs=1e-5)
-    assert interval.upper == pytest.approx(0.942093, abs=1e-5)
+    assert (found[STRICT].value, found[STRICT].sample_count) == (0.5 / 8, 8)
+    assert found[FLEXIBLE].value == 2.5 / 8
 
 
-@pytest.mark.parametrize("reply", ["41\u2028dollars", "\u0085 41", "\u2029", "a\x0b\x0c\x1c b", "42\r\n", '"{', "é😀"])
-def test_any_character_in_a_reply_leaves_the_score(folder: Path, reply: str) -> None:
-    change_sample(folder, lambda row: row.update(resps=[[f"It is {reply}."]]))
-    assert by_filter(folder)[STRICT].value == 1.0
+def test_empty_replies_are_no_wrong_answers(folder: Path) -> None:
+    """Question 9 has no answer then, and question 3 the one of the second repetition."""
+    empty_replies(folder, "r1-b1", {9})
+    empty_replies(folder, "r1-b4", {3})
+    found = by_filter(folder, allowing(0.2))
+    assert (found[STRICT].value, found[STRICT].sample_count) == (1 / 7, 7)
 
 
-@pytest.mark.parametrize("name", [RESULTS, SAMPLES])
-def test_a_missing_file_is_invalid(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    assert_nothing(folder, f"0 files {name.split('_')[0]}")
+def test_too_many_empty_replies_are_invalid(folder: Path) -> None:
+    empty_replies(folder, "r1-b1", {9})
+    empty_replies(folder, "r1-b4", {3})
+    for plan in (PLAN, allowing(0.19)):
+        found = by_filter(folder, plan)
+        assert set(found) == {STRICT, FLEXIBLE, None}
+        for each in found.values():
+            assert each.value is None
+            assert "2 of 10 replies are empty" in (each.invalid_because or "")
 
 
-def test_a_missing_folder_is_invalid(tmp_path: Path) -> None:
-    assert_nothing(tmp_path / "accuracy", "0 files results*.json where one was expected")
+def test_no_answer_at_all_is_invalid_whatever_is_allowed(folder: Path) -> None:
+    for step in STEPS:
+        empty_replies(folder, step, set(range(12)))
+    assert all(each.value is None for each in by_filter(folder, allowing(1.0)).values())
 
 
-@pytest.mark.parametrize("name", [RESULTS, SAMPLES])
-def test_two_files_where_one_is_expected_are_invalid(folder: Path, name: str) -> None:
-    shutil.copy(folder / name, folder / name.replace("11-13-16", "11-14-02"))
-    assert_nothing(folder, "2 files")
+@pytest.mark.parametrize("gone", ["r1-b1", "r1-b1/results_*", "r1-b1/samples_*", "task.json", "r*-b*"])
+def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -> None:
+    for path in folder.glob(gone):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    found = parse(folder, PLAN, LEVELS)
+    assert [(each.metric, each.task, each.filter, each.value) for each in found] == [
+        ("exact_match", "gsm8k", None, None),
+        ("truncated_answers", "gsm8k", None, None),
+    ]
+    for each in found:
+        assert "lm-eval left no usable result" in (each.invalid_because or "")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_cut_result_file_is_invalid(folder: Path, share: float) -> None:
-    text = (folder / RESULTS).read_text()
-    (folder / RESULTS).write_text(text[: int(len(text) * share)])
-    assert_nothing(folder, "JSONDecodeError")
+def test_a_folder_that_is_not_there_is_invalid(tmp_path: Path) -> None:
+    assert [each.value for each in parse(tmp_path / "accuracy" / "gsm8k", PLAN, LEVELS)] == [None, None]
 
 
-def test_an_empty_file_of_samples_is_invalid(folder: Path) -> None:
-    (folder / SAMPLES).write_text("")
-    assert_nothing(folder, "0 samples of 4 questions")
-
-
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
-def test_a_cut_file_of_samples_is_invalid(folder: Path, share: float) -> None:
-    text = (folder / SAMPLES).read_text()
-    (folder / SAMPLES).write_text(text[: int(len(text) * share)])
-    assert_nothing(folder, "JSONDecodeError")
-
-
+@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("pattern", "instead", "told"),
     [
-        (lambda results: results["results"].clear(), "KeyError('gsm8k')"),
-        (lambda results: results.pop("results"), "KeyError('results')"),
-        (lambda results: results.pop("n-samples"), "KeyError('n-samples')"),
-        (lambda results: results["n-samples"].clear(), "KeyError('gsm8k')"),
-        (lambda results: results["results"].update(gsm8k={}), "no known metric"),
-        (lambda results: results["results"].update(gsm8k={"bleu,none": 0.5}), "no known metric among ['bleu,none']"),
-        (lambda results: results["results"].update(gsm8k=None), "TypeError"),
-    ],
-    ids=["no task", "no results", "no counts", "no count", "no metric", "another metric", "null"],
-)
-def test_results_without_the_task_are_invalid(folder: Path, how: Change, told: str) -> None:
-    change_results(folder, how)
-    assert_nothing(folder, told)
-
-
-def test_the_results_of_another_task_are_invalid(folder: Path) -> None:
-    assert_nothing(folder, "0 files samples_gsm8k_cot*.jsonl", Accuracy(task="gsm8k_cot", num_questions=4))
-
-
-@pytest.mark.parametrize("wanted", [3, 5, 500])
-def test_another_number_of_questions_than_asked_is_invalid(wanted: int) -> None:
-    settings = Accuracy(num_fewshot=1, num_questions=wanted)
-    assert_nothing(CAPTURED, f"4 samples of {wanted} questions (lm-eval counts 4)", settings)
-
-
-def test_a_question_without_its_sample_makes_its_filter_invalid(folder: Path) -> None:
-    write_samples(folder, read_samples(folder)[1:])
-    assert_strict_invalid(folder, "3 samples of 4 questions (lm-eval counts 4)")
-    assert by_filter(folder)[STRICT].sample_count == 3
-
-
-def test_a_question_counted_twice_makes_its_filter_invalid(folder: Path) -> None:
-    change_sample(folder, lambda row: row.update(doc_id=1))
-    assert_strict_invalid(folder, "4 samples of 4 questions")
-
-
-def test_a_sample_too_many_makes_its_filter_invalid(folder: Path) -> None:
-    rows = read_samples(folder)
-    write_samples(folder, [*rows, rows[0]])
-    assert_strict_invalid(folder, "5 samples of 4 questions")
-
-
-@pytest.mark.parametrize("told", [3, 0, None, "4", 5])
-def test_another_effective_count_is_invalid(folder: Path, told: Any) -> None:
-    change_results(folder, lambda results: results["n-samples"]["gsm8k"].update(effective=told))
-    assert_nothing(folder, f"4 samples of 4 questions (lm-eval counts {told})")
-
-
-def test_a_filter_without_samples_is_invalid(folder: Path) -> None:
-    write_samples(folder, [row for row in read_samples(folder) if row["filter"] != STRICT])
-    assert_strict_invalid(folder, "0 samples of 4 questions")
-
-
-def test_a_filter_without_a_score_has_no_measurement(folder: Path) -> None:
-    change_results(folder, lambda results: results["results"]["gsm8k"].pop(f"exact_match,{STRICT}"))
-    assert list(by_filter(folder)) == [FLEXIBLE]
-
-
-@pytest.mark.parametrize("reply", ["", " \n", None])
-def test_an_empty_reply_makes_its_filter_invalid(folder: Path, reply: str | None) -> None:
-    change_sample(folder, lambda row: row.update(resps=[[reply]]))
-    assert_strict_invalid(folder, "1 of 4 replies are empty")
-
-
-def test_empty_replies_are_invalid_and_not_wrong_answers(folder: Path) -> None:
-    rows = [row | {"resps": [[""]], "exact_match": 0.0} for row in read_samples(folder)]
-    write_samples(folder, rows)
-    change_results(
-        folder, lambda results: results["results"]["gsm8k"].update({f"exact_match,{name}": 0.0 for name in (STRICT, FLEXIBLE)})
-    )
-    assert_nothing(folder, "4 of 4 replies are empty")
-
-
-@pytest.mark.parametrize("score", [0.75, 0.0, 2.0, -1.0, float("nan"), float("inf"), True + 1e-3])
-def test_a_score_that_contradicts_its_samples_is_invalid(folder: Path, score: float) -> None:
-    change_results(folder, lambda results: results["results"]["gsm8k"].update({f"exact_match,{STRICT}": score}))
-    assert_strict_invalid(folder, f"lm-eval's score {score} is not its samples' 1.0")
-
-
-@pytest.mark.parametrize("score", [None, "N/A", [], 10**400])
-def test_a_score_that_is_no_number_is_invalid(folder: Path, score: Any) -> None:
-    change_results(folder, lambda results: results["results"]["gsm8k"].update({f"exact_match,{STRICT}": score}))
-    assert_nothing(folder, "lm-eval left no usable result")
-
-
-@pytest.mark.parametrize("score", [float("nan"), float("inf"), 0.5, 2.0, -1.0])
-@pytest.mark.parametrize("told", ["the same", 1.0, float("nan")])
-def test_a_sample_that_is_neither_right_nor_wrong_makes_its_filter_invalid(folder: Path, score: float, told: Any) -> None:
-    mean = (score + 3) / 4 if told == "the same" else told
-    change_sample(folder, lambda row: row.update(exact_match=score))
-    change_results(folder, lambda results: results["results"]["gsm8k"].update({f"exact_match,{STRICT}": mean}))
-    assert_strict_invalid(folder, "a sample's score is neither 0 nor 1")
-
-
-def test_scores_that_only_sum_up_to_the_told_one_are_invalid(folder: Path) -> None:
-    rows = read_samples(folder)
-    rows[0]["exact_match"], rows[1]["exact_match"] = 2.0, 0.0
-    write_samples(folder, rows)
-    assert_strict_invalid(folder, "neither 0 nor 1")
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        (lambda row: row.pop("exact_match"), "KeyError('exact_match')"),
-        (lambda row: row.update(exact_match=None), "TypeError"),
-        (lambda row: row.pop("resps"), "KeyError('resps')"),
-        (lambda row: row.update(resps=[]), "IndexError"),
-        (lambda row: row.update(resps=[[]]), "IndexError"),
-        (lambda row: row.pop("filter"), "KeyError('filter')"),
-        (lambda row: row.pop("doc_id"), "KeyError('doc_id')"),
+        (r"(?s).+", "# no answer: ConnectError\n", "no vllm:request_success_total"),
+        (r"(?s).+", "trtllm_request_success_total 8.0\n", "no vllm:request_success_total"),
+        (r"(?s).+", "not of Prometheus {", "nobody knows"),
+        ('finished_reason="length"', 'finished_reason="cut"', "with finished_reason length"),
+        (r"} .+", "} NaN", "the server counts nan answers"),
     ],
 )
-def test_a_sample_without_what_is_read_is_invalid(folder: Path, how: Change, told: str) -> None:
-    change_sample(folder, how)
-    assert_nothing(folder, told)
+def test_without_its_counts_nobody_knows_how_many_answers_were_cut(
+    folder: Path, when: str, pattern: str, instead: str, told: str
+) -> None:
+    path = folder / "r1-b2" / f"metrics-{when}.txt"
+    path.write_text(re.sub(pattern, instead, path.read_text()))
+    found = by_filter(folder)
+    assert found[None].value is None
+    assert told in (found[None].invalid_because or "")
+    assert found[STRICT].value == 1 / 8
 
 
-def test_the_command_keeps_samples_and_needs_no_tokenizer(tmp_path: Path) -> None:
-    settings = Accuracy(num_fewshot=5, num_questions=1319, num_concurrent=64, max_gen_toks=256, seed=7)
-    command = command_of(SERVER, settings, tmp_path, local=False)
-    assert command[:4] == [sys.executable, "-m", "lm_eval", "run"]
-    found = options(command)
-    assert found["--model"] == "local-completions"
-    assert dict(pair.split("=", 1) for pair in found["--model_args"].split(",")) == {
-        "model": "reference",
-        "base_url": "http://127.0.0.1:8123/v1/completions",
-        "num_concurrent": "64",
-        "max_gen_toks": "256",
-        "tokenizer_backend": "None",
-        "tokenized_requests": "False",
+def test_fewer_counts_than_answers_are_none(folder: Path) -> None:
+    shutil.copy(folder / "r1-b2" / "metrics-before.txt", folder / "r1-b2" / "metrics-after.txt")
+    assert "the server counts 0 answers to the 2 questions of r1-b2" in (by_filter(folder)[None].invalid_because or "")
+
+
+def test_a_task_of_likelihoods_has_no_answers_to_cut(folder: Path) -> None:
+    for path in folder.glob("r*-b*/results_*"):
+        path.write_text(path.read_text().replace('"output_type": "generate_until"', '"output_type": "multiple_choice"'))
+    found = by_filter(folder)
+    assert "compares likelihoods" in (found[None].invalid_because or "")
+    assert found[STRICT].value == 1 / 8
+    assert {answer.length for answer in read(folder, PLAN).answers} == {None}
+
+
+# From here on with the real lm-eval.
+
+QUESTIONS = {f"How many are {number} and 1?": f" They are {number + 1}.\n#### {number + 1}" for number in range(12)}
+ALL = frozenset(QUESTIONS)
+SOME = frozenset(list(QUESTIONS)[:2])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> tuple[Path, Path]:
+    lines = [json.dumps({"question": question, "answer": answer.strip()}) + "\n" for question, answer in QUESTIONS.items()]
+    for name in ("test", "shots"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    return tmp_path / "test.jsonl", tmp_path / "shots.jsonl"
+
+
+def plan_of(data: tuple[Path, Path] | None, **changed: Any) -> TaskPlan:
+    settings = Accuracy(**({"num_questions": 12, "num_fewshot": 2, "time_limit_s": 60.0} | changed))
+    return TaskPlan(settings=settings, num_concurrent=4, repetitions=2, sequential=True, questions=data)
+
+
+@contextmanager
+def asked(book: Book, plan: TaskPlan, folder: Path, told: list[tuple[int, int]] | None = None) -> Iterator[Asking]:
+    with serving(book) as url:
+        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
+        with loading(starting, "reference", plan, folder.parent / "lm-eval") as lm_eval:
+            yield asking(server, lm_eval, folder, lambda *now: told.append(now) if told is not None else None)
+
+
+def test_requests_that_fail_once_are_asked_again(
+    tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "shhhhhhhh")
+    told: list[tuple[int, int]] = []
+    book = Book(QUESTIONS, failing=SOME, dropped=frozenset(list(QUESTIONS)[2:4]), once=True)
+    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
+    folder.mkdir(parents=True)
+    (folder / "left of an earlier try").touch()
+    with asked(book, plan, folder, told) as run:
+        assert [step.folder for step in run.steps] == [f"r{one}-b{two}" for one in (1, 2) for two in range(1, BLOCKS + 1)]
+        for step in run.steps[:BLOCKS]:
+            run.ask(step)
+    assert by_filter(folder, plan)[STRICT].value == 1.0
+    assert told[-1] == (3, 3)
+    assert sum(book.asked.values()) == 16
+    assert {path.name for path in folder.iterdir()} >= {"task.json", "r1-b1"}
+    assert not (folder / "left of an earlier try").exists()
+    assert "shhhhhhhh" not in " ".join(run._run.lm_eval.command)
+    assert not any(b"shhhhhhhh" in path.read_bytes() for path in folder.parent.rglob("*") if path.is_file())
+
+
+def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_no_answer(tmp_path: Path, data: tuple[Path, Path]) -> None:
+    book = Book(QUESTIONS, absent=frozenset(list(QUESTIONS)[:1]), empty=frozenset(list(QUESTIONS)[1:2]))
+    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data, api="chat", max_unanswered=0.2)
+    with asked(book, plan, folder) as run:
+        for step in run.steps[:BLOCKS]:
+            run.ask(step)
+    assert {tuple(turn["role"] for turn in prompt) for prompt in book.prompts} == {
+        ("user", "assistant", "user", "assistant", "user")
     }
-    assert found["--tasks"] == "gsm8k"
-    assert found["--num_fewshot"] == "5"
-    assert found["--seed"] == "7"
-    assert found["--output_path"] == str(tmp_path / "results.json")
-    assert "--log_samples" in found
-    assert "--include_path" not in found
-    # `--limit` would score fewer questions than the task has; their number is checked in what comes back.
-    assert "--limit" not in found
+    found = by_filter(folder, plan)
+    assert (found[STRICT].value, found[STRICT].sample_count) == (1.0, 10)
+    assert {answer.question for answer in read(folder, plan).answers if answer.unanswered} == {0, 1}
 
 
-def test_local_questions_come_from_a_task_of_the_evidence_folder(tmp_path: Path) -> None:
-    assert options(command_of(SERVER, SETTINGS, tmp_path, local=True))["--include_path"] == str(tmp_path / "tasks")
+def test_requests_that_always_fail_are_no_wrong_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
+    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
+    book = Book(QUESTIONS, failing=SOME, dropped=ALL - SOME)
+    with pytest.raises(HostError, match="lm-eval ended with exit code 1") as raised, asked(book, plan, folder) as run:
+        run.ask(run.steps[0])
+    assert any("Error" in line for line in raised.value.log_tail)
+    assert all(each.value is None for each in parse(folder, plan, LEVELS))
 
 
-def test_no_secret_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "shhhhhhhh")
-    assert "shhhhhhhh" not in " ".join(command_of(SERVER, SETTINGS, tmp_path, local=True))
+def test_slow_answers_end_at_the_time_limit_and_never_as_wrong_ones(tmp_path: Path, data: tuple[Path, Path]) -> None:
+    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
+    with asked(Book(QUESTIONS, delay_s=30), plan, folder) as run:
+        hurried = plan.settings.model_copy(update={"time_limit_s": 2.0})
+        task = plan.model_copy(update={"settings": hurried})
+        run._run = run._run._replace(lm_eval=run._run.lm_eval.model_copy(update={"task": task}))
+        with pytest.raises(HostError, match="gsm8k took longer than its 2 s"):
+            run.ask(run.steps[0])
+    assert all(each.value is None for each in parse(folder, plan, LEVELS))
+
+
+def test_a_server_that_ends_is_told_at_once(tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(_: Server) -> None:
+        raise ReleaseError("the server ended", "see its log", "serve")
+
+    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
+    with pytest.raises(ReleaseError), asked(Book(QUESTIONS, delay_s=30), plan, folder) as run:
+        monkeypatch.setattr(Server, "check_alive", ended)
+        run.ask(run.steps[0])
+
+
+CHOICES = """\
+task: choices
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {test}, train: {test}}}}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: ["one", "two"]
+doc_to_target: 0
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "place", "told"),
+    [
+        ({"num_questions": 13}, "accuracy.gsm8k.num_questions", "13 questions are to be asked, and the task has 12"),
+        ({"task": "gsm9k"}, "accuracy.gsm9k", "there is no task 'gsm9k' in lm-eval"),
+        ({"task": "mmlu_stem"}, "accuracy.mmlu_stem", "'mmlu_stem' is a group of 19 tasks"),
+        ({"task": "choices", "api": "chat"}, "accuracy.choices", "it compares likelihoods, which chat does not give"),
+        ({"task": "choices", "num_fewshot": 0}, "accuracy.choices", "lm-eval needs the server's tokenizer"),
+    ],
+)
+def test_what_lm_eval_cannot_measure_is_told_with_a_remedy(
+    tmp_path: Path, data: tuple[Path, Path], changed: dict[str, Any], place: str, told: str
+) -> None:
+    own = tmp_path / "tasks"
+    own.mkdir()
+    (own / "choices.yaml").write_text(CHOICES.format(test=data[0]))
+    is_own = changed.get("task") == "choices"
+    plan = plan_of(None if is_own else data, **changed).model_copy(update={"folder": own if is_own else None})
+    with pytest.raises(RecipeError, match=told) as raised, asked(Book(QUESTIONS), plan, tmp_path / "accuracy" / "task") as run:
+        run.ask(run.steps[0])
+    assert raised.value.place == place
+    assert raised.value.remedy

@@ -2,48 +2,74 @@
 
 import json
 import math
+import random
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from tests.evidence.commands import CLIENT, SERVER, options
-from vllm_qualify.evidence.load import _metrics as page_of
-from vllm_qualify.evidence.load import command_of, parse
+from tests.evidence.commands import CLIENT, SERVER, driven, options
+from vllm_qualify.engine import bench as benches
+from vllm_qualify.engine.bench import Bench
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.process import Progress
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
+from vllm_qualify.evidence.load import CLIENT_REMEDY, command_of, first_repeat_problem, measure, parse, preemptions
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.recipe.model import Load, ServerArguments
+from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.evidence.stages import parse_unfinished
+from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
+from vllm_qualify.recipe.model import VLLM, Load, ServerArguments, Slo
 
 CAPTURED = Path(__file__).parent / "captured" / "load"
-ABOUT = {"input_len": 8, "output_len": 4, "max_concurrency": 1, "num_prompts": 5, "num_warmups": 1}
-SETTINGS = Load.model_validate({**ABOUT, "repeats": 2, "min_duration_s": 0.01})
+ABOUT = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}
+SETTINGS = Load.model_validate(
+    {**ABOUT, "repeats": 2, "most_repeats": 2, "min_duration_s": 0.01, "slo": {"ttft_ms": 20.0, "tpot_ms": 6.0}}
+)
+# The server may run as many requests as there are clients.
+ARGUMENTS: ServerArguments = {"max-num-seqs": 4}
+# Of 5 % each, so that with two gates no side has more.
+LEVELS = Levels()
 
-# As bench-1.json and bench-2.json have them.
-REPEATS = {
-    "request_throughput_req_s": [55.02222815484378, 64.99803283444254],
-    "output_throughput_tok_s": [220.08891261937512, 259.99213133777016],
-    "total_throughput_tok_s": [671.2711834890941, 779.9763940133106],
-    "ttft_mean_ms": [8.640643600119802, 7.103762400038249],
-    "ttft_median_ms": [8.782568000242463, 6.852603999504936],
-    "ttft_p90_ms": [9.996781200061378, 7.590204799998901],
-    "ttft_p99_ms": [10.590960120025557, 7.700680879570427],
-    "tpot_mean_ms": [2.9084331332948445, 2.6908698667587787],
-    "tpot_median_ms": [2.805771333138788, 2.619170333370372],
-    "tpot_p90_ms": [3.1732847999592195, 2.8369634668706567],
-    "tpot_p99_ms": [3.3807712800626177, 2.9170339469055766],
-    "itl_mean_ms": [2.9084331332948445, 2.690869866758779],
-    "itl_median_ms": [2.8360340002109297, 2.6154649995078216],
-    "itl_p90_ms": [3.180742599761288, 2.991706800457905],
-    "itl_p99_ms": [3.870737720117176, 3.288910120609216],
-    "e2el_mean_ms": [17.365943000004336, 15.176372000314586],
-    "e2el_median_ms": [17.194095000377274, 15.178833000391023],
-    "e2el_p90_ms": [19.490592399961315, 15.746254800069435],
-    "e2el_p99_ms": [20.730669640215638, 15.815770079971117],
+# Over the steady states of bench-1.json and bench-2.json: requests 4 to 35, and 16 to 35. None: too few for this percentile.
+REPEATS: dict[str, list[float] | None] = {
+    "request_throughput_req_s": [63.00220224383387, 64.75824134754826],
+    "output_throughput_tok_s": [502.54100383558114, 522.9227988814522],
+    "total_throughput_tok_s": [1530.2644279381211, 1584.9579569812436],
+    "ttft_mean_ms": [22.777219468480325, 22.280852950643748],
+    "ttft_p50_ms": [21.192429499933496, 21.763229502539616],
+    "ttft_p90_ms": None,
+    "ttft_p99_ms": None,
+    "tpot_mean_ms": [5.696424107164993, 5.554327050049323],
+    "tpot_p50_ms": [5.413366428131536, 5.70640714327705],
+    "tpot_p90_ms": None,
+    "tpot_p99_ms": None,
+    "itl_mean_ms": [5.696424107164993, 5.554327050049324],
+    "itl_p50_ms": [5.29772950176266, 5.5456035006500315],
+    "itl_p90_ms": None,
+    "itl_p99_ms": None,
+    "e2el_mean_ms": [62.652188218635274, 61.16114230098901],
+    "e2el_p50_ms": [61.29543449787889, 62.77394050266594],
+    "e2el_p90_ms": None,
+    "e2el_p99_ms": None,
+    "goodput_req_s": [11.812912920718851, 9.713736202132239],
 }
+OF_FILE = Load.model_validate(
+    {**SETTINGS.model_dump(), "input_len": None, "prompts": "prompts.jsonl", "prompts_sha256": "0" * 64}
+)
+MEASURED = [name for name, repeats in REPEATS.items() if repeats]
+NEEDED = {"p90": 44, "p99": 459}
 # Student's t of one-sided 95 % with 1 degree of freedom.
 T_OF_2_REPEATS = 6.313752
 PREEMPTIONS = "vllm:num_preemptions_total"
+FULL = [8] * 39
+# Between two chunks that are read at once, in s.
+SHORT = 1e-6
 
 Document = dict[str, Any]
 
@@ -70,15 +96,52 @@ def count(folder: Path, when: str, repeat: int = 2, **counters: Any) -> None:
         path.write_text("\n".join([*kept, *new, ""]))
 
 
-def by_metric(folder: Path, settings: Load = SETTINGS) -> dict[str, Measurement]:
-    found = {measurement.metric: measurement for measurement in parse(folder, settings)}
-    assert list(found) == list(REPEATS)
+def scale(folder: Path, repeat: int, slower: float) -> None:
+    """The same repeat, all of it so many times slower."""
+    result = json.loads((folder / f"bench-{repeat}.json").read_text())
+    times = {name: [each * slower for each in result[name]] for name in ("ttfts", "latencies", "start_times")}
+    itls = [[gap * slower for gap in gaps] for gaps in result["itls"]]
+    latencies = {name: value * slower for name, value in result.items() if name.endswith("_ms")}
+    rates = {name: result[name] / slower for name in ("request_throughput", "output_throughput", "total_token_throughput")}
+    change(folder, repeat, **times, **latencies, **rates, itls=itls, duration=result["duration"] * slower)
+
+
+def read_at_once(result: Document, first: int) -> Document:
+    """A result as it is where each reply's first chunk is read together with so many after it, and bench's figures of it."""
+    moved = [sum(gap - SHORT for gap in gaps[:first]) for gaps in result["itls"]]
+    itls = [[SHORT] * len(gaps[:first]) + gaps[first:] for gaps in result["itls"]]
+    ttfts = [ttft + late for ttft, late in zip(result["ttfts"], moved, strict=True)]
+    lengths = np.array(result["output_lens"])
+    latencies = np.array([ttft + sum(gaps) for ttft, gaps in zip(ttfts, itls, strict=True)])
+    tpots = (latencies - ttfts) / np.maximum(lengths - 1, 1)
+    times = {"ttft": np.array(ttfts), "tpot": tpots, "itl": np.concatenate(itls), "e2el": latencies}
+    found = result | {"ttfts": ttfts, "itls": itls}
+    for latency, each in times.items():
+        percentiles = {f"p{percent}_{latency}_ms": 1000 * float(np.percentile(each, percent)) for percent in (50, 90, 99)}
+        found |= percentiles | {f"mean_{latency}_ms": 1000 * float(each.mean())}
     return found
 
 
-def assert_nothing(folder: Path, *told: str, settings: Load = SETTINGS) -> None:
+def copy_repeat(folder: Path, repeat: int, of: int) -> None:
+    for name in ("bench-{}.json", "metrics-{}-before.txt", "metrics-{}-after.txt"):
+        shutil.copy(folder / name.format(of), folder / name.format(repeat))
+
+
+def by_metric(
+    folder: Path, settings: Load = SETTINGS, levels: Levels = LEVELS, watched: Path | None = None
+) -> dict[str, Measurement]:
+    found = {each.metric: each for each in parse(folder, settings, levels, VLLM, ARGUMENTS, watched)}
+    assert list(found) == [name for name in REPEATS if settings.slo or name != "goodput_req_s"]
+    return found
+
+
+def value_of(folder: Path, settings: Load = SETTINGS, watched: Path | None = None) -> float | None:
+    return by_metric(folder, settings, watched=watched)["output_throughput_tok_s"].value
+
+
+def assert_nothing(folder: Path, *told: str, settings: Load = SETTINGS, watched: Path | None = None) -> None:
     """A repeat that cannot be trusted leaves no number at all."""
-    for measurement in by_metric(folder, settings).values():
+    for measurement in by_metric(folder, settings, watched=watched).values():
         assert measurement.value is None
         assert measurement.interval is None
         assert measurement.sample_count == 0
@@ -86,61 +149,118 @@ def assert_nothing(folder: Path, *told: str, settings: Load = SETTINGS) -> None:
             assert words in (measurement.invalid_because or "")
 
 
-def test_the_captured_files_give_every_metric_over_both_repeats() -> None:
-    for metric, found in by_metric(CAPTURED).items():
-        first, second = REPEATS[metric]
-        assert found.repeats == [first, second]
-        assert found.value == pytest.approx(math.sqrt(first * second))
-        assert found.sample_count == 10
-        assert found.source == "load/bench-*.json"
-        assert found.unit == {"req_s": "req/s", "tok_s": "tok/s"}.get("_".join(metric.split("_")[-2:]), "ms")
-        half = T_OF_2_REPEATS * abs(math.log(first / second)) / 2
-        assert found.interval is not None
-        assert found.interval.lower == pytest.approx(math.sqrt(first * second) * math.exp(-half), rel=1e-5)
-        assert found.interval.upper == pytest.approx(math.sqrt(first * second) * math.exp(half), rel=1e-5)
+@pytest.mark.parametrize("metric", REPEATS)
+def test_the_captured_files_give_every_metric_over_both_repeats(metric: str) -> None:
+    found, repeats = by_metric(CAPTURED)[metric], REPEATS[metric]
+    assert found.source == "load/bench-*.json"
+    assert found.unit == {"req_s": "req/s", "tok_s": "tok/s"}.get("_".join(metric.split("_")[-2:]), "ms")
+    assert found.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
+    if repeats is None:
+        needed = NEEDED[metric.split("_")[1]]
+        told = f"20 requests in a repeat's steady state, and {metric} needs {needed}: use more num_prompts"
+        assert (found.value, found.invalid_because) == (None, told)
+        return
+    first, second = repeats
+    assert found.repeats == pytest.approx([first, second])
+    assert found.value == pytest.approx(math.sqrt(first * second))
+    assert found.sample_count == 32 + 20
+    half = T_OF_2_REPEATS * abs(math.log(first / second)) / 2
+    assert found.interval is not None
+    assert found.interval.lower == pytest.approx(math.sqrt(first * second) * math.exp(-half), rel=1e-5)
+    assert found.interval.upper == pytest.approx(math.sqrt(first * second) * math.exp(half), rel=1e-5)
 
 
-def test_the_values_are_those_read_by_hand() -> None:
+def test_the_values_are_those_counted_by_hand() -> None:
+    """Of the second repeat, whose steady state is from the wave of requests 16 to 19 to that of 36 to 39."""
+    result = json.loads((CAPTURED / "bench-2.json").read_text())
+    starts, stretches = result["start_times"], range(4)
+    assert starts == sorted(starts)
+    length = sum(starts[36 + each] - starts[16 + each] for each in stretches) / 4
+    tokens = 0
+    for start, ttft, gaps in zip(starts, result["ttfts"], result["itls"], strict=True):
+        for number in range(8):
+            came = start + ttft + sum(gaps[:number])
+            tokens += sum(starts[16 + each] <= came < starts[36 + each] for each in stretches)
     found = by_metric(CAPTURED)
-    values = {metric: found[metric].value for metric in ("output_throughput_tok_s", "ttft_median_ms", "e2el_p99_ms")}
-    assert values == pytest.approx(
-        {"output_throughput_tok_s": 239.20991926699787, "ttft_median_ms": 7.757799984814354, "e2el_p99_ms": 18.10722244391691}
-    )
-    interval = found["output_throughput_tok_s"].interval
-    assert interval is not None
-    assert [interval.lower, interval.upper] == pytest.approx([141.36478, 404.77824], rel=1e-5)
+    assert found["output_throughput_tok_s"].repeats[1] == pytest.approx(tokens / 4 / length)
+    assert found["request_throughput_req_s"].repeats[1] == pytest.approx(20 / length)
+    chosen = range(16, 36)
+    assert found["ttft_mean_ms"].repeats[1] == pytest.approx(1000 * sum(result["ttfts"][each] for each in chosen) / 20)
+    good = sum(result["ttfts"][each] <= 0.020 and sum(result["itls"][each]) / 7 <= 0.006 for each in chosen)
+    assert found["goodput_req_s"].repeats[1] == pytest.approx(good / length)
 
 
-def test_one_repeat_shows_no_noise() -> None:
-    found = by_metric(CAPTURED, SETTINGS.model_copy(update={"repeats": 1}))["output_throughput_tok_s"]
-    assert found.value == pytest.approx(220.08891261937512)
+def test_one_repeat_shows_no_noise(folder: Path) -> None:
+    (folder / "bench-2.json").unlink()
+    found = by_metric(folder, SETTINGS.model_copy(update={"repeats": 1}))["output_throughput_tok_s"]
+    assert found.value == pytest.approx(502.54100383558114)
     assert found.interval is None
-    assert found.sample_count == 5
+    assert found.sample_count == 32
+
+
+def test_an_early_look_is_surer_than_the_last() -> None:
+    early = by_metric(CAPTURED, SETTINGS.model_copy(update={"most_repeats": 8}))["output_throughput_tok_s"].interval
+    last = by_metric(CAPTURED)["output_throughput_tok_s"].interval
+    assert early is not None
+    assert last is not None
+    assert early.lower < last.lower
+    assert early.upper > last.upper
+
+
+@pytest.mark.parametrize(("metric", "failing_is_above"), [("output_throughput_tok_s", True), ("ttft_mean_ms", False)])
+def test_the_bound_that_fails_a_release_is_the_surer(metric: str, failing_is_above: bool) -> None:
+    plain, shared = by_metric(CAPTURED)[metric].interval, by_metric(CAPTURED, levels=Levels(false_fail=0.01))[metric].interval
+    assert plain is not None
+    assert shared is not None
+    assert (shared.upper > plain.upper, shared.lower < plain.lower) == (failing_is_above, not failing_is_above)
+
+
+def test_without_an_slo_there_is_no_goodput() -> None:
+    assert "goodput_req_s" not in by_metric(CAPTURED, SETTINGS.model_copy(update={"slo": None}))
+
+
+def test_the_baseline_beside_is_parsed_the_same(folder: Path) -> None:
+    beside = shutil.copytree(CAPTURED, folder / "beside")
+    found = by_metric(beside)["output_throughput_tok_s"]
+    assert found.value == value_of(folder)
+    assert found.source == "load/beside/bench-*.json"
+    assert found.traced_to == ["load/beside/bench-1.json:1", "load/beside/bench-2.json:1"]
+
+
+def test_each_number_is_traced_to_its_line(folder: Path) -> None:
+    for number in (1, 2):
+        path = folder / f"bench-{number}.json"
+        # A reply that quotes the key is not it.
+        result = {"generated_texts": ['"mean_ttft_ms": 1\n'], **json.loads(path.read_text())}
+        path.write_text(json.dumps(result, indent=1 if number == 2 else None))
+    lines = (folder / "bench-2.json").read_text().splitlines()
+    line = next(number for number, line in enumerate(lines, 1) if line.startswith(' "mean_ttft_ms":'))
+    assert by_metric(folder)["ttft_mean_ms"].traced_to == ["load/bench-1.json:1", f"load/bench-2.json:{line}"]
 
 
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_a_repeat_with_every_request_failed_is_no_fast_one(folder: Path, repeat: int) -> None:
     """As bench leaves it, with exit code 0: zeros for what it could not measure."""
     zeros = {
-        f"{name}_{latency}_ms": 0.0 for latency in ("ttft", "tpot", "itl", "e2el") for name in ("mean", "median", "p90", "p99")
+        f"{name}_{latency}_ms": 0.0 for latency in ("ttft", "tpot", "itl", "e2el") for name in ("mean", "p50", "p90", "p99")
     }
     rates = {"request_throughput": 0.0, "output_throughput": 0.0, "total_token_throughput": 0.0}
-    change(folder, repeat, completed=0, failed=5, output_lens=[0] * 5, **zeros, **rates)
-    assert_nothing(folder, f"repeat {repeat}: 0 of 5 requests completed, 5 failed", "5 replies do not have 4 tokens")
+    change(folder, repeat, completed=0, failed=40, output_lens=[0] * 40, **zeros, **rates)
+    assert_nothing(folder, f"repeat {repeat}: 0 of 40 requests completed, 40 failed", "40 replies do not have 8 tokens")
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"completed": 4, "failed": 1, "output_lens": [4, 4, 0, 4, 4]}, "repeat 2: 4 of 5 requests completed, 1 failed"),
-        ({"completed": 4}, "4 of 5 requests completed, 0 failed"),
-        ({"failed": 1}, "5 of 5 requests completed, 1 failed"),
-        ({"completed": 6}, "6 of 5 requests completed"),
-        ({"completed": None}, "None of 5 requests completed"),
-        ({"output_lens": [4, 4, 3, 4, 4]}, "1 replies do not have 4 tokens"),
-        ({"output_lens": [4, 4, 5, 4, 0]}, "2 replies do not have 4 tokens"),
-        ({"output_lens": [4, 4, 4, 4]}, "4 lengths of 5 replies"),
-        ({"output_lens": []}, "0 lengths of 5 replies"),
+        ({"completed": 39, "failed": 1, "output_lens": [*FULL, 0]}, "repeat 2: 39 of 40 requests completed, 1 failed"),
+        ({"completed": 39}, "39 of 40 requests completed, 0 failed"),
+        ({"failed": 1}, "40 of 40 requests completed, 1 failed"),
+        ({"completed": 41}, "41 of 40 requests completed"),
+        ({"completed": None}, "None of 40 requests completed"),
+        ({"output_lens": [*FULL, 7]}, "1 replies do not have 8 tokens"),
+        ({"output_lens": [*FULL[:-1], 9, 0]}, "2 replies do not have 8 tokens"),
+        ({"output_lens": FULL}, "39 lengths of 40 replies"),
+        ({"output_lens": []}, "0 lengths of 40 replies"),
         ({"duration": 0.009}, "it lasted 0.0 s, under min_duration_s 0.01"),
         ({"duration": math.nan}, "it lasted nan s"),
         ({"duration": math.inf}, "it lasted inf s"),
@@ -156,33 +276,46 @@ def test_a_repeat_with_bad_requests_leaves_no_number(folder: Path, fields: Docum
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_too_short_a_run_leaves_no_number(repeat: int, folder: Path) -> None:
     change(folder, 3 - repeat, duration=70.5)
-    told = f"repeat {repeat}: it lasted 0.1 s, under min_duration_s 60"
+    told = f"repeat {repeat}: it lasted 0.{'76'[repeat - 1]} s, under min_duration_s 60"
     assert_nothing(folder, told, settings=SETTINGS.model_copy(update={"min_duration_s": 60.0}))
 
 
 def test_another_load_than_the_asked_one_leaves_no_number() -> None:
-    assert_nothing(CAPTURED, "5 of 20 requests completed", settings=SETTINGS.model_copy(update={"num_prompts": 20}))
-    assert_nothing(CAPTURED, "5 replies do not have 8 tokens", settings=SETTINGS.model_copy(update={"output_len": 8}))
+    assert_nothing(CAPTURED, "40 of 80 requests completed", settings=SETTINGS.model_copy(update={"num_prompts": 80}))
+    assert_nothing(CAPTURED, "40 replies do not have 9 tokens", settings=SETTINGS.model_copy(update={"output_len": 9}))
 
 
 def test_every_problem_of_every_repeat_is_told(folder: Path) -> None:
-    change(folder, 1, completed=4, failed=1)
-    change(folder, 2, output_lens=[4, 4, 4, 4, 1])
+    change(folder, 1, completed=39, failed=1)
+    change(folder, 2, output_lens=[*FULL, 1])
     count(folder, "after", 2, num_preemptions=3.0)
     assert_nothing(
         folder,
-        "repeat 1: 4 of 5 requests completed, 1 failed; repeat 2: 1 replies do not have 4 tokens; repeat 2: 3 preemptions",
+        "repeat 1: 39 of 40 requests completed, 1 failed; repeat 2: 1 replies do not have 8 tokens; repeat 2: 3 preemptions",
     )
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CAPTURED.iterdir()))
 def test_a_missing_file_leaves_no_number(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    assert_nothing(folder, f"No such file or directory: {name}")
+    # Of results the last one there says how many repeats there were.
+    assert_nothing(folder, "1 of at least 2 repeats" if name == "bench-2.json" else f"No such file or directory: {name}")
 
 
-def test_a_repeat_that_was_not_run_leaves_no_number() -> None:
-    assert_nothing(CAPTURED, "No such file or directory: bench-3.json", settings=SETTINGS.model_copy(update={"repeats": 3}))
+@pytest.mark.parametrize(("repeats", "told"), [(0, "0 of at least 3 repeats"), (1, "1 of at least 3"), (2, "2 of at least 3")])
+def test_fewer_repeats_than_asked_for_leave_no_number(folder: Path, repeats: int, told: str) -> None:
+    for number in (1, 2)[repeats:]:
+        (folder / f"bench-{number}.json").unlink()
+    assert_nothing(folder, told, settings=SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5}))
+
+
+def test_more_repeats_than_asked_for_leave_no_number(folder: Path) -> None:
+    copy_repeat(folder, 3, of=2)
+    assert_nothing(folder, "3 repeats of at most 2")
+    found = by_metric(folder, SETTINGS.model_copy(update={"most_repeats": 3}))
+    assert found["output_throughput_tok_s"].sample_count == 32 + 20 + 20
+    (folder / "bench-2.json").unlink()
+    assert_nothing(folder, "No such file or directory: bench-2.json", settings=SETTINGS.model_copy(update={"most_repeats": 3}))
 
 
 @pytest.mark.parametrize("name", ["bench-1.json", "bench-2.json"])
@@ -210,10 +343,15 @@ def test_a_result_of_another_form_leaves_no_number(folder: Path, text: str) -> N
         ({"duration": None}, "TypeError"),
         ({"p99_ttft_ms": ...}, "KeyError('p99_ttft_ms')"),
         ({"output_throughput": ...}, "KeyError('output_throughput')"),
+        ({"request_goodput": None}, "NoneType"),
         ({"p99_ttft_ms": None}, "NoneType"),
         ({"p99_ttft_ms": "fast"}, "ValueError"),
         ({"p99_ttft_ms": 10**400}, "OverflowError"),
-        ({"p99_ttft_ms": 1e308}, "OverflowError"),
+        ({"itls": ...}, "KeyError('itls')"),
+        ({"itls": [[0.1]] * 39}, "ValueError"),
+        ({"ttfts": ["fast"] * 40}, "ValueError"),
+        ({"start_times": None}, "TypeError"),
+        ({"start_times": [0.0] * 39}, "not equally long"),
     ],
     ids=str,
 )
@@ -222,31 +360,283 @@ def test_a_result_without_what_is_read_leaves_no_number(folder: Path, fields: Do
     assert_nothing(folder, told)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
-@pytest.mark.parametrize(
-    ("key", "metric"), [("p99_ttft_ms", "ttft_p99_ms"), ("median_tpot_ms", "tpot_median_ms"), ("output_throughput", None)]
-)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308])
+@pytest.mark.parametrize("key", ["p99_ttft_ms", "p50_tpot_ms", "output_throughput", "request_throughput", "request_goodput"])
 @pytest.mark.parametrize("repeat", [1, 2])
-def test_what_is_no_time_or_rate_is_invalid(folder: Path, key: str, metric: str | None, value: float, repeat: int) -> None:
-    metric = metric or "output_throughput_tok_s"
+def test_a_figure_that_is_not_its_requests_leaves_no_number(folder: Path, key: str, value: float, repeat: int) -> None:
     change(folder, repeat, **{key: value})
-    found = by_metric(folder)
-    assert found[metric].value is None
-    assert f"{value}" in (found[metric].invalid_because or "")
-    assert "no measured time or rate" in (found[metric].invalid_because or "")
-    assert [name for name in found if found[name].value is None] == [metric]
+    assert_nothing(folder, f"repeat {repeat}: bench's own figure contradicts its requests: {key} is {value:g}, and by them")
+
+
+@pytest.mark.parametrize(("off", "is_invalid"), [(0.985, True), (0.995, False), (1.005, False), (1.015, True)])
+def test_a_figure_may_differ_from_its_requests_by_1_percent(folder: Path, off: float, is_invalid: bool) -> None:
+    result = json.loads((folder / "bench-2.json").read_text())
+    change(folder, output_throughput=off * result["output_throughput"])
+    assert (value_of(folder) is None) == is_invalid
+
+
+def test_times_that_are_not_bench_s_leave_no_number(folder: Path) -> None:
+    result = json.loads((folder / "bench-2.json").read_text())
+    change(folder, ttfts=[ttft * 1.02 for ttft in result["ttfts"]])
+    assert_nothing(folder, "contradicts its requests: mean_ttft_ms")
+    change(folder, ttfts=[math.nan] * 40)
+    assert_nothing(folder, "contradicts its requests")
+
+
+def test_tokens_after_the_end_leave_no_number(folder: Path) -> None:
+    result = json.loads((folder / "bench-2.json").read_text())
+    change(folder, start_times=[start * (1 + number / 40) for number, start in enumerate(result["start_times"])])
+    assert_nothing(folder, "contradicts its requests: output_throughput")
+
+
+def test_more_requests_under_way_than_clients_leave_no_number(folder: Path) -> None:
+    result = json.loads((folder / "bench-2.json").read_text())
+    change(folder, start_times=[result["start_times"][0]] * 40)
+    assert_nothing(folder, "repeat 2: on average nan of 4 requests were under way")
+
+
+def test_a_bench_that_tells_no_starts_gives_nearly_the_same(folder: Path) -> None:
+    """vLLM 0.12 to 0.14 wrote the same file without them, and without the latencies."""
+    for repeat in (1, 2):
+        change(folder, repeat, start_times=..., latencies=...)
+    for name, found in by_metric(folder).items():
+        assert found.source == "load/bench-*.json, the requests' start times from their latencies"
+        if name in MEASURED:
+            assert found.repeats == pytest.approx(REPEATS[name], rel=0.015)
+
+
+def test_without_tokens_after_the_first_there_is_no_time_per_token(folder: Path) -> None:
+    zeros = {f"{name}_{latency}_ms": 0.0 for latency in ("tpot", "itl") for name in ("mean", "p50", "p90", "p99")}
+    for repeat in (1, 2):
+        result = json.loads((folder / f"bench-{repeat}.json").read_text())
+        e2els = {f"{name}_e2el_ms": result[f"{name}_ttft_ms"] for name in ("mean", "p50", "p90", "p99")}
+        rates = {"output_throughput": result["request_throughput"]}
+        rates["total_token_throughput"] = (result["total_input_tokens"] + 40) / result["duration"]
+        one = {"output_lens": [1] * 40, "itls": [[]] * 40, "latencies": result["ttfts"]}
+        change(folder, repeat, **one, **zeros, **e2els, **rates, start_times=[0.0] * 40)
+        # One client after another, as their new times to the only token have it.
+        starts = [sum(result["ttfts"][number % 4 : number : 4]) for number in range(40)]
+        end = max(start + ttft for start, ttft in zip(starts, result["ttfts"], strict=True))
+        ratio = result["duration"] / end
+        changed = json.loads((folder / f"bench-{repeat}.json").read_text())
+        rates = {name: changed[name] * ratio for name in ("output_throughput", "request_throughput", "total_token_throughput")}
+        change(folder, repeat, start_times=starts, duration=end, **rates)
+    settings = SETTINGS.model_copy(update={"output_len": 1, "slo": None})
+    found = by_metric(folder, settings)
+    assert found["ttft_mean_ms"].value is not None
+    for name in ("tpot_mean_ms", "itl_p50_ms"):
+        assert found[name].invalid_because == "repeats gave [0.0, 0.0], which is no measured time or rate"
+
+
+def test_preemptions_are_those_of_a_repeat(folder: Path) -> None:
+    assert preemptions(folder, 2) == 0
+    count(folder, "before", 2, num_preemptions=2.0)
+    count(folder, "after", 2, num_preemptions=7.0)
+    assert preemptions(folder, 2) == 5
+
+
+@pytest.mark.parametrize(
+    ("counters", "told"),
+    [({"num_preemptions": None}, "has no vllm:num_preemptions_total"), ({"num_preemptions": -1.0}, "went back")],
+)
+def test_preemptions_that_nobody_counts_are_no_zero(folder: Path, counters: dict[str, float | None], told: str) -> None:
+    count(folder, "after", 2, **counters)
+    with pytest.raises(ValueError, match=told):
+        preemptions(folder, 2)
+
+
+# --- Chunks that were read at once
+
+
+def burst(folder: Path, first: int, settings: Load = SETTINGS) -> dict[str, Measurement]:
+    """What is measured where the second repeat's chunks came so."""
+    path = folder / "bench-2.json"
+    result = read_at_once(json.loads(path.read_text()), first)
+    slo = settings.slo
+    if slo and slo.ttft_ms and slo.tpot_ms:
+        times = zip(result["ttfts"], result["itls"], strict=True)
+        good = sum(ttft <= slo.ttft_ms / 1000 and sum(gaps) / 7 <= slo.tpot_ms / 1000 for ttft, gaps in times)
+        result["request_goodput"] = good / result["duration"]
+    path.write_text(json.dumps(result))
+    return by_metric(folder, settings)
+
+
+def test_chunks_that_were_read_at_once_make_the_gaps_invalid_and_nothing_else(folder: Path) -> None:
+    found, before = burst(folder, 3), by_metric(CAPTURED)
+    told = "repeat 2: 60 of 140 gaps between chunks are under 50 µs: they were read at once, give the client a core or a host"
+    for name in ("itl_mean_ms", "itl_p50_ms"):
+        assert (found[name].value, (found[name].invalid_because or "").startswith(told)) == (None, True)
+        assert found[name].traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
+    assert {name for name in MEASURED if found[name].value is None} == {"itl_mean_ms", "itl_p50_ms"}
+    # Over the four gaps after the first read: bench would have four sevenths of it.
+    assert found["tpot_p50_ms"].repeats[1] == pytest.approx(before["tpot_p50_ms"].repeats[1], rel=0.15)
+    assert found["e2el_p50_ms"].value == pytest.approx(before["e2el_p50_ms"].value, rel=1e-3)
+    assert found["request_throughput_req_s"].value == before["request_throughput_req_s"].value
+
+
+def test_replies_in_one_piece_have_no_time_per_token(folder: Path) -> None:
+    found = burst(folder, 7)
+    for name in ("tpot_mean_ms", "tpot_p50_ms", "goodput_req_s"):
+        assert "repeat 2: 0 of 20 replies show a time per token" in (found[name].invalid_because or "")
+    refused = {name for name in MEASURED if found[name].value is None}
+    assert refused == {"itl_mean_ms", "itl_p50_ms", "tpot_mean_ms", "tpot_p50_ms", "goodput_req_s"}
+
+
+def test_of_chats_the_first_chunk_is_left_out(folder: Path) -> None:
+    for repeat in (1, 2):
+        result = json.loads((folder / f"bench-{repeat}.json").read_text())
+        result["itls"] = [[SHORT, *gaps] for gaps in result["itls"]]
+        change(folder, repeat, **read_at_once(result, 0))
+    chat = SETTINGS.model_copy(update={"api": "chat"})
+    found, before = by_metric(folder, chat), by_metric(CAPTURED)
+    for name in MEASURED:
+        assert found[name].value == pytest.approx(before[name].value, rel=1e-3)
+    assert by_metric(folder)["itl_p50_ms"].value is None
+
+
+# --- Goodput where some repeat has none
+
+
+def with_goodput_of_none(folder: Path, repeats: tuple[int, ...]) -> Measurement:
+    """An SLO that no request met in these repeats."""
+    for repeat in repeats:
+        result = json.loads((folder / f"bench-{repeat}.json").read_text())
+        slower = 2.0
+        scale(folder, repeat, slower)
+        assert min(result["ttfts"]) * slower > 0.02
+        change(folder, repeat, request_goodput=0.0)
+    return by_metric(folder)["goodput_req_s"]
+
+
+def test_no_goodput_at_all_is_0_and_its_bound_is_honest(folder: Path) -> None:
+    found = with_goodput_of_none(folder, (1, 2))
+    assert (found.value, found.repeats) == (0.0, [0.0, 0.0])
+    assert found.interval is not None
+    assert found.interval.lower == 0.0
+    # Two repeats say little of a third: Wilson's bound for 0 of 2 is 66 %, of a rate that is itself uncertain.
+    assert found.interval.upper > 0.6 * 32
+
+
+def test_no_goodput_in_many_repeats_is_below_a_floor(folder: Path) -> None:
+    with_goodput_of_none(folder, (1, 2))
+    for repeat in range(3, 9):
+        copy_repeat(folder, repeat, of=2 - repeat % 2)
+    settings = SETTINGS.model_copy(update={"repeats": 8, "most_repeats": 8})
+    found = by_metric(folder, settings)["goodput_req_s"]
+    assert found.interval is not None
+    assert found.value == found.interval.lower == 0.0
+    # Of 32 req/s that it served.
+    assert 0.3 * 32 < found.interval.upper < 0.4 * 32
+
+
+def test_goodput_in_one_of_two_repeats_is_their_mean(folder: Path) -> None:
+    found = with_goodput_of_none(folder, (2,))
+    assert found.repeats == pytest.approx([11.812912920718851, 0.0])
+    assert found.value == pytest.approx(11.812912920718851 / 2)
+    assert found.interval is not None
+    assert found.interval.lower < 11.812912920718851 / 2 < found.interval.upper
+
+
+# --- Speculative decoding
+
+
+def test_the_acceptance_length_is_of_a_server_with_a_draft_model(folder: Path) -> None:
+    change(folder, 1, spec_decode_acceptance_length=2.5)
+    change(folder, 2, spec_decode_acceptance_length=2.6)
+    found = {each.metric: each for each in parse(folder, SETTINGS, LEVELS)}["acceptance_length_tok"]
+    assert found.value == pytest.approx(math.sqrt(2.5 * 2.6))
+    assert (found.unit, found.sample_count) == ("tok", 80)
+    assert found.interval is not None
+    assert found.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
+
+
+@pytest.mark.parametrize(
+    ("told", "because"),
+    [
+        (..., "only 1 of 2 repeats have spec_decode_acceptance_length"),
+        (None, "only 1 of 2 repeats have spec_decode_acceptance_length"),
+        (0.0, "no measured time or rate"),
+        (math.nan, "no measured time or rate"),
+    ],
+)
+def test_an_acceptance_length_of_some_repeats_is_invalid(folder: Path, told: Any, because: str) -> None:
+    change(folder, 1, spec_decode_acceptance_length=2.5)
+    change(folder, 2, spec_decode_acceptance_length=told)
+    found = {each.metric: each for each in parse(folder, SETTINGS, LEVELS)}
+    assert because in (found["acceptance_length_tok"].invalid_because or "")
+    assert found["output_throughput_tok_s"].value is not None
+
+
+# --- The first repeat
+
+
+def test_a_first_repeat_that_was_still_warming_up_is_left_out(folder: Path) -> None:
+    for repeat in (3, 4):
+        copy_repeat(folder, repeat, of=2 - repeat % 2)
+    settings = SETTINGS.model_copy(update={"most_repeats": 4, "slo": None})
+    whole = by_metric(folder, settings)["output_throughput_tok_s"]
+    scale(folder, 1, 1 / 0.6)
+    found = by_metric(folder, settings)["output_throughput_tok_s"]
+    assert (whole.source, found.repeats) == ("load/bench-*.json", whole.repeats[1:])
+    assert found.source == (
+        "load/bench-*.json without the first: its 301.5 tok/s are far off the others' 502.5 to 522.9, more num_warmups may help"
+    )
+    assert found.traced_to == whole.traced_to[1:]
+
+
+@pytest.mark.parametrize(
+    ("values", "is_off"),
+    [
+        ([60.0, 100.0, 101.0], True),
+        ([160.0, 100.0, 101.0], True),
+        ([60.0, 100.0, 100.0, 100.0], True),
+        ([60.0, 100.0], False),
+        ([60.0], False),
+        ([], False),
+        ([85.0, 100.0, 100.0], False),
+        ([60.0, 100.0, 120.0], False),
+        ([100.0, 60.0, 100.0], False),
+        ([0.0, 100.0, 100.0], False),
+    ],
+)
+def test_only_a_first_repeat_far_off_the_others_is_told(values: list[float], is_off: bool) -> None:
+    assert (first_repeat_problem(values) is not None) == is_off
+
+
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_noise_is_no_warm_up(count: int) -> None:
+    draw = random.Random(count)
+    runs = [[100 * math.exp(draw.gauss(0, 0.03)) for _ in range(count)] for _ in range(10_000)]
+    assert [values for values in runs if first_repeat_problem(values)] == []
+    slow = [[0.6 * values[0], *values[1:]] for values in runs]
+    # Of 3 % noise the others' spread is seldom so wide that 40 % less is not 5 times as far.
+    assert sum(first_repeat_problem(values) is not None for values in slow) > 0.5 * len(slow)
+
+
+# --- Preemptions and the prefix cache
 
 
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_preemptions_leave_no_number(folder: Path, repeat: int) -> None:
     count(folder, "after", repeat, num_preemptions=7.0)
-    assert_nothing(folder, f"repeat {repeat}: 7 preemptions: the KV cache is too small")
+    assert_nothing(folder, f"repeat {repeat}: 7 preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}")
+
+
+def test_preemptions_have_their_remedies() -> None:
+    for option in ("gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "tensor-parallel", "pipeline-parallel"):
+        assert option in PREEMPTION_REMEDY
+
+
+def test_a_count_of_preemptions_that_went_back_leaves_no_number(folder: Path) -> None:
+    count(folder, "before", num_preemptions=7.0)
+    count(folder, "after", num_preemptions=2.0)
+    assert_nothing(folder, "repeat 2: the server's count of preemptions went back: it was started anew meanwhile")
 
 
 def test_earlier_preemptions_are_not_the_repeats(folder: Path) -> None:
     count(folder, "before", num_preemptions=7.0)
     count(folder, "after", num_preemptions=7.0)
-    assert by_metric(folder)["output_throughput_tok_s"].value is not None
+    assert value_of(folder) is not None
 
 
 def test_preemptions_of_every_engine_count(folder: Path) -> None:
@@ -282,9 +672,59 @@ def test_prefix_cache_hits_over_1_percent_leave_no_number(folder: Path, hits: fl
     count(folder, "before", prefix_cache_queries=5000.0, prefix_cache_hits=5000.0)
     count(folder, "after", prefix_cache_queries=6000.0, prefix_cache_hits=5000.0 + hits)
     if is_invalid:
-        assert_nothing(folder, f"repeat 2: {hits:.0f} of 1000 prefix-cache queries hit")
+        remedy = "add no-enable-prefix-caching to the server"
+        assert_nothing(folder, f"repeat 2: {hits:.0f} of 1000 prefix-cache queries hit on random prompts: {remedy}")
     else:
-        assert by_metric(folder)["output_throughput_tok_s"].value is not None
+        assert value_of(folder) is not None
+
+
+def hit(folder: Path, hits: float) -> None:
+    """In the second repeat, of 1000 queries."""
+    count(folder, "before", prefix_cache_queries=0.0, prefix_cache_hits=0.0)
+    count(folder, "after", prefix_cache_queries=1000.0, prefix_cache_hits=hits)
+
+
+def test_random_prompts_hit_nothing_even_in_an_emptied_cache(folder: Path) -> None:
+    (folder / "reset-2.txt").write_text("/reset_prefix_cache 200\n")
+    hit(folder, 11.0)
+    assert_nothing(folder, "repeat 2: 11 of 1000 prefix-cache queries hit on random prompts")
+
+
+def test_prompts_of_a_file_may_hit_each_other_in_an_emptied_cache(folder: Path) -> None:
+    (folder / "reset-2.txt").write_text("/reset_prefix_cache 200\n")
+    hit(folder, 900.0)
+    assert value_of(folder, OF_FILE) is not None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        "",
+        "200\n",
+        "/reset_prefix_cache 404\n",
+        "/reset_prefix_cache 2000\n",
+        "/reset_prefix_cache no answer: ReadTimeout\n",
+    ],
+)
+@pytest.mark.parametrize(("hits", "is_invalid"), [(10.0, False), (11.0, True)])
+def test_prompts_of_a_file_may_not_hit_those_of_earlier_repeats(
+    folder: Path, told: str | None, hits: float, is_invalid: bool
+) -> None:
+    # The other repeat's own cache was emptied.
+    (folder / "reset-1.txt").write_text("/reset_prefix_cache 200\n")
+    if told is not None:
+        (folder / "reset-2.txt").write_text(told)
+    hit(folder, hits)
+    if is_invalid:
+        assert_nothing(
+            folder,
+            "repeat 2: 11 of 1000 prefix-cache queries hit, and the server does not let its prefix cache be emptied: "
+            'add no-enable-prefix-caching, or VLLM_SERVER_DEV_MODE: "1" to its environment',
+            settings=OF_FILE,
+        )
+    else:
+        assert value_of(folder, OF_FILE) is not None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -301,6 +741,195 @@ def test_hits_without_queries_leave_no_number(folder: Path) -> None:
     count(folder, "before", prefix_cache_hits=0.0)
     count(folder, "after", prefix_cache_hits=10.0)
     assert_nothing(folder, "10 of 0 prefix-cache queries hit")
+
+
+# --- What was watched meanwhile, and what the client used
+
+WATCHED = Path(__file__).parent / "captured" / "watched" / "enough"
+# The spans of the repeats, of 0.65 s and 0.61 s, end with these samples of the server, of which there is one each 0.1 s.
+BEGAN, ENDS = 1795221538.0, {1: 8, 2: 16}
+WITHIN = {1: range(2, 9), 2: range(10, 17)}
+RUNNING, WAITING = (f'vllm:num_requests_{name}{{engine="0",model_name="reference"}}' for name in ("running", "waiting"))
+
+
+@pytest.fixture
+def watched(folder: Path) -> Path:
+    """The serve stage's folder beside the load's: a real server's samples, in other steps, and a client that has time."""
+    serve = shutil.copytree(WATCHED, folder.parent / "serve")
+    for name in (SCRAPES, HOST_SAMPLES):
+        change_lines(serve / name, range(17), lambda number, line: line | {"time": BEGAN + number / 10})
+    for repeat in ENDS:
+        use(folder, repeat)
+    return serve
+
+
+def change_lines(path: Path, numbers: range, edit: Callable[[int, Document], Document | None]) -> None:
+    """Edit the lines with these numbers; None removes one."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    edited = [edit(number, line) if number in numbers else line for number, line in enumerate(lines)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in edited if line is not None))
+
+
+def use(folder: Path, repeat: int = 2, cores: float = 0.5, seen: float = 1.0, warm_up_s: float = 1.0) -> None:
+    """What the client of a repeat used: all of a core in its warm-ups, and of the repeat it was seen in such a last part."""
+    ended = BEGAN + ENDS[repeat] / 10
+    began = ended - json.loads((folder / f"bench-{repeat}.json").read_text())["duration"]
+    first = ended - seen * (ended - began)
+    measured = [first + (ended - first) * step / 10 for step in range(11)]
+    samples = [(began - warm_up_s, 0.0), *((time, warm_up_s + cores * (time - began)) for time in measured)]
+    (folder / f"client-{repeat}.json").write_text(json.dumps({"cpu_s": samples, "max_rss_mib": 640}))
+
+
+def test_a_load_that_was_watched_gives_the_same(folder: Path, watched: Path) -> None:
+    assert by_metric(folder, watched=watched) == by_metric(CAPTURED)
+
+
+def queue(watched: Path, repeat: int) -> None:
+    seen = {RUNNING: 2.0, WAITING: 2.0}
+    change_lines(watched / SCRAPES, WITHIN[repeat], lambda _, line: line | {"values": line["values"] | seen})
+
+
+def slow_down(watched: Path, repeat: int) -> None:
+    gpu = {"index": 0, "clock_reasons": ["hw_thermal_slowdown"]}
+    change_lines(watched / HOST_SAMPLES, WITHIN[repeat][3:4], lambda _, line: line | {"gpus": [gpu]})
+
+
+def miss_samples(watched: Path, repeat: int) -> None:
+    gpu = {"index": 0, "clock_reasons": []}
+    change_lines(watched / HOST_SAMPLES, range(1), lambda _, line: line | {"gpus": [gpu]})
+    change_lines(watched / HOST_SAMPLES, WITHIN[repeat], lambda *_: None)
+
+
+RULES: list[tuple[Callable[[Path, int], None], str]] = [
+    (queue, "on average 50% of the requests in the server waited, although 4 clients are no more than its max-num-seqs 4"),
+    (slow_down, "GPU 0 was slowed down in 1 of 7 samples (hw_thermal_slowdown)"),
+    (miss_samples, "the machine was looked at only 0 of 1 times"),
+]
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+@pytest.mark.parametrize(("break_rule", "told"), RULES)
+def test_what_was_watched_of_a_repeat_leaves_no_number(
+    folder: Path, watched: Path, break_rule: Callable[[Path, int], None], told: str, repeat: int
+) -> None:
+    break_rule(watched, repeat)
+    assert_nothing(folder, f"repeat {repeat}: {told}", watched=watched)
+    (reason,) = {found.invalid_because for found in by_metric(folder, watched=watched).values()}
+    assert reason is not None
+    assert reason.count("repeat ") == 1
+    assert value_of(folder) is not None
+
+
+def test_a_short_load_without_a_gpu_need_not_be_looked_at(folder: Path, watched: Path) -> None:
+    """Between two looks at the machine there is nothing that they could tell."""
+    change_lines(watched / HOST_SAMPLES, WITHIN[1], lambda *_: None)
+    assert value_of(folder, watched=watched) is not None
+
+
+def test_what_was_watched_between_repeats_is_of_none(folder: Path, watched: Path) -> None:
+    gpu = {"index": 0, "clock_reasons": ["hw_thermal_slowdown"]}
+    for between in (range(2), range(9, 10)):
+        change_lines(watched / HOST_SAMPLES, between, lambda _, line: line | {"gpus": [gpu]})
+    assert value_of(folder, watched=watched) is not None
+
+
+@pytest.mark.parametrize("arguments", [{}, {"max-num-seqs": 3}])
+def test_clients_that_have_to_wait_are_no_problem(folder: Path, watched: Path, arguments: ServerArguments) -> None:
+    for repeat in ENDS:
+        queue(watched, repeat)
+    found = parse(folder, SETTINGS, LEVELS, VLLM, arguments, watched)
+    assert [each.metric for each in found if each.value is not None] == MEASURED
+
+
+@pytest.mark.parametrize("name", [SCRAPES, HOST_SAMPLES])
+def test_what_was_not_watched_at_all_leaves_no_number(folder: Path, watched: Path, name: str) -> None:
+    (watched / name).unlink()
+    assert_nothing(
+        folder, f"repeat 1: what was watched during the load cannot be read: No such file or directory: {name}", watched=watched
+    )
+
+
+def test_preemptions_are_told_once(folder: Path, watched: Path) -> None:
+    counted = {'vllm:num_preemptions_total{engine="0",model_name="reference"}': 7.0}
+    change_lines(watched / SCRAPES, range(12, 17), lambda _, line: line | {"values": line["values"] | counted})
+    count(folder, "after", num_preemptions=7.0)
+    told = f"repeat 2: 7 preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"
+    assert {found.invalid_because for found in by_metric(folder, watched=watched).values()} == {told}
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_client_that_fills_its_core_leaves_no_number(folder: Path, watched: Path, repeat: int, is_watched: bool) -> None:
+    use(folder, repeat, cores=0.95)
+    told = f"repeat {repeat}: the client used 0.95 of a core, so that it measured itself: {CLIENT_REMEDY}"
+    assert_nothing(folder, told, watched=watched if is_watched else None)
+    assert CLIENT_REMEDY == "run the client on a faster host, or several clients"
+
+
+@pytest.mark.parametrize(("cores", "is_invalid"), [(0.0, False), (0.89, False), (0.91, True), (1.0, True)])
+def test_a_client_may_use_most_of_its_core(folder: Path, watched: Path, cores: float, is_invalid: bool) -> None:
+    use(folder, cores=cores)
+    assert (value_of(folder, watched=watched) is None) == is_invalid
+
+
+@pytest.mark.parametrize(("seen", "is_invalid"), [(0.51, False), (0.49, True), (0.0, True)])
+def test_a_client_must_be_seen_in_half_of_the_repeat(folder: Path, watched: Path, seen: float, is_invalid: bool) -> None:
+    use(folder, seen=seen)
+    if is_invalid:
+        assert_nothing(folder, "repeat 2: the client was seen too seldom to know how busy it was", watched=watched)
+    assert (value_of(folder, watched=watched) is None) == is_invalid
+    assert value_of(folder) is not None
+
+
+def test_a_client_that_was_seen_once_was_seen_too_seldom(folder: Path, watched: Path) -> None:
+    (folder / "client-2.json").write_text(json.dumps({"cpu_s": [[BEGAN + 1.6, 1.0]], "max_rss_mib": 640}))
+    assert_nothing(folder, "repeat 2: the client was seen too seldom", watched=watched)
+    assert value_of(folder) is not None
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "No such file or directory: client-{}.json"),
+        ("", "1 validation error for ClientUse"),
+        ("null", "1 validation error for ClientUse"),
+        ('{"cpu_s": [], "max_rss_mib": 640}', "1 validation error for ClientUse"),
+        ('{"cpu_s": [[1795221539.6, null]], "max_rss_mib": 640}', "1 validation error for ClientUse"),
+        ('{"cpu_s": [[1795221539.6, 1.0], [NaN, 2.0]], "max_rss_mib": 640}', "1 validation error for ClientUse"),
+        ('{"cpu_s": [[1795221539.6, 1.0], [17952', "1 validation error for ClientUse"),
+    ],
+)
+def test_a_client_of_which_nothing_is_known_leaves_no_number_where_it_was_watched(
+    folder: Path, watched: Path, text: str | None, told: str, repeat: int
+) -> None:
+    path = folder / f"client-{repeat}.json"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    assert_nothing(
+        folder, f"repeat {repeat}: nobody knows when its client was busy, and how much: {told.format(repeat)}", watched=watched
+    )
+    assert value_of(folder) is not None
+
+
+def test_a_repeat_without_a_duration_is_told_once(folder: Path, watched: Path) -> None:
+    change(folder, duration=math.nan)
+    told = "repeat 2: it lasted nan s, under min_duration_s 0.01"
+    assert {found.invalid_because for found in by_metric(folder, watched=watched).values()} == {told}
+
+
+def test_a_plan_says_whether_the_server_was_watched(folder: Path, watched: Path) -> None:
+    queue(watched, 1)
+    server: Document = {"kind": VLLM, "arguments": ARGUMENTS}
+    fields: Document = {"load": SETTINGS, "server": ServerPlan.model_construct(**server), "gates": [], "baseline": None}
+    found = {}
+    for is_watched in (True, False):
+        plan = CellPlan.model_construct(**fields, watched=is_watched)
+        measured = {each.metric: each for each in parse_unfinished("load", plan, folder.parent)}
+        found[is_watched] = measured["output_throughput_tok_s"]
+    assert "waited, although 4 clients" in (found[True].invalid_because or "")
+    assert found[False].value == value_of(folder)
 
 
 def test_the_command_asks_for_what_is_parsed(tmp_path: Path) -> None:
@@ -332,6 +961,14 @@ def test_a_tokenizer_with_code_of_its_own_is_trusted_as_by_the_server(tmp_path: 
     assert "--trust-remote-code" not in command_of(CLIENT, "reference", SETTINGS, str(tmp_path), 1)
 
 
+def test_goodput_is_asked_for_where_there_is_an_slo(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"slo": Slo(ttft_ms=200.0, tpot_ms=30.5, e2el_ms=1234567.0)})
+    command = command_of(CLIENT, "reference", settings, str(tmp_path), 1)
+    at = command.index("--goodput")
+    assert command[at + 1 : at + 5] == ["ttft:200.0", "tpot:30.5", "e2el:1234567.0", "--save-result"]
+    assert "--goodput" not in command_of(CLIENT, "reference", SETTINGS.model_copy(update={"slo": None}), str(tmp_path), 1)
+
+
 def test_no_secret_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "shhhhhhhh")
@@ -341,7 +978,7 @@ def test_no_secret_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- TensorRT-LLM: pages made here, in the form of its collector (tensorrt_llm/metrics/collector.py of NVIDIA/TensorRT-LLM)
 
 NO_REUSE: ServerArguments = {"kv_cache_config": {"enable_block_reuse": False}}
-COUNTED = {"request_success": (3, 9), "kv_cache_missed_blocks": (10, 110)}
+COUNTED = {"request_success": (3, 44), "kv_cache_missed_blocks": (10, 110)}
 
 
 def trtllm_page(folder: Path, repeat: int, when: str, counters: dict[str, float]) -> None:
@@ -353,13 +990,21 @@ def trtllm_page(folder: Path, repeat: int, when: str, counters: dict[str, float]
     (folder / f"metrics-{repeat}-{when}.txt").write_text("\n".join([*lines, ""]))
 
 
-def on_trtllm(folder: Path, arguments: ServerArguments, **counters: tuple[float, float] | None) -> str:
+def on_trtllm(
+    folder: Path,
+    arguments: ServerArguments,
+    counters: Mapping[str, tuple[float, float] | None] = COUNTED,
+    settings: Load = SETTINGS,
+    watched: Path | None = None,
+) -> str:
     """Why the load is invalid; empty if it is valid."""
-    given = {name: pair for name, pair in (COUNTED | counters).items() if pair is not None}
+    given = {name: pair for name, pair in {**COUNTED, **counters}.items() if pair is not None}
     for repeat in (1, 2):
         for place, when in enumerate(("before", "after")):
             trtllm_page(folder, repeat, when, {name: pair[place] for name, pair in given.items()})
-    (reason,) = {found.invalid_because or "" for found in parse(folder, SETTINGS, "tensorrt-llm", arguments)}
+    found = {each.metric: each for each in parse(folder, settings, LEVELS, "tensorrt-llm", arguments, watched)}
+    reasons = {found[name].invalid_because or "" for name in MEASURED}
+    (reason,) = reasons
     return reason
 
 
@@ -376,7 +1021,7 @@ def on_trtllm(folder: Path, arguments: ServerArguments, **counters: tuple[float,
 def test_what_tensorrt_llm_counts_or_rules_out_is_trusted(
     folder: Path, arguments: ServerArguments, counters: dict[str, tuple[float, float] | None]
 ) -> None:
-    assert on_trtllm(folder, arguments, **counters) == ""
+    assert on_trtllm(folder, arguments, counters) == ""
 
 
 @pytest.mark.parametrize(
@@ -384,8 +1029,8 @@ def test_what_tensorrt_llm_counts_or_rules_out_is_trusted(
     [
         ({}, {"request_success": None}, "has no trtllm_request_success_total"),
         (NO_REUSE, {"request_success": None}, "has no trtllm_request_success_total"),
-        ({}, {"request_success": (3, 7)}, "the server counts 4 requests of 5"),
-        ({}, {"request_success": (3, math.nan)}, "the server counts nan requests of 5"),
+        ({}, {"request_success": (3, 42)}, "the server counts 39 requests of 40"),
+        ({}, {"request_success": (3, math.nan)}, "the server counts nan requests of 40"),
         ({}, {"kv_cache_reused_blocks": (0, 2)}, "2 of 102 blocks of the KV cache hit on random prompts"),
         ({}, {"kv_cache_missed_blocks": None}, "does not count trtllm_kv_cache_missed_blocks_total"),
         ({}, {"kv_cache_missed_blocks": (10, 10)}, "does not count trtllm_kv_cache_missed_blocks_total"),
@@ -400,11 +1045,27 @@ def test_what_tensorrt_llm_counts_or_rules_out_is_trusted(
 def test_what_tensorrt_llm_neither_counts_nor_rules_out_leaves_no_number(
     folder: Path, arguments: ServerArguments, counters: dict[str, tuple[float, float] | None], told: str
 ) -> None:
-    assert told in on_trtllm(folder, arguments, **counters)
+    assert told in on_trtllm(folder, arguments, counters)
+
+
+def test_of_another_engine_only_the_client_is_looked_at(folder: Path, watched: Path) -> None:
+    (watched / SCRAPES).write_text("")
+    assert on_trtllm(folder, NO_REUSE, watched=watched) == ""
+    use(folder, cores=0.95)
+    assert "repeat 2: the client used 0.95 of a core" in on_trtllm(folder, NO_REUSE, watched=watched)
+    (folder / "client-2.json").unlink()
+    assert "repeat 2: nobody knows when its client was busy" in on_trtllm(folder, NO_REUSE, watched=watched)
+
+
+def test_reused_blocks_have_their_remedy(folder: Path) -> None:
+    told, remedy = "2 of 102 blocks of the KV cache hit", "set enable_block_reuse to false in kv_cache_config"
+    reused = {"kv_cache_reused_blocks": (0, 2)}
+    assert on_trtllm(folder, {}, reused).endswith(f"{told} on random prompts: {remedy}")
+    assert on_trtllm(folder, {}, reused, OF_FILE).endswith(f"{told}: {remedy}")
 
 
 def test_vllms_counters_are_none_of_tensorrt_llms(folder: Path) -> None:
-    (reason,) = {found.invalid_because for found in parse(folder, SETTINGS, "tensorrt-llm", NO_REUSE)}
+    (reason,) = {found.invalid_because for found in parse(folder, SETTINGS, LEVELS, "tensorrt-llm", NO_REUSE)}
     assert reason is not None
     assert "repeat 1: the server's /metrics before it has no trtllm_request_success_total" in reason
     on_trtllm(folder, {})
@@ -419,6 +1080,71 @@ def test_counters_are_read_where_the_server_has_them(monkeypatch: pytest.MonkeyP
         asked.append(url)
         return httpx.Response(200, text="# page", request=httpx.Request("GET", url))
 
-    monkeypatch.setattr("vllm_qualify.evidence.load.httpx.get", get)
-    assert page_of(SERVER.model_copy(update={"metrics_path": path})) == "# page"
+    monkeypatch.setattr("vllm_qualify.engine.server.httpx.get", get)
+    assert SERVER.model_copy(update={"metrics_path": path}).metrics_page() == "# page"
     assert asked == [f"{SERVER.url}{path}"]
+
+
+# --- Measuring: the order of the repeats, with bench's captured files in place of bench
+
+Runs = list[tuple[str, str]]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Each run of bench: its server's address and its file below the stage's folder."""
+    found: Runs = []
+
+    def run(bench: Bench, command: list[str], result: str, log: Path, _: float, check: object, progress: Progress) -> None:
+        shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
+        progress(20, 40)
+        found.append((options(command)["--base-url"], f"{log.parent.name}/{result}"))
+        assert command == command_of(bench.client, "reference", SETTINGS, str(log.parent), int(result[6]))
+        assert callable(check)
+
+    monkeypatch.setattr(benches, "run", run)
+    monkeypatch.setattr(type(SERVER), "post", lambda *_: "404")
+    monkeypatch.setattr(type(SERVER), "metrics_page", lambda server: f"# page of {server.url}\n")
+    return found
+
+
+def enough_after(looks: int, asked: list[int], runs: Runs) -> Callable[[], bool]:
+    def enough() -> bool:
+        asked.append(len(runs))
+        return len(asked) >= looks
+
+    return enough
+
+
+CANDIDATE, BASELINE = "http://127.0.0.1:8123", "http://127.0.0.1:8124"
+
+
+@pytest.mark.parametrize(("looks", "asked_after"), [(1, [3]), (2, [3, 5]), (9, [3, 5])])
+def test_repeats_go_on_until_there_are_enough(tmp_path: Path, runs: Runs, looks: int, asked_after: list[int]) -> None:
+    asked: list[int] = []
+    told: list[tuple[int, int]] = []
+    settings = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5})
+    commands = measure(
+        driven(), settings, tmp_path, lambda done, total: told.append((done, total)), enough_after(looks, asked, runs)
+    )
+    assert asked == asked_after
+    assert runs == [(CANDIDATE, f"{tmp_path.name}/bench-{number}.json") for number in range(1, asked_after[-1] + 1)]
+    assert len(commands) == len(runs)
+    assert told == [(20, 120), (60, 120), (100, 120), (140, 200), (180, 200)][: len(runs)]
+    assert (tmp_path / "metrics-1-before.txt").read_text() == f"# page of {CANDIDATE}\n"
+
+
+def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
+    """So that a drift of the machine favours neither: the one that begins is the other each time."""
+    asked: list[int] = []
+    told: list[tuple[int, int]] = []
+    settings = SETTINGS.model_copy(update={"most_repeats": 3})
+    progress, enough = lambda done, total: told.append((done, total)), enough_after(9, asked, runs)
+    commands = measure(driven(), settings, tmp_path, progress, enough, driven(BASELINE))
+    assert [url for url, _ in runs] == [CANDIDATE, BASELINE, BASELINE, CANDIDATE, CANDIDATE, BASELINE]
+    assert [file for url, file in runs if url == BASELINE] == [f"beside/bench-{number}.json" for number in (1, 2, 3)]
+    assert [file for url, file in runs if url == CANDIDATE] == [f"{tmp_path.name}/bench-{number}.json" for number in (1, 2, 3)]
+    assert asked == [4, 6]
+    assert told == [(20, 160), (60, 160), (100, 160), (140, 160), (180, 240), (220, 240)]
+    assert [options(command)["--seed"] for command in commands] == ["0", "0", "1", "1", "2", "2"]
+    assert (tmp_path / "beside" / "metrics-3-after.txt").read_text() == f"# page of {BASELINE}\n"

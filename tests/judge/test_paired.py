@@ -4,14 +4,20 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from vllm_qualify.judge.paired import Answers, Decision, Loss, decide, loss, noise, plan, repetitions_for
+from infra.bench import accuracy, worlds
+from vllm_qualify.evidence.measurement import Interval
+from vllm_qualify.evidence.sequential import Levels, Sides
+from vllm_qualify.judge.paired import Answers, Loss, information, interval, loss, noise, repetitions_for
 
 QUESTIONS = 1319
+MARGIN = 0.0075
 
 
 def answers(right: list[int], asked: list[int]) -> Answers:
-    return Answers(np.array(right), np.array(asked))
+    """Of questions whose answers are right or wrong."""
+    return Answers(np.array(right, dtype=float), np.array(right, dtype=float), np.array(asked))
 
 
 def test_noise_is_half_the_rate_at_which_two_repetitions_differ() -> None:
@@ -25,11 +31,18 @@ def test_no_difference_in_a_few_answers_is_not_none_at_all() -> None:
     assert math.isnan(answers([1] * 100, [1] * 100).noise)
 
 
+def test_scores_between_right_and_wrong_scatter_less() -> None:
+    """Half of the questions score .5 and 1 in two repetitions: a variance of 1/8 within each."""
+    halves = Answers(np.full(1000, 1.5), np.full(1000, 1.25), np.full(1000, 2))
+    assert halves.noise == pytest.approx(1 / 8, abs=0.001)
+    assert halves.mean.mean() == 0.75
+
+
 def test_a_loss_is_the_mean_of_the_differences_and_its_error_is_the_noise() -> None:
     """The baseline of 5 repetitions, the candidate of 2, every question asked: nothing is left of sampling."""
     baseline = answers([5] * 900 + [0] * 60 + [3] * 40, [5] * 1000)
     candidate = answers([2] * 880 + [0] * 80 + [1] * 40, [2] * 1000)
-    found = loss(baseline, candidate)
+    found = loss(baseline, candidate, MARGIN)
     assert found.value == pytest.approx((900 + 40 * 0.6 - 880 - 40 * 0.5) / 1000)
     assert found.error == pytest.approx(math.sqrt(noise(baseline, candidate) * (1 / 5 + 1 / 2) / 1000))
     assert found.asked == 2000
@@ -39,7 +52,7 @@ def test_questions_that_were_not_asked_add_to_the_error() -> None:
     baseline = answers([5] * 900 + [3] * 100, [5] * 1000)
     half = answers([1] * 500 + [0] * 500, [1] * 500 + [0] * 500)
     whole = answers([1] * 1000, [1] * 1000)
-    assert loss(baseline, half).error > math.sqrt(2) * loss(baseline, whole).error
+    assert loss(baseline, half, MARGIN).error > math.sqrt(2) * loss(baseline, whole, MARGIN).error
 
 
 def test_a_candidate_that_is_noisier_than_its_baseline_is_judged_by_its_own_noise() -> None:
@@ -47,6 +60,11 @@ def test_a_candidate_that_is_noisier_than_its_baseline_is_judged_by_its_own_nois
     noisy = answers([1] * 200 + [2] * 800, [2] * 1000)
     assert noise(calm, noisy) == noisy.noise
     assert noise(calm, answers([1] * 1000, [1] * 1000)) == calm.noise
+
+
+def test_builds_that_were_asked_equally_often_tell_of_the_noise_together() -> None:
+    noisy, calm = answers([1] * 200 + [2] * 800, [2] * 1000), answers([2] * 1000, [2] * 1000)
+    assert noise(noisy, calm) == pytest.approx((noisy.noise + calm.noise) / 2)
 
 
 @pytest.mark.parametrize(
@@ -58,15 +76,30 @@ def test_a_candidate_that_is_noisier_than_its_baseline_is_judged_by_its_own_nois
 )
 def test_what_cannot_be_compared_is_refused(baseline: Answers, candidate: Answers, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        loss(baseline, candidate)
+        loss(baseline, candidate, MARGIN)
 
 
-@pytest.mark.parametrize(
-    ("value", "decision"),
-    [(0.0, "pass"), (0.0039, "pass"), (0.0041, "inconclusive"), (0.0119, "inconclusive"), (0.0121, "fail")],
-)
-def test_the_whole_interval_decides(value: float, decision: Decision) -> None:
-    assert decide(Loss(value, 0.002, 1319), margin=0.008, critical=2.0) == decision
+@pytest.mark.parametrize(("below", "above"), [(0.05, 0.05), (0.0125, 0.05)])
+def test_an_interval_is_as_wide_as_its_sides_ask(below: float, above: float) -> None:
+    found = interval(Loss(0.004, 0.002, QUESTIONS), Sides(below, above))
+    assert found.lower == pytest.approx(stats.norm.ppf(below, 0.004, 0.002))
+    assert found.upper == pytest.approx(stats.norm.isf(above, 0.004, 0.002))
+
+
+def test_no_loss_lies_outside_of_all_questions() -> None:
+    assert interval(Loss(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
+
+
+def test_information_rises_with_each_block_and_is_that_of_the_loss() -> None:
+    """After whole repetitions it is one over the variance that `loss` finds, in units of one answer's over the questions."""
+    looks = list(range(330, 5 * QUESTIONS + 1, 330))
+    known = information(looks, QUESTIONS, 5)
+    assert known == sorted(set(known))
+    assert information([2 * 1000], 1000, 5)[0] == pytest.approx(1 / (1 / 5 + 1 / 2))
+    baseline = answers([5] * 900 + [0] * 60 + [3] * 40, [5] * 1000)
+    candidate = answers([2] * 880 + [0] * 80 + [1] * 40, [2] * 1000)
+    variance = noise(baseline, candidate) / information([2000], 1000, 5)[0] / 1000
+    assert loss(baseline, candidate, MARGIN).error ** 2 == pytest.approx(variance)
 
 
 def test_the_repetitions_follow_from_noise_and_margin() -> None:
@@ -77,43 +110,14 @@ def test_the_repetitions_follow_from_noise_and_margin() -> None:
     assert repetitions_for(0.008, 0.015, 250) * 250 == pytest.approx(5 * QUESTIONS, rel=0.05)
 
 
-def world(rng: np.random.Generator, flips: float, lost: float) -> tuple[np.ndarray, np.ndarray]:
-    """Each question's chance to be answered right, by the baseline and by the candidate.
-
-    Of unstable questions the chance is anything from 0 to 1, so that two repetitions differ on a third of them.
-    """
-    unstable = rng.random(QUESTIONS) < 3 * flips
-    chance = np.where(unstable, rng.random(QUESTIONS), rng.random(QUESTIONS) < 0.91).astype(float)
-    worse = chance.copy()
-    worse[rng.choice(np.flatnonzero(chance == 1), round(lost * QUESTIONS), replace=False)] = 0
-    return chance, worse
-
-
-def compared(rng: np.random.Generator, flips: float, lost: float) -> tuple[Decision, int]:
-    """One whole comparison, in blocks of a quarter of the questions: how it ended, after how many answers."""
-    repetitions = repetitions_for(0.008, flips / 2, QUESTIONS)
-    planned = plan(QUESTIONS, 330, repetitions, repetitions, 0.05)
-    chance, worse = world(rng, flips, lost)
-    baseline = Answers(rng.binomial(repetitions, chance), np.full(QUESTIONS, repetitions))
-    order = np.concatenate([rng.permutation(QUESTIONS)] * repetitions)
-    right, asked, done = np.zeros(QUESTIONS, int), np.zeros(QUESTIONS, int), 0
-    decision: Decision = "inconclusive"
-    for look, critical in zip(planned.looks, planned.critical, strict=True):
-        block = order[done:look]
-        np.add.at(right, block, rng.random(len(block)) < worse[block])
-        np.add.at(asked, block, 1)
-        done = look
-        decision = decide(loss(baseline, Answers(right, asked)), 0.008, critical)
-        if decision != "inconclusive":
-            break
-    return decision, done
-
-
 def rates(flips: float, lost: float, runs: int = 300) -> dict[str, float]:
-    rng = np.random.default_rng(1)
-    ended = [compared(rng, flips, lost) for _ in range(runs)]
-    share = sum(done for _, done in ended) / runs / (QUESTIONS * repetitions_for(0.008, flips / 2, QUESTIONS))
-    return {word: sum(one == word for one, _ in ended) / runs for word in ("pass", "fail", "inconclusive")} | {"share": share}
+    """How comparisons with a margin of 0.8 points end, and the share of the allowed answers that they took."""
+    rng, setting = np.random.default_rng(1), accuracy.Setting(QUESTIONS, flips, lost, 0.008)
+    chances = (worlds.builds(rng, QUESTIONS, flips, lost) for _ in range(runs))
+    ended = [accuracy.compared(rng, setting, pair, {"one": Levels()})["paired, one"] for pair in chances]
+    words = [one.verdict for one in ended]
+    share = sum(one.asked / one.allowed for one in ended) / runs
+    return {word: words.count(word) / runs for word in ("pass", "fail", "inconclusive")} | {"share": share}
 
 
 def test_error_rates_and_questions_at_three_percent_flips() -> None:

@@ -18,23 +18,25 @@ from vllm_qualify.evidence.measurement import (
     share_interval,
     valid,
 )
+from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge, measurement_table
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict, decide, worst
 from vllm_qualify.recipe.metrics import METRICS, Metric
 from vllm_qualify.recipe.model import Gate
 
-ACCURACY = Gate(metric="exact_match", filter="strict-match", minimum=0.9, unit="fraction")
+AT = Sides(0.05, 0.05)
+ACCURACY = Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")
 TTFT = Gate(metric="ttft_p99_ms", maximum=100.0, unit="ms")
 SMOKE = Gate(metric="smoke_usage", minimum=1.0, unit="bool")
 
 
 def accuracy(right: int, of: int, **others: Any) -> Measurement:
-    about = {"filter": "strict-match", "sample_count": of, "interval": share_interval(right, of)} | others
+    about = {"task": "gsm8k", "filter": "strict-match", "sample_count": of, "interval": share_interval(right, of, AT)} | others
     return valid("exact_match", right / of, "accuracy/results.json", **about)
 
 
 def repeated(metric: str, repeats: list[float]) -> Measurement:
-    about = {"repeats": repeats, "interval": repeat_interval(repeats), "sample_count": 100}
+    about = {"repeats": repeats, "interval": repeat_interval(repeats, AT), "sample_count": 100}
     return valid(metric, geometric_mean(repeats), "load/bench-*.json", **about)
 
 
@@ -54,9 +56,9 @@ def verdict_of(gate: Gate, *measurements: Measurement) -> Verdict:
         (ACCURACY, [accuracy(480, 500, filter="flexible-extract")], "invalid"),
         (ACCURACY, [accuracy(480, 500), accuracy(480, 500)], "invalid"),
         (ACCURACY, [accuracy(480, 500).model_copy(update={"sample_count": 0})], "invalid"),
-        (ACCURACY, [invalid("exact_match", "no samples", "x", filter="strict-match")], "invalid"),
-        (ACCURACY, [valid("exact_match", math.nan, "x", filter="strict-match", sample_count=500)], "invalid"),
-        (ACCURACY, [valid("exact_match", math.inf, "x", filter="strict-match", sample_count=500)], "invalid"),
+        (ACCURACY, [invalid("exact_match", "no samples", "x", task="gsm8k", filter="strict-match")], "invalid"),
+        (ACCURACY, [valid("exact_match", math.nan, "x", task="gsm8k", filter="strict-match", sample_count=500)], "invalid"),
+        (ACCURACY, [valid("exact_match", math.inf, "x", task="gsm8k", filter="strict-match", sample_count=500)], "invalid"),
         (ACCURACY, [accuracy(480, 500, interval=None)], "inconclusive"),
         (TTFT, [repeated("ttft_p99_ms", [50, 52, 51])], "pass"),
         (TTFT, [repeated("ttft_p99_ms", [150, 152, 151])], "fail"),
@@ -83,7 +85,7 @@ def test_a_stage_that_failed_before_its_filters_were_known_tells_its_reason_at_e
 
 def test_the_smallest_visible_change_is_the_way_from_the_value_to_the_judged_bound() -> None:
     repeats = [50.0, 52.0, 51.0]
-    accuracies, latencies = share_interval(480, 500), repeat_interval(repeats)
+    accuracies, latencies = share_interval(480, 500, AT), repeat_interval(repeats, AT)
     assert latencies is not None
     gates = judge([ACCURACY, TTFT], [accuracy(480, 500), repeated("ttft_p99_ms", repeats)], "cell").gates
     expected = [0.96 - accuracies.lower, latencies.upper - geometric_mean(repeats)]
@@ -93,7 +95,7 @@ def test_the_smallest_visible_change_is_the_way_from_the_value_to_the_judged_bou
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_a_worsening_of_20_percent_is_seen_in_every_metric(metric: Metric) -> None:
     """The bound is 10 % off the good value, on the bad side; the worsened value has to fall beyond it."""
-    higher, name_filter = metric.direction == "higher", "none" if metric.stage == "accuracy" else None
+    higher, name_filter = metric.direction == "higher", "none" if metric.is_score else None
     good, bound, worsened = (0.8, 0.72, 0.64) if higher else (0.8, 0.88, 0.96)
     if metric.unit == "bool":
         good, bound, worsened = 1.0, 1.0, 0.0
@@ -156,7 +158,7 @@ def test_a_measurement_has_a_finite_value_or_a_reason(value: float | None, reaso
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(min_value=1e-3, max_value=1e6), min_size=2, max_size=9))
 def test_the_interval_of_repeats_holds_their_typical_value_and_is_never_below_zero(repeats: list[float]) -> None:
-    found = repeat_interval(repeats)
+    found = repeat_interval(repeats, AT)
     assert found is not None
     assert 0 <= found.lower <= geometric_mean(repeats) * (1 + 1e-9)
     assert found.upper >= geometric_mean(repeats) * (1 - 1e-9)
@@ -167,18 +169,18 @@ def test_intervals_agree_with_published_figures() -> None:
     z, share, n = 1.6448536, 0.5, 10
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    found = share_interval(5, 10)
+    found = share_interval(5, 10, AT)
     assert [found.lower, found.upper] == pytest.approx([middle - half, middle + half], abs=1e-6)
     # Student's t at .95 with 2 degrees of freedom is 2.91999
     repeats = [math.e**1, math.e**2, math.e**3]
-    interval = repeat_interval(repeats)
+    interval = repeat_interval(repeats, AT)
     assert interval is not None
     assert math.log(interval.upper) == pytest.approx(2 + 2.91999 / math.sqrt(3), abs=1e-4)
 
 
 def test_the_table_has_a_row_for_each_measurement_and_marks_the_invalid() -> None:
     table = measurement_table([accuracy(1, 2), invalid("itl_p99_ms", "why", "x")])
-    assert list(table["label"]) == ["exact_match (strict-match)", "itl_p99_ms"]
+    assert list(table["label"]) == ["exact_match (gsm8k, strict-match)", "itl_p99_ms"]
     assert list(table["valid"]) == [True, False]
     assert math.isnan(table["value"][1])
 

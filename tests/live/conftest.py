@@ -10,6 +10,8 @@ import pytest
 
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.publish.store import open_store
+from vllm_qualify.qualification import Run, publish_run
 from vllm_qualify.report.model import Report, load_report
 
 COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
@@ -79,8 +81,21 @@ def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def refused(engine: EngineEnvironment, radosgw_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
-    """`vllm-qualify demo --weights regressed`, its store a real S3 service."""
+def again(engine: EngineEnvironment, approved: Qualified, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
+    """`vllm-qualify demo` once more, with the same store."""
+    home = tmp_path_factory.mktemp("again")
+    return Qualified(run(home, COMMAND, "demo", "--store", approved.store, **_of(engine)), home, approved.store)
+
+
+@pytest.fixture(scope="session")
+def refused(
+    engine: EngineEnvironment, approved: Qualified, radosgw_settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> Qualified:
+    """`vllm-qualify demo --weights regressed`, its store a real S3 service, to which the baseline was published."""
     home, store = tmp_path_factory.mktemp("refused"), f"s3://{BUCKET}/demo"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in radosgw_settings.items():
+            patch.setenv(name, value)
+        publish_run(approved.report, Run(folder=approved.folder), open_store(store))
     done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **_of(engine), **radosgw_settings)
     return Qualified(done, home, store)

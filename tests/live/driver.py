@@ -21,6 +21,7 @@ from vllm_qualify import cli
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.server import Server
+from vllm_qualify.evidence.serving import Served
 from vllm_qualify.qualification import Run
 
 STEPS = {"smoke": "smoke_test", "accuracy": "measure_accuracy", "load": "measure_load"}
@@ -49,12 +50,12 @@ def wrap_provide(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap(when: str, step: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(server: Server, run: Run) -> Any:
+    def wrapped(served: Served, *runs: Run) -> Any:
         if when == "before":
-            kill(server)
-        found = step(server, run)
+            kill(served.server)
+        found = step(served, *runs)
         if when == "after":
-            kill(server)
+            kill(served.server)
         return found
 
     return wrapped

@@ -1,6 +1,9 @@
 """Whole qualifications in a container, and what goes wrong in one: each failure in its own class, with nothing left behind."""
 
+import ast
+import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -9,34 +12,59 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.docker_engine import Engine, push_image
 from tests.live import driver
 from tests.live.conftest import COMMAND, Qualified, run
 from tests.recipes import Document, small, write
+from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
+from vllm_qualify.approval.verify import verify
 from vllm_qualify.engine import image
 from vllm_qualify.engine.launch import Launch, find_engines, provide, read_machine
 from vllm_qualify.engine.plan import Choice, plan_cells
-from vllm_qualify.engine.server import serve
 from vllm_qualify.evidence import stages
+from vllm_qualify.evidence.serving import serving
+from vllm_qualify.publish.store import open_store
 from vllm_qualify.recipe.loading import catalog_folder, load_recipe
+
+CELL = "reference/bf16/cpu/balanced"
 
 pytestmark = [pytest.mark.docker, pytest.mark.engine, pytest.mark.usefixtures("prefect_server")]
 
 
 @pytest.fixture(scope="session")
-def in_a_container(_docker_engine: Engine, cpu_image: str, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
-    """The reference recipe by `--launcher docker`, pulled from the registry: what lay in the engine is removed before."""
+def approver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a key to sign approvals with; the public one is beside it."""
+    path = tmp_path_factory.mktemp("key") / "approver.pem"
+    new_key(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def in_a_container(
+    _docker_engine: Engine, cpu_image: str, approver: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Qualified:
+    """The reference recipe by `--launcher docker`, pulled from the registry: what lay in the engine is removed before.
+
+    The run becomes a baseline, so that a person has to approve it.
+    """
     home = tmp_path_factory.mktemp("container")
     client = _docker_engine.client()
     for found in client.images.list(name=cpu_image.rpartition(":")[0]):
         client.images.remove(found.id, force=True)
-    options = ("--launcher", "docker", "--image", cpu_image)
-    return Qualified(run(home, COMMAND, "run", "reference", *options, **_docker_engine.settings), home, f"file://{home}/store")
+    options = ("--launcher", "docker", "--image", cpu_image, "--establish-baseline")
+    environment = {**_docker_engine.settings, f"{PRIVATE_KEY}_FILE": str(approver)}
+    found = Qualified(run(home, COMMAND, "run", "reference", *options, **environment), home, f"file://{home}/store")
+    decision = ("approve", str(found.folder), "--by", "Ada", "--reason", "it passed every gate")
+    approved = run(home, COMMAND, *decision, **environment)
+    assert approved.returncode == 0, found.done.stderr + approved.stderr
+    return found
 
 
 def test_the_reference_model_is_approved_in_a_container(in_a_container: Qualified) -> None:
@@ -74,6 +102,61 @@ def test_the_tools_ran_where_the_report_says(in_a_container: Qualified) -> None:
     assert "server.log" in " ".join(file.path for file in stages["serve"].files)
 
 
+def test_the_approval_is_bound_to_the_digests_of_image_and_weights(in_a_container: Qualified, approver: Path) -> None:
+    assert "has gates that were not judged, for want of a baseline: a person decides" in in_a_container.done.stderr
+    found = verify(open_store(in_a_container.store), CELL, public_keys([Path(f"{approver}.pub")]), datetime.now(UTC).date())
+    assert found.run_id == in_a_container.report.run_id
+    digests = {subject["name"]: subject["digest"] for subject in found.statement["subject"]}
+    engine = in_a_container.report.plan.cell.release.engine
+    assert {"sha256": engine.digest.removeprefix("sha256:")} in digests.values()
+    weights = catalog_folder() / "reference/model/model.safetensors"
+    assert digests["./reference/model/model.safetensors"] == {"sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
+
+
+def test_the_docker_line_of_an_approval_serves_what_was_qualified(
+    in_a_container: Qualified, approver: Path, docker_engine: Engine, home: Path
+) -> None:
+    get = ("approved", "get", CELL, "--format", "docker", "--store", in_a_container.store, "--public-key", f"{approver}.pub")
+    line = run(home, COMMAND, *get).stdout
+    engine = docker_engine.client()
+    started = run(home, "sh", "-c", line, **docker_engine.settings)
+    assert started.returncode == 0, started.stderr
+    container = engine.containers.get(started.stdout.strip())
+    try:
+        # The smoke prompt gives the golden text, by the name and at the port that the line has.
+        assert completion("http://127.0.0.1:8000", container) == in_a_container.report.plan.smoke_golden
+        served = container.logs().decode()
+    finally:
+        container.remove(force=True)
+    qualified = (in_a_container.folder / "evidence/serve/server.log").read_text()
+    assert non_default(served) == non_default(qualified)
+
+
+def completion(url: str, container: Any) -> str:
+    """The text after the smoke prompt, as soon as the server gives one."""
+    asked = load_recipe("reference").recipe.smoke
+    body = {"model": "reference", "prompt": asked.prompt, "max_tokens": asked.max_tokens, "temperature": 0}
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        container.reload()
+        assert container.status == "running", container.logs(tail=30).decode()
+        try:
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        except httpx.TransportError:
+            time.sleep(0.5)  # it is still loading
+            continue
+        return str(answer.raise_for_status().json()["choices"][0]["text"])
+    raise AssertionError(container.logs(tail=30).decode())
+
+
+def non_default(log: str) -> dict[str, Any]:
+    """What vLLM says of its own configuration, read from flags or from a file."""
+    found = re.search(r"non-default args: (\{.*\})", log)
+    assert found is not None, log[-2000:]
+    told: dict[str, Any] = ast.literal_eval(found[1])
+    return {name: value for name, value in told.items() if name not in ("config", "model_tag")}
+
+
 def test_no_container_is_left(in_a_container: Qualified, docker_engine: Engine) -> None:
     assert in_a_container.done.returncode == 0
     assert docker_engine.containers() == []
@@ -88,11 +171,13 @@ def test_the_load_client_of_another_image_measures_the_same_server(
     loaded = load_recipe(str(write(small(tmp_path), tmp_path / "mine.yaml")))
     (plan,) = plan_cells(loaded, Choice(), engines, read_machine(engines.engine, "cpu"))
     evidence = home / "evidence"
-    with serve(plan.server, stages.stage_folder(evidence, "serve"), print, labels=plan.labels) as server:
-        stage = stages.load_stage(server, plan, evidence, lambda *_: None)
-        assert len(docker_engine.containers()) == 1, "the client's container is gone with its stage"
+    with serving(plan, stages.stage_folder(evidence, "serve"), print) as served:
+        stage = stages.load_stage(served, plan, evidence, lambda *_: None, lambda: True, print)
+        assert len(docker_engine.containers()) == 2, "the server's and the client's"
     assert docker_engine.containers() == []
-    assert {found.invalid_because for found in stage.measurements} == {None}
+    # 20 prompts are too few for the higher percentiles
+    measured = [found for found in stage.measurements if not found.metric.endswith(("_p90_ms", "_p99_ms"))]
+    assert {found.invalid_because for found in measured} == {None}
     assert stage.tools == {"vllm bench serve": "0.32.0+cpu", "client": cpu_image}
     assert plan.client is not None
     assert plan.client.digest == plan.cell.release.engine.digest
@@ -163,10 +248,10 @@ def test_an_image_that_does_not_take_what_the_recipe_says(attempt: Attempt) -> N
 
 
 def test_a_recipe_is_checked_against_an_image(docker_engine: Engine, cpu_image: str, home: Path) -> None:
-    """Two variants with weights of this machine: each is asked about where a server of it would see them."""
+    """Variants with weights of this machine, one with a draft model: each is asked about where a server would see them."""
     done = run(home, COMMAND, "recipe", "check", "reference", "--image", cpu_image)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "vLLM 0.32.0+cpu, 2 cells: fits\n"
+    assert done.stdout == "vLLM 0.32.0+cpu, 4 cells: fits\n"
     assert docker_engine.containers() == []
 
 
@@ -204,7 +289,7 @@ def test_a_port_that_is_taken(attempt: Attempt) -> None:
 
 def test_an_engine_that_is_stopped_in_the_middle_of_the_load_stage(attempt: Attempt, docker_engine: Engine) -> None:
     with subprocess.Popen([COMMAND, *attempt.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: bool(log_of(attempt.home, "load/bench-1.log")), process)
+        wait_until(lambda: bool(log_of(attempt.home, "load/metrics-1-before.txt")), process)
         docker_engine.stop()
         try:
             out, err = process.communicate(timeout=120)

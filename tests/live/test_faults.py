@@ -54,7 +54,7 @@ def test_a_server_killed_between_two_stages_is_never_approved(
     ("number", "moment", "code"),
     [
         (signal.SIGINT, "serve/server.state", 130),
-        (signal.SIGTERM, "accuracy/lm-eval.state", 143),
+        (signal.SIGTERM, "accuracy/gsm8k/task.json", 143),
         (signal.SIGKILL, "serve/server.state", -9),
     ],
 )

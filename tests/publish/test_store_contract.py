@@ -1,6 +1,7 @@
 """What every store promises, tried on a directory, on moto and on a real gateway; then what goes wrong in each."""
 
 import errno
+import fcntl
 import http.client
 import json
 import os
@@ -12,23 +13,26 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Barrier, Thread
-from typing import NoReturn
+from threading import Barrier, Event, Thread
+from typing import Any, NoReturn
 
-import boto3
 import pytest
 
 from tests.ci import IN_CI
+from tests.s3 import client_of_environment
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreBusyError, StoreError
-from vllm_qualify.publish.store import MissingObjectError, Store, open_store
+from vllm_qualify.publish import directory, s3
+from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store, Stored, open_store
 
 JSON = "application/json"
 KEY = "cells/llama-h200/report.json"
+POINTER = "approvals/llama-h200/pointer.json"
 SECRET = "top/Secret+0123456789"
 TOKEN = "token-9876543210"
 
@@ -37,11 +41,17 @@ def put(store: Store, key: str, body: bytes = b"body") -> None:
     store.put_new(key, body, JSON)
 
 
+def swap(store: Store, body: bytes, tag: str | None, key: str = POINTER) -> str:
+    return store.swap(key, body, JSON, tag)
+
+
 def every_use(store: Store) -> dict[str, Callable[[], object]]:
     return {
         "check": store.check,
         "put_new": lambda: put(store, KEY),
+        "swap": lambda: swap(store, b"body", None),
         "get": lambda: store.get(KEY),
+        "read": lambda: store.read(KEY),
         "exists": lambda: store.exists(KEY),
         "keys": lambda: store.keys(""),
     }
@@ -53,7 +63,7 @@ def errors_of_every_use(store: Store) -> list[StoreError]:
     for name, use in every_use(store).items():
         with pytest.raises(StoreError) as raised:
             pytest.fail(f"{name} answered {use()!r}")
-        assert not isinstance(raised.value, MissingObjectError | AlreadyExistsError), name
+        assert not isinstance(raised.value, MissingObjectError | AlreadyExistsError | ChangedError), name
         errors.append(raised.value)
     return errors
 
@@ -101,24 +111,129 @@ def test_of_16_racing_writers_exactly_one_wins(real_store: Store, same: bool) ->
     for round_ in range(3):
         key = f"race/{round_}"
         bodies = [b"x" * 3000 if same else bytes([writer]) * 3000 for writer in range(16)]
-        winners = race(real_store, key, bodies)
+        winners = race(bodies, partial(put, real_store, key))
         assert len(winners) == 1
         assert real_store.get(key) == bodies[winners[0]]
 
 
-def race(store: Store, key: str, bodies: list[bytes]) -> list[int]:
+def race(bodies: list[bytes], write: Callable[[bytes], object]) -> list[int]:
+    """Those of the writers, one for each body and all at once, whose write was taken."""
     together = Barrier(len(bodies))
 
-    def write(body: bytes) -> bool:
+    def wins(body: bytes) -> bool:
         together.wait()
         try:
-            put(store, key, body)
-        except AlreadyExistsError:
+            write(body)
+        except (AlreadyExistsError, ChangedError):
             return False
         return True
 
     with ThreadPoolExecutor(len(bodies)) as pool:
-        return [writer for writer, won in enumerate(pool.map(write, bodies)) if won]
+        return [writer for writer, won in enumerate(pool.map(wins, bodies)) if won]
+
+
+def test_a_swap_by_the_tag_that_was_read_is_taken(store: Store) -> None:
+    first = swap(store, b"1", None)
+    assert store.read(POINTER) == Stored(b"1", first)
+    second = swap(open_store(store.url), b"1 2", first)
+    assert store.read(POINTER) == Stored(b"1 2", second)
+    assert second != first
+    assert store.get(POINTER) == b"1 2"
+    assert list(store.keys("")) == [POINTER]
+
+
+@pytest.mark.parametrize("held", ["no object", "an older tag", "another tag", "an empty tag"])
+def test_a_swap_by_any_other_tag_is_refused_and_changes_nothing(store: Store, held: str) -> None:
+    older = swap(store, b"1", None)
+    newer = swap(store, b"1 2", older)
+    tag = {"no object": None, "an older tag": older, "another tag": "0" * len(newer), "an empty tag": ""}[held]
+    with pytest.raises(ChangedError) as raised:
+        swap(store, b"mine", tag)
+    assert_told(raised.value, store.locate(POINTER), "somebody else")
+    assert store.read(POINTER) == Stored(b"1 2", newer)
+
+
+def test_a_swap_of_what_is_not_there_any_more_is_refused(store: Store) -> None:
+    tag = swap(store, b"1", None)
+    remove(store, POINTER)
+    with pytest.raises(ChangedError):
+        swap(store, b"1 2", tag)
+    assert not store.exists(POINTER)
+    with pytest.raises(MissingObjectError):
+        store.read(POINTER)
+    swap(store, b"1 2", None)
+
+
+def remove(store: Store, key: str) -> None:
+    if store.url.startswith("file:"):
+        Path(store.locate(key)).unlink()
+    else:
+        bucket, _, name = store.locate(key).removeprefix("s3://").partition("/")
+        client_of_environment().delete_object(Bucket=bucket, Key=name)
+
+
+def test_neither_write_takes_a_key_of_the_other(store: Store) -> None:
+    put(store, KEY, b"once")
+    with pytest.raises(ChangedError):
+        swap(store, b"changed", None, KEY)
+    swap(store, b"first", None)
+    with pytest.raises(AlreadyExistsError):
+        put(store, POINTER)
+    assert (store.get(KEY), store.get(POINTER)) == (b"once", b"first")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first swap", "later swap"])
+def test_of_16_racing_swaps_exactly_one_wins(real_store: Store, first: bool) -> None:
+    for round_ in range(3):
+        key = f"race/{round_}"
+        tag = None if first else swap(real_store, b"before", None, key)
+        bodies = [bytes([writer]) * 3000 for writer in range(16)]
+        winners = race(bodies, partial(swap, real_store, tag=tag, key=key))
+        assert len(winners) == 1
+        assert real_store.get(key) == bodies[winners[0]]
+
+
+def test_16_writers_of_one_document_lose_no_entry(real_store: Store) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda writer: append(real_store, str(writer)), range(16)))
+    assert sorted(map(int, real_store.get(POINTER).split())) == list(range(16))
+
+
+def append(store: Store, entry: str) -> None:
+    while True:
+        body, tag = read_or_none(store)
+        if entry.encode() in body.split():
+            return
+        with suppress(ChangedError, StoreBusyError):
+            swap(store, body + f"{entry}\n".encode(), tag)
+            return
+
+
+def read_or_none(store: Store) -> tuple[bytes, str | None]:
+    try:
+        return store.read(POINTER)
+    except MissingObjectError:
+        return b"", None
+
+
+def test_a_reader_never_sees_half_a_swap(real_store: Store) -> None:
+    tag, done = swap(real_store, b"0" * 300_000, None), False
+
+    def seen() -> list[Stored]:
+        objects = []
+        while not done:
+            objects.append(real_store.read(POINTER))
+        return objects
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(seen) for _ in range(2)]
+        tags = {b"0": tag}
+        for number in range(1, 10):
+            tag = tags[b"%d" % number] = swap(real_store, b"%d" % number * 300_000, tag)
+        done = True
+        for stored in (stored for reader in readers for stored in reader.result()):
+            assert stored.body == stored.body[:1] * 300_000
+            assert stored.tag == tags[stored.body[:1]]
 
 
 def test_a_missing_object_is_told_as_missing(store: Store) -> None:
@@ -172,7 +287,8 @@ NOT_KEYS += ["a\0b", "ä", "a%2e", "a?b", "a#b", "-a", "a\n", "a" * 256, "a/" * 
 @pytest.mark.parametrize("key", NOT_KEYS)
 def test_bad_keys_are_refused_by_every_method(tmp_path: Path, moto_url: str, key: str) -> None:
     for store in (open_store(tmp_path.as_uri()), open_store(moto_url)):
-        for use in (store.get, store.exists, store.locate, lambda key, store=store: put(store, key)):
+        writes = (lambda key, store=store: put(store, key), lambda key, store=store: swap(store, b"", None, key))
+        for use in (store.get, store.read, store.exists, store.locate, *writes):
             with pytest.raises(ValueError, match="store key"):
                 use(key)
         if key.removesuffix("/"):
@@ -192,6 +308,22 @@ def test_check_may_be_repeated_and_shows_nothing(store: Store) -> None:
     store.check()
     open_store(store.url).check()
     assert list(store.keys("")) == []
+    assert all(name.startswith((".store", ".locks/")) for name in every_name(store))
+
+
+def every_name(store: Store) -> list[str]:
+    """Of all objects and files of the store, also of those that `keys` does not show."""
+    if store.url.startswith("file:"):
+        root = Path(store.locate("x")).parent
+        return [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+    bucket, _, prefix = store.url.removeprefix("s3://").partition("/")
+    listed = client_of_environment().list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/")
+    return [entry["Key"].removeprefix(f"{prefix}/") for entry in listed["Contents"]]
+
+
+def test_16_checks_at_once_pass(real_store: Store) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: open_store(real_store.url).check(), range(16)))
 
 
 def test_locate_says_where_the_object_is(tmp_path: Path, moto_url: str) -> None:
@@ -313,6 +445,135 @@ def test_a_failed_write_leaves_nothing(
     assert type(raised.value) is kind
     assert_told(raised.value, str(tmp_path / KEY), word)
     assert list((tmp_path / KEY).parent.iterdir()) == []
+
+
+# A swap's steps in their order; the second fsync is the folder's, after the rename.
+@pytest.mark.parametrize(
+    ("place", "name", "call", "left"),
+    [
+        ("fcntl", "flock", 1, b"old"),
+        ("os", "fsync", 1, b"old"),
+        ("os", "replace", 1, b"old"),
+        ("os", "fsync", 2, b"new"),
+    ],
+)
+def test_a_killed_swap_leaves_the_old_or_the_new_and_no_lock(
+    tmp_path: Path, place: str, name: str, call: int, left: bytes
+) -> None:
+    store = open_store(tmp_path.as_uri())
+    tag = swap(store, b"old", None)
+    code = f"""
+import fcntl, os, sys
+from vllm_qualify.publish.store import open_store
+real, calls = {place}.{name}, []
+def step(*arguments):
+    calls.append(arguments)
+    if {place} is fcntl:
+        real(*arguments)
+    if len(calls) == {call}:
+        os.kill(os.getpid(), 9)
+    real(*arguments)
+{place}.{name} = step
+open_store(sys.argv[1]).swap({POINTER!r}, b"new", "", sys.argv[2])
+"""
+    killed = subprocess.run([sys.executable, "-c", code, tmp_path.as_uri(), tag], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    stored = store.read(POINTER)
+    assert stored.body == left
+    assert list(store.keys("")) == [POINTER]
+    swap(store, b"newer", stored.tag)
+    assert store.get(POINTER) == b"newer"
+
+
+def test_of_16_racing_processes_one_wins_each_write_and_no_entry_is_lost(tmp_path: Path) -> None:
+    code = """
+import sys
+from vllm_qualify.errors import AlreadyExistsError
+from vllm_qualify.publish.store import *
+def wins(write, *arguments):
+    try:
+        write(*arguments)
+    except (AlreadyExistsError, ChangedError):
+        return False
+    return True
+store, name = open_store(sys.argv[1]), sys.argv[2].encode()
+print("ready", flush=True)
+sys.stdin.readline()
+print(wins(store.put_new, "new", name, ""), wins(store.swap, "swapped", name, "", None))
+while True:
+    try:
+        body, tag = store.read("entries")
+    except MissingObjectError:
+        body, tag = b"", None
+    if wins(store.swap, "entries", body + name + b" ", "", tag):
+        break
+"""
+    url = tmp_path.as_uri()
+    with ExitStack() as stack:
+        writers = [stack.enter_context(waiting(code, url, str(number))) for number in range(16)]
+        for writer in writers:
+            assert writer.stdout
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            assert writer.stdin
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+        won = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    store = open_store(url)
+    for column, key in enumerate(["new", "swapped"]):
+        assert [number for number, line in enumerate(won) if line[column] == "True"] == [int(store.get(key))]
+    assert sorted(map(int, store.get("entries").split())) == list(range(16))
+
+
+def waiting(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A program that says when it is ready, and then waits for a line."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_lock_that_is_never_freed_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path.as_uri())
+    tag = swap(store, b"1", None)
+    monkeypatch.setattr(directory, "LOCK_WAIT_S", 0.05)
+    [lock] = (tmp_path / ".locks").iterdir()
+    with open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        with pytest.raises(StoreBusyError) as raised:
+            swap(store, b"1 2", tag)
+        assert_told(raised.value, POINTER, "locked by another writer")
+        swap(store, b"other", None, "approvals/other/pointer.json")
+        assert store.get(POINTER) == b"1"
+    swap(store, b"1 2", tag)
+
+
+@pytest.mark.parametrize(("place", "step"), [("os", "open"), ("os", "fsync"), ("os", "replace"), ("fcntl", "flock")])
+def test_a_failed_swap_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, step: str) -> None:
+    store = open_store(tmp_path.as_uri())
+    tag = swap(store, b"old", None)
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patched:
+        patched.setattr({"os": os, "fcntl": fcntl}[place], step, fail)
+        with pytest.raises(StoreError) as raised:
+            swap(store, b"new", tag)
+    assert_told(raised.value, POINTER, "with locks")
+    assert [path.name for path in (tmp_path / POINTER).parent.iterdir()] == ["pointer.json"]
+    assert store.read(POINTER) == Stored(b"old", tag)
+
+
+def test_a_rename_whose_answer_was_lost_is_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, replace = open_store(tmp_path.as_uri()), os.replace
+    tag = swap(store, b"1", None)
+
+    def repeated(source: Path, target: Path) -> None:
+        replace(source, target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", repeated)
+    new = swap(store, b"1 2", tag)
+    assert store.read(POINTER) == Stored(b"1 2", new)
 
 
 def test_a_link_whose_answer_was_lost_is_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,7 +733,83 @@ def test_a_user_without_permission_is_told_what_it_needs(
     for name, value in radosgw_denied.items():
         monkeypatch.setenv(name, value)
     for error in errors_of_every_use(open_store(radosgw_url)):
-        assert_told(error, "evidence", "AccessDenied", "s3:PutObject", "s3:GetObject", "s3:ListBucket")
+        assert_told(error, "evidence", "AccessDenied")
+        assert statement_in(error)["Action"]
+
+
+def statement_in(error: StoreError) -> dict[str, Any]:
+    """The policy statement that an error asks for."""
+    statement, _ = json.JSONDecoder().raw_decode(error.remedy[error.remedy.index("{") :])
+    return dict(statement)
+
+
+@pytest.mark.s3
+@pytest.mark.usefixtures("radosgw_url")
+def test_a_user_who_is_given_what_the_errors_ask_for_can_do_everything(
+    radosgw_denied: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, bucket = client_of_environment(), "granted"
+    owner.create_bucket(Bucket=bucket)
+    for name, value in radosgw_denied.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(f"s3://{bucket}/store")
+    granted: list[dict[str, Any]] = []
+    for use in every_use(store).values():
+        while asked := refused(use):
+            assert asked not in granted
+            granted.append(asked)
+            statements = [{**statement, "Principal": {"AWS": ["arn:aws:iam:::user/denied"]}} for statement in granted]
+            owner.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": statements}))
+    assert list(store.keys("")) == [POINTER, KEY]
+    neighbour = every_use(open_store(f"s3://{bucket}/other"))
+    assert all(refused(neighbour[name]) for name in ("put_new", "swap"))
+
+
+def refused(use: Callable[[], object]) -> dict[str, Any] | None:
+    """The statement that is asked for where this is not allowed."""
+    try:
+        use()
+    except MissingObjectError:
+        return None
+    except StoreError as error:
+        assert_told(error, "AccessDenied")
+        return statement_in(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("method", "use", "actions", "resources"),
+    [
+        ("PUT", "put_new", ["s3:PutObject"], ["{}/store/*"]),
+        ("PUT", "swap", ["s3:PutObject", "s3:GetObject"], ["{}/store/*"]),
+        ("GET", "read", ["s3:GetObject", "s3:ListBucket"], ["{}", "{}/store/*"]),
+        ("GET", "get", ["s3:GetObject", "s3:ListBucket"], ["{}", "{}/store/*"]),
+        ("GET", "keys", ["s3:ListBucket"], ["{}"]),
+        ("GET", "exists", ["s3:ListBucket"], ["{}"]),
+    ],
+)
+@pytest.mark.usefixtures("moto_url")
+def test_a_refusal_has_the_statement_that_is_needed(
+    in_front: "InFront", method: str, use: str, actions: list[str], resources: list[str]
+) -> None:
+    in_front(lambda request, _: request.answer(403, "AccessDenied") if request.command == method else request.pass_on())
+    with pytest.raises(StoreError) as raised:
+        every_use(open_store("s3://evidence/store"))[use]()
+    arns = [resource.format("arn:aws:s3:::evidence") for resource in resources]
+    assert statement_in(raised.value) == {"Effect": "Allow", "Action": actions, "Resource": arns}
+
+
+@pytest.mark.usefixtures("moto_url")
+def test_the_statement_has_what_the_settings_need(in_front: "InFront", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_QUALIFY_S3_OBJECT_LOCK", "compliance:30")
+    monkeypatch.setenv("VLLM_QUALIFY_S3_SSE", "aws:kms")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "cn-north-1")
+    in_front(lambda request, _: request.answer(403, "AccessDenied"))
+    with pytest.raises(StoreError) as raised:
+        put(open_store("s3://evidence"), KEY)
+    assert statement_in(raised.value)["Action"] == ["s3:PutObject", "s3:PutObjectRetention"]
+    assert statement_in(raised.value)["Resource"] == ["arn:aws-cn:s3:::evidence/*"]
+    assert_told(raised.value, "kms:GenerateDataKey", "kms:Decrypt")
 
 
 @pytest.mark.s3
@@ -480,7 +817,7 @@ def test_a_user_without_permission_is_told_what_it_needs(
 def test_a_user_who_may_only_read_reads_and_is_refused_by_check(
     radosgw_denied: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, bucket = boto3.client("s3"), "read-only"
+    owner, bucket = client_of_environment(), "read-only"
     owner.create_bucket(Bucket=bucket)
     may_read = {
         "Effect": "Allow",
@@ -500,6 +837,36 @@ def test_a_user_who_may_only_read_reads_and_is_refused_by_check(
     with pytest.raises(StoreError) as raised:
         reader.check()
     assert_told(raised.value, "write", "AccessDenied", "s3:PutObject")
+
+
+@pytest.mark.s3
+@pytest.mark.usefixtures("radosgw_url")
+def test_a_gateway_that_forgets_the_condition_with_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceph 16 does. Its buckets with object lock have versions."""
+    client_of_environment().create_bucket(Bucket="versions", ObjectLockEnabledForBucket=True)
+    monkeypatch.setenv("VLLM_QUALIFY_S3_OBJECT_LOCK", "governance:1")
+    with pytest.raises(StoreError) as raised:
+        open_store("s3://versions").check()
+    assert_told(raised.value, "replaced", "without versions")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_QUALIFY_S3_SSE", "AES256"),
+        ("VLLM_QUALIFY_S3_STORAGE_CLASS", "STANDARD_IA"),
+        ("VLLM_QUALIFY_S3_OBJECT_LOCK", "governance:1"),
+    ],
+)
+def test_settings_that_the_server_lacks_are_told_by_check(
+    radosgw_url: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    open_store(radosgw_url).check()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError) as raised:
+        open_store(radosgw_url).check()
+    assert_told(raised.value, "answered 400", "VLLM_QUALIFY_S3_")
 
 
 def test_no_credentials_are_told(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,13 +937,15 @@ class Handler(BaseHTTPRequestHandler):
         body = f"<Error><Code>{code}</Code><Message>{SECRET} {TOKEN}</Message></Error>".encode() if code else b""
         self.respond(status, {**(headers or {}), "Content-Length": str(len(body))}, body)
 
-    def pass_on(self, without: str = "", lose_the_answer: bool = False) -> None:
+    def pass_on(self, without: str = "", lose_the_answer: bool = False, until: Event | None = None) -> None:
         connection = http.client.HTTPConnection(self.upstream, timeout=30)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in (without.lower(), "expect")}
         connection.request(self.command, self.path, self.body, headers)
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
+        if until:
+            until.wait(30)
         if lose_the_answer:
             self.cut()
         else:
@@ -633,6 +1002,87 @@ def test_a_write_whose_answer_was_lost_is_a_success(s3_url: str, in_front: InFro
     assert store.get(KEY) == b"once"
 
 
+def test_a_swap_whose_answer_was_lost_is_a_success(s3_url: str, in_front: InFront) -> None:
+    tag = swap(open_store(s3_url), b"1", None)
+    script = in_front(lambda request, count: request.pass_on(lose_the_answer=count == 1))
+    store = open_store(s3_url)
+    new = swap(store, b"1 2", tag)
+    assert [line.split()[0] for line in script.seen] == ["PUT", "PUT", "HEAD"]
+    assert store.read(POINTER) == Stored(b"1 2", new)
+    swap(store, b"1 2 3", new)
+
+
+def test_a_swap_whose_answer_was_lost_and_that_was_swapped_since_is_told(s3_url: str, in_front: InFront) -> None:
+    others = open_store(s3_url)
+    tag = swap(others, b"1", None)
+
+    def behave(request: Handler, count: int) -> None:
+        if count == 2:
+            swap(others, others.get(POINTER) + b" theirs", others.read(POINTER).tag)
+        request.pass_on(lose_the_answer=count == 1)
+
+    in_front(behave)
+    with pytest.raises(ChangedError):
+        swap(open_store(s3_url), b"1 ours", tag)
+    assert others.get(POINTER) == b"1 ours theirs"
+
+
+@pytest.mark.parametrize("name", ["put_new", "swap", "read", "get", "exists", "keys", "check"])
+def test_a_server_that_fails_twice_is_asked_again(moto_url: str, in_front: InFront, name: str) -> None:
+    for key in (KEY, POINTER) if name in ("read", "get") else ():
+        put(open_store(moto_url), key)
+
+    def behave(request: Handler, count: int) -> None:
+        request.answer(503, "SlowDown") if count == 1 else request.cut() if count == 2 else request.pass_on()
+
+    script = in_front(behave)
+    every_use(open_store(moto_url))[name]()
+    assert script.seen[0] == script.seen[1] == script.seen[2]
+
+
+@pytest.mark.parametrize("tag_is_known", [False, True], ids=["first swap", "later swap"])
+def test_a_conflict_with_a_swap_that_passes_is_no_error(moto_url: str, in_front: InFront, tag_is_known: bool) -> None:
+    tag = swap(open_store(moto_url), b"1", None) if tag_is_known else None
+    script = in_front(
+        lambda request, count: request.answer(409, "ConditionalRequestConflict") if count == 1 else request.pass_on()
+    )
+    swap(open_store(moto_url), b"1 2", tag)
+    assert [line.split()[0] for line in script.seen] == ["PUT", "HEAD", "PUT"]
+
+
+def test_a_server_that_is_too_slow_is_busy(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.1)
+    given_up = Event()
+    in_front(lambda request, _: request.cut() if given_up.wait(30) else None)
+    try:
+        for error in errors_of_every_use(open_store(moto_url)):
+            assert type(error) is StoreBusyError
+            assert_told(error, "does not answer (ReadTimeoutError)")
+    finally:
+        given_up.set()
+
+
+def test_a_write_whose_answer_comes_too_late_is_a_success(
+    s3_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag = swap(open_store(s3_url), b"1", None)
+    second = Event()
+
+    def late(request: Handler, count: int) -> None:
+        if count == 1:
+            request.pass_on(lose_the_answer=True, until=second)
+        else:
+            second.set()
+            request.pass_on()
+
+    in_front(late)
+    monkeypatch.setattr(s3, "READ_TIMEOUT_S", 1.0)
+    store = open_store(s3_url)
+    new = swap(store, b"1 2", tag)
+    assert store.read(POINTER) == Stored(b"1 2", new)
+
+
 @pytest.mark.parametrize("second", [b"first", b"second"], ids=["same", "other"])
 def test_a_lost_answer_does_not_make_an_earlier_object_ours(s3_url: str, in_front: InFront, second: bytes) -> None:
     put(open_store(s3_url), KEY, b"first")
@@ -656,6 +1106,13 @@ def test_a_server_that_ignores_the_condition_is_refused(moto_url: str, in_front:
     assert_told(raised.value, "replaced", "conditional writes")
 
 
+def test_a_server_that_ignores_the_tag_is_refused(moto_url: str, in_front: InFront) -> None:
+    in_front(lambda request, _: request.pass_on(without="If-Match"))
+    with pytest.raises(StoreError) as raised:
+        open_store(moto_url).check()
+    assert_told(raised.value, "cannot keep approvals", "conditional writes")
+
+
 @pytest.mark.parametrize("action", ["read", "list"])
 def test_check_finds_a_missing_right(moto_url: str, in_front: InFront, action: str) -> None:
     def deny(request: Handler, _: int) -> None:
@@ -665,7 +1122,7 @@ def test_check_finds_a_missing_right(moto_url: str, in_front: InFront, action: s
     in_front(deny)
     with pytest.raises(StoreError) as raised:
         open_store(moto_url).check()
-    assert_told(raised.value, action, "AccessDenied", "s3:GetObject", "s3:ListBucket")
+    assert_told(raised.value, action, "AccessDenied", {"read": "s3:GetObject", "list": "s3:ListBucket"}[action])
 
 
 def test_a_conflict_that_passes_is_no_error(moto_url: str, in_front: InFront) -> None:
@@ -699,7 +1156,7 @@ def test_a_conflict_that_stays_is_busy(moto_url: str, in_front: InFront, monkeyp
         (400, "ExpiredToken", StoreError, ["credentials", "temporary"]),
         (400, "InvalidToken", StoreError, ["credentials", "AWS_SESSION_TOKEN"]),
         (400, "InvalidRequest", StoreError, ["InvalidRequest"]),
-        (403, "AccessDenied", StoreError, ["s3:PutObject", "s3:GetObject", "s3:ListBucket"]),
+        (403, "AccessDenied", StoreError, ["does not allow", '{"Effect": "Allow", "Action": ["s3:']),
         (403, "RequestTimeTooSkewed", StoreError, ["clock"]),
         (403, "QuotaExceeded", StoreError, ["is full", "quota"]),
         (404, "NoSuchBucket", StoreError, ["does not exist"]),
@@ -736,9 +1193,24 @@ def test_a_cut_connection_is_busy(moto_url: str, in_front: InFront, monkeypatch:
         assert_told(error, "does not answer")
 
 
-def test_a_body_cut_short_is_busy(moto_url: str, in_front: InFront) -> None:
+def test_a_read_that_is_cut_short_is_tried_again(moto_url: str, in_front: InFront) -> None:
+    tag = swap(open_store(moto_url), b"whole", None)
+
+    def cut_short_once(request: Handler, count: int) -> None:
+        if count > 1:
+            return request.pass_on()
+        request.respond(200, {"Content-Length": "1000", "ETag": '"half"'}, b"half")
+        return request.cut()
+
+    in_front(cut_short_once)
+    assert open_store(moto_url).read(POINTER) == Stored(b"whole", tag)
+
+
+def test_a_body_cut_short_is_busy(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+
     def cut_short(request: Handler, _: int) -> None:
-        request.respond(200, {"Content-Length": "1000"}, b"half")
+        request.respond(200, {"Content-Length": "1000", "ETag": '"half"'}, b"half")
         request.cut()
 
     in_front(cut_short)

@@ -12,7 +12,7 @@ from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import ByVersion, Gate, LoadedRecipe, Recipe, Variant
+from vllm_qualify.recipe.model import ByVersion, Fit, Gate, LoadedRecipe, LoadSettings, Recipe, Variant
 
 
 @pytest.mark.parametrize("name", catalog_names())
@@ -22,9 +22,10 @@ def test_every_recipe_of_the_catalog_is_valid_and_its_files_are_there(name: str)
     for variant in loaded.recipe.variants.values():
         if variant.is_local:
             assert (loaded.path(variant.model) / "config.json").is_file()
-    if questions := loaded.recipe.accuracy.questions:
-        assert loaded.path(questions.test).is_file()
-        assert loaded.path(questions.shots).is_file()
+    for accuracy in loaded.recipe.accuracy:
+        if questions := accuracy.questions:
+            assert loaded.path(questions.test).is_file()
+            assert loaded.path(questions.shots).is_file()
 
 
 def changed(path: str, value: Any) -> Document:
@@ -41,23 +42,107 @@ def changed(path: str, value: Any) -> Document:
     return document
 
 
-LOAD = "gpu_types.cpu.profiles.balanced.load"
+CPU = "gpu_types.cpu"
+PROFILE = f"{CPU}.profiles.balanced"
+LOAD = f"{PROFILE}.load"
+OF_FILE: Document = {"prompts": "prompts.jsonl", "output_len": 8, "num_warmups": 0}
+FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
 
 
 @pytest.mark.parametrize(
     ("path", "value", "place", "told"),
     [
-        ("accuracy.num_fewshots", 5, "accuracy.num_fewshots", "unknown key"),
+        ("accuracy.0.num_fewshots", 5, "accuracy.0.num_fewshots", "unknown key"),
         (f"{LOAD}.max_concurency", 5, f"{LOAD}.max_concurency", "max_concurrency"),
         ("smoke.prompt", ..., "smoke.prompt", "required"),
-        ("accuracy.num_fewshot", "5", "accuracy.num_fewshot", "valid integer, got '5'"),
-        ("accuracy.num_fewshot", True, "accuracy.num_fewshot", "valid integer"),
+        ("accuracy.0.num_fewshot", "5", "accuracy.0.num_fewshot", "valid integer, got '5'"),
+        ("accuracy.0.num_fewshot", True, "accuracy.0.num_fewshot", "valid integer"),
         (f"{LOAD}.max_concurrency", 0, f"{LOAD}.max_concurrency", "greater than or equal to 1, got 0"),
         (f"{LOAD}.num_prompts", 79, LOAD, "at least 5 times max_concurrency, so 80"),
+        (f"{LOAD}.num_prompts", 0, f"{LOAD}.num_prompts", "greater than or equal to 1, got 0"),
+        (f"{LOAD}.output_len", ..., f"{LOAD}.output_len", "required"),
+        (f"{LOAD}.num_warmups", -1, f"{LOAD}.num_warmups", "greater than or equal to 0"),
+        (f"{LOAD}.length_spread", 1.0, f"{LOAD}.length_spread", "less than 1, got 1"),
+        (f"{LOAD}.length_spread", -0.1, f"{LOAD}.length_spread", "greater than or equal to 0"),
+        (
+            f"{LOAD}.input_len",
+            ...,
+            LOAD,
+            "give 'input_len' for random prompts, or 'prompts' for those of a file, one of the two",
+        ),
+        (f"{LOAD}.prompts", "prompts.jsonl", LOAD, "one of the two"),
+        (LOAD, OF_FILE | {"length_spread": 0.1}, LOAD, "'length_spread' is of random prompts"),
+        (f"{LOAD}.prompts_sha256", "0", f"{LOAD}.prompts_sha256", "unknown key"),
+        (f"{LOAD}.api", "responses", f"{LOAD}.api", "'completions' or 'chat'"),
+        (f"{LOAD}.slo", {}, f"{LOAD}.slo", "give at least one of ttft_ms, tpot_ms and e2el_ms"),
+        (f"{LOAD}.slo", {"ttft_ms": 0}, f"{LOAD}.slo.ttft_ms", "greater than 0"),
+        (f"{PROFILE}.sweep", {}, f"{PROFILE}.sweep", "give 'concurrencies', or an 'slo' to be met, or both"),
+        (f"{PROFILE}.sweep", {"search": ["concurrency"]}, f"{PROFILE}.sweep", "give 'concurrencies', or an 'slo'"),
+        (f"{PROFILE}.sweep", {"concurrencies": [4, 2]}, f"{PROFILE}.sweep.concurrencies", "the smallest first"),
+        (f"{PROFILE}.sweep", {"concurrencies": [2, 2]}, f"{PROFILE}.sweep.concurrencies", "each number once"),
+        (f"{PROFILE}.sweep", {"concurrencies": [0]}, f"{PROFILE}.sweep.concurrencies.0", "greater than or equal to 1"),
+        (
+            f"{PROFILE}.sweep",
+            {"slo": {"ttft_p95_ms": 1}},
+            f"{PROFILE}.sweep",
+            "slo.ttft_p95_ms is no latency of a load; known:",
+        ),
+        (f"{PROFILE}.sweep", {"slo": {"goodput_req_s": 1}}, f"{PROFILE}.sweep", "slo.goodput_req_s is no latency of a load"),
+        (f"{PROFILE}.sweep", {"slo": {"startup_s": 1}}, f"{PROFILE}.sweep", "slo.startup_s is no latency of a load"),
+        (f"{PROFILE}.sweep", {"slo": {"ttft_p99_ms": 0}}, f"{PROFILE}.sweep.slo.ttft_p99_ms", "greater than 0"),
+        (f"{PROFILE}.sweep", {"concurrencies": [1], "search": ["rate"]}, f"{PROFILE}.sweep.search.0", "'request_rate'"),
+        (
+            f"{PROFILE}.sweep",
+            {"concurrencies": [1], "resolution": 0.6},
+            f"{PROFILE}.sweep.resolution",
+            "less than or equal to 0.5",
+        ),
+        (
+            f"{PROFILE}.sweep",
+            {"concurrencies": [1], "resolution": 0},
+            f"{PROFILE}.sweep.resolution",
+            "greater than or equal to",
+        ),
+        (f"{PROFILE}.fit", {}, f"{PROFILE}.fit", "give 'tensor_parallel_sizes', 'max_num_seqs' or 'max_num_batched_tokens'"),
+        (f"{PROFILE}.fit", {"max_num_seqs": False}, f"{PROFILE}.fit", "give 'tensor_parallel_sizes', 'max_num_seqs' or"),
+        (f"{PROFILE}.fit", {"max_num_seqs": 8}, f"{PROFILE}.fit.max_num_seqs", "valid boolean"),
+        (f"{PROFILE}.fit", {"tensor_parallel_sizes": [2, 1]}, f"{PROFILE}.fit.tensor_parallel_sizes", "the smallest first"),
+        (f"{PROFILE}.fit", {"tensor_parallel_sizes": [1, 1]}, f"{PROFILE}.fit.tensor_parallel_sizes", "each number once"),
+        (
+            f"{PROFILE}.fit",
+            {"max_num_batched_tokens": [2048]},
+            f"{PROFILE}.fit",
+            "give two or more, or write the one under 'server'",
+        ),
+        (f"{PROFILE}.fit", {"max_num_batched_tokens": [4, 2]}, f"{PROFILE}.fit.max_num_batched_tokens", "the smallest first"),
+        (f"{PROFILE}.fit", {"max_num_seqs": True}, PROFILE, "fit finds max-num-seqs, and the server sets it too"),
+        (PROFILE, {"load": OF_FILE, "fit": {"max_num_seqs": True}}, PROFILE, "fit finds max_num_seqs for random prompts only"),
+        (
+            PROFILE,
+            {"load": FOLLOWING | {"num_prompts": 400}, "fit": {"max_num_seqs": True}},
+            PROFILE,
+            "fit finds max_num_seqs, which the clients follow: leave load.num_prompts out",
+        ),
+        (f"{CPU}.warm_starts", -1, f"{CPU}.warm_starts", "greater than or equal to 0"),
+        (f"{CPU}.warm_starts", 1.5, f"{CPU}.warm_starts", "valid integer"),
+        (f"{CPU}.price_usd_gpu_hour", 0, f"{CPU}.price_usd_gpu_hour", "greater than 0"),
+        (f"{CPU}.memory_limit_gib", 0.01, f"{CPU}.memory_limit_gib", "greater than or equal to 0.0625"),
+        (
+            f"{PROFILE}.gates",
+            [{"metric": "ttft_p99_ms", "maximum": 500, "unit": "ms"}],
+            "(top level)",
+            f"{LOAD}.num_prompts must be 918 or more for the gate on ttft_p99_ms",
+        ),
+        (
+            f"{PROFILE}.gates",
+            [{"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}],
+            "(top level)",
+            "the workload's 'slo'",
+        ),
         ("gates.0.minimum", 1.5, "gates.0", "between 0 and 1"),
         ("gates.0.minimum", float("nan"), "gates.0.minimum", "finite number"),
         ("gates.0.minimum", float("inf"), "gates.0.minimum", "finite number"),
-        ("gates.0.maximum", 0.95, "gates.0", "give 'minimum' and not 'maximum'"),
+        ("gates.0.maximum", 0.95, "gates.0", "give 'minimum', or 'reference and margin', or 'max_loss'"),
         ("gates.0.metric", "exact_mtach", "gates.0", "no metric 'exact_mtach'"),
         ("gates.0.unit", "percent", "gates.0", "'fraction', not 'percent'"),
         ("gates.0.filter", ..., "gates.0", "names lm-eval's filter"),
@@ -65,7 +150,7 @@ LOAD = "gpu_types.cpu.profiles.balanced.load"
         ("variants.bf16.environment", {"HF_TOKEN": "hf_x"}, "variants.bf16.environment.HF_TOKEN", "names a secret"),
         ("gpu_types.cpu.server.port", 8000, "gpu_types.cpu.server.port", "set by vllm-qualify"),
         ("gpu_types.cpu.server.--dtype", "auto", "gpu_types.cpu.server.--dtype", "without the leading dashes"),
-        ("gpu_types.cpu.default_variant", "fp8", "(top level)", "not among the variants: bf16, regressed"),
+        ("gpu_types.cpu.default_variant", "fp8", "(top level)", "not among the variants: bf16, draft, ngram, regressed"),
         ("gpu_types.cpu.startup_timeout_s", -1, "gpu_types.cpu.startup_timeout_s", "greater than 0"),
         ("name", "Reference Model", "name", "lower-case"),
         ("gpu_types.cpu.network", "ethernet", "gpu_types.cpu.network", "'infiniband'"),
@@ -159,7 +244,7 @@ def test_any_text_is_one_clear_error(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_every_metric_takes_a_gate_on_its_good_side_only(metric: Any) -> None:
     good, bad = ("minimum", "maximum") if metric.direction == "higher" else ("maximum", "minimum")
-    about = {"metric": metric.name, "unit": metric.unit, "filter": "none" if metric.stage == "accuracy" else None}
+    about = {"metric": metric.name, "unit": metric.unit, "filter": "none" if metric.is_score else None}
     assert Gate.model_validate({**about, good: 1.0}).bound == 1.0
     with pytest.raises(ValueError, match=f"give '{good}'"):
         Gate.model_validate({**about, bad: 1.0})
@@ -292,3 +377,63 @@ def test_a_variant_that_does_not_fit_its_recipe_is_refused(tmp_path: Path, docum
     with pytest.raises(CallerError) as raised:
         load_recipe(str(write(document, tmp_path / "mine.yaml")))
     assert told in raised.value.problem
+
+
+# --- workloads
+
+
+def test_a_file_of_prompts_takes_the_place_of_their_length() -> None:
+    document = changed(LOAD, OF_FILE | {"max_concurrency": 4, "num_prompts": 20})
+    load = Recipe.model_validate(document).gpu_types["cpu"].profiles["balanced"].load
+    assert (load.input_len, load.prompts, load.longest_tok) == (None, "prompts.jsonl", None)
+
+
+def test_a_gate_on_a_percentile_needs_no_number_of_prompts_where_it_follows() -> None:
+    document = changed(f"{LOAD}.num_prompts", ...)
+    document["gpu_types"]["cpu"]["profiles"]["balanced"]["gates"] = [{"metric": "ttft_p99_ms", "maximum": 500, "unit": "ms"}]
+    assert Recipe.model_validate(document).gpu_types["cpu"].profiles["balanced"].load.num_prompts is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens"),
+    [
+        ({"input_len": 96, "output_len": 32}, 128),
+        ({"input_len": 96, "output_len": 32, "length_spread": 0.25}, 120 + 40),
+        ({"input_len": 10, "output_len": 10, "length_spread": 0.01}, 11 + 11),
+    ],
+)
+def test_the_longest_request_has_the_most_tokens_of_both(lengths: Document, tokens: int) -> None:
+    assert LoadSettings.model_validate(FOLLOWING | lengths).longest_tok == tokens
+
+
+@pytest.mark.parametrize(
+    ("load", "served", "least", "clients", "prompts"),
+    [
+        ({}, 8, 1, 8, 40),
+        ({}, 8, 88, 8, 88),
+        ({"max_concurrency": 4}, 8, 1, 4, 20),
+        ({"max_concurrency": 4}, None, 1, 4, 20),
+        ({"num_prompts": 40}, 8, 88, 8, 40),
+    ],
+)
+def test_what_a_load_leaves_open_follows(load: Document, served: int | None, least: int, clients: int, prompts: int) -> None:
+    found = LoadSettings.model_validate(FOLLOWING | load).of(served, least)
+    assert (found.max_concurrency, found.num_prompts) == (clients, prompts)
+
+
+def test_a_load_that_does_not_follow_is_refused() -> None:
+    with pytest.raises(ValueError, match="give max_concurrency, or the server its max-num-seqs"):
+        LoadSettings.model_validate(FOLLOWING).of(None, 1)
+    with pytest.raises(ValueError, match="at least 5 times max_concurrency, so 40 or more"):
+        LoadSettings.model_validate(FOLLOWING | {"num_prompts": 39}).of(8, 1)
+
+
+@pytest.mark.parametrize(("most", "looks"), [(10, [5, 10]), (5, [5]), (3, [5])])
+def test_gates_are_looked_at_twice_at_most(most: int, looks: list[int]) -> None:
+    assert LoadSettings.model_validate(FOLLOWING | {"repeats": 5, "most_repeats": most}).looks == looks
+
+
+def test_a_fit_names_the_options_that_it_finds() -> None:
+    assert Fit(max_num_seqs=True).options == ["max-num-seqs"]
+    both = Fit(tensor_parallel_sizes=[1, 2], max_num_batched_tokens=[2048, 4096])
+    assert both.options == ["tensor-parallel-size", "max-num-batched-tokens"]

@@ -191,13 +191,13 @@ def test_the_load_follows_the_server(name: str) -> None:
     for gpu_type, variant, profile in recipe(name).cells(VLLM_VERSION):
         ours, load = (
             arguments(recipe(name), gpu_type, variant, profile),
-            recipe(name).gpu_types[gpu_type].profiles[profile].load,
+            recipe(name).gpu_types[gpu_type].profiles[profile].load.of(None, 1),
         )
         longest = ours["max-model-len"]
         single = profile == "single-stream"
         assert (load.input_len, load.output_len) == ((500, 200) if single else (1024, 1024))
         assert isinstance(longest, int)
-        assert load.input_len + load.output_len < longest <= 4096
+        assert (load.longest_tok or 0) < longest <= 4096
         assert load.max_concurrency == (1 if single else ours["max-num-seqs"])
         assert load.num_prompts >= 5 * load.max_concurrency
         assert load.num_warmups > 0
@@ -213,10 +213,13 @@ def test_the_load_follows_the_server(name: str) -> None:
     ],
 )
 def test_all_of_gsm8k_is_asked_and_gated_on_the_filter_that_fits_the_model(name: str, filter_: str, bound: float) -> None:
-    accuracy = recipe(name).accuracy
+    (accuracy,) = recipe(name).accuracy
     assert (accuracy.task, accuracy.num_fewshot, accuracy.num_questions) == ("gsm8k", 5, 1319)
-    (gate,) = recipe(name).gates
-    assert (gate.metric, gate.filter, gate.minimum) == ("exact_match", filter_, bound)
+    absolute, *others = recipe(name).gates
+    assert (absolute.metric, absolute.filter, absolute.minimum) == ("exact_match", filter_, bound)
+    against = {(gate.metric, gate.filter, gate.bound) for gate in others if gate.is_against_baseline}
+    speed = {("output_throughput_tok_s", None, 0.025), ("tpot_p50_ms", None, 0.025)}
+    assert against == {("exact_match", filter_, 0.0075), *speed}
 
 
 @pytest.mark.parametrize(("variant", "draft"), DRAFTS.items())

@@ -8,8 +8,9 @@ from pathlib import Path
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.plan import Cell, CellPlan, Release
+from vllm_qualify.engine.plan import Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.evidence.fitting import Tried, Try
 from vllm_qualify.evidence.measurement import (
     EvidenceFile,
     Interval,
@@ -19,9 +20,15 @@ from vllm_qualify.evidence.measurement import (
     share_interval,
     valid,
 )
+from vllm_qualify.evidence.sequential import Sides, levels_of
+from vllm_qualify.evidence.speculation import Document, Drafting, SameText
+from vllm_qualify.evidence.startup import Startup
+from vllm_qualify.evidence.sweep import OUTPUT, TPOT, Asked, CurvePoint, Found, Point, Purpose, Swept
+from vllm_qualify.evidence.watched import Series
 from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, worst
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import Accuracy, Gate, Load, Smoke
+from vllm_qualify.recipe.model import Accuracy, Fit, Gate, Load, Smoke, Sweep
+from vllm_qualify.report.details import Details
 from vllm_qualify.report.model import Report
 
 SCRIPT = "<script>alert(1)</script>"
@@ -32,9 +39,10 @@ HOSTILE = (SCRIPT, IMAGE, MARKUP)
 
 BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 QUESTIONS = 1319
+AT = Sides(0.05, 0.05)
 THROUGHPUTS = {"request_throughput_req_s": 12.31, "output_throughput_tok_s": 12608.4, "total_throughput_tok_s": 25216.9}
 LATENCIES = {"ttft": 182.4, "tpot": 18.93, "itl": 18.71, "e2el": 19562.0}
-STATISTICS = {"mean": 1.0, "median": 0.94, "p90": 1.21, "p99": 1.83}
+STATISTICS = {"mean": 1.0, "p50": 0.94, "p90": 1.21, "p99": 1.83}
 INVALID_LOAD = (
     "repeat 2: 1021 of 1024 requests completed, 3 failed; "
     "repeat 3: 7 preemptions: the KV cache is too small for this load, its last log line being "
@@ -66,6 +74,128 @@ def image_report() -> Report:
         "client": _identity(client),
     }
     return report.model_copy(update={"plan": plan.model_copy(update=changes)})
+
+
+def detailed_report() -> Report:
+    """Approved, with all the details that there are, and hostile text in the reasons and notes among them."""
+    report = approved_report()
+    plan = report.plan
+    arguments = plan.server.arguments | {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
+    changes = {
+        "server": plan.server.model_copy(update={"arguments": arguments, "gpus": [0, 1]}),
+        "sweep": Sweep(concurrencies=[8, 32, 64], slo={"ttft_p99_ms": 2000.0}),
+        "fit": Fit(max_num_seqs=True),
+        "price_usd_gpu_hour": 2.5,
+    }
+    stages = [*report.stages, _stage("fit", 0, []), _stage("speculation", 52, []), _stage("sweep", 61, _slo_found())]
+    details = Details(
+        sweep=_swept(),
+        speculation=_document(),
+        speedups=[
+            valid("speculative_speedup", 1.3145, "", sample_count=4, interval=Interval(lower=1.21, upper=1.43)),
+            invalid("speculative_speedup_batch1", f"without it: 3 failed {IMAGE}", ""),
+        ],
+        startup=_startup(),
+        fit=_tried(),
+        course=course(60),
+        course_notes=[f"the power limit lowered the clocks {SCRIPT}"],
+        notes=[f"baseline: {IMAGE}{CONTROL}"],
+    )
+    return report.model_copy(update={"plan": plan.model_copy(update=changes), "stages": stages, "details": details})
+
+
+def _slo_found() -> list[Measurement]:
+    return [
+        valid("slo_concurrency_req", 32.0, "sweep/", sample_count=3000),
+        invalid("slo_request_rate_req_s", f"2 runs were invalid: {SCRIPT}{MARKUP}", "sweep/"),
+        valid("slo_cost_usd_mtok", 0.4213, "sweep/", sample_count=3000),
+    ]
+
+
+def _swept() -> Swept:
+    measured = {8: (2400.0, 9.0, 310.0), 32: (7200.0, 12.5, 1620.0), 64: (6800.0, 19.0, 4100.0)}
+    points = [_point("curve", clients, *figures) for clients, figures in measured.items()]
+    broken = Asked(purpose="request_rate", load=_sweep_load(1), request_rate_req_s=7.25)
+    points.append(Point(folder="rate-7.25", asked=broken, invalid_because=f"12 preemptions {SCRIPT} {IMAGE} {CONTROL}"))
+    curve = [
+        CurvePoint(
+            clients=clients,
+            folder=f"concurrency-{clients}",
+            output_tok_s_per_gpu=output / 2,
+            tok_s_per_user=1000 / tpot,
+            is_on_front=clients != 64,
+        )
+        for clients, (output, tpot, _) in measured.items()
+    ]
+    return Swept(
+        points=points,
+        curve=curve,
+        curve_problems=[f"96 clients: {MARKUP}{SCRIPT}"],
+        concurrency=Found(value=32.0, note="32 clients met the SLO, 34 missed it"),
+        request_rate=Found(invalid_because=f"2 runs were invalid: {SCRIPT}{MARKUP}"),
+    )
+
+
+def _point(purpose: Purpose, clients: int, output: float, tpot: float, ttft_p99: float) -> Point:
+    return Point(
+        folder=f"concurrency-{clients}",
+        asked=Asked(purpose=purpose, load=_sweep_load(clients)),
+        figures={OUTPUT: output, TPOT: tpot, "ttft_p99_ms": ttft_p99},
+        sample_count=1000,
+        meets_slo=ttft_p99 <= 2000,
+    )
+
+
+def _sweep_load(clients: int) -> Load:
+    return Load(input_len=1024, output_len=1024, max_concurrency=clients, num_prompts=2000, num_warmups=0)
+
+
+def _document() -> Document:
+    return Document(
+        greedy=Drafting(max_concurrency=1, length_tok=3.214, rate=0.738, rates=[0.91, 0.74, 0.564]),
+        batch1=Drafting(max_concurrency=1, length_tok=1.62, rate=0.2067, rates=[0.4, 0.15, 0.07]),
+        profile=Drafting(max_concurrency=64, invalid_because=f"the server drafted nothing {IMAGE}"),
+        texts=SameText(parts_at=[None, 41, None]),
+    )
+
+
+def _startup() -> Startup:
+    return Startup(
+        startup_s=143.218,
+        image_s=None,
+        process_s=21.0,
+        weights_s=48.5,
+        compile_s=33.75,
+        graphs_s=12.0,
+        ready_s=27.968,
+        warm=False,
+        because={"image_s": f"no image was pulled {SCRIPT}"},
+    )
+
+
+def _tried() -> Tried:
+    tries = [
+        Try(arguments={}, kv_cache_tok=655360, holds=320),
+        Try(arguments={"max-num-seqs": 320}, failed_because=f"out of memory {SCRIPT}"),
+        Try(arguments={"max-num-seqs": 310}, kv_cache_tok=640000, holds=312),
+    ]
+    return Tried(found={"max-num-seqs": 310}, tries=tries)
+
+
+def course(samples: int) -> Series:
+    """With one peak of what waits and one sample that tells nothing."""
+    none_at, peak_at = samples // 3, 2 * samples // 3
+
+    def line(values: Callable[[int], float]) -> list[float | None]:
+        return [None if at == none_at else values(at) for at in range(samples)]
+
+    return Series(
+        time_s=[0.5 * at for at in range(samples)],
+        running=line(lambda at: 64.0 if at else 63.0),
+        waiting=line(lambda at: 37.0 if at == peak_at else 0.0),
+        kv_cache_usage=line(lambda at: 0.5 + 0.001 * (at % 100)),
+        output_tok_s=line(lambda at: 12000.0 + at % 7),
+    )
 
 
 def _image(tag: str) -> EngineImage:
@@ -109,7 +239,7 @@ def _report(
         rejudged_from=rejudged_from,
         plan=plan,
         stages=stages,
-        judgement=_judgement(plan.gates, [row for stage in stages for row in stage.measurements]),
+        judgement=_judgement(plan.judged, [row for stage in stages for row in stage.measurements]),
     )
 
 
@@ -145,8 +275,8 @@ def _plan(model: str, variant_model: str = "") -> CellPlan:
         ),
         smoke=Smoke(prompt="The capital of France is"),
         smoke_golden=None,
-        accuracy=Accuracy(num_questions=QUESTIONS),
-        questions=None,
+        accuracy=[TaskPlan(settings=Accuracy(num_questions=QUESTIONS), num_concurrent=256)],
+        baseline_variant="fp8",
         load=Load(input_len=1024, output_len=1024, max_concurrency=64, num_prompts=1024, num_warmups=64),
         gates=_gates(),
     )
@@ -156,8 +286,8 @@ def _gates() -> list[Gate]:
     smoke = [name for name in METRICS if name.startswith("smoke_") and name != "smoke_golden"]
     return [
         *(Gate(metric=name, minimum=1.0, unit="bool") for name in smoke),
-        Gate(metric="exact_match", filter="strict-match", minimum=0.775, unit="fraction"),
-        Gate(metric="exact_match", filter="flexible-extract", minimum=0.7, unit="fraction"),
+        Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.775, unit="fraction"),
+        Gate(metric="exact_match", task="gsm8k", filter="flexible-extract", minimum=0.7, unit="fraction"),
         Gate(metric="output_throughput_tok_s", minimum=12000.0, unit="tok/s"),
         Gate(metric="ttft_p99_ms", maximum=400.0, unit="ms"),
         Gate(metric="tpot_p99_ms", maximum=50.0, unit="ms"),
@@ -177,9 +307,11 @@ def _accuracy(right: int) -> list[Measurement]:
             "exact_match",
             count / QUESTIONS,
             "accuracy/results.json",
+            task="gsm8k",
             filter=name,
             sample_count=QUESTIONS,
-            interval=share_interval(count, QUESTIONS),
+            interval=share_interval(count, QUESTIONS, AT),
+            traced_to=["accuracy/gsm8k/r1-b1/results.json:412"],
         )
         for name, count in found.items()
     ]
@@ -209,7 +341,7 @@ def _over_repeats(name: str, base: float) -> Measurement:
 
 
 def _stage(stage: Stage, minutes: int, measurements: list[Measurement]) -> StageEvidence:
-    names = {
+    names: dict[str, list[str]] = {
         "serve": ["server.yaml", "server.log", "startup_s"],
         "smoke": ["models.json", "replies.json"],
         "accuracy": ["lm-eval.log", "results.json", "samples_gsm8k_2026-03-14T09-40-53.123456.jsonl", f"{SCRIPT}{IMAGE}.log"],
@@ -217,7 +349,7 @@ def _stage(stage: Stage, minutes: int, measurements: list[Measurement]) -> Stage
             f"{name}-{n}{end}" for n in (1, 2, 3) for name, end in (("bench", ".json"), ("bench", ".log"), ("metrics", ".txt"))
         ],
     }
-    tools = {
+    tools: dict[str, dict[str, str]] = {
         "serve": {"vllm": "0.32.0"},
         "smoke": {},
         "accuracy": {"lm-eval": "0.4.13"},
@@ -226,10 +358,10 @@ def _stage(stage: Stage, minutes: int, measurements: list[Measurement]) -> Stage
     return StageEvidence(
         stage=stage,
         started_at=BEGAN + timedelta(minutes=minutes),
-        duration_s={"serve": 4380.2, "smoke": 1.94, "accuracy": 983.4, "load": 2511.0}[stage],
+        duration_s={"serve": 4380.2, "smoke": 1.94, "accuracy": 983.4, "load": 2511.0}.get(stage, 540.0),
         commands=_commands(stage),
-        tools=tools[stage],
-        files=[_file(f"{stage}/{name}") for name in names[stage]],
+        tools=tools.get(stage, {}),
+        files=[_file(f"{stage}/{name}") for name in names.get(stage, ["found.json"])],
         measurements=measurements,
     )
 
@@ -255,7 +387,7 @@ def _commands(stage: Stage) -> list[list[str]]:
             ["python", "-m", "lm_eval", "run", "--model", "local-completions", "--tasks", "gsm8k", "--note", SCRIPT, MARKUP]
         ],
         "load": [[*bench, "--max-concurrency", "64", "--seed", str(seed), "--ignore-eos"] for seed in range(3)],
-    }[stage]
+    }.get(stage, [])
 
 
 def _file(path: str) -> EvidenceFile:
@@ -267,13 +399,14 @@ def _sha(text: str) -> str:
 
 
 def _judgement(gates: Sequence[Gate], measurements: Sequence[Measurement]) -> Judgement:
-    by_label = {(row.metric, row.filter): row for row in measurements}
-    verdicts = [_verdict(gate, by_label.get((gate.metric, gate.filter))) for gate in gates]
+    by_label = {row.label: row for row in measurements}
+    verdicts = [_verdict(gate, by_label.get(gate.label)) for gate in gates]
     held = sum(getattr(found.checks, name) for found in verdicts for name in Checks.model_fields)
     asked = len(verdicts) * len(Checks.model_fields)
     return Judgement(
         verdict=worst([found.verdict for found in verdicts]),
         gates=verdicts,
+        levels=levels_of(gates),
         suite={"name": "cell", "meta": {"great_expectations_version": "1.24.1"}},
         validation={
             "success": held == asked,
@@ -290,7 +423,7 @@ def _judgement(gates: Sequence[Gate], measurements: Sequence[Measurement]) -> Ju
 def _verdict(gate: Gate, row: Measurement | None) -> GateVerdict:
     """As Great Expectations finds it, without its seconds to import."""
     interval = bounds_of(row) if row else None
-    meets: Callable[[float], bool] = (lambda n: n >= gate.bound) if gate.minimum is not None else (lambda n: n <= gate.bound)
+    meets: Callable[[float], bool] = (lambda n: n >= gate.bound) if gate.is_floor else (lambda n: n <= gate.bound)
     ends = [meets(interval.lower), meets(interval.upper)] if interval else [False]
     checks = Checks(
         present=row is not None,
@@ -299,4 +432,4 @@ def _verdict(gate: Gate, row: Measurement | None) -> GateVerdict:
         surely_inside=all(ends),
         maybe_inside=any(ends),
     )
-    return gate_verdict(gate, checks, [row] if row else [])
+    return gate_verdict(gate, checks, [row] if row else [], [1])

@@ -9,11 +9,23 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
-from tests.report.builder import HOSTILE, IMAGE, MARKUP, SCRIPT, approved_report, image_report, not_approved_report
+from tests.report.builder import (
+    HOSTILE,
+    IMAGE,
+    MARKUP,
+    SCRIPT,
+    approved_report,
+    detailed_report,
+    image_report,
+    not_approved_report,
+)
 from vllm_qualify.evidence.measurement import EvidenceFile
+from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
+from vllm_qualify.recipe.model import Fit, Sweep
+from vllm_qualify.report.details import Details
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.page import render_page
+from vllm_qualify.report.page import TITLES, render_page
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -70,6 +82,11 @@ def image_page() -> str:
     return render_page(image_report(), _link)
 
 
+@pytest.fixture(scope="module")
+def detailed_page() -> str:
+    return render_page(detailed_report(), _link)
+
+
 # --- the text of the page
 
 
@@ -86,7 +103,7 @@ def test_outside_text_stays_text(hostile_page: str) -> None:
 def test_the_page_is_complete_in_itself(hostile_page: str) -> None:
     read = _Reader(hostile_page)
     assert read.having("src") == []
-    assert all(address.startswith(("#", "evidence/", "data:,")) for address in read.having("href"))
+    assert all(address.startswith(("#", "evidence/", "data:,", "data-docs/")) for address in read.having("href"))
     assert "url(" not in hostile_page
     assert "@import" not in hostile_page
 
@@ -172,7 +189,7 @@ def test_tables_have_captions_and_scopes(hostile_page: str) -> None:
 @pytest.mark.parametrize("address", UNLINKABLE)
 def test_an_address_that_is_no_file_is_not_linked(approved: Report, address: str) -> None:
     addresses = _Reader(render_page(approved, lambda _: address)).having("href")
-    assert all(found.startswith(("#", "data:,")) for found in addresses)
+    assert all(found.startswith(("#", "data:,", "data-docs/")) for found in addresses)
 
 
 def test_addresses_of_a_store_are_linked(approved: Report) -> None:
@@ -181,13 +198,128 @@ def test_addresses_of_a_store_are_linked(approved: Report) -> None:
 
 
 def test_a_report_with_nothing_in_it_says_so(approved: Report) -> None:
-    nothing = Judgement(verdict="invalid", gates=[], suite={}, validation={})
+    nothing = Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})
     text = _Reader(render_page(approved.model_copy(update={"judgement": nothing, "stages": []}), _link)).text
     assert "NOT APPROVED" in text
     assert "No gate was judged" in text
     assert text.count("this stage is not in the report") == 4
     assert "no stage left a file" in text
     assert "holds no statistics" in text
+
+
+# --- its details
+
+
+def _without(name: str) -> str:
+    """The page of a report that lacks one of its details."""
+    report = detailed_report()
+    details = report.details.model_copy(update={name: None})
+    return render_page(report.model_copy(update={"details": details}), _link)
+
+
+def test_sections_are_there_only_for_what_there_is(detailed_page: str, approved_page: str) -> None:
+    ids, none = (_Reader(page).having("id") for page in (detailed_page, approved_page))
+    assert [name for name in TITLES if ids.count(name) != 1] == []
+    assert set(TITLES) & set(none) == set()
+    assert set(ids) - set(none) == {*TITLES, "measured-5", "measured-6"}
+    for name in Details.model_fields:
+        if name in TITLES:
+            assert set(TITLES) - set(_Reader(_without(name)).having("id")) == {name}
+
+
+def test_details_are_told_with_their_reasons(detailed_page: str) -> None:
+    text = _Reader(detailed_page).text
+    told = [
+        "The SLO: ttft_p99_ms ≤\u00a02,000 ms.",
+        "32 clients met the SLO, 34 missed it",
+        f"2 runs were invalid: {SCRIPT}{MARKUP}",
+        f"not on the curve: 96 clients: {MARKUP}{SCRIPT}",
+        f"12 preemptions {SCRIPT} {IMAGE}",
+        "7.25 req/s",
+        "3,600 tok/s",
+        "80.00 tok/s",
+        "2 of 3 greedy texts are the same without it; they part: that of prompt 2 at character 41.",
+        "91.00\u00a0% · 74.00\u00a0% · 56.40\u00a0%",
+        f"the server drafted nothing {IMAGE}",
+        "1.315 ratio",
+        "interval 1.21",
+        f"without it: 3 failed {IMAGE}",
+        "Cold: it compiled.",
+        "48.5 s",
+        f"no image was pulled {SCRIPT}",
+        "Chosen: max-num-seqs 310",
+        f"out of memory {SCRIPT}",
+        "312 req",
+        f"the power limit lowered the clocks {SCRIPT}",
+        f"baseline: {IMAGE}",
+        "running 63 to 64; waiting 0 to 37; samples that do not tell it all: 1 of 60",
+    ]
+    assert [missing for missing in told if missing not in text] == []
+
+
+def test_hostile_details_stay_text(detailed_page: str) -> None:
+    read = _Reader(detailed_page)
+    assert not {"script", "img", "red"} & {tag for tag, _ in read.elements}
+    assert not [name for _, found in read.elements for name in found if name.startswith("on")]
+    assert "\x1b" not in detailed_page
+    assert "\u202e" not in detailed_page
+
+
+def test_drawings_bring_nothing_along_and_have_a_text(detailed_page: str) -> None:
+    read = _Reader(detailed_page)
+    drawings = [found for tag, found in read.elements if tag == "svg"]
+    assert [found["role"] for found in drawings] == ["img"] * 4
+    assert all(found["aria-label"] for found in drawings)
+    assert [tag for tag, _ in read.elements].count("figcaption") == 4
+    assert not {"xlink:href", "src", "style"} & {name for _, found in read.elements for name in found}
+    assert "url(" not in detailed_page
+
+
+def test_large_rates_are_drawn_in_thousands(detailed_page: str) -> None:
+    assert ">12.01k</text>" in detailed_page
+    assert ">tok/s</text>" in detailed_page
+    assert "12,000 tok/s to 12,006 tok/s" in detailed_page
+
+
+def test_the_curve_marks_its_front_and_names_its_clients(detailed_page: str) -> None:
+    read = _Reader(detailed_page)
+    dots = [found for tag, found in read.elements if tag == "circle"]
+    assert [found.get("fill") for found in dots] == ["currentColor", "currentColor", None]
+    # The point of the most output lies at the top, and the fastest one at the right.
+    highest, fastest = min(dots, key=lambda dot: float(dot["cy"] or 0)), max(dots, key=lambda dot: float(dot["cx"] or 0))
+    assert (dots.index(highest), dots.index(fastest)) == (1, 0)
+    svg = detailed_page[detailed_page.index("Output tokens per second of a GPU over") :].split("</svg>")[0]
+    assert [f">{clients}</text>" in svg for clients in (8, 32, 64)] == [True] * 3
+
+
+def test_an_invalid_run_has_no_figures(detailed_page: str) -> None:
+    row = detailed_page[detailed_page.index("<code>rate-7.25</code>") :].split("</tr>")[0]
+    assert row.count("(none: see the note)") == 3
+    assert "<strong>invalid:</strong>" in row
+
+
+def test_a_sweep_without_a_curve_has_no_drawing_of_it() -> None:
+    report = detailed_report()
+    assert report.details.sweep is not None
+    swept = report.details.sweep.model_copy(update={"curve": []})
+    page = render_page(report.model_copy(update={"details": report.details.model_copy(update={"sweep": swept})}), _link)
+    assert "<circle" not in page
+    assert "concurrency-8" in page
+
+
+def test_stages_that_nobody_asked_for_are_not_missed(approved: Report) -> None:
+    asked = {"sweep": Sweep(concurrencies=[1]), "fit": Fit(max_num_seqs=True)}
+    page = render_page(approved.model_copy(update={"plan": approved.plan.model_copy(update=asked)}), _link)
+    assert _Reader(render_page(approved, _link)).text.count("this stage is not in the report") == 0
+    missed = page.split("this stage is not in the report")[:-1]
+    assert [part.rsplit("<h3>", 1)[1].split("</h3>")[0] for part in missed] == ["Fit", "Sweep"]
+
+
+def test_speculative_decoding_that_was_not_measured_is_missed() -> None:
+    report = detailed_report()
+    stages = [stage for stage in report.stages if stage.stage != "speculation"]
+    page = render_page(report.model_copy(update={"stages": stages}), _link)
+    assert page.split("this stage is not in the report")[0].rsplit("<h3>", 1)[1].startswith("Speculation</h3>")
 
 
 # --- the page in a browser
@@ -235,7 +367,7 @@ def opened(browser: Browser) -> Iterator[Open]:
         context.close()
 
 
-@pytest.fixture(scope="module", params=["approved_page", "hostile_page", "image_page"])
+@pytest.fixture(scope="module", params=["approved_page", "hostile_page", "image_page", "detailed_page"])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(request.getfixturevalue(request.param), encoding="utf-8")
@@ -279,6 +411,21 @@ def test_hostile_text_runs_no_script(opened: Open, hostile_file: Path) -> None:
 
 @pytest.mark.browser
 @pytest.mark.timeout(120)
+def test_charts_are_seen_on_a_wide_and_a_narrow_screen(opened: Open, detailed_page: str, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(detailed_page, encoding="utf-8")
+    for width in (WIDTHS[0], WIDTHS[-1]):
+        page, faults = opened(file, width)
+        boxes = [chart.bounding_box() for chart in page.get_by_role("img").all()]
+        assert len(boxes) == 4
+        assert all(box and box["width"] > 300 and box["height"] > 80 for box in boxes)
+        assert page.get_by_role("row", name="concurrency-32").is_visible()
+        assert page.get_by_text(SCRIPT).count() > 3
+        assert faults == []
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
 def test_the_policy_stops_a_script_that_escaping_would_miss(opened: Open, hostile_page: str, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(hostile_page.replace("</main>", f"{SCRIPT}<img src=x onerror=alert(1)></main>"), encoding="utf-8")
@@ -292,7 +439,7 @@ def test_the_policy_stops_a_script_that_escaping_would_miss(opened: Open, hostil
 @pytest.mark.parametrize("width", [375, 1440])
 def test_the_failing_gate_is_on_the_first_screen(opened: Open, hostile_file: Path, width: int) -> None:
     page, _ = opened(hostile_file, width)
-    box = page.get_by_text("exact_match (strict-match)").first.bounding_box()
+    box = page.get_by_text("exact_match (gsm8k, strict-match)").first.bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 900
 
@@ -305,7 +452,7 @@ def test_the_failing_gates_row_is_above_the_fold(opened: Open, hostile_file: Pat
     box = row.bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 900
-    assert "exact_match (strict-match)" in row.inner_text()
+    assert "exact_match (gsm8k, strict-match)" in row.inner_text()
 
 
 @pytest.mark.browser

@@ -9,7 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from tests.report.builder import HOSTILE
+from tests.report.builder import HOSTILE, MARKUP, SCRIPT, detailed_report
+from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_report
@@ -36,7 +37,7 @@ def test_every_gate_has_its_row(not_approved: Report, width: int) -> None:
     table = shown[shown.index("gate  ") : shown.index("Page:")]
     for gate in not_approved.judgement.gates:
         assert gate.gate.metric in table
-        assert gate.gate.filter is None or f"({gate.gate.filter})" in table
+        assert gate.gate.filter is None or f"{gate.gate.filter})" in table
     for verdict, number in Counter(gate.verdict for gate in not_approved.judgement.gates).items():
         assert len(re.findall(rf" {verdict}\s*$", table, re.MULTILINE)) >= number
 
@@ -104,7 +105,17 @@ def test_the_page_is_one_unbroken_line_or_not_told(approved: Report) -> None:
 
 
 def test_a_report_without_gates_is_told_plainly(approved: Report) -> None:
-    empty = approved.model_copy(update={"judgement": Judgement(verdict="invalid", gates=[], suite={}, validation={})})
+    empty = approved.model_copy(
+        update={"judgement": Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})}
+    )
     shown = _shown(empty, 80)
     assert shown.startswith("NOT APPROVED")
     assert "no gate was judged" in shown
+
+
+def test_what_a_sweep_found_and_costs_is_told_in_a_line_each(approved: Report) -> None:
+    shown = _shown(detailed_report(), 120)
+    assert "slo_concurrency_req: 32.00 req\n" in shown
+    assert f"slo_request_rate_req_s: none: 2 runs were invalid: {SCRIPT}{MARKUP}\n" in shown
+    assert "slo_cost_usd_mtok: 0.4213 usd/Mtok\n" in shown
+    assert "slo_" not in _shown(approved, 120)

@@ -6,12 +6,13 @@ import pytest
 
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, invalid, valid
+from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import WORST_FIRST, Judgement
 from vllm_qualify.recipe.model import Gate
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 
-EMPTY = Judgement(verdict="invalid", gates=[], suite={}, validation={})
+EMPTY = Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})
 
 
 def _spaced(text: str) -> str:
@@ -143,7 +144,7 @@ def test_gates_come_worst_first(not_approved: Report) -> None:
     rows = words.gate_rows(not_approved.judgement)
     ranks = [WORST_FIRST.index(row.verdict) for row in rows]
     assert ranks == sorted(ranks)
-    assert (rows[0].verdict, rows[0].gate) == ("fail", "exact_match (strict-match)")
+    assert (rows[0].verdict, rows[0].gate) == ("fail", "exact_match (gsm8k, strict-match)")
     assert len(rows) == len(not_approved.judgement.gates)
 
 

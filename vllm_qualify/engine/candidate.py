@@ -39,6 +39,8 @@ ASKING = "asking vLLM what it takes"
 UNASKED = "whether options refuse each other: a table cannot tell; give --image or --python"
 # Three imports of vLLM side by side, on a busy host.
 PROBE_LIMIT_S = 600
+# Linux takes 128 KiB in an argument.
+LONGEST_QUESTION = 100_000
 # Nothing listens there.
 PORT = 8000
 DEFAULT_BRANCH = "main"
@@ -386,12 +388,7 @@ def ask(
         HostError: its Python does not run, or gave no answer.
     """
     known = [subject for subject in subjects if subject.asked is not None]
-    # In a container all local weights lie at the same place, so that it can hold one of them.
-    is_image = isinstance(candidate.engine, EngineImage)
-    models = list(dict.fromkeys(subject.server.model if is_image and subject.server.is_local else "" for subject in known))
-    groups = [
-        [one for one in known if (one.server.model if is_image and one.server.is_local else "") == model] for model in models
-    ]
+    groups = [portion for group in _groups(candidate, known) for portion in _portions(group)]
     answers = [_ask_once(candidate, group, cache, resolve) for group in groups or [[]]]
     judgements = {
         subject.cell: judgement
@@ -401,9 +398,44 @@ def ask(
     return answers[0], judgements
 
 
+def _groups(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
+    """In a container all local weights lie at the same place, so that it can hold one model, and one draft model."""
+    is_image = isinstance(candidate.engine, EngineImage)
+    held = [_local_models(subject.server) if is_image else [] for subject in subjects]
+    # Where a draft model is too, its model can be asked about without it.
+    places = sorted(held, key=len, reverse=True)
+    groups: dict[int, list[Subject]] = {}
+    for subject, models in zip(subjects, held, strict=True):
+        at = next(number for number, place in enumerate(places) if place[: len(models)] == models)
+        groups.setdefault(at, []).append(subject)
+    return list(groups.values())
+
+
+def _portions(group: Sequence[Subject]) -> Iterator[list[Subject]]:
+    """As many servers as one argument of a command can name."""
+    portion, length = list[Subject](), 0
+    for subject in group:
+        added = len(_question([subject]))
+        if portion and length + added > LONGEST_QUESTION:
+            yield portion
+            portion, length = [], 0
+        portion.append(subject)
+        length += added
+    yield portion
+
+
+def _question(group: Sequence[Subject], *, resolve: bool = False) -> str:
+    return json.dumps({"servers": [one.asked.model_dump() for one in group if one.asked], "resolve": resolve})
+
+
+def _local_models(server: ServerPlan) -> list[Path]:
+    """The folders that a server's weights and its draft model's are in, where they are on this machine."""
+    return [*([Path(server.model)] if server.is_local else []), *([server.draft] if server.draft else [])]
+
+
 def _ask_once(candidate: Candidate, group: Sequence[Subject], cache: Path, resolve: bool) -> Answer:
     """An answer is kept in `cache` if it leaves nothing open, and nothing that it depends on can change unseen."""
-    question = json.dumps({"servers": [one.asked.model_dump() for one in group if one.asked], "resolve": resolve})
+    question = _question(group, resolve=resolve)
     kept = cache / f"{_key(candidate, group, question)}.json"
     if found := _kept(kept):
         return found
@@ -421,7 +453,7 @@ def _ask_once(candidate: Candidate, group: Sequence[Subject], cache: Path, resol
 
 def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
     own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
-    models = {one.server.model: _configuration_digest(Path(one.server.model)) for one in group if one.server.is_local}
+    models = {str(model): _configuration_digest(model) for one in group for model in _local_models(one.server)}
     parts = [candidate.key, PROBE.read_text(), question, json.dumps([own, models], sort_keys=True)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

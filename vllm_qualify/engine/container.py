@@ -357,6 +357,23 @@ def fetch(container_id: str, file: str, into: Path, place: str) -> None:
             into.write_bytes(found.read())
 
 
+def put(container_id: str, file: str, body: bytes, place: str) -> None:
+    """Write a file into a container, with the folders above it. Raises HostError."""
+    content, part = io.BytesIO(), f"{file}.part"
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        about = tarfile.TarInfo(part.lstrip("/"))
+        about.size, about.mode = len(body), 0o644
+        archive.addfile(about, io.BytesIO(body))
+    with docker_host(place) as host:
+        host.api.put_archive(container_id, "/", content.getvalue())
+        # Who watches for the file sees all of it.
+        renamed = host.api.exec_create(container_id, ["mv", part, file])["Id"]
+        host.api.exec_start(renamed)
+        exit_code = host.api.exec_inspect(renamed)["ExitCode"]
+    if exit_code != 0:
+        raise HostError(f"{file} could not be written into the container", "see what is wrong with its image", place)
+
+
 def run_once(plan: ContainerPlan, place: str, accepted: Collection[int] = (0,), time_limit_s: float = 120) -> str:
     """The output of a short command in a container of its own, which ends with one of the `accepted` exit codes.
 

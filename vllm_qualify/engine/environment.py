@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -128,11 +129,20 @@ def find_engine() -> EngineEnvironment:
     raise HostError(f"no vLLM found in {looked}", _REMEDY, "check")
 
 
-def content_digest(folder: Path) -> str:
-    """SHA-256 over the relative paths and contents of a folder's files: the revision of local weights."""
-    digest = hashlib.sha256()
+def content_of(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each of a folder's files by its relative path, sorted."""
+    found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
-    return f"sha256:{digest.hexdigest()}"
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def digest_of(content: Mapping[str, str]) -> str:
+    """SHA-256 over what `content_of` found: the revision of local weights."""
+    lines = [f"{path}\0{digest}\n" for path, digest in content.items()]
+    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
+
+
+def content_digest(folder: Path) -> str:
+    return digest_of(content_of(folder))

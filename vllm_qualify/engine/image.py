@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -142,8 +143,8 @@ def _wrong_platform(image: EngineImage, found: str, stage: str) -> ReleaseError:
     )
 
 
-def pull(image: EngineImage, progress: Callable[[str], None]) -> None:
-    """Pull the image by its digest, unless it is here, and verify it.
+def pull(image: EngineImage, progress: Callable[[str], None]) -> float | None:
+    """Pull the image by its digest, unless it is here, and verify it. The seconds that the pull took; None without one.
 
     Raises:
         HostError, CallerError: as `resolve`, or the disk is full.
@@ -152,9 +153,12 @@ def pull(image: EngineImage, progress: Callable[[str], None]) -> None:
     with docker_host(PULL) as host:
         if image.tag:
             _resolved(host, image, "--image", PULL)
-        if not _is_here(host, image):
+        began, is_here = time.monotonic(), _is_here(host, image)
+        if not is_here:
             _pull(host, image, progress)
+        pulled_s = None if is_here else time.monotonic() - began
         _verify(host, image)
+    return pulled_s
 
 
 def tag_for_deployment(image: EngineImage) -> str:

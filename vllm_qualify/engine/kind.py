@@ -30,8 +30,8 @@ class EngineKind:
     """One kind.
 
     `title` is its name for people, `package` the distribution that tells its version, of at least `least_version`. `parallel`
-    are the options whose product is the number of GPUs, `trust_remote_code` is the option of that meaning, `metrics_path` where
-    the server has its counters for Prometheus. Without `has_client` its image cannot run `vllm bench serve`.
+    are the options whose product is the number of GPUs; `trust_remote_code` and `speculative` are the options of that meaning.
+    At `metrics_path` the server has its counters for Prometheus. Without `has_client` its image cannot run `vllm bench serve`.
 
     `config` makes the config file's content of the recipe's options, and `text` the file of it. `arguments` gives what follows
     the image in `docker run`, for a config file at that place.
@@ -46,6 +46,7 @@ class EngineKind:
     has_client: bool
     parallel: tuple[str, ...]
     trust_remote_code: str
+    speculative: str
     metrics_path: str
     config: Callable[[Served, ServerArguments], ServerArguments]
     text: Callable[[ServerArguments], str]
@@ -117,6 +118,7 @@ KINDS: dict[EngineName, EngineKind] = {
             has_client=True,
             parallel=("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"),
             trust_remote_code="trust-remote-code",
+            speculative="speculative-config",
             metrics_path="/metrics",
             config=_vllm_config,
             text=_vllm_text,
@@ -133,6 +135,7 @@ KINDS: dict[EngineName, EngineKind] = {
             has_client=False,
             parallel=("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
             trust_remote_code="trust_remote_code",
+            speculative="speculative_config",
             metrics_path="/prometheus/metrics",
             config=_tensorrt_llm_config,
             text=_plain_text,

@@ -1,6 +1,7 @@
 """How a release's engine is launched: as a process or from an image; found, provided, and the machine read through it."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from vllm_qualify.engine import image
 from vllm_qualify.engine.container import ContainerPlan, run_once
@@ -69,20 +70,27 @@ def find_engines(launch: Launch) -> Engines:
     return Engines(engine=image.resolve(launch.image), client=client)
 
 
-def provide(engines: Engines, progress: Callable[[str], None]) -> list[str]:
+class Provided(NamedTuple):
+    """What is to be told of the engines, and how long the pull of the engine's image took; None without one."""
+
+    told: list[str]
+    pulled_s: float | None
+
+
+def provide(engines: Engines, progress: Callable[[str], None]) -> Provided:
     """Pull and verify what is not here yet; a vLLM image under test becomes `vllm/vllm-openai:deploy`.
 
-    Raises as `image.pull` and `EngineImage.identity`. Returns what is to be told, whatever `progress` left out.
+    Raises as `image.pull` and `EngineImage.identity`. What is to be told is so whatever `progress` left out.
     """
-    told = []
+    told, pulled_s = [], None
     if isinstance(engines.engine, EngineImage):
-        image.pull(engines.engine, progress)
+        pulled_s = image.pull(engines.engine, progress)
         if engines.engine.identity().kind == VLLM:
             told.append(f"{engines.engine.pinned} is now {image.tag_for_deployment(engines.engine)}")
     if engines.client is not None:
         image.pull(engines.client, progress)
         told.append(f"{engines.client.pinned} is the load client's")
-    return told
+    return Provided(told, pulled_s)
 
 
 def client_identity(engines: Engines) -> EngineIdentity | None:

@@ -1,5 +1,8 @@
 """From a recipe to plans: each cell with all that determines how it is served, checked, measured and judged."""
 
+import hashlib
+import json
+import os
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,30 +11,36 @@ from typing import TypeVar
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from vllm_qualify.engine.environment import EngineIdentity, Launcher, content_digest
+from vllm_qualify.engine.environment import EngineIdentity, Launcher, content_digest, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, check_kind, client_identity
-from vllm_qualify.engine.server import Engine, ServerPlan, gpu_count
+from vllm_qualify.engine.server import Engine, ServerPlan, draft_model, gpu_count, with_draft, with_speculation_parsed
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
+from vllm_qualify.recipe.metrics import NCCL_INFINIBAND, least_prompts
 from vllm_qualify.recipe.model import (
+    LEAST_PROMPTS_PER_CLIENT,
     VLLM,
     Accuracy,
+    Approval,
     EngineName,
     Environment,
+    Fit,
     Frozen,
     Gate,
     Load,
     LoadedRecipe,
+    LoadSettings,
     Name,
     Profile,
     Recipe,
     ServerArguments,
     Serving,
     Smoke,
+    Sweep,
     Variant,
+    Waiver,
     covers,
 )
 
@@ -39,14 +48,22 @@ T = TypeVar("T")
 
 # NCCL's variable for what it logs, and those of its values with which it logs its channels.
 DEBUG, TELLING = "NCCL_DEBUG", ("INFO", "TRACE")
+# Questions under way at once: as many as the server runs together, where the recipe tells, and no more than a client can feed.
+CONCURRENT_BY_DEFAULT, MOST_CONCURRENT = 64, 256
+# What a recipe's path to a model begins with; other models are the hub's.
+PATHS = ("./", "../", "/", "~")
 SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "smoke_determinism")
 
 
 class Release(Frozen):
-    """A model at a revision (a hub commit, or the digest of a local folder's content) with an engine."""
+    """A model at a revision (a hub commit, or the digest of a local folder's content) with an engine.
+
+    `files` are the SHA-256 of a local folder's files; none of a model of the hub, whose commit has them.
+    """
 
     model: str
     revision: str
+    files: dict[str, str] = {}
     engine: EngineIdentity
 
 
@@ -64,10 +81,49 @@ class Cell(Frozen):
         return f"{self.recipe}/{self.variant}/{self.gpu_type}/{self.profile}"
 
 
+class TaskPlan(Frozen):
+    """One lm-eval task of a cell: its settings, with what they leave open resolved for the cell's server and this machine.
+
+    All its questions are asked at most `repetitions` times, which is more than once where they are compared with a baseline's.
+    With `sequential` it may end after any block of them.
+    """
+
+    settings: Accuracy
+    num_concurrent: int
+    repetitions: int = 1
+    sequential: bool = False
+    questions: tuple[Path, Path] | None = None
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.settings.task
+
+
+class Baseline(Frozen):
+    """The approved run that a cell is compared with, and what must be alike for that.
+
+    `folder` is where the run is, if not in the store.
+    """
+
+    run_id: str
+    folder: Path | None = None
+    cell: Cell
+    fingerprint: Fingerprint
+    client_version: str
+    accuracy: list[Accuracy]
+    load: Load
+
+
 class CellPlan(Frozen):
     """Everything one qualification of one cell is going to do; written to the run's folder before anything starts.
 
-    `client` and `client_image` are of the load client where it does not run beside the server, in the same engine.
+    `client` and `client_image` are of the load client where it does not run beside the server, in the same engine. `beside` is
+    the baseline's server where it can be served on this machine too: their loads are then measured in turns. A run that
+    `establishes` is to be the baseline of later ones. What `fit` has to find is in `server` and `load` only afterwards; the
+    load follows from `workload` then. `prompts` is the workload's file. A server with speculative decoding is measured beside
+    `undrafted`, the same without it, if the machine has room for both. `pulled_s` is what the pull of the image took, None
+    without one. With `watched`, as all new plans have it, a load counts only with what was watched during it.
     """
 
     run_id: str
@@ -76,10 +132,24 @@ class CellPlan(Frozen):
     server: ServerPlan
     smoke: Smoke
     smoke_golden: str | None
-    accuracy: Accuracy
-    questions: tuple[Path, Path] | None
+    accuracy: list[TaskPlan]
     load: Load
+    prompts: Path | None = None
+    sweep: Sweep | None = None
+    fit: Fit | None = None
+    workload: LoadSettings | None = None
+    warm_starts: int = 0
+    price_usd_gpu_hour: float | None = None
+    undrafted: ServerPlan | None = None
+    pulled_s: float | None = None
+    watched: bool = False
     gates: list[Gate]
+    waivers: list[Waiver] = []
+    approval: Approval = Approval()
+    baseline_variant: Name
+    baseline: Baseline | None = None
+    establishes: bool = False
+    beside: ServerPlan | None = None
     client_image: EngineImage | None = None
     client: EngineIdentity | None = None
 
@@ -87,6 +157,37 @@ class CellPlan(Frozen):
     def labels(self) -> dict[str, str]:
         """What a container of this cell is known by."""
         return {"run": self.run_id, "cell": self.cell.id}
+
+    @property
+    def client_version(self) -> str:
+        """The version of `vllm bench serve` that measures the load."""
+        return (self.client or self.cell.release.engine).version
+
+    @property
+    def baseline_cell(self) -> str:
+        """The id of the cell whose approved run is the baseline."""
+        return self.cell.model_copy(update={"variant": self.baseline_variant}).id
+
+    @property
+    def compared_with(self) -> Baseline:
+        """The baseline. Raises ValueError for a cell that has none."""
+        if self.baseline is None:
+            raise ValueError("the run has no baseline")
+        return self.baseline
+
+    @property
+    def comparing(self) -> list[Gate]:
+        """The gates against the baseline."""
+        return [gate for gate in self.gates if gate.is_against_baseline]
+
+    @property
+    def is_speculative(self) -> bool:
+        return self.server.engine_kind.speculative in self.server.arguments
+
+    @property
+    def judged(self) -> list[Gate]:
+        """The gates that decide; of a run that is to be a baseline those that need none."""
+        return [gate for gate in self.gates if not (self.establishes and gate.is_against_baseline)]
 
 
 class Choice(Frozen):
@@ -110,7 +211,6 @@ class Selection(Frozen):
     variant_name: str
     variant: Variant
     profiles: dict[str, Profile]
-    questions: tuple[Path, Path] | None
 
     def at(self, profile: str, version: str) -> tuple[ServerArguments, Environment]:
         """Server options and environment of a cell for a version of vLLM: GPU type, under variant, under profile.
@@ -143,16 +243,17 @@ class Selection(Frozen):
         return told
 
 
-def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> None:
-    """What of `select` can be told before an image is here. Raises as `select` does."""
+def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> Selection | None:
+    """What of `select` is told before an image is here; None where only a container sees the GPUs. Raises as `select` does."""
     machine = detect(choice.gpu_type)
     if choice.gpu_type in loaded.recipe.gpu_types:
         _check_memory_limit(loaded.recipe.gpu_types[choice.gpu_type], launch.launcher)
     sees_in_a_container = launch.launcher == "docker" and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
     if sees_in_a_container and not choice.gpu_type:
-        return
+        return None
     selection = select(loaded, choice, None if sees_in_a_container else machine)
     check_kind(selection.variant.engine, launch.launcher, bool(launch.client_image))
+    return selection
 
 
 def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) -> Selection:
@@ -176,13 +277,14 @@ def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) ->
             "check",
         )
     _check_local_model(loaded, variant)
+    for settings in recipe.accuracy:
+        _task_plan(loaded, settings, {}, [])
     return Selection(
         gpu_type=gpu_type,
         serving=serving,
         variant_name=variant_name,
         variant=variant,
         profiles=profiles,
-        questions=_questions(loaded),
     )
 
 
@@ -206,6 +308,22 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
     return [_plan(loaded, selection, release, engines, client, machine, profile) for profile in selection.profiles]
 
 
+def sharing_a_server(plans: list[CellPlan]) -> list[list[CellPlan]]:
+    """The cells by their server, each of which is started once, in the order of their first ones.
+
+    What is fitted is known only later: such a cell has its server for itself.
+    """
+    groups: list[list[CellPlan]] = []
+    for plan in plans:
+        same = (group for group in groups if not plan.fit and not group[0].fit and group[0].server == plan.server)
+        group = next(same, None)
+        if group is None:
+            groups.append([plan])
+        else:
+            group.append(plan)
+    return groups
+
+
 def server_plan(
     loaded: LoadedRecipe,
     selection: Selection,
@@ -214,22 +332,39 @@ def server_plan(
     version: str,
     revision: str | None,
 ) -> ServerPlan:
-    """The server of a cell on a version of vLLM, its GPUs still to be chosen. Raises CallerError for a setting of another
-    launcher."""
+    """The server of a cell on a version of vLLM, its GPUs still to be chosen.
+
+    Raises:
+        CallerError: a setting is of another launcher, or speculative decoding is no mapping.
+        HostError: the folder of its draft model is not there.
+    """
     serving, variant = selection.serving, selection.variant
     _check_memory_limit(serving, engine.launcher)
     server, environment = selection.at(profile, version)
+    server = with_speculation_parsed(server, variant.engine)
+    draft = _draft(loaded, server, variant.engine)
     return ServerPlan(
         engine=engine,
         model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
         revision=None if variant.is_local else revision,
         served_model_name=loaded.recipe.served_model_name,
-        arguments=server,
+        arguments=with_draft(server, variant.engine, str(draft)) if draft else server,
         environment=environment,
         startup_timeout_s=serving.startup_timeout_s,
         memory_limit_gib=serving.memory_limit_gib,
         kind=variant.engine,
+        draft_digest=content_digest(draft) if draft else None,
     )
+
+
+def _draft(loaded: LoadedRecipe, arguments: ServerArguments, kind: EngineName) -> Path | None:
+    """The folder of a draft model that is written as a path. Raises HostError where no model is there."""
+    model = draft_model(arguments, kind)
+    if model is None or not model.startswith(PATHS):
+        return None
+    folder = loaded.path(model)
+    _check_model_at(folder, "the `model` of speculative-config")
+    return folder
 
 
 def _check_memory_limit(serving: Serving, launcher: Launcher) -> None:
@@ -249,7 +384,9 @@ def _plan(
 ) -> CellPlan:
     recipe, variant = loaded.recipe, selection.variant
     server = server_plan(loaded, selection, profile_name, engines.engine, release.engine.version, release.revision)
-    profile = selection.profiles[profile_name]
+    profile, serving = selection.profiles[profile_name], selection.serving
+    gates = _gates(recipe, serving, variant, profile)
+    server = server.model_copy(update={"gpus": _gpus(gpu_count(server.arguments, server.kind), profile_name, machine)})
     return CellPlan(
         run_id=new_run_id(),
         cell=Cell(
@@ -260,13 +397,23 @@ def _plan(
             profile=profile_name,
         ),
         fingerprint=machine,
-        server=server.model_copy(update={"gpus": _gpus(gpu_count(server.arguments, server.kind), profile_name, machine)}),
+        server=server,
         smoke=recipe.smoke,
         smoke_golden=variant.smoke_golden,
-        accuracy=recipe.accuracy,
-        questions=selection.questions,
-        load=profile.load,
-        gates=_gates(recipe, selection.serving, variant, profile),
+        accuracy=[_task_plan(loaded, settings, server.arguments, gates) for settings in recipe.accuracy],
+        load=_load(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),
+        prompts=_prompts(loaded, profile.load),
+        sweep=profile.sweep,
+        fit=profile.fit,
+        workload=profile.load if profile.fit else None,
+        warm_starts=serving.warm_starts,
+        price_usd_gpu_hour=serving.price_usd_gpu_hour,
+        undrafted=_undrafted(server, machine),
+        watched=True,
+        gates=gates,
+        baseline_variant=variant.baseline or selection.variant_name,
+        waivers=_waivers(recipe, selection.gpu_type, selection.variant_name, profile_name),
+        approval=recipe.approval,
         client_image=engines.client,
         client=client,
     )
@@ -309,17 +456,31 @@ def _profiles(serving: Serving, variant_name: str, variant: Variant, chosen: str
 
 
 def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
-    """The plan with the gates and the golden text that `recipe` has for its cell. Raises CallerError if it does not know it."""
+    """The plan with the gates, the waivers, the golden text and the rule of approval that `recipe` has for its cell.
+
+    Raises:
+        CallerError: it does not know the cell.
+    """
     cell = plan.cell
     serving = _pick(recipe.gpu_types, cell.gpu_type, "GPU type", "--recipe")
     variant = _pick(recipe.variants, cell.variant, "variant", "--recipe")
     profile = _pick(serving.profiles, cell.profile, "profile", "--recipe")
-    changes = {"gates": _gates(recipe, serving, variant, profile), "smoke_golden": variant.smoke_golden}
+    changes = {
+        "gates": _gates(recipe, serving, variant, profile),
+        "waivers": _waivers(recipe, cell.gpu_type, cell.variant, cell.profile),
+        "smoke_golden": variant.smoke_golden,
+        "approval": recipe.approval,
+    }
     return plan.model_copy(update=changes)
 
 
+def _waivers(recipe: Recipe, gpu_type: str, variant: str, profile: str) -> list[Waiver]:
+    cell = (gpu_type, variant, profile)
+    return [waiver for waiver in recipe.waivers if (waiver.gpu_type, waiver.variant, waiver.profile) == cell]
+
+
 def _gates(recipe: Recipe, serving: Serving, variant: Variant, profile: Profile) -> list[Gate]:
-    return [*_smoke_gates(variant), *_network_gates(serving), *recipe.gates, *profile.gates]
+    return [*_smoke_gates(variant), *_network_gates(serving), *recipe.gates_of(profile)]
 
 
 def _network_gates(serving: Serving) -> list[Gate]:
@@ -333,8 +494,9 @@ def _smoke_gates(variant: Variant) -> list[Gate]:
 
 
 def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineIdentity) -> Release:
-    revision = content_digest(loaded.path(variant.model)) if variant.is_local else _hub_commit(variant)
-    return Release(model=variant.model, revision=revision, engine=engine)
+    files = content_of(loaded.path(variant.model)) if variant.is_local else {}
+    revision = digest_of(files) if variant.is_local else _hub_commit(variant)
+    return Release(model=variant.model, revision=revision, files=files, engine=engine)
 
 
 def _check_holds(engine: EngineIdentity, wanted: EngineName, option: str) -> None:
@@ -359,23 +521,140 @@ def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
         )
 
 
-def _questions(loaded: LoadedRecipe) -> tuple[Path, Path] | None:
-    questions = loaded.recipe.accuracy.questions
-    if questions is None:
-        return None
-    test, shots = loaded.path(questions.test), loaded.path(questions.shots)
-    for path in (test, shots):
+def _task_plan(loaded: LoadedRecipe, settings: Accuracy, arguments: ServerArguments, gates: list[Gate]) -> TaskPlan:
+    """Raises HostError if a file or folder that the settings name is not there."""
+    files = settings.questions
+    questions = (loaded.path(files.test), loaded.path(files.shots)) if files else None
+    for path in questions or ():
         if not path.is_file():
             raise HostError(f"no questions at {path}", "restore the file, or mend accuracy.questions in the recipe", "check")
-    return test, shots
+    folder = loaded.path(settings.task_folder) if settings.task_folder else None
+    if folder and not folder.is_dir():
+        raise HostError(f"no tasks at {folder}", "restore the folder, or mend accuracy.task_folder in the recipe", "check")
+    compared = any(gate.task == settings.task and gate.max_loss is not None for gate in gates)
+    return TaskPlan(
+        settings=settings,
+        num_concurrent=_num_concurrent(settings, arguments),
+        repetitions=settings.most_repetitions if compared else 1,
+        sequential=settings.sequential,
+        questions=questions,
+        folder=folder,
+    )
+
+
+def _num_concurrent(settings: Accuracy, arguments: ServerArguments) -> int:
+    return settings.num_concurrent or min(max_num_seqs(arguments) or CONCURRENT_BY_DEFAULT, MOST_CONCURRENT)
+
+
+def max_num_seqs(arguments: ServerArguments) -> int | None:
+    """How many requests a server runs at once, where its arguments say so."""
+    found = arguments.get("max-num-seqs")
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _load(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
+    """Raises CallerError where the clients do not follow, or have too few prompts; HostError without the file of prompts."""
+    clients = profile.load.max_concurrency or _most_clients(server.arguments, profile.fit)
+    if clients is None:
+        raise CallerError(
+            "nobody says how many clients there are",
+            "give max_concurrency, or the server its max-num-seqs, which it follows",
+            f"{place}.max_concurrency",
+        )
+    try:
+        load = profile.load.of(clients, _least_prompts(gates))
+    except ValueError as error:
+        raise CallerError(
+            f"{profile.load.num_prompts} prompts are too few for {clients} clients, as many as the server's max-num-seqs",
+            f"leave it out, or make it {LEAST_PROMPTS_PER_CLIENT * clients} or more",
+            f"{place}.num_prompts",
+        ) from error
+    prompts = _prompts(loaded, profile.load)
+    return load.model_copy(update={"prompts_sha256": _digest_of(prompts, load)}) if prompts else load
+
+
+def _most_clients(arguments: ServerArguments, fit: Fit | None) -> int | None:
+    """As many as the server's max-num-seqs; any number while that is still to be found."""
+    return max_num_seqs(arguments) or (CONCURRENT_BY_DEFAULT if fit and fit.max_num_seqs else None)
+
+
+def _least_prompts(gates: list[Gate]) -> int:
+    return max((least_prompts(gate.metric) for gate in gates), default=1)
+
+
+def _prompts(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
+    return loaded.path(settings.prompts) if settings.prompts else None
+
+
+def _digest_of(prompts: Path, load: Load) -> str:
+    """Raises HostError without the file; CallerError where a line has no prompt, or prompts would come twice."""
+    if not prompts.is_file():
+        raise HostError(f"no prompts at {prompts}", "restore the file, or mend load.prompts in the recipe", "check")
+    body = prompts.read_bytes()
+    # Of bytes: within a text other characters end a line too.
+    lines = body.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not _is_prompt(line):
+            problem, remedy = f'line {number} is no {{"prompt": "…"}}', "write one JSON object in each line"
+            raise CallerError(problem, remedy, str(prompts))
+    if len(lines) < load.num_prompts:
+        problem = f"it has {len(lines)} prompts, and the load asks {load.num_prompts}: some would come twice"
+        raise CallerError(problem, "add prompts, or lower num_prompts", str(prompts))
+    return hashlib.sha256(body).hexdigest()
+
+
+def _is_prompt(line: bytes) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("prompt"), str) and bool(found["prompt"])
+
+
+def _undrafted(server: ServerPlan, machine: Fingerprint) -> ServerPlan | None:
+    """The server without its speculative decoding, on other GPUs; None without it, or without room for both."""
+    option = server.engine_kind.speculative
+    if option not in server.arguments:
+        return None
+    free = [gpu for gpu in machine.devices if gpu not in server.gpus]
+    if machine.gpu_type != "cpu" and (len(free) < len(server.gpus) or _gpus_are_chosen(server)):
+        return None
+    arguments = {name: value for name, value in server.arguments.items() if name != option}
+    return server.model_copy(update={"arguments": arguments, "gpus": free[: len(server.gpus)], "draft_digest": None})
+
+
+def _gpus_are_chosen(server: ServerPlan) -> bool:
+    """By the caller, for every process: two servers would get the same ones."""
+    return server.engine.launcher == "process" and "CUDA_VISIBLE_DEVICES" in os.environ
+
+
+def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:
+    """The plan with the server options that were found, and all that follows from them. Raises HostError for too few GPUs."""
+    arguments = plan.server.arguments | found
+    gpus = _gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
+    server = plan.server.model_copy(update={"arguments": arguments, "gpus": gpus})
+    clients = _most_clients(arguments, plan.fit)
+    load = plan.workload.of(clients, _least_prompts(plan.gates)) if plan.workload else plan.load
+    changes = {
+        "server": server,
+        "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256}),
+        "undrafted": _undrafted(server, plan.fingerprint),
+        "accuracy": [
+            task.model_copy(update={"num_concurrent": _num_concurrent(task.settings, arguments)}) for task in plan.accuracy
+        ],
+    }
+    return plan.model_copy(update=changes)
 
 
 def _check_local_model(loaded: LoadedRecipe, variant: Variant) -> None:
-    folder = loaded.path(variant.model)
-    if variant.is_local and not (folder / "config.json").is_file():
-        raise HostError(
-            f"no model at {folder}: it has no config.json", "restore the folder, or mend `model` in the recipe", "check"
-        )
+    if variant.is_local:
+        _check_model_at(loaded.path(variant.model), "`model`")
+
+
+def _check_model_at(folder: Path, what: str) -> None:
+    if not (folder / "config.json").is_file():
+        problem, remedy = f"no model at {folder}: it has no config.json", f"restore the folder, or mend {what} in the recipe"
+        raise HostError(problem, remedy, "check")
 
 
 def _hub_commit(variant: Variant) -> str:

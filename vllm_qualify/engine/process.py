@@ -173,11 +173,13 @@ def _tell(log: Path, told: tuple[int, int], progress: Progress, lines: int = 3) 
 
 
 def quiet_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment for child processes: this one's without the store's keys, with every usage statistic off."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    """The environment for child processes: this one's without the keys of store and approvals, all usage statistics off."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(KEYS)}
     return inherited | NO_STATISTICS | (extra or {})
 
 
+# What a server under test could write to the store or approve itself with.
+KEYS = ("AWS_", "VLLM_QUALIFY_PRIVATE_KEY")
 NO_STATISTICS = {
     "DO_NOT_TRACK": "1",
     "GX_ANALYTICS_ENABLED": "false",

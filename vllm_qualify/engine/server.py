@@ -1,5 +1,6 @@
 """An engine's server as a local process or in a container: ready when a completion came back, and never left behind."""
 
+import json
 import math
 import os
 import re
@@ -21,14 +22,12 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS, EngineKind, Served
 from vllm_qualify.engine.process import (
     NO_STATISTICS,
-    Progress,
     Running,
     RunningProcess,
     guarded,
     quiet_environment,
     tail,
     text_of,
-    wait_for,
 )
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
 from vllm_qualify.recipe.model import VLLM, EngineName, Environment, Frozen, ServerArguments
@@ -39,6 +38,7 @@ ASK_EVERY_S = 0.5
 
 # Where things lie in a container, on every machine the same. Its /tmp is its own, and every user of it may write there.
 CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
+DRAFT_INSIDE = "/vllm-qualify/draft"
 HF_HOME_INSIDE = "/root/.cache/huggingface"
 # Taken over from this process's environment where they are set. Their values are written nowhere.
 PASSED = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
@@ -51,7 +51,7 @@ class ServerPlan(Frozen):
     """All that determines a server: one server serves every stage whose plan is equal.
 
     `arguments` are options of the engine's `kind`. `gpus` are the indices of the GPUs that it may use; none on a CPU.
-    `memory_limit_gib` limits a container's host memory.
+    `memory_limit_gib` limits a container's host memory. `draft_digest` is of the content of a draft model's folder.
     """
 
     engine: Engine
@@ -64,6 +64,7 @@ class ServerPlan(Frozen):
     gpus: list[int] = []
     memory_limit_gib: float | None = None
     kind: EngineName = VLLM
+    draft_digest: str | None = None
 
     @property
     def engine_kind(self) -> EngineKind:
@@ -84,6 +85,19 @@ class ServerPlan(Frozen):
         in_container = self.engine.launcher == "docker"
         return MODEL_INSIDE if self.is_local and in_container else self.model
 
+    @property
+    def draft(self) -> Path | None:
+        """The folder on this machine with the draft model of speculative decoding; None for one of the hub, or for none."""
+        model = draft_model(self.arguments, self.kind)
+        return Path(model) if model is not None and Path(model).is_absolute() else None
+
+    @property
+    def served_arguments(self) -> ServerArguments:
+        """The arguments with the draft model where the server finds it."""
+        if self.draft is None or self.engine.launcher != "docker":
+            return self.arguments
+        return with_draft(self.arguments, self.kind, DRAFT_INSIDE)
+
     def served(self, port: int) -> Served:
         """What the server is told. A container listens on a port of its own."""
         in_container = self.engine.launcher == "docker"
@@ -97,7 +111,42 @@ class ServerPlan(Frozen):
 
     def config(self, port: int) -> ServerArguments:
         """The content of the `--config` file, the engine's option names as keys."""
-        return self.engine_kind.config(self.served(port), self.arguments)
+        return self.engine_kind.config(self.served(port), self.served_arguments)
+
+
+def with_speculation_parsed(arguments: ServerArguments, kind: EngineName) -> ServerArguments:
+    """The arguments with their speculative decoding as a mapping, also where it is written as vLLM's JSON text.
+
+    Raises:
+        CallerError: it is no mapping.
+    """
+    option = KINDS[kind].speculative
+    if option not in arguments:
+        return arguments
+    written = arguments[option]
+    try:
+        parsed = json.loads(written) if isinstance(written, str) else written
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        problem = f"{written!r} is no JSON object"
+        raise CallerError(problem, "write a mapping, such as {method: ngram, num_speculative_tokens: 3}", f"server.{option}")
+    return arguments | {option: parsed}
+
+
+def draft_model(arguments: ServerArguments, kind: EngineName) -> str | None:
+    """The draft model that the arguments name: a repository of the hub or a folder."""
+    speculative = arguments.get(KINDS[kind].speculative)
+    model = speculative.get("model") if isinstance(speculative, dict) else None
+    return model if isinstance(model, str) else None
+
+
+def with_draft(arguments: ServerArguments, kind: EngineName, model: str) -> ServerArguments:
+    """The arguments, which name a draft model, with another one in its place."""
+    option = KINDS[kind].speculative
+    speculative = arguments[option]
+    assert isinstance(speculative, dict)  # noqa: S101  (told by the caller)
+    return arguments | {option: speculative | {"model": model}}
 
 
 def config_text(plan: ServerPlan, port: int) -> str:
@@ -119,10 +168,12 @@ def _size(name: str, value: JsonValue) -> int:
 class Client(Frozen):
     """Where vLLM's own measuring tool runs: beside the server as a process, or in a container by `docker exec`.
 
-    `trust_remote_code`: the model's tokenizer may bring code of its own, for the client as for the server.
+    `python` is the interpreter of `program`. `trust_remote_code`: the model's tokenizer may bring code of its own, for the
+    client as for the server.
     """
 
     program: str
+    python: str
     url: str
     model: str
     trust_remote_code: bool = False
@@ -144,37 +195,82 @@ class Server(Frozen):
         """Raises the error of the failure's class with its telling lines if the server has ended."""
         _check_alive(self.process)
 
+    def metrics_page(self) -> str:
+        """What the server says of itself, or a comment with why it does not. Raises as `check_alive` if it has ended."""
+        try:
+            return httpx.get(f"{self.url}{self.metrics_path}", timeout=30, follow_redirects=True).raise_for_status().text
+        except httpx.HTTPError as error:
+            self.check_alive()
+            return f"# no answer: {type(error).__name__}\n"
+
+    def post(self, path: str) -> str:
+        """The status that an empty POST to `path` brought, or why none came. Raises as `check_alive` if it has ended."""
+        try:
+            return str(httpx.post(f"{self.url}{path}", timeout=30).status_code)
+        except httpx.HTTPError as error:
+            self.check_alive()
+            return f"no answer: {type(error).__name__}"
+
+
+class Starting(Frozen):
+    """A server that was launched and need not answer yet. `launched_at` is of this process's monotonic clock, in s."""
+
+    url: str
+    process: RunningProcess | Watched
+    command: list[str]
+    client: Client
+    launched_at: float
+
 
 @contextmanager
 def serve(
     plan: ServerPlan, folder: Path, progress: Callable[[str], None], port: int | None = None, labels: Labels | None = None
 ) -> Iterator[Server]:
-    """Serve within the block. `folder` gets `server.yaml`, the config file, and `server.log`.
+    """Serve within the block: `launch` and `await_ready`. Raises as these do."""
+    with launch(plan, folder, port, labels) as starting:
+        yield await_ready(plan, starting, progress)
+
+
+@contextmanager
+def launch(plan: ServerPlan, folder: Path, port: int | None = None, labels: Labels | None = None) -> Iterator[Starting]:
+    """The server runs within the block. `folder` gets `server.yaml`, the config file, and `server.log`.
 
     `labels` name the run and the cell on a container.
 
     Raises:
         HostError: the port is in use, the command or the container cannot be started, Docker Engine went away.
-        QualifyError: the server ended or hung before its first completion, or ended by itself later; by the failure's class.
+        QualifyError: the server ended by itself; by the failure's class.
     """
     port = _free_port(port)
     with writing(STAGE):
         (folder / "server.yaml").write_text(config_text(plan, port))
-    url = f"http://{HOST}:{port}"
+    launched_at = time.monotonic()
     with _launched(plan, folder, port, labels or {}) as (process, command, client):
-        startup_s = _await_completion(plan, url, process, progress)
-        server = Server(
-            url=url,
-            metrics_path=plan.engine_kind.metrics_path,
-            served_model_name=plan.served_model_name,
-            process=process,
-            command=command,
-            startup_s=startup_s,
-            client=client,
-        )
-        yield server
+        url = f"http://{HOST}:{port}"
+        yield Starting(url=url, process=process, command=command, client=client, launched_at=launched_at)
         # Evidence from a server that died before its stages were over is not evidence.
-        server.check_alive()
+        _check_alive(process)
+
+
+def await_ready(
+    plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> Server:
+    """The server, once a completion came back; `check` is called all the while.
+
+    Raises:
+        QualifyError: it ended or hung before its first completion; by the failure's class.
+        whatever `check` raises.
+    """
+    _await_completion(plan, starting, progress, check)
+    return Server(
+        url=starting.url,
+        metrics_path=plan.engine_kind.metrics_path,
+        served_model_name=plan.served_model_name,
+        process=starting.process,
+        command=starting.command,
+        startup_s=time.monotonic() - starting.launched_at,
+        client=starting.client,
+    )
 
 
 Launched = tuple[RunningProcess | Watched, list[str], Client]
@@ -190,6 +286,7 @@ def _launched(plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iter
         with container.running(planned, log, STAGE) as watched:
             client = Client(
                 program="vllm",
+                python="python3",
                 url=f"http://{HOST}:{SERVED_PORT}",
                 model=plan.served_from,
                 trust_remote_code=plan.trust_remote_code,
@@ -201,6 +298,7 @@ def _launched(plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iter
         with guarded(command, quiet_environment(process_environment(plan)), log) as process:
             client = Client(
                 program=str(plan.engine.vllm),
+                python=str(plan.engine.python),
                 url=f"http://{HOST}:{port}",
                 model=plan.model,
                 trust_remote_code=plan.trust_remote_code,
@@ -255,10 +353,11 @@ def passed_names() -> list[str]:
 
 
 def model_binds(plan: ServerPlan) -> list[Bind]:
-    """Local weights read-only; for a hub model the hub's cache, which is filled."""
+    """Local weights read-only, also a draft model's; for a hub model the hub's cache, which is filled."""
+    draft = [Bind(source=plan.draft, target=DRAFT_INSIDE)] if plan.draft else []
     if plan.is_local:
-        return [Bind(source=Path(plan.model), target=MODEL_INSIDE)]
-    return [Bind(source=hub_cache(), target=HF_HOME_INSIDE, read_only=False)]
+        return [Bind(source=Path(plan.model), target=MODEL_INSIDE), *draft]
+    return [Bind(source=hub_cache(), target=HF_HOME_INSIDE, read_only=False), *draft]
 
 
 def make_hub_cache() -> None:
@@ -285,7 +384,7 @@ def _labels(labels: Labels, role: str) -> Labels:
 
 
 @contextmanager
-def client_in(image: EngineImage, plan: ServerPlan, server: Server, folder: Path, labels: Labels) -> Iterator[Client]:
+def client_in(image: EngineImage, plan: ServerPlan, server: Starting, folder: Path, labels: Labels) -> Iterator[Client]:
     """A client container of another image than the server's, in the server's network, for the length of the block.
 
     Raises:
@@ -306,31 +405,6 @@ def client_in(image: EngineImage, plan: ServerPlan, server: Server, folder: Path
     )
     with container.running(planned, folder / "client.log", "load") as watched:
         yield server.client.model_copy(update={"container_id": watched.container_id})
-
-
-def run_client(
-    client: Client,
-    command: list[str],
-    result: str,
-    log: Path,
-    time_limit_s: float,
-    check: Callable[[], None],
-    progress: Progress,
-) -> None:
-    """Run a command of the client's to its end; the file `result` of its `results_folder` lies beside its log afterwards.
-
-    Raises:
-        HostError: it failed, took longer than `time_limit_s`, or Docker Engine went away.
-        whatever `check` raises.
-    """
-    place = log.parent.name
-    if client.container_id is None:
-        with guarded(command, quiet_environment(), log) as process:
-            wait_for(process, time_limit_s, check, progress, place)
-        return
-    with container.executing(client.container_id, command, log, place) as executed:
-        wait_for(executed, time_limit_s, check, progress, place)
-    container.fetch(client.container_id, f"{RESULTS_INSIDE}/{result}", log.with_name(result), place)
 
 
 def results_folder(client: Client, folder: Path) -> str:
@@ -354,20 +428,19 @@ def _free_port(asked: int | None) -> int:
         return int(probe.getsockname()[1])
 
 
-def _await_completion(plan: ServerPlan, url: str, process: Running, progress: Callable[[str], None]) -> float:
-    """Seconds until a completion came back. /health is not asked: it can answer 200 while every completion fails."""
-    started = time.monotonic()
-    told = ""
-    while not _completes(url, plan.served_model_name):
+def _await_completion(plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None]) -> None:
+    """/health is not asked: it can answer 200 while every completion fails."""
+    process, told = starting.process, ""
+    while not _completes(starting.url, plan.served_model_name):
         _check_alive(process)
-        if time.monotonic() - started > plan.startup_timeout_s:
+        check()
+        if time.monotonic() - starting.launched_at > plan.startup_timeout_s:
             raise _error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s))
         last = (tail(process.log, 1) or [""])[0]
         if last != told:
             progress(f"server starting: {last}")
             told = last
         time.sleep(ASK_EVERY_S)
-    return time.monotonic() - started
 
 
 def _completes(url: str, model: str) -> bool:

@@ -1,155 +1,342 @@
-"""Accuracy: one lm-eval task against the server's completions, in a process of its own, samples kept."""
+"""Accuracy: lm-eval tasks against the server, asked block by block of random questions, again and again; samples kept."""
 
 import json
+import math
+import re
+import shutil
 import sys
-from importlib import metadata, util
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import NamedTuple
 
-from ruamel.yaml import YAML
+from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_qualify.engine.process import Progress, guarded, quiet_environment, wait_for
-from vllm_qualify.engine.server import Server
-from vllm_qualify.errors import HostError
+from vllm_qualify.engine.plan import TaskPlan
+from vllm_qualify.engine.process import POLL_S, TAIL_BYTES, Progress, RunningProcess, guarded, quiet_environment, tail, text_of
+from vllm_qualify.engine.server import Server, Starting
+from vllm_qualify.errors import HostError, RecipeError, writing
+from vllm_qualify.evidence.answers import Answer, Answered, Step, finished, planned, read, steps
+from vllm_qualify.evidence.lm_eval_worker import GENERATES, JOB, ORDER, TASK, Job, Order, Told, write_whole
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, share_interval, valid
+from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Accuracy
+from vllm_qualify.recipe.model import Frozen
 
 STAGE = "accuracy"
-TASKS = "tasks"
+WORKER = "vllm_qualify.evidence.lm_eval_worker"
+LOG = "lm-eval.log"
+# The typed answers of a task, beside the raw files that they are read from.
+ANSWERS = "answers.jsonl"
+BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
+TRUNCATED = "truncated_answers"
+# vLLM's counter of answered requests by what ended them.
+SUCCEEDED, REASON, CUT = "vllm:request_success_total", "finished_reason", "length"
+BAR = re.compile(r"Requesting API:[^\r\n]*?(\d+)/(\d+) \[")
 
 
-def measure(
-    server: Server, settings: Accuracy, questions: tuple[Path, Path] | None, folder: Path, progress: Progress
-) -> list[str]:
-    """Run lm-eval; its own result file and samples go to `folder`. Returns the command.
+class LmEval(Frozen):
+    """lm-eval with a task that it has loaded, or is about to: ids and places, no handle."""
+
+    task: TaskPlan
+    process: RunningProcess
+    letter_box: Path
+    command: list[str]
+
+    def check(self) -> None:
+        """Raises RecipeError if it has refused the task, HostError if it has ended."""
+        if self.told_of_task():
+            self.told()
+        if (exit_code := self.process.exit_code()) is not None:
+            raise HostError(
+                f"lm-eval ended with exit code {exit_code}", "see the last lines of its log", STAGE, tail(self.process.log)
+            )
+
+    def told_of_task(self) -> bool:
+        return (self.letter_box / TASK).exists()
+
+    def told(self) -> Told:
+        """What it says of the task. Raises RecipeError if it refuses it."""
+        told = Told.model_validate_json((self.letter_box / TASK).read_bytes())
+        if told.problem:
+            raise RecipeError(told.problem, told.remedy, f"{STAGE}.{self.task.name}")
+        return told
+
+
+@contextmanager
+def loading(starting: Starting, model: str, task: TaskPlan, folder: Path) -> Iterator[LmEval]:
+    """lm-eval loads the task and stays for the length of the block; the server need not answer yet. Its log is in `folder`."""
+    with writing(STAGE):
+        folder.mkdir(parents=True)
+    with TemporaryDirectory(prefix="vllm-qualify-lm-eval-") as name:
+        letter_box = Path(name)
+        write_whole(letter_box / JOB, _job(starting.url, model, task, folder))
+        command = [sys.executable, "-m", WORKER, name]
+        with guarded(command, _environment(task, letter_box), folder / LOG) as process:
+            yield LmEval(task=task, process=process, letter_box=letter_box, command=command)
+
+
+class Asking:
+    """A task that is being asked: its steps, to be asked in their order, as many as are wanted."""
+
+    def __init__(self, run: "_Run", all_steps: list[Step]) -> None:
+        self.steps = all_steps
+        self._run = run
+
+    def ask(self, step: Step) -> None:
+        """Ask the questions of a step; lm-eval's own files of it go to its folder.
+
+        Raises:
+            HostError: lm-eval failed or took longer than its time limit.
+            RecipeError: the server lacks what the task needs.
+            ReleaseError: the server ended meanwhile.
+        """
+        run, folder, name = self._run, self._run.folder / step.folder, f"{time.monotonic_ns():020d}"
+        folder.mkdir()
+        (folder / BEFORE).write_text(run.server.metrics_page())
+        log_from = run.lm_eval.process.log.stat().st_size
+        write_whole(run.lm_eval.letter_box / f"{name}.{ORDER}", Order(questions=step.questions, folder=folder))
+        run.await_file(f"{name}.done", log_from)
+        (folder / AFTER).write_text(run.server.metrics_page())
+
+
+def asking(server: Server, lm_eval: LmEval, folder: Path, progress: Progress) -> Asking:
+    """The task, to be asked. What an earlier try left in `folder` is removed.
+
+    `progress` is told of the requests of the step that is being asked.
 
     Raises:
-        HostError: lm-eval failed or took longer than its time limit.
-        ReleaseError: the server ended meanwhile.
+        RecipeError: lm-eval has no such task, or it is a group of them or has fewer questions than asked.
+        HostError, ReleaseError: as `Asking.ask`.
     """
-    if questions:
-        _write_task(settings.task, *questions, folder / TASKS)
-    command = command_of(server, settings, folder, local=questions is not None)
-    with TemporaryDirectory(prefix="vllm-qualify-datasets-") as cache:
-        # Local files are read anew each time: a cache could hold an older version of them.
-        local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": cache} if questions else {}
-        environment = quiet_environment(local | {"OPENAI_API_KEY": "none"})
-        with guarded(command, environment, folder / "lm-eval.log") as process:
-            wait_for(process, settings.time_limit_s, server.check_alive, progress, STAGE)
-    return command
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run = _Run(server, lm_eval, folder, progress)
+    run.await_file(TASK, 0)
+    told = lm_eval.told()
+    write_whole(folder / TASK, told)
+    return Asking(run, _steps(lm_eval.task, told))
 
 
-def command_of(server: Server, settings: Accuracy, folder: Path, *, local: bool) -> list[str]:
-    model_args = {
-        "model": server.served_model_name,
-        "base_url": f"{server.url}/v1/completions",
-        "num_concurrent": settings.num_concurrent,
-        "max_gen_toks": settings.max_gen_toks,
-        # The server tokenizes: nothing on this side then needs torch or the model's tokenizer.
-        "tokenizer_backend": "None",
-        "tokenized_requests": "False",
-    }
-    return [
-        *(sys.executable, "-m", "lm_eval", "run"),
-        *("--model", "local-completions"),
-        *("--model_args", ",".join(f"{name}={value}" for name, value in model_args.items())),
-        *("--tasks", settings.task),
-        *("--num_fewshot", str(settings.num_fewshot)),
-        *("--seed", str(settings.seed)),
-        *("--output_path", str(folder / "results.json")),
-        "--log_samples",
-        *(("--include_path", str(folder / TASKS)) if local else ()),
-    ]
+def _job(url: str, model: str, task: TaskPlan, folder: Path) -> Job:
+    settings = task.settings
+    test, shots = task.questions or (None, None)
+    return Job(
+        task=task.name,
+        api=settings.api,
+        model=model,
+        url=url,
+        num_fewshot=settings.num_fewshot,
+        num_concurrent=task.num_concurrent,
+        max_gen_toks=settings.max_gen_toks,
+        seed=settings.seed,
+        # No answer that comes within the step's time limit is given up.
+        timeout_s=math.ceil(settings.time_limit_s) + 1,
+        folder=folder,
+        task_folder=task.folder,
+        test=test,
+        shots=shots,
+    )
 
 
-def _write_task(task: str, test: Path, shots: Path, folder: Path) -> None:
-    """The task as lm-eval has it, prompt and filters untouched, over local questions."""
-    package = util.find_spec("lm_eval")
-    original = Path(str(package and package.origin)).parent / "tasks" / task / f"{task}.yaml"
-    # lm-eval skips a task file whose include is missing, and later says only that the task is not found.
-    if not original.is_file():
-        raise HostError(f"this lm-eval has no {original}", "use a task whose file has its name, like gsm8k", STAGE)
-    folder.mkdir(parents=True, exist_ok=True)
-    local = {
-        "include": str(original),
-        "task": task,
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"train": str(shots), "test": str(test)}},
-    }
-    YAML(typ="safe").dump(local, folder / f"{task}.yaml")
+def _environment(task: TaskPlan, letter_box: Path) -> dict[str, str]:
+    # Local files are read anew each time: a cache could hold an older version of them.
+    local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if task.questions else {}
+    # No reply is written as an empty one, whatever the caller's environment says.
+    return quiet_environment(local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""})
+
+
+def _steps(task: TaskPlan, told: Told) -> list[Step]:
+    wanted = task.settings.num_questions
+    if wanted > told.available:
+        problem = f"{wanted} questions are to be asked, and the task has {told.available}"
+        raise RecipeError(problem, f"lower it to {told.available} or less", f"{STAGE}.{task.name}.num_questions")
+    return steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
+
+
+class _Run(NamedTuple):
+    """What asks, whom, and where the answers go."""
+
+    server: Server
+    lm_eval: LmEval
+    folder: Path
+    progress: Progress
+
+    def await_file(self, name: str, log_from: int) -> None:
+        """Wait for a file in the letter box, telling of the requests that its log counts from `log_from` bytes on."""
+        lm_eval, started, shown = self.lm_eval, time.monotonic(), None
+        limit_s = lm_eval.task.settings.time_limit_s
+        while not (lm_eval.letter_box / name).exists():
+            self.server.check_alive()
+            lm_eval.check()
+            if time.monotonic() - started > limit_s:
+                raise HostError(
+                    f"{lm_eval.task.name} took longer than its {limit_s:g} s",
+                    "raise time_limit_s in the recipe, or find what slows it",
+                    STAGE,
+                    tail(lm_eval.process.log),
+                )
+            shown = self._show(log_from, shown)
+            # Besides the file, the server, the worker and the clock are watched, so that nothing can just be waited for.
+            time.sleep(POLL_S)
+        self._show(log_from, shown)
+
+    def _show(self, log_from: int, shown: tuple[int, int] | None) -> tuple[int, int] | None:
+        log = self.lm_eval.process.log
+        new = min(log.stat().st_size - log_from, TAIL_BYTES)
+        found = BAR.findall(text_of(log, new)) if new else []
+        now = (int(found[-1][0]), int(found[-1][1])) if found else shown
+        if now and now != shown:
+            self.progress(*now)
+        return now
+
+
+def prompts(folder: Path, most: int) -> list[str]:
+    """Some that a task was asked for a text, from its folder; none of a chat, whose prompts are messages.
+
+    Raises:
+        OSError, ValueError, LookupError: a file is not as lm-eval writes it.
+    """
+    asked: list[str] = []
+    for path in sorted(folder.glob("r1-b1/samples_*.jsonl")):
+        for line in path.read_text(encoding="utf-8").split("\n")[:most]:
+            arguments = json.loads(line)["arguments"]["gen_args_0"] if line and "gen_args_0" in line else {}
+            asked += [arguments["arg_0"]] if isinstance(arguments.get("arg_0"), str) else []
+    return asked
 
 
 def tools() -> dict[str, str]:
     return {"lm-eval": metadata.version("lm-eval")}
 
 
-def parse(folder: Path, settings: Accuracy) -> list[Measurement]:
-    """One measurement per filter and declared metric, from lm-eval's own files; invalid unless every question was scored."""
-    source = f"{folder.name}/results*.json"
+def parse(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
+    """One measurement per filter and declared score, and the share of answers that were cut, from the files of a task's folder.
+
+    Asked several times, a question counts with the mean of its answers. All are invalid unless lm-eval's files are whole and
+    nearly every question was answered; `levels` are those of the intervals.
+    """
+    inside = f"{folder.parent.name}/{folder.name}"
+    source = f"{inside}/r*-b*"
     try:
-        path = _only(folder, "results*.json")
-        source = f"{folder.name}/{path.name}"
-        results = json.loads(path.read_text())
-        samples = _lines(_only(folder, f"samples_{settings.task}*.jsonl"))
-        return [
-            _measurement(metric, name, samples, results, settings, source)
-            for metric, name in _scored(results["results"][settings.task])
+        answered = read(folder, task)
+        information, look = _looks(folder, task)
+        if problem := _unanswered(answered.answers, task):
+            keys: list[tuple[str, str | None]] = [*answered.keys, (TRUNCATED, None)]
+            asked = len({answer.question for answer in answered.answers})
+            return [invalid(key, problem, source, task=task.name, filter=name, sample_count=asked) for key, name in keys]
+        found = [
+            _score(metric, name, answered, folder, sides(METRICS[metric].direction, levels, information, look), source)
+            for metric, name in answered.keys
         ]
     except UNUSABLE as error:
-        return [invalid("exact_match", f"lm-eval left no usable result: {in_words(error)}", source)]
+        because = f"lm-eval left no usable result: {in_words(error)}"
+        return [invalid(metric, because, source, task=task.name) for metric in ("exact_match", TRUNCATED)]
+    at = sides(METRICS[TRUNCATED].direction, levels, information, look)
+    return [*found, _truncated(answered, folder, finished(folder, task), at, source)]
 
 
-def _only(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} files {pattern} where one was expected")
-    return found[0]
+def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:
+    """The questions known at each planned look, after each block of the first repetition; and which look this is."""
+    first = [step for step in planned(folder, task) if step.repetition == 1]
+    done = sum(step.repetition == 1 for step in finished(folder, task))
+    return list(accumulate(len(step.questions) for step in first)), done - 1
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines. Not by `splitlines`: lm-eval leaves U+2028, U+0085 and the like in a reply as they are."""
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+def _unanswered(answers: list[Answer], task: TaskPlan) -> str | None:
+    empty, most = sum(answer.unanswered for answer in answers), task.settings.max_unanswered
+    # One of a first block is not yet too many of them all.
+    if empty == len(answers) or empty > most * max(len(answers), task.settings.num_questions):
+        return f"{empty} of {len(answers)} replies are empty, and max_unanswered is {most:g}"
+    return None
 
 
-def _scored(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """(metric, filter) of lm-eval's `exact_match,strict-match` keys, as far as the metric is declared."""
-    pairs = [key.split(",", 1) for key in result if "," in key]
-    scored = [(metric, name) for metric, name in pairs if metric in METRICS]
-    if not scored:
-        raise ValueError(f"no known metric among {list(result)}")
-    return scored
+def _score(metric: str, name: str, answered: Answered, folder: Path, at: Sides, source: str) -> Measurement:
+    by_question: dict[int, list[float]] = {}
+    for answer in answered.answers:
+        if not answer.unanswered:
+            by_question.setdefault(answer.question, []).append(answer.scores[f"{metric},{name}"])
+    total = math.fsum(math.fsum(scores) / len(scores) for scores in by_question.values())
+    return valid(
+        metric,
+        total / len(by_question),
+        source,
+        task=answered.task,
+        filter=name,
+        sample_count=len(by_question),
+        interval=share_interval(total, len(by_question), at),
+        traced_to=_lines_of(json.dumps(f"{metric},{name}", ensure_ascii=False), folder),
+    )
 
 
-def _measurement(
-    metric: str, name: str, samples: list[dict[str, Any]], results: dict[str, Any], settings: Accuracy, source: str
-) -> Measurement:
-    rows = [row for row in samples if row["filter"] == name]
-    problem = _problem(rows, results, settings)
-    if problem:
-        return invalid(metric, problem, source, filter=name, sample_count=len(rows))
-    scores = [float(row[metric]) for row in rows]
-    if not set(scores) <= {0.0, 1.0}:
-        return invalid(metric, "a sample's score is neither 0 nor 1", source, filter=name, sample_count=len(rows))
-    right, told = sum(scores), float(results["results"][settings.task][f"{metric},{name}"])
-    # `not … <=`: NaN contradicts the samples too.
-    if not abs(told - right / len(rows)) <= 1e-6:
-        return invalid(metric, f"lm-eval's score {told} is not its samples' {right / len(rows)}", source, filter=name)
-    return valid(metric, told, source, filter=name, sample_count=len(rows), interval=share_interval(round(right), len(rows)))
+def _lines_of(key: str, folder: Path) -> list[str]:
+    """Where lm-eval says its own score of each step."""
+    found = []
+    for path in sorted(folder.glob("r*-b*/results_*.json")):
+        lines = path.read_text(encoding="utf-8").split("\n")
+        number = next((number for number, line in enumerate(lines, start=1) if line.strip().startswith(f"{key}:")), 1)
+        found.append(_trace(path, folder, number))
+    return found
 
 
-def _problem(rows: list[dict[str, Any]], results: dict[str, Any], settings: Accuracy) -> str | None:
-    wanted, told = settings.num_questions, results["n-samples"][settings.task]["effective"]
-    if told != wanted or len({row["doc_id"] for row in rows}) != wanted or len(rows) != wanted:
-        return f"{len(rows)} samples of {wanted} questions (lm-eval counts {told})"
-    empty = sum(not _reply(row).strip() for row in rows)
-    return f"{empty} of {wanted} replies are empty" if empty else None
+def _trace(path: Path, folder: Path, number: int) -> str:
+    return f"{path.relative_to(folder.parent.parent).as_posix()}:{number}"
 
 
-def _reply(row: dict[str, Any]) -> str:
-    """What the model answered. A task by log-likelihood has numbers here, which are never empty."""
-    reply = row["resps"][0][0]
-    return "" if reply is None else str(reply)
+def _truncated(answered: Answered, folder: Path, done: list[Step], at: Sides, source: str) -> Measurement:
+    """By the server's counters before and after each step. Where nothing is written nothing can be cut."""
+    try:
+        if answered.output_type != GENERATES:
+            raise ValueError("the task compares likelihoods and asks for no answers")
+        gains = [_gain(folder / step.folder, len(step.questions)) for step in done]
+        traced_to = [trace for step in done for trace in _cut_lines(folder / step.folder / AFTER, folder)]
+    except UNUSABLE as error:
+        return invalid(TRUNCATED, f"nobody knows how many answers were cut: {in_words(error)}", source, task=answered.task)
+    cut, of = (math.fsum(gain) for gain in zip(*gains, strict=True))
+    # The same questions asked again are no further ones.
+    questions = len({answer.question for answer in answered.answers})
+    return valid(
+        TRUNCATED,
+        cut / of,
+        source,
+        task=answered.task,
+        sample_count=questions,
+        interval=share_interval(cut / of * questions, questions, at),
+        traced_to=traced_to,
+    )
+
+
+def _gain(folder: Path, questions: int) -> tuple[float, float]:
+    """The requests of a step that ended at the most tokens allowed, and all that ended."""
+    before, after = (_ended((folder / name).read_text()) for name in (BEFORE, AFTER))
+    missing = [when for when, counted in (("before", before), ("after", after)) if CUT not in counted]
+    if missing:
+        raise ValueError(f"the server's /metrics {missing[0]} {folder.name} has no {SUCCEEDED} with {REASON} {CUT}")
+    gains = {reason: after.get(reason, 0.0) - before.get(reason, 0.0) for reason in before.keys() | after.keys()}
+    total = math.fsum(gains.values())
+    if not (min(gains.values()) >= 0 and total >= questions):
+        raise ValueError(f"the server counts {total:g} answers to the {questions} questions of {folder.name}")
+    return gains[CUT], total
+
+
+def _ended(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == SUCCEEDED:
+                reason = sample.labels.get(REASON, "")
+                found[reason] = found.get(reason, 0.0) + sample.value
+    return found
+
+
+def _cut_lines(path: Path, folder: Path) -> list[str]:
+    lines = path.read_text().split("\n")
+    wanted = f'{REASON}="{CUT}"'
+    return [
+        _trace(path, folder, number)
+        for number, line in enumerate(lines, start=1)
+        if line.startswith(f"{SUCCEEDED}{{") and wanted in line
+    ]

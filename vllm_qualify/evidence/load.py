@@ -2,24 +2,44 @@
 
 import json
 import math
-from collections.abc import Sequence
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
+from vllm_qualify.engine import bench as benches
+from vllm_qualify.engine.bench import Bench
+from vllm_qualify.engine.plan import max_num_seqs
 from vllm_qualify.engine.process import Progress
-from vllm_qualify.engine.server import Client, Server, recorded, results_folder, run_client
-from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, geometric_mean, in_words, invalid, repeat_interval, valid
+from vllm_qualify.engine.server import Client, Server, recorded, results_folder
+from vllm_qualify.evidence import steady
+from vllm_qualify.evidence.measurement import (
+    UNUSABLE,
+    Measurement,
+    around,
+    geometric_mean,
+    in_words,
+    invalid,
+    repeat_interval,
+    share_interval,
+    valid,
+)
+from vllm_qualify.evidence.sequential import Levels, Sides, shared_sides
+from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
+from vllm_qualify.evidence.watched import problems as watched_problems
 from vllm_qualify.recipe import metrics
-from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import VLLM, EngineName, Load, ServerArguments
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
+from vllm_qualify.recipe.model import VLLM, CountOrNone, EngineName, Frozen, Load, Number, ServerArguments
 
 STAGE = "load"
 PREFIX_HITS_ALLOWED = 0.01
 PREEMPTIONS = f"{metrics.PREEMPTIONS}_total"
+WENT_BACK = "the server's count of preemptions went back: it was started anew meanwhile"
 PREFIX_QUERIES, PREFIX_HITS = f"{metrics.PREFIX_QUERIES}_total", f"{metrics.PREFIX_HITS}_total"
 # Those of TensorRT-LLM, from its tensorrt_llm/metrics/collector.py. A counter is there from its first count on.
 SUCCEEDED = "trtllm_request_success_total"
@@ -27,92 +47,366 @@ REUSED_BLOCKS, MISSED_BLOCKS = "trtllm_kv_cache_reused_blocks_total", "trtllm_kv
 # Of its scheduler's policies the one, and the default, under which a request that began is never paused for another.
 NO_EVICTION = "GUARANTEED_NO_EVICT"
 Counters = dict[str, float]
-THROUGHPUT_KEYS = {
+RESET = "/reset_prefix_cache"
+# What bench calls the two interfaces, and where they are.
+APIS = {"completions": ("openai", "/v1/completions"), "chat": ("openai-chat", "/v1/chat/completions")}
+# Bench's names of what is no latency; a latency's are put together from its own.
+KEYS = {
     "request_throughput_req_s": "request_throughput",
     "output_throughput_tok_s": "output_throughput",
     "total_throughput_tok_s": "total_token_throughput",
+    GOODPUT: "request_goodput",
+    "acceptance_length_tok": "spec_decode_acceptance_length",
 }
+ACCEPTANCE = "acceptance_length_tok"
+# Two servers, one with a draft model and one without, give it: one bench cannot.
+NOT_OF_ONE_SERVER = ("speculative_speedup",)
+OUTPUT = "output_throughput_tok_s"
+# What bench's own figures may differ from those of its requests.
+CONTRADICTION_ALLOWED = 0.01
+# The first repeat is far off where it differs so much from the others' mean, and so many times their spread.
+FAR_OFF, FAR_OFF_SPREADS = 0.25, 5.0
+# A thread that is this busy makes its next request late, and sees a reply late.
+CLIENT_CORES_ALLOWED = 0.9
+CLIENT_REMEDY = "run the client on a faster host, or several clients"
+# Of a repeat, that the client's samples must cover: what it used in less of it says little of the rest.
+LEAST_SEEN = 0.5
+BLOCK_REUSE_REMEDY = "set enable_block_reuse to false in kv_cache_config"
+# The folder, in the stage's, of a baseline that was measured in turns.
+BESIDE = "beside"
 
 
-def measure(server: Server, client: Client, settings: Load, folder: Path, progress: Progress) -> list[list[str]]:
-    """Run every repeat with `client`; `bench-N.json` is bench's own result file. Returns the commands.
+class Driven(NamedTuple):
+    """A server, the bench beside it, and where that finds the workload's file of prompts, if it has one."""
+
+    server: Server
+    bench: Bench
+    prompts: str | None = None
+
+
+def measure(
+    ours: Driven,
+    settings: Load,
+    folder: Path,
+    progress: Progress,
+    enough: Callable[[], bool],
+    beside: Driven | None = None,
+) -> list[list[str]]:
+    """Run repeats until, after one of `settings.looks`, `enough`; `bench-N.json` is bench's own result file.
+
+    Each repeat is run on `beside`, the baseline, too, into the folder's BESIDE; the one that begins changes from repeat to
+    repeat, so that a drift of the machine favours neither. Returns the commands.
 
     Raises:
         HostError: bench failed or took longer than its time limit.
-        ReleaseError: the server ended meanwhile.
+        ReleaseError: a server ended meanwhile.
     """
+    pairs = [(ours, folder)]
+    if beside:
+        (folder / BESIDE).mkdir(exist_ok=True)
+        pairs.append((beside, folder / BESIDE))
     commands = []
-    for repeat in range(1, settings.repeats + 1):
-        command = command_of(client, server.served_model_name, settings, results_folder(client, folder), repeat)
-        (folder / f"metrics-{repeat}-before.txt").write_text(_metrics(server))
-        told = _of_repeat(progress, repeat, settings)
-        log = folder / f"bench-{repeat}.log"
-        run_client(client, command, f"bench-{repeat}.json", log, settings.time_limit_s, server.check_alive, told)
-        (folder / f"metrics-{repeat}-after.txt").write_text(_metrics(server))
-        commands.append(recorded(client, command))
+    for repeat in range(1, settings.looks[-1] + 1):
+        for turn, (driven, into) in enumerate(pairs if repeat % 2 else reversed(pairs)):
+            told = _of_run(progress, (repeat - 1) * len(pairs) + turn, _known(settings, repeat) * len(pairs), settings)
+            commands.append(run(driven, settings, into, repeat, told))
+        if repeat in settings.looks and enough():
+            break
     return commands
 
 
-def _of_repeat(progress: Progress, repeat: int, settings: Load) -> Progress:
+def run(
+    driven: Driven, settings: Load, folder: Path, number: int, progress: Progress, request_rate: float | None = None
+) -> list[str]:
+    """Run bench once, as repeat `number`, into `folder`; its command. `request_rate` is of requests a second.
+
+    Raises as `measure` does.
+    """
+    server, client = driven.server, driven.bench.client
+    into = results_folder(client, folder)
+    command = command_of(client, server.served_model_name, settings, into, number, driven.prompts, request_rate)
+    _forget_prefixes(server, folder / f"reset-{number}.txt")
+    (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
+    result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
+    benches.run(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
+    (folder / f"metrics-{number}-after.txt").write_text(server.metrics_page())
+    return recorded(client, command)
+
+
+def _forget_prefixes(server: Server, told: Path) -> None:
+    """Only a server with VLLM_SERVER_DEV_MODE lets its prefix cache be emptied; whether it hits, its counters tell."""
+    answer = server.post(RESET)
+    told.write_text(f"{RESET} {answer}\n")
+
+
+def _known(settings: Load, repeat: int) -> int:
+    """How many repeats there will be for certain, while one of them is run."""
+    return next(look for look in settings.looks if look >= repeat)
+
+
+def _of_run(progress: Progress, before: int, runs: int, settings: Load) -> Progress:
     def told(done: int, total: int) -> None:
         if total == settings.num_prompts:
-            progress((repeat - 1) * total + done, settings.repeats * total)
+            progress(before * total + done, runs * total)
 
     return told
 
 
-def _metrics(server: Server) -> str:
-    try:
-        return httpx.get(f"{server.url}{server.metrics_path}", timeout=30, follow_redirects=True).raise_for_status().text
-    except httpx.HTTPError as error:
-        server.check_alive()
-        return f"# no answer: {type(error).__name__}\n"
+def command_of(
+    client: Client,
+    model: str,
+    settings: Load,
+    folder: str,
+    repeat: int,
+    prompts: str | None = None,
+    request_rate: float | None = None,
+) -> list[str]:
+    """`prompts` is where the client finds the workload's file, if it has one.
 
-
-def command_of(client: Client, model: str, settings: Load, folder: str, repeat: int) -> list[str]:
+    At a rate, in requests per second, nothing limits how many are under way: that would hold requests back unseen.
+    """
+    backend, endpoint = APIS[settings.api]
     return [
         *(client.program, "bench", "serve"),
-        *("--backend", "openai", "--endpoint", "/v1/completions", "--base-url", client.url),
+        *("--backend", backend, "--endpoint", endpoint, "--base-url", client.url),
         *("--model", model, "--tokenizer", client.model),
         *(("--trust-remote-code",) if client.trust_remote_code else ()),
-        *("--dataset-name", "random", "--ignore-eos"),
-        *("--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)),
-        *("--num-prompts", str(settings.num_prompts), "--max-concurrency", str(settings.max_concurrency)),
+        *(_random(settings) if prompts is None else _of_file(prompts, settings)),
+        "--ignore-eos",
+        *("--num-prompts", str(settings.num_prompts)),
+        *(
+            ("--max-concurrency", str(settings.max_concurrency))
+            if request_rate is None
+            else ("--request-rate", f"{request_rate:g}")
+        ),
         *("--num-warmups", str(settings.num_warmups)),
+        # Else it is the server's own default, which differs by model and by version of bench.
+        *("--temperature", "0"),
         # Another seed each repeat: the same prompts again would measure the prefix cache.
         *("--seed", str(settings.seed + repeat - 1)),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
+        *(("--goodput", *(f"{name}:{limit}" for name, limit in settings.slo.wanted.items())) if settings.slo else ()),
         *("--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", f"bench-{repeat}.json"),
     ]
 
 
-def parse(folder: Path, settings: Load, kind: EngineName = VLLM, arguments: ServerArguments | None = None) -> list[Measurement]:
-    """One measurement per load metric over the repeats; all invalid if any repeat is.
+def _random(settings: Load) -> list[str]:
+    lengths = ["--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)]
+    spread = ["--random-range-ratio", str(settings.length_spread)] if settings.length_spread else []
+    return ["--dataset-name", "random", *lengths, *spread]
 
-    `kind` and `arguments` are the server's: its counters have other names, and what it does not count must be switched off.
+
+def _of_file(prompts: str, settings: Load) -> list[str]:
+    """Prompts as they stand in the file: to a chat, the server's own template is applied once and not twice."""
+    options = ["--custom-output-len", str(settings.output_len), "--skip-chat-template"]
+    return ["--dataset-name", "custom", "--dataset-path", prompts, *options]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A repeat as bench left it. `path` is that of its result file in the evidence folder."""
+
+    number: int
+    path: str
+    text: str
+    result: dict[str, Any]
+
+    def line_of(self, key: str) -> str:
+        """Where its result file has a key, as `path:line`; the file itself where it does not."""
+        found = re.search(rf'(?<!\\)"{re.escape(key)}"\s*:', self.text)
+        return f"{self.path}:{self.text.count(chr(10), 0, found.start()) + 1}" if found else self.path
+
+
+@dataclass(frozen=True)
+class Steady:
+    """What a repeat measured in its steady state, and over how many requests; `untold` has why metrics have no value."""
+
+    values: dict[str, float]
+    requests: int
+    rebuilt: bool
+    untold: dict[str, str]
+
+
+class ClientUse(Frozen):
+    """`client-N.json`: the CPU seconds that the asking thread had used, each with its time in s since 1970."""
+
+    cpu_s: list[tuple[Number, Number]] = Field(min_length=1)
+    max_rss_mib: CountOrNone
+
+    def cores(self, began: float, ended: float) -> float | None:
+        """How many cores the thread used on average between two times; None if too little of it was seen."""
+        seen = [sample for sample in self.cpu_s if began <= sample[0] <= ended]
+        if len(seen) < 2:
+            return None
+        (first, before), (last, after) = seen[0], seen[-1]
+        seen_s = last - first
+        return (after - before) / seen_s if seen_s >= LEAST_SEEN * (ended - began) else None
+
+
+def parse(
+    folder: Path,
+    settings: Load,
+    levels: Levels,
+    kind: EngineName = VLLM,
+    arguments: ServerArguments | None = None,
+    watched: Path | None = None,
+) -> list[Measurement]:
+    """One measurement per load metric, over the steady state of every repeat; all invalid if any repeat is.
+
+    A first repeat that is far off the others counts as warm-up.
+
+    `folder` is the stage's or its BESIDE. `kind` and `arguments` are the server's: its counters have other names, and what it
+    does not count must be switched off. `watched` is the folder with what was watched of it, None where nothing was.
     """
-    source = f"{folder.name}/bench-*.json"
-    names = [metric.name for metric in METRICS.values() if metric.stage == STAGE]
-    numbers = range(1, settings.repeats + 1)
+    place = f"{folder.parent.name}/{folder.name}" if folder.name == BESIDE else folder.name
+    source = f"{place}/bench-*.json"
     try:
-        results = [json.loads((folder / f"bench-{number}.json").read_text()) for number in numbers]
-        problems = [
-            f"repeat {number}: {problem}"
-            for number, result in zip(numbers, results, strict=True)
-            for problem in [
-                *_request_problems(result, settings),
-                *_server_problems(folder, number, settings, kind, arguments or {}),
-            ]
-        ]
+        count = max(_numbers(folder), default=0)
+        repeats = [read(folder, place, number) for number in range(1, count + 1)]
+        found, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched)
         if problems:
-            return [invalid(name, "; ".join(problems), source) for name in names]
-        return [_over_repeats(name, [_value(name, result) for result in results], settings, source) for name in names]
+            return [invalid(name, "; ".join(problems), source) for name in _names(settings, repeats)]
+        if problem := first_repeat_problem([each.values[OUTPUT] for each in found]):
+            repeats, found = repeats[1:], found[1:]
+            source += f" without the first: {problem}"
+        if any(each.rebuilt for each in found):
+            source += ", the requests' start times from their latencies"
+        look = settings.looks.index(count)
+        return [
+            _measurement(name, repeats, found, shared_sides(METRICS[name].direction, levels, settings.looks, look), source)
+            for name in _names(settings, repeats)
+        ]
     except UNUSABLE as error:
-        return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in names]
+        return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in _names(settings, [])]
 
 
-def _request_problems(result: dict[str, Any], settings: Load) -> list[str]:
-    """bench exits 0 with every request failed, and then writes 0.0 for the latencies."""
+def _numbers(folder: Path) -> list[int]:
+    names = [re.fullmatch(r"bench-([1-9]\d*)\.json", path.name) for path in folder.iterdir()]
+    return [int(name[1]) for name in names if name]
+
+
+def read(folder: Path, place: str, number: int) -> Repeat:
+    """A repeat in a folder, which `place` is in the evidence. Raises one of UNUSABLE."""
+    text = (folder / f"bench-{number}.json").read_text()
+    return Repeat(number, f"{place}/bench-{number}.json", text, json.loads(text))
+
+
+def _names(settings: Load, repeats: Sequence[Repeat]) -> list[str]:
+    """What is measured: goodput only for an SLO, the acceptance length only of a server with a draft model."""
+    names = [metric.name for metric in METRICS.values() if metric.stage == STAGE and metric.name not in NOT_OF_ONE_SERVER]
+    drafted = any(isinstance(repeat.result, dict) and KEYS[ACCEPTANCE] in repeat.result for repeat in repeats)
+    unasked = {*(() if settings.slo else (GOODPUT,)), *(() if drafted else (ACCEPTANCE,))}
+    return [name for name in names if name not in unasked]
+
+
+def _examined(
+    folder: Path,
+    repeats: Sequence[Repeat],
+    settings: Load,
+    kind: EngineName,
+    arguments: ServerArguments,
+    watched: Path | None,
+) -> tuple[list[Steady], list[str]]:
+    """What every repeat measured, and why it does not count."""
+    found: list[Steady] = []
+    problems = [] if len(repeats) in settings.looks else [_count_problem(len(repeats), settings)]
+    for repeat in repeats:
+        told = problems_of(folder, repeat, settings, kind, arguments, watched)
+        try:
+            # A run that failed has no steady state worth a word.
+            found += [] if told else [steady_of(repeat.result, settings)]
+        except steady.UnsteadyError as error:
+            told = [str(error)]
+        problems += [f"repeat {repeat.number}: {problem}" for problem in told]
+    return found, problems
+
+
+def problems_of(
+    folder: Path,
+    repeat: Repeat,
+    settings: Load,
+    kind: EngineName,
+    arguments: ServerArguments,
+    watched: Path | None = None,
+    *,
+    may_queue: bool = False,
+) -> list[str]:
+    """Why a repeat in a folder does not count, by its requests, its server's counters, its client and what was watched.
+
+    `watched` is as `parse` takes it. Where requests `may_queue`, that they did is no reason. Raises one of UNUSABLE.
+    """
+    at_once = None if may_queue else max_num_seqs(arguments)
+    return [
+        *request_problems(repeat.result, settings),
+        *_server_problems(folder, repeat.number, settings, kind, arguments),
+        *_problems_meanwhile(folder, repeat, settings, kind, at_once, watched),
+    ]
+
+
+def preemptions(folder: Path, number: int) -> int:
+    """How many the server counts during a repeat. Raises one of UNUSABLE."""
+    before, after = _pages(folder, number)
+    if missing := _missing({PREEMPTIONS}, before, after):
+        raise ValueError(missing[0])
+    gained = int(after[PREEMPTIONS] - before[PREEMPTIONS])
+    if gained < 0:
+        raise ValueError(WENT_BACK)
+    return gained
+
+
+def look_of(folder: Path, settings: Load) -> int:
+    """Which of the planned looks it is, counted from 0, by the repeats in a folder that `parse` takes. Raises ValueError."""
+    return settings.looks.index(max(_numbers(folder), default=0))
+
+
+def _count_problem(count: int, settings: Load) -> str:
+    least, most = settings.looks[0], settings.looks[-1]
+    return f"{count} of at least {least} repeats" if count < least else f"{count} repeats of at most {most}"
+
+
+def first_repeat_problem(values: Sequence[float]) -> str | None:
+    """Why the first of several repeats' output throughputs does not belong to the others: the server had not warmed up.
+
+    Such a repeat is left out. It need not make the others worthless: something else on the machine can have been the cause.
+    """
+    if len(values) < 3 or not all(0 < value < math.inf for value in values):
+        return None
+    first, *others = (math.log(value) for value in values)
+    apart, spread = abs(first - statistics.fmean(others)), max(others) - min(others)
+    if apart <= math.log(1 + FAR_OFF) or apart <= FAR_OFF_SPREADS * spread:
+        return None
+    least, most = min(values[1:]), max(values[1:])
+    return f"its {values[0]:.4g} tok/s are far off the others' {least:.4g} to {most:.4g}, more num_warmups may help"
+
+
+def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> Steady:
+    """What the requests of a result show; `is_open` says that they were sent at a rate, and not as others ended.
+
+    Raises:
+        steady.UnsteadyError: they have no steady state, or are not those of bench's own figures.
+        steady.OverloadError: they were sent faster than the server can answer.
+    """
+    requests = steady.requests_of(result, settings.max_concurrency)
+    whole = steady.figures(steady.whole(requests, float(result["duration"])), settings.slo, as_bench=True)
+    for name, value in whole.items():
+        told = float(result[_key(name)])
+        # `not … <=`: NaN contradicts its requests too.
+        if not abs(told - value) <= CONTRADICTION_ALLOWED * abs(value):
+            compared = f"{_key(name)} is {told:g}, and by them {value:g}"
+            raise steady.UnsteadyError(f"bench's own figure contradicts its requests: {compared}")
+    if settings.api == "chat":
+        requests = requests.without_openings()
+    window = steady.find_open(requests) if is_open else steady.find(requests, settings.max_concurrency)
+    untold = steady.untold(window, settings.slo)
+    values = {name: value for name, value in steady.figures(window, settings.slo).items() if name not in untold}
+    return Steady(values, window.count, requests.rebuilt, untold)
+
+
+def request_problems(result: dict[str, Any], settings: Load) -> list[str]:
+    """Why the requests of one of bench's results do not count. Raises one of UNUSABLE.
+
+    bench exits 0 with every request failed, and then writes 0.0 for the latencies.
+    """
     asked, completed, failed = settings.num_prompts, result["completed"], result["failed"]
     problems = []
     if completed != asked or failed != 0:
@@ -120,32 +414,96 @@ def _request_problems(result: dict[str, Any], settings: Load) -> list[str]:
     lengths = result["output_lens"]
     if len(lengths) != asked:
         problems.append(f"{len(lengths)} lengths of {asked} replies")
-    short = sum(length != settings.output_len for length in lengths)
-    if short:
-        problems.append(f"{short} replies do not have {settings.output_len} tokens")
+    least = math.floor(settings.output_len * (1 - settings.length_spread))
+    most = math.ceil(settings.output_len * (1 + settings.length_spread))
+    other = sum(not least <= length <= most for length in lengths)
+    if other:
+        problems.append(f"{other} replies do not have {least if least == most else f'{least} to {most}'} tokens")
     # `not … <=`: NaN is no duration.
     if not settings.min_duration_s <= result["duration"] < math.inf:
         problems.append(f"it lasted {result['duration']:.1f} s, under min_duration_s {settings.min_duration_s:g}")
     return problems
 
 
+def _problems_meanwhile(
+    folder: Path, repeat: Repeat, settings: Load, kind: EngineName, at_once: int | None, watched: Path | None
+) -> list[str]:
+    """Of the measured part of a repeat, which is at its end: the warm-ups come before it.
+
+    `at_once` is how many requests the server runs without a queue, None where that is no matter.
+    """
+    duration = repeat.result["duration"]
+    if not 0 < duration < math.inf:
+        # Its requests' problems tell it.
+        return []
+    try:
+        use = ClientUse.model_validate_json((folder / f"client-{repeat.number}.json").read_bytes())
+    except UNUSABLE as error:
+        # Older runs, of which nothing was watched, have no such file.
+        return [f"nobody knows when its client was busy, and how much: {in_words(error)}"] if watched else []
+    ended, _ = use.cpu_s[-1]
+    began = ended - duration
+    of_client = _client_problems(use.cores(began, ended), watched is not None)
+    if watched is None or kind != VLLM:
+        return of_client
+    return [*of_client, *watched_problems(watched, began, ended, settings.max_concurrency, at_once)]
+
+
+def _client_problems(cores: float | None, must_be_known: bool) -> list[str]:
+    if cores is None:
+        return ["the client was seen too seldom to know how busy it was: measure again"] if must_be_known else []
+    if cores > CLIENT_CORES_ALLOWED:
+        return [f"the client used {cores:.2f} of a core, so that it measured itself: {CLIENT_REMEDY}"]
+    return []
+
+
 def _server_problems(folder: Path, number: int, settings: Load, kind: EngineName, arguments: ServerArguments) -> list[str]:
-    before, after = (_counters((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
+    before, after = _pages(folder, number)
     if kind == VLLM:
-        return _vllm_problems(before, after)
+        return _vllm_problems(before, after, settings, folder / f"reset-{number}.txt")
     return _tensorrt_llm_problems(before, after, settings, arguments)
 
 
-def _vllm_problems(before: Counters, after: Counters) -> list[str]:
+def _pages(folder: Path, number: int) -> tuple[Counters, Counters]:
+    before, after = (_counters((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
+    return before, after
+
+
+def _vllm_problems(before: Counters, after: Counters, settings: Load, reset: Path) -> list[str]:
     # A server without a prefix cache need not count its hits; one that counts them does so from its start.
     watched = {PREEMPTIONS} | ({PREFIX_QUERIES, PREFIX_HITS} & (before.keys() | after.keys()))
     if missing := _missing(watched, before, after):
         return missing
     gained = {name: after[name] - before[name] for name in watched}
-    problems = []
-    if gained[PREEMPTIONS]:
-        problems.append(f"{gained[PREEMPTIONS]:.0f} preemptions: the KV cache is too small for this load")
-    return [*problems, *_too_many_hits(gained.get(PREFIX_HITS, 0.0), gained.get(PREFIX_QUERIES, 0.0), "prefix-cache queries")]
+    hits, queries = gained.get(PREFIX_HITS, 0.0), gained.get(PREFIX_QUERIES, 0.0)
+    return [*_preemption_problems(gained[PREEMPTIONS]), *_hit_problems(hits, queries, settings, reset)]
+
+
+def _preemption_problems(gained: float) -> list[str]:
+    if gained < 0:
+        return [WENT_BACK]
+    return [f"{gained:.0f} preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"] if gained else []
+
+
+def _hit_problems(hits: float, queries: float, settings: Load, reset: Path) -> list[str]:
+    """Random prompts have nothing in common. Those of a file may, but not with the repeats before."""
+    if not _too_many(hits, queries):
+        return []
+    told = f"{hits:.0f} of {queries:.0f} prefix-cache queries hit"
+    if settings.prompts is None:
+        return [f"{told} on random prompts: add no-enable-prefix-caching to the server"]
+    if _was_emptied(reset):
+        return []
+    remedy = 'add no-enable-prefix-caching, or VLLM_SERVER_DEV_MODE: "1" to its environment'
+    return [f"{told}, and the server does not let its prefix cache be emptied: {remedy}"]
+
+
+def _was_emptied(reset: Path) -> bool:
+    """By what `run` wrote of it. Where that is missing, nobody emptied the cache."""
+    try:
+        return reset.read_text().split() == [RESET, "200"]
+    except (OSError, ValueError):
+        return False
 
 
 def _tensorrt_llm_problems(before: Counters, after: Counters, settings: Load, arguments: ServerArguments) -> list[str]:
@@ -163,8 +521,11 @@ def _tensorrt_llm_problems(before: Counters, after: Counters, settings: Load, ar
         return problems
     reused, missed = (after.get(name, 0.0) - before.get(name, 0.0) for name in (REUSED_BLOCKS, MISSED_BLOCKS))
     if not missed > 0:
-        problems.append(f"the server does not count {MISSED_BLOCKS}: set enable_block_reuse to false in kv_cache_config")
-    return [*problems, *_too_many_hits(reused, reused + missed, "blocks of the KV cache")]
+        problems.append(f"the server does not count {MISSED_BLOCKS}: {BLOCK_REUSE_REMEDY}")
+    if _too_many(reused, reused + missed):
+        on = "" if settings.prompts else " on random prompts"
+        problems.append(f"{reused:.0f} of {reused + missed:.0f} blocks of the KV cache hit{on}: {BLOCK_REUSE_REMEDY}")
+    return problems
 
 
 def _setting(arguments: ServerArguments, section: str, name: str, default: JsonValue) -> JsonValue:
@@ -179,10 +540,9 @@ def _missing(watched: set[str], before: Counters, after: Counters) -> list[str]:
     return []
 
 
-def _too_many_hits(hits: float, of: float, what: str) -> list[str]:
-    if hits <= PREFIX_HITS_ALLOWED * of:
-        return []
-    return [f"{hits:.0f} of {of:.0f} {what} hit on random prompts: switch prefix caching off"]
+def _too_many(hits: float, of: float) -> bool:
+    # `not … <=`: NaN is no count of hits.
+    return not hits <= PREFIX_HITS_ALLOWED * of
 
 
 def _counters(text: str) -> Counters:
@@ -195,21 +555,59 @@ def _counters(text: str) -> Counters:
     return totals
 
 
-def _value(name: str, result: dict[str, Any]) -> float:
-    if name in THROUGHPUT_KEYS:
-        return float(result[THROUGHPUT_KEYS[name]])
-    latency, statistic, _ = name.rsplit("_", 2)
-    return float(result[f"{statistic}_{latency}_ms"])
+def _key(name: str) -> str:
+    """Bench's own name of a metric, over the whole run."""
+    if name in KEYS:
+        return KEYS[name]
+    latency, statistic, unit = name.split("_")
+    return f"{statistic}_{latency}_{unit}"
 
 
-def _over_repeats(name: str, repeats: Sequence[float], settings: Load, source: str) -> Measurement:
+def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], at: Sides, source: str) -> Measurement:
+    traced_to = [repeat.line_of(_key(name)) for repeat in repeats]
+    if name == ACCEPTANCE:
+        return _acceptance(repeats, at, source, traced_to)
+    least, needed = min(each.requests for each in found), least_requests(name)
+    if least < needed:
+        told = f"{least} requests in a repeat's steady state, and {name} needs {needed}: {steady.REMEDY}"
+        return invalid(name, told, source, traced_to=traced_to)
+    pairs = zip(repeats, found, strict=True)
+    untold = [f"repeat {repeat.number}: {each.untold[name]}" for repeat, each in pairs if name in each.untold]
+    if untold:
+        return invalid(name, "; ".join(untold), source, traced_to=traced_to)
+    values = [each.values[name] for each in found]
+    others = {"sample_count": sum(each.requests for each in found), "traced_to": traced_to}
+    if name == GOODPUT and 0 in values:
+        return _goodput_with_none(found, at, source, **others)
+    return _over_repeats(name, values, at, source, **others)
+
+
+def _acceptance(repeats: Sequence[Repeat], at: Sides, source: str, traced_to: list[str]) -> Measurement:
+    """By the server's own counters over the whole of every repeat: no request tells it."""
+    values = [float(told) for repeat in repeats if (told := repeat.result.get(KEYS[ACCEPTANCE])) is not None]
+    if len(values) < len(repeats):
+        because = f"only {len(values)} of {len(repeats)} repeats have {KEYS[ACCEPTANCE]}"
+        return invalid(ACCEPTANCE, because, source, traced_to=traced_to)
+    count = sum(int(repeat.result["completed"]) for repeat in repeats)
+    return _over_repeats(ACCEPTANCE, values, at, source, sample_count=count, traced_to=traced_to)
+
+
+def _over_repeats(name: str, repeats: Sequence[float], at: Sides, source: str, **others: object) -> Measurement:
     if not all(math.isfinite(value) and value > 0 for value in repeats):
         return invalid(name, f"repeats gave {list(repeats)}, which is no measured time or rate", source)
-    return valid(
-        name,
-        geometric_mean(repeats),
-        source,
-        sample_count=settings.num_prompts * len(repeats),
-        repeats=list(repeats),
-        interval=repeat_interval(repeats),
-    )
+    interval = repeat_interval(repeats, at)
+    return valid(name, geometric_mean(repeats), source, repeats=list(repeats), interval=interval, **others)
+
+
+def _goodput_with_none(found: Sequence[Steady], at: Sides, source: str, **others: object) -> Measurement:
+    """Goodput where in some repeat no request met the SLO: zeros have no logarithm, so it is taken as a share of the requests.
+
+    The requests of a repeat can all miss for one reason, so that a repeat is one trial, whose score is its share. The chance to
+    be wrong is shared between the bounds of the share and of the rate.
+    """
+    goods, rates = ([each.values[name] for each in found] for name in (GOODPUT, "request_throughput_req_s"))
+    value, half = statistics.fmean(goods), Sides(at.below / 2, at.above / 2)
+    share = share_interval(sum(good / rate for good, rate in zip(goods, rates, strict=True)), len(found), half)
+    rate = repeat_interval(rates, half)
+    interval = around(value, share.lower * rate.lower, share.upper * rate.upper) if rate else None
+    return valid(GOODPUT, value, source, repeats=goods, interval=interval, **others)

@@ -9,20 +9,21 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
-from scipy import stats
+from scipy import special
 
+from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import CountOrNone, Frozen, Number
-
-CONFIDENCE = 0.95
-"""Of each one-sided bound; an interval of two such bounds covers the truth with 2 * CONFIDENCE - 1."""
+from vllm_qualify.recipe.model import CountOrNone, Frozen, Number, label_of
 
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
 """What reading evidence raises when a file is missing, cut or not as its tool writes it. It makes the measurement invalid."""
 
 
 class Interval(Frozen):
-    """One-sided confidence bounds from below and from above, each at CONFIDENCE, in the metric's unit."""
+    """One-sided confidence bounds from below and from above, in the metric's unit.
+
+    Each has a chance of its own to be wrong, see `sequential.sides`: that which decides `pass`, and that which decides `fail`.
+    """
 
     lower: Number
     upper: Number
@@ -37,11 +38,15 @@ class Interval(Frozen):
 class Measurement(Frozen):
     """One row of evidence. `value` is None exactly when `invalid_because` says why there is none that can be trusted.
 
-    `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`).
+    `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). With `against`, the run that is the
+    baseline, the value is what is worse than there: the share of questions lost, or how many times worse, less 1. `source` is
+    for people; `traced_to` has each raw file with its line, as `path:line`.
     """
 
     metric: str
+    task: str | None = None
     filter: str | None = None
+    against: str | None = None
     value: Number | None
     unit: str
     sample_count: CountOrNone
@@ -49,7 +54,18 @@ class Measurement(Frozen):
     interval: Interval | None = None
     invalid_because: str | None = None
     source: str
+    traced_to: list[str] = []
     fingerprint: str = ""
+
+    @property
+    def label(self) -> str:
+        return label_of(self.metric, self.task, self.filter, against_baseline=self.against is not None)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Within which its numbers can lie at all."""
+        is_share = METRICS[self.metric].unit in ("fraction", "bool") if self.metric in METRICS else False
+        return (-1.0 if self.against is not None else 0.0, 1.0 if is_share else math.inf)
 
     @model_validator(mode="after")
     def _value_or_reason(self) -> Self:
@@ -59,11 +75,11 @@ class Measurement(Frozen):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        largest = 1.0 if self.unit in ("fraction", "bool") else math.inf
+        least, largest = self.range
         bounds = [self.interval.lower, self.interval.upper] if self.interval else []
         for number in [*bounds, *self.repeats, *([self.value] if self.value is not None else [])]:
-            if not 0 <= number <= largest:
-                raise ValueError(f"{number} is no {self.metric}: it lies between 0 and {largest}")
+            if not least <= number <= largest:
+                raise ValueError(f"{number} is no {self.metric}: it lies between {least} and {largest}")
         if self.value is not None and self.sample_count == 0:
             raise ValueError("a value needs at least one sample")
         if self.value is not None and bounds and not bounds[0] <= self.value <= bounds[1]:
@@ -104,20 +120,34 @@ def valid(metric: str, value: float, source: str, **others: object) -> Measureme
     if not math.isfinite(value):
         return invalid(metric, f"the value is {value}", source, filter=others.get("filter"))
     return Measurement.model_validate(
-        {"metric": metric, "value": float(value), "unit": METRICS[metric].unit, "source": source, **others}
+        {"metric": metric, "value": float(value), "unit": _unit(metric, others), "source": source, **others}
     )
 
 
 def invalid(metric: str, because: str, source: str, **others: object) -> Measurement:
     """A measurement without a trustworthy value, and why."""
-    found = {"metric": metric, "value": None, "unit": METRICS[metric].unit, "sample_count": 0, "source": source}
+    found = {"metric": metric, "value": None, "unit": _unit(metric, others), "sample_count": 0, "source": source}
     return Measurement.model_validate({**found, **others, "invalid_because": because})
 
 
-def share_interval(successes: int, trials: int) -> Interval:
-    """Wilson's score bounds for a share (Wilson 1927, "Probable inference", JASA 22)."""
-    bounds = stats.binomtest(successes, trials).proportion_ci(confidence_level=2 * CONFIDENCE - 1, method="wilson")
-    return _around(successes / trials, float(bounds.low), float(bounds.high))
+def _unit(metric: str, others: dict[str, object]) -> str:
+    return "fraction" if others.get("against") else METRICS[metric].unit
+
+
+def share_interval(successes: float, trials: int, at: Sides) -> Interval:
+    """Wilson's score bounds for a share (Wilson 1927, "Probable inference", JASA 22), also where scores lie between 0 and 1.
+
+    Of all scores with one mean, zeros and ones scatter most, so that the bounds are wide enough for any.
+    """
+    share = successes / trials
+    z_below, z_above = (-float(special.ndtri(alpha)) for alpha in at)
+    return around(share, _wilson(share, trials, -z_below), _wilson(share, trials, z_above))
+
+
+def _wilson(share: float, trials: int, z: float) -> float:
+    middle = share + z * z / (2 * trials)
+    reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return min(1.0, max(0.0, (middle + reach) / (1 + z * z / trials)))
 
 
 def geometric_mean(repeats: Sequence[float]) -> float:
@@ -125,7 +155,7 @@ def geometric_mean(repeats: Sequence[float]) -> float:
     return math.exp(math.fsum(math.log(value) for value in repeats) / len(repeats))
 
 
-def repeat_interval(repeats: Sequence[float]) -> Interval | None:
+def repeat_interval(repeats: Sequence[float], at: Sides) -> Interval | None:
     """Student's t bounds for the geometric mean of repeats, all above zero; None for fewer than two.
 
     Times and rates vary by ratios, so the bounds are taken over logarithms and are never below zero. One repeat shows no noise.
@@ -133,12 +163,12 @@ def repeat_interval(repeats: Sequence[float]) -> Interval | None:
     if len(repeats) < 2:
         return None
     logs = [math.log(value) for value in repeats]
-    half = float(stats.t.ppf(CONFIDENCE, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
-    middle = statistics.fmean(logs)
-    return _around(geometric_mean(repeats), math.exp(middle - half), math.exp(middle + half))
+    error, middle = statistics.stdev(logs) / math.sqrt(len(logs)), statistics.fmean(logs)
+    lower, upper = (-float(special.stdtrit(len(logs) - 1, alpha)) * error for alpha in at)
+    return around(geometric_mean(repeats), math.exp(middle - lower), math.exp(middle + upper))
 
 
-def _around(value: float, lower: float, upper: float) -> Interval:
+def around(value: float, lower: float, upper: float) -> Interval:
     """Rounding in the last digit must not push the value out of its interval."""
     return Interval(lower=min(lower, value), upper=max(upper, value))
 

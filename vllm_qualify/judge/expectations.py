@@ -1,43 +1,52 @@
 """Gates as a Great Expectations suite over the measurement table.
 
-Great Expectations takes seconds to import, so only `judge` does. A condition that matches no row, and a NaN, satisfy its column
-expectations; that is why every gate also expects its row to be there and its numbers not to be null.
+Great Expectations takes seconds to import, so only `judge` does. A condition that matches no row, and a NaN, satisfy what it
+expects of a column's values; that is why every gate also expects its row to be there and its numbers not to be null. What it
+expects of a column's minimum they do not satisfy, and that takes it half the time or less: of one row the minimum is the value.
+Each expectation takes it some 10 ms, so that all that makes a row trusted is one: to be the one row of which all that holds.
 """
 
 import math
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 import pandas as pd
 from pydantic import ValidationError
 
 from vllm_qualify.evidence.measurement import Measurement, invalid
-from vllm_qualify.judge.verdict import Checks, Judgement, bounds_of, gate_verdict, worst
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.judge.verdict import Checks, Judgement, bounds_of, gate_verdict, measurements_of, waived, worst
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import Gate, Waiver
 
 if TYPE_CHECKING:
-    from great_expectations import ExpectationSuite
+    from great_expectations.data_context import AbstractDataContext
+    from great_expectations.expectations.expectation import Expectation
 
 CHECKS = tuple(Checks.model_fields)
+BOUNDS = ("lower", "upper")
+NUMBERS = ("value", *BOUNDS)
+COLUMNS = ("label", "metric", "task", "filter", *NUMBERS, "sample_count", "valid", "unit", "source", "traced_to")
+# Of the Data Docs: an animation for newcomers and fonts, 4 MB for each report.
+UNNEEDED = ("*.gif", "*.otf")
 
 
 def measurement_table(measurements: Sequence[Measurement]) -> pd.DataFrame:
-    """One row per measurement: label, metric, filter, value, lower, upper, sample_count, valid, unit, source."""
-    rows = [_row(measurement) for measurement in measurements]
-    columns = ["label", "metric", "filter", "value", "lower", "upper", "sample_count", "valid", "unit", "source"]
-    return pd.DataFrame(rows, columns=columns).astype({"value": float, "lower": float, "upper": float})
-
-
-def label_of(metric: str, filter_name: str | None) -> str:
-    return f"{metric} ({filter_name})" if filter_name else metric
+    """One row per measurement, with the columns COLUMNS."""
+    rows = [_row(_checked(measurement)) for measurement in measurements]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:
     interval = bounds_of(measurement)
     return {
-        "label": label_of(measurement.metric, measurement.filter),
+        "label": measurement.label,
         "metric": measurement.metric,
+        "task": measurement.task,
         "filter": measurement.filter,
         "value": measurement.value,
         "lower": interval.lower if interval else None,
@@ -46,102 +55,202 @@ def _row(measurement: Measurement) -> dict[str, Any]:
         "valid": measurement.invalid_because is None and measurement.sample_count > 0,
         "unit": measurement.unit,
         "source": measurement.source,
+        "traced_to": " ".join(measurement.traced_to),
     }
 
 
-def judge(gates: Sequence[Gate], measurements: Sequence[Measurement], name: str) -> Judgement:
-    """The verdicts of `gates` over `measurements`, with the suite `name` that decided and its validation result."""
+class Judged(NamedTuple):
+    """What Great Expectations made of a table: each gate's checks and expectations, the suite and its result."""
+
+    checks: list[Checks]
+    expectations: list[list[int]]
+    suite: dict[str, object]
+    validation: dict[str, object]
+
+
+def judge(
+    gates: Sequence[Gate],
+    measurements: Sequence[Measurement],
+    name: str,
+    *,
+    waivers: Sequence[Waiver] = (),
+    today: date | None = None,
+    docs: Path | None = None,
+) -> Judgement:
+    """The verdicts of `gates` over `measurements`, with the suite `name` that decided and its validation result.
+
+    With a folder `docs`, Data Docs are built there. A waiver holds up to `today`, by default this day by UTC.
+    """
     measurements = [_checked(measurement) for measurement in measurements]
+    judged = judge_table(gates, measurement_table(measurements), name, docs)
+    day = today or datetime.now(UTC).date()
+    verdicts = [
+        waived(gate_verdict(gate, checks, measurements_of(gate, measurements), expectations), waivers, day)
+        for gate, checks, expectations in zip(gates, judged.checks, judged.expectations, strict=True)
+    ]
+    return Judgement(
+        verdict=worst([found.counts_as for found in verdicts]),
+        gates=verdicts,
+        comparisons=[found for found in measurements if found.against is not None],
+        levels=levels_of(gates),
+        suite=judged.suite,
+        validation=judged.validation,
+    )
+
+
+def judge_table(gates: Sequence[Gate], table: pd.DataFrame, name: str, docs: Path | None = None) -> Judged:
+    """Run the suite of `gates` over a table that `measurement_table` made."""
     # Read by Great Expectations at import.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    suite = context.suites.add(gx.ExpectationSuite(name=name))
-    _add_expectations(suite, gates)
+    suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=_expectations(gates)))
     batch = context.data_sources.add_pandas("measurements").add_dataframe_asset("table")
     definition = batch.add_batch_definition_whole_dataframe("all")
     validation = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=definition, suite=suite))
-    result = validation.run(batch_parameters={"dataframe": measurement_table(measurements)})
-    found = _found(result.results)
-    verdicts = [gate_verdict(gate, _checks(found, gate), _of(gate, measurements)) for gate in gates]
-    return Judgement(
-        verdict=worst([gate.verdict for gate in verdicts]),
-        gates=verdicts,
+    result = validation.run(batch_parameters={"dataframe": table})
+    if docs:
+        _build_docs(context, docs)
+    checks, expectations = _found(result.results)
+    return Judged(
+        checks=[_checks(gate, checks) for gate in gates],
+        expectations=[expectations.get(gate.label, []) for gate in gates],
         suite=suite.to_json_dict(),
         validation=_plain(result.to_json_dict()),
     )
+
+
+def _build_docs(context: "AbstractDataContext", folder: Path) -> None:
+    """Great Expectations' own page of the validation result, which has the suite in it.
+
+    Its index of pages, slow to be made, would have this one alone: ours leads there at once.
+    """
+    store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)}
+    site = {
+        "class_name": "SiteBuilder",
+        "store_backend": store,
+        # A second page of the same expectations, and one of profiles, which are not made.
+        "site_section_builders": {"expectations": "None", "profiling": "None"},
+        "show_how_to_buttons": False,
+    }
+    context.add_data_docs_site("docs", site)
+    context.build_data_docs(["docs"], build_index=False)
+    (folder / "index.html").write_text("".join(_index(folder)))
+    for pattern in UNNEEDED:
+        for path in folder.rglob(pattern):
+            path.unlink()
+
+
+def _index(folder: Path) -> Iterator[str]:
+    yield "<!doctype html><title>Data Docs</title>\n"
+    pages = sorted((folder / "validations").rglob("*.html"), key=lambda page: page.stat().st_mtime_ns)
+    if not pages:
+        # It tells the error, and goes on.
+        yield "Great Expectations could not draw its page. Its suite and result are in report.json.\n"
+        return
+    place = quote(pages[-1].relative_to(folder).as_posix())
+    yield f'<meta http-equiv="refresh" content="0; url={place}"><a href="{place}">The validation result</a>\n'
 
 
 def _checked(measurement: Measurement) -> Measurement:
     """Measurements may come from a file, or from code that built them past their model: what the model refuses is invalid."""
     try:
         return Measurement.model_validate(measurement.model_dump(warnings=False))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        return invalid(measurement.metric, f"not a valid measurement: {place} {problem['msg']}", "", filter=measurement.filter)
-
-
-def _of(gate: Gate, measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The gate's measurement. One that failed before its filter was known stands for those of all filters."""
-    own = [found for found in measurements if label_of(found.metric, found.filter) == gate.label]
-    return own or [found for found in measurements if found.metric == gate.metric and found.filter is None]
-
-
-def _add_expectations(suite: "ExpectationSuite", gates: Sequence[Gate]) -> None:
-    import great_expectations.expectations as gxe
-    from great_expectations.expectations.row_conditions import Column
-
-    for gate in gates:
-        row = Column("label") == gate.label
-        at_bound = {"min_value": gate.bound} if gate.minimum is not None else {"max_value": gate.bound}
-        pessimistic, optimistic = ("lower", "upper") if gate.minimum is not None else ("upper", "lower")
-        expected = {
-            "present": [gxe.ExpectTableRowCountToEqual(value=1, row_condition=row)],
-            "trusted": [
-                gxe.ExpectColumnValuesToBeInSet(column="valid", value_set=[True], row_condition=row),
-                gxe.ExpectColumnValuesToNotBeNull(column="value", row_condition=row),
-                gxe.ExpectColumnValuesToBeInSet(column="unit", value_set=[gate.unit], row_condition=row),
-                *(
-                    gxe.ExpectColumnValuesToBeBetween(column=column, min_value=0, max_value=_largest(gate), row_condition=row)
-                    for column in ("value", "lower", "upper")
-                ),
-            ],
-            "noise_known": [gxe.ExpectColumnValuesToNotBeNull(column=bound, row_condition=row) for bound in ("lower", "upper")],
-            "surely_inside": [gxe.ExpectColumnValuesToBeBetween(column=pessimistic, row_condition=row, **at_bound)],
-            "maybe_inside": [gxe.ExpectColumnValuesToBeBetween(column=optimistic, row_condition=row, **at_bound)],
+    except (ValidationError, AttributeError, TypeError) as error:
+        problem = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else repr(error)
+        place = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else ""
+        names = {
+            name: found for name in ("task", "filter", "against") if isinstance(found := getattr(measurement, name, None), str)
         }
-        for check, expectations in expected.items():
+        metric = getattr(measurement, "metric", None)
+        known = metric if isinstance(metric, str) and metric in METRICS else next(iter(METRICS))
+        return invalid(known, f"not a valid measurement: {place} {problem}", "", **names)
+
+
+def _expectations(gates: Sequence[Gate]) -> "list[Expectation]":
+    found: list[Expectation] = []
+    for gate in gates:
+        for check, expectations in _expected(gate).items():
             for expectation in expectations:
-                expectation.meta = {"gate": gate.label, "check": check}
-                suite.add_expectation(expectation)
+                # Unlike those that Great Expectations gives them, the same each time the same gates are judged.
+                expectation.meta = {"id": len(found) + 1, "gate": gate.label, "check": check}
+                found.append(expectation)
+    return found
 
 
-def _largest(gate: Gate) -> float:
-    return 1.0 if gate.unit in ("fraction", "bool") else 1e300
+def _expected(gate: Gate) -> "dict[str, list[Expectation]]":
+    """By check. A yes-or-no check has no noise, so that its value is all that is asked of it."""
+    import great_expectations.expectations as gxe
+    from great_expectations.expectations.row_conditions import AndCondition, Column, Condition
+
+    def one_row(conditions: list[Condition], told: str) -> "Expectation":
+        # Great Expectations' own words for it leave out the conditions.
+        both = AndCondition(conditions=conditions)
+        return gxe.ExpectTableRowCountToEqual(value=1, row_condition=both, description=f"{gate.label} {told}")
+
+    row = Column("label") == gate.label
+    least, largest = _range(gate)
+    holds: list[Condition] = [row, Column("valid") == True, Column("unit") == gate.unit, Column("sample_count") >= 1]  # noqa: E712  (a condition)
+    if gate.has_noise:
+        holds += [Column("value") >= least, Column("value") <= largest]
+    expected = {
+        "present": [one_row([row], "has one row")],
+        "trusted": [
+            one_row(holds, f"is valid, in {gate.unit}, of at least one sample, and possible"),
+            gxe.ExpectColumnValuesToNotBeNull(column="value", row_condition=row),
+        ],
+    }
+    inside = gxe.ExpectColumnMinToBeBetween if gate.is_floor else gxe.ExpectColumnMaxToBeBetween
+    # What lies beyond the metric's range is inside no bound.
+    at_bound = (
+        {"min_value": gate.bound, "max_value": largest} if gate.is_floor else {"min_value": least, "max_value": gate.bound}
+    )
+    if not gate.has_noise:
+        return expected | {"surely_inside": [inside(column="value", row_condition=row, **at_bound)]}
+    pessimistic, optimistic = BOUNDS if gate.is_floor else reversed(BOUNDS)
+    bounds = [Column(bound).is_not_null() for bound in BOUNDS]
+    return expected | {
+        "noise_known": [one_row([row, *bounds], "has an interval with both bounds")],
+        "surely_inside": [inside(column=pessimistic, row_condition=row, **at_bound)],
+        "maybe_inside": [inside(column=optimistic, row_condition=row, **at_bound)],
+    }
 
 
-def _found(results: Sequence[Any]) -> dict[tuple[str, str], bool]:
-    """(gate, check) → whether all its expectations held. One that could not be evaluated makes the gate's row untrusted."""
+def _checks(gate: Gate, found: dict[tuple[str, str], bool]) -> Checks:
+    """What was not found did not hold; a yes-or-no check's value is both of its bounds."""
+    checks = {check: found.get((gate.label, check), False) for check in CHECKS}
+    if not gate.has_noise:
+        checks |= {"noise_known": True, "maybe_inside": checks["surely_inside"]}
+    return Checks.model_validate(checks)
+
+
+def _range(gate: Gate) -> tuple[float, float]:
+    is_share = METRICS[gate.metric].unit in ("fraction", "bool")
+    return (-1.0 if gate.is_against_baseline else 0.0, 1.0 if is_share else 1e300)
+
+
+def _found(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict[str, list[int]]]:
+    """(gate, check) → whether all its expectations held, and gate → their ids.
+
+    An expectation that could not be evaluated makes the gate's row untrusted.
+    """
     found: dict[tuple[str, str], bool] = {}
+    ids: dict[str, list[int]] = {}
     for result in results:
         meta = result.expectation_config.meta
         gate, check = meta["gate"], meta["check"]
         found[gate, check] = found.get((gate, check), True) and bool(result.success)
+        ids.setdefault(gate, []).append(meta["id"])
         if _raised(result.exception_info):
             found[gate, "trusted"] = False
-    return found
+    return found, ids
 
 
 def _raised(exception_info: dict[str, Any]) -> bool:
     entries = [exception_info, *(entry for entry in exception_info.values() if isinstance(entry, dict))]
     return any(entry.get("raised_exception") for entry in entries)
-
-
-def _checks(found: dict[tuple[str, str], bool], gate: Gate) -> Checks:
-    return Checks.model_validate({check: found.get((gate.label, check), False) for check in CHECKS})
 
 
 def _plain(value: Any) -> Any:

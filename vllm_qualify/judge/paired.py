@@ -6,15 +6,18 @@ repetitions tell, and, while some questions have not been asked, which ones thos
 """
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from vllm_qualify.judge.sequential import critical_values
+from vllm_qualify.evidence.measurement import Interval
+from vllm_qualify.evidence.sequential import Sides
 
-Decision = Literal["pass", "fail", "inconclusive"]
 Counts = NDArray[np.int64]
+Scores = NDArray[np.float64]
 
 # Spare answers from which a candidate's own noise is known well enough to count.
 ENOUGH_SPARE = 200
@@ -23,16 +26,20 @@ UNDECIDED_Z, LAST_CRITICAL = 1.645, 2.11
 
 
 class Answers(NamedTuple):
-    """For each question how often it was asked and how often answered right; both of shape (questions,)."""
+    """For each question how often it was asked, and the sums of its answers' scores and of their squares; shape (questions,).
 
-    right: Counts
+    A score lies between 0 and 1. Where it is one of the two, both sums are the number of right answers.
+    """
+
+    total: Scores
+    squares: Scores
     asked: Counts
 
     @property
-    def share(self) -> NDArray[np.float64]:
-        """Of right answers for each question that was asked, NaN for the others."""
+    def mean(self) -> Scores:
+        """The score of each question that was asked, NaN for the others."""
         with np.errstate(invalid="ignore"):
-            return self.right / np.where(self.asked > 0, self.asked, np.nan)
+            return self.total / np.where(self.asked > 0, self.asked, np.nan)
 
     @property
     def spare(self) -> int:
@@ -48,8 +55,7 @@ class Answers(NamedTuple):
         """
         if self.spare == 0:
             return math.nan
-        right, asked = self.right.astype(float), np.maximum(self.asked, 1)
-        within = float((right * (asked - right) / asked).sum())
+        within = float((self.squares - self.total**2 / np.maximum(self.asked, 1)).sum())
         return (within + 0.5) / self.spare
 
 
@@ -61,8 +67,10 @@ class Loss(NamedTuple):
     asked: int
 
 
-def loss(baseline: Answers, candidate: Answers) -> Loss:
+def loss(baseline: Answers, candidate: Answers, margin: float) -> Loss:
     """The candidate's loss against the baseline over the questions that both were asked.
+
+    It is to be held against `margin`: where few questions differ, at least as many are taken to as a loss of that size needs.
 
     Raises:
         ValueError: no common question, or neither build has answered one twice, so that nobody knows the noise.
@@ -71,12 +79,16 @@ def loss(baseline: Answers, candidate: Answers) -> Loss:
     number, total = int(common.sum()), int((baseline.asked > 0).sum())
     if number < 2:
         raise ValueError("the builds have fewer than two questions in common")
-    differences = (baseline.share - candidate.share)[common]
+    differences = (baseline.mean - candidate.mean)[common]
+    varied = float(differences.var(ddof=1))
     per_answer = noise(baseline, candidate)
+    if candidate.spare < ENOUGH_SPARE:
+        # Not known yet to be as calm as the baseline: then the differences themselves tell how much it can be.
+        per_answer = max(per_answer, varied / (1 + float((1 / baseline.asked[common]).mean())))
     repeated = float((1 / baseline.asked[common] + 1 / candidate.asked[common]).sum())
     from_noise = per_answer * repeated / number**2
     # Sampling without replacement: the more of the questions were asked, the less the others can change.
-    from_sampling = (1 - number / total) * max(float(differences.var(ddof=1)), 1 / number) / number
+    from_sampling = (1 - number / total) * max(varied, margin, 1 / number) / number
     return Loss(float(differences.mean()), math.sqrt(from_noise + from_sampling), int(candidate.asked.sum()))
 
 
@@ -86,18 +98,11 @@ def noise(baseline: Answers, candidate: Answers) -> float:
     Raises:
         ValueError: neither build has answered a question twice.
     """
-    spares = {answers.spare: answers.noise for answers in (baseline, candidate) if answers.spare}
-    if not spares:
+    known = [(answers.spare, answers.noise) for answers in (baseline, candidate) if answers.spare]
+    if not known:
         raise ValueError("no question was answered twice by one build, so that nobody knows the noise")
-    pooled = sum(spare * variance for spare, variance in spares.items()) / sum(spares)
+    pooled = sum(spare * variance for spare, variance in known) / sum(spare for spare, _ in known)
     return max(pooled, candidate.noise) if candidate.spare >= ENOUGH_SPARE else pooled
-
-
-class Plan(NamedTuple):
-    """When a comparison is looked at: after how many answers of the candidate, and how sure one must be then."""
-
-    looks: list[int]
-    critical: list[float]
 
 
 def repetitions_for(margin: float, noise: float, questions: int) -> int:
@@ -109,15 +114,12 @@ def repetitions_for(margin: float, noise: float, questions: int) -> int:
     return max(1, math.ceil(2 * noise / (questions * error**2)))
 
 
-def plan(questions: int, block: int, repetitions: int, baseline_repetitions: int, alpha: float) -> Plan:
-    """Looks after each block of questions, `repetitions` times through all of them.
+def information(looks: Sequence[int], questions: int, baseline_repetitions: int) -> list[float]:
+    """What is known of the loss at each look, for `sequential.sides`. A look is after so many answers of the candidate.
 
-    The share of information at a look follows from how often questions have been asked by then. `alpha` is the chance of a
-    wrong `pass`, and of a wrong `fail`, over all looks.
+    It follows from how often questions have been asked by then: one over the loss's variance, of which one answer's is 1.
     """
-    looks = sorted({*range(block, questions * repetitions, block), questions * repetitions})
-    information = [1 / _planned_variance(asked, questions, baseline_repetitions) for asked in looks]
-    return Plan(looks, critical_values(information, alpha))
+    return [1 / _planned_variance(asked, questions, baseline_repetitions) for asked in looks]
 
 
 def _planned_variance(asked: int, questions: int, baseline_repetitions: int) -> float:
@@ -130,9 +132,11 @@ def _planned_variance(asked: int, questions: int, baseline_repetitions: int) -> 
     return 1 / baseline_repetitions + mean_inverse
 
 
-def decide(found: Loss, margin: float, critical: float) -> Decision:
-    """`pass` when the loss is surely below the margin, `fail` when it is surely above."""
-    reach = critical * found.error
-    if found.value + reach < margin:
-        return "pass"
-    return "fail" if found.value - reach > margin else "inconclusive"
+def interval(found: Loss, at: Sides) -> Interval:
+    """The bounds of the loss; no loss lies outside of -1 and 1."""
+    lower, upper = found.value - _z(at.below) * found.error, found.value + _z(at.above) * found.error
+    return Interval(lower=max(-1.0, min(lower, found.value)), upper=min(1.0, max(upper, found.value)))
+
+
+def _z(alpha: float) -> float:
+    return -float(special.ndtri(alpha))

@@ -1,10 +1,12 @@
 """Verdicts over gates: what Great Expectations found, in the design's four words."""
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Literal
 
 from vllm_qualify.evidence.measurement import Interval, Measurement
-from vllm_qualify.recipe.model import Frozen, Gate
+from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.recipe.model import Frozen, Gate, Waiver
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
 # The worst of a cell's gates decides it.
@@ -27,7 +29,11 @@ class Checks(Frozen):
 
 
 class GateVerdict(Frozen):
-    """One gate with its verdict. A value nearer to the bound than `smallest_visible_change` cannot be told from it."""
+    """One gate with its verdict. A value nearer to the bound than `smallest_visible_change` cannot be told from it.
+
+    `expectations` are the `meta.id` of what decided in suite and result, `traced_to` the raw evidence as `path:line`.
+    `waiver` holds on the day of the judgement, `expired` held before.
+    """
 
     gate: Gate
     verdict: Verdict
@@ -38,13 +44,28 @@ class GateVerdict(Frozen):
     sample_count: int = 0
     smallest_visible_change: float | None = None
     source: str | None = None
+    traced_to: list[str] = []
+    expectations: list[int] = []
+    waiver: Waiver | None = None
+    expired: Waiver | None = None
+
+    @property
+    def counts_as(self) -> Verdict:
+        """The verdict, or `pass` where the gate is waived. Nothing is waived that nobody knows: `invalid` stays."""
+        return "pass" if self.waiver and self.verdict in ("fail", "inconclusive") else self.verdict
 
 
 class Judgement(Frozen):
-    """The verdict of a cell with everything that it was judged by."""
+    """The verdict of a cell with everything that it was judged by.
+
+    `comparisons` are the measurements against the baseline. `not_judged` are the gates of a run that is to be the baseline.
+    """
 
     verdict: Verdict
     gates: list[GateVerdict]
+    not_judged: list[Gate] = []
+    comparisons: list[Measurement] = []
+    levels: Levels
     suite: dict[str, object]
     validation: dict[str, object]
 
@@ -69,14 +90,52 @@ def worst(verdicts: list[Verdict]) -> Verdict:
     return next((verdict for verdict in WORST_FIRST if verdict in verdicts), "invalid")
 
 
-def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement]) -> GateVerdict:
+def is_decided(gate: Gate, measurements: Sequence[Measurement]) -> bool:
+    """Whether more samples would change nothing: the interval lies on one side of the bound, or there is nothing to trust.
+
+    What `judge` says of the same gate, without the seconds that Great Expectations takes.
+    """
+    found = measurements_of(gate, measurements)
+    if len(found) != 1 or found[0].invalid_because is not None:
+        return True
+    interval = bounds_of(found[0])
+    return interval is not None and not interval.lower <= gate.bound <= interval.upper
+
+
+def surely_misses(gate: Gate, measurements: Sequence[Measurement]) -> bool:
+    found = measurements_of(gate, measurements)
+    interval = bounds_of(found[0]) if len(found) == 1 and found[0].invalid_because is None else None
+    return interval is not None and (interval.upper < gate.bound if gate.is_floor else interval.lower > gate.bound)
+
+
+def measurements_of(gate: Gate, measurements: Sequence[Measurement]) -> list[Measurement]:
+    """The gate's measurement. One that failed before its filter was known stands for those of all filters."""
+    own = [found for found in measurements if found.label == gate.label]
+    return own or [
+        found
+        for found in measurements
+        if (found.metric, found.filter) == (gate.metric, None)
+        and found.task in (None, gate.task)
+        and (found.against is not None) == gate.is_against_baseline
+    ]
+
+
+def waived(found: GateVerdict, waivers: Sequence[Waiver], today: date) -> GateVerdict:
+    """The verdict with the waiver of its gate, if there is one."""
+    for waiver in waivers:
+        if waiver.gate == found.gate.label:
+            return found.model_copy(update={"waiver" if today <= waiver.expires else "expired": waiver})
+    return found
+
+
+def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement], expectations: Sequence[int] = ()) -> GateVerdict:
     """The verdict of one gate over the measurements of its metric and filter, of which there should be exactly one."""
     verdict = decide(checks)
     if len(found) != 1:
         because = (
             f"{len(found)} measurements where one is needed" if found else "no measurement: the stage left no evidence for it"
         )
-        return GateVerdict(gate=gate, verdict=verdict, because=because, checks=checks)
+        return GateVerdict(gate=gate, verdict=verdict, because=because, checks=checks, expectations=list(expectations))
     measurement, interval = found[0], bounds_of(found[0])
     return GateVerdict(
         gate=gate,
@@ -88,6 +147,8 @@ def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement]) -> Ga
         sample_count=measurement.sample_count,
         smallest_visible_change=_visible(measurement, interval, gate),
         source=measurement.source,
+        traced_to=measurement.traced_to,
+        expectations=list(expectations),
     )
 
 
@@ -101,7 +162,7 @@ def bounds_of(measurement: Measurement) -> Interval | None:
 def _visible(measurement: Measurement, interval: Interval | None, gate: Gate) -> float | None:
     if interval is None or measurement.value is None:
         return None
-    return measurement.value - interval.lower if gate.minimum is not None else interval.upper - measurement.value
+    return measurement.value - interval.lower if gate.is_floor else interval.upper - measurement.value
 
 
 def _because(verdict: Verdict, checks: Checks, *, is_check: bool) -> str:
@@ -111,5 +172,5 @@ def _because(verdict: Verdict, checks: Checks, *, is_check: bool) -> str:
         return "it holds" if verdict == "pass" else "it does not hold"
     if verdict == "inconclusive":
         told = "the bound lies within the interval" if checks.noise_known else "measured once, which shows no noise"
-        return f"{told}: more samples could decide"
+        return f"{told}: what was measured does not decide"
     return "the whole interval meets the bound" if verdict == "pass" else "the whole interval misses the bound"

@@ -13,7 +13,15 @@ from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.model import Frozen
 
 MANIFEST_VERSION = 1
-TYPES = {".json": "application/json", ".jsonl": "application/jsonl", ".html": "text/html; charset=utf-8"}
+TYPES = {
+    ".css": "text/css",
+    ".html": "text/html; charset=utf-8",
+    ".ico": "image/x-icon",
+    ".json": "application/json",
+    ".jsonl": "application/jsonl",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+}
 PLAIN = "text/plain; charset=utf-8"
 
 
@@ -23,13 +31,19 @@ class StoredObject(Frozen):
     size: int
 
 
-class Manifest(Frozen):
-    """What a run consists of. A run without its manifest was not published whole and counts for nothing."""
+class ManifestHead(Frozen):
+    """Which run it is, and how it ended. One that `establishes` is a baseline once it is approved."""
 
-    manifest_version: int = MANIFEST_VERSION
     run_id: str
     cell: str
     outcome: str
+    establishes: bool = False
+
+
+class Manifest(ManifestHead):
+    """What a run consists of. A run without its manifest was not published whole and counts for nothing."""
+
+    manifest_version: int = MANIFEST_VERSION
     objects: list[StoredObject]
 
 
@@ -49,12 +63,12 @@ def evidence_key(file: EvidenceFile) -> str:
 def publish(
     store: Store,
     prefix: str,
-    manifest_head: tuple[str, str, str],
+    head: ManifestHead,
     evidence: Path,
     files: list[EvidenceFile],
     documents: Mapping[str, bytes],
 ) -> str:
-    """Store a run and return the manifest's location. `manifest_head` is (run id, cell id, outcome).
+    """Store a run and return the manifest's location.
 
     A second call with the same content completes what a first one left unfinished.
 
@@ -68,9 +82,8 @@ def publish(
         # Two stages can have left the same file, which is then one object.
         objects[key] = objects.get(key) or _put(store, key, body)
     objects |= {name: _put(store, f"{prefix}/{name}", body) for name, body in documents.items()}
-    run_id, cell, outcome = manifest_head
     stored = sorted(objects.values(), key=lambda stored: stored.key)
-    manifest = Manifest(run_id=run_id, cell=cell, outcome=outcome, objects=stored)
+    manifest = Manifest(**head.model_dump(), objects=stored)
     key = f"{prefix}/manifest.json"
     _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
     return store.locate(key)

@@ -1,22 +1,28 @@
 """Every metric that a measurement or a gate may name, declared once: its stage, unit and direction."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Stage = Literal["serve", "smoke", "accuracy", "load"]
+Stage = Literal["fit", "baseline", "serve", "smoke", "accuracy", "load", "speculation", "sweep"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 Direction = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric. `direction` says which way is better; `unit` is the unit of value, interval and bound."""
+    """A metric. `direction` says which way is better; `unit` is the unit of value, interval and bound.
+
+    `is_score` says that lm-eval's tasks give it to each answer, by filter. A percentile has its `quantile`.
+    """
 
     name: str
     stage: Stage
     unit: str
     direction: Direction
     meaning: str
+    is_score: bool = False
+    quantile: float | None = None
 
 
 _LATENCIES = {
@@ -25,31 +31,90 @@ _LATENCIES = {
     "itl": "time between two streamed tokens",
     "e2el": "time from request to last token",
 }
-_STATISTICS = {"mean": "mean", "median": "median", "p90": "90th percentile", "p99": "99th percentile"}
+_STATISTICS = {
+    "mean": ("mean", None),
+    "p50": ("median", 0.50),
+    "p90": ("90th percentile", 0.90),
+    "p99": ("99th percentile", 0.99),
+}
+# What lm-eval's tasks give each answer, as they name it; all between 0 and 1, and more is better.
+_SCORES = {
+    "exact_match": "share of questions answered exactly",
+    "acc": "share of questions whose right choice is the likeliest",
+    "acc_norm": "share of questions whose right choice is the likeliest for its length",
+    "f1": "mean F1 of the answers' words",
+    "em": "share of questions answered exactly",
+    "prompt_level_strict_acc": "share of prompts all of whose instructions are followed",
+    "prompt_level_loose_acc": "share of prompts all of whose instructions are followed, loosely read",
+}
 
 NCCL_INFINIBAND = "nccl_infiniband"
+SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
+SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
+GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
+ACCEPTANCE_BATCH1, SAME_TEXT = "acceptance_length_batch1_tok", "speculative_same_text"
 # vLLM's own counters that decide whether a load is valid, as its source names them; on /metrics each ends in `_total`.
 PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS = "vllm:num_preemptions", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"
 COUNTERS_READ = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS)
 
 _DECLARED = (
     Metric("startup_s", "serve", "s", "lower", "from launching the server to the first completion that came back"),
+    Metric("startup_warm_s", "serve", "s", "lower", "startup_s of a server whose graphs were compiled before"),
+    Metric("startup_image_s", "serve", "s", "lower", "pulling the image, before the launch"),
+    Metric("startup_process_s", "serve", "s", "lower", "from launching the server until it begins to load the weights"),
+    Metric("startup_weights_s", "serve", "s", "lower", "loading the weights"),
+    Metric("startup_compile_s", "serve", "s", "lower", "compiling the model, or loading what was compiled before"),
+    Metric("startup_graphs_s", "serve", "s", "lower", "capturing CUDA graphs"),
+    Metric("startup_ready_s", "serve", "s", "lower", "the rest of startup_s, until the first completion that came back"),
     Metric(NCCL_INFINIBAND, "serve", "bool", "higher", "every channel that NCCL opened between nodes uses its network IB"),
     Metric("smoke_model_identity", "smoke", "bool", "higher", "the reply and /v1/models name the served model"),
     Metric("smoke_finish_reason", "smoke", "bool", "higher", "every reply ended by `stop` or at the asked `length`"),
     Metric("smoke_usage", "smoke", "bool", "higher", "the usage counts are present and agree with the request"),
     Metric("smoke_determinism", "smoke", "bool", "higher", "the same prompt at temperature 0 gave the same text twice"),
     Metric("smoke_golden", "smoke", "bool", "higher", "the text equals the recipe's golden text"),
-    Metric("exact_match", "accuracy", "fraction", "higher", "share of questions answered exactly"),
+    *(Metric(name, "accuracy", "fraction", "higher", meaning, is_score=True) for name, meaning in _SCORES.items()),
+    Metric("truncated_answers", "accuracy", "fraction", "lower", "share of answers that were cut at the most tokens allowed"),
     Metric("request_throughput_req_s", "load", "req/s", "higher", "requests completed per second"),
     Metric("output_throughput_tok_s", "load", "tok/s", "higher", "output tokens per second"),
     Metric("total_throughput_tok_s", "load", "tok/s", "higher", "input and output tokens per second"),
     *(
-        Metric(f"{name}_{statistic}_ms", "load", "ms", "lower", f"{meaning}, {wording}")
+        Metric(f"{name}_{statistic}_ms", "load", "ms", "lower", f"{meaning}, {wording}", quantile=quantile)
         for name, meaning in _LATENCIES.items()
-        for statistic, wording in _STATISTICS.items()
+        for statistic, (wording, quantile) in _STATISTICS.items()
     ),
+    Metric(GOODPUT, "load", "req/s", "higher", "requests completed per second that met the workload's SLO"),
+    Metric("acceptance_length_tok", "load", "tok", "higher", "tokens per step of speculative decoding, the draft's and one"),
+    Metric(SPEEDUP, "speculation", "ratio", "higher", "output tokens per second over those of the same server without it"),
+    Metric(SPEEDUP_BATCH1, "speculation", "ratio", "higher", "the same with one request at a time"),
+    Metric(ACCEPTANCE_BATCH1, "speculation", "tok", "higher", "tokens per step of speculative decoding, one request at a time"),
+    Metric(SAME_TEXT, "speculation", "fraction", "higher", "share of prompts whose greedy text is the same without it"),
+    Metric(SLO_CONCURRENCY, "sweep", "req", "higher", "most requests at once that meet the sweep's SLO"),
+    Metric(SLO_RATE, "sweep", "req/s", "higher", "highest rate of requests that meets the sweep's SLO"),
+    Metric(SLO_GOODPUT, "sweep", "req/s", "higher", "requests in time per second, at the most that meets the sweep's SLO"),
+    Metric(SLO_COST, "sweep", "usd/Mtok", "lower", "price of a million output tokens, at the most that meets the sweep's SLO"),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 SMOKE_METRICS = tuple(metric.name for metric in _DECLARED if metric.stage == "smoke")
+
+# How sure one must be that a percentile is met where no request misses it.
+PERCENTILE_CONFIDENCE = 0.99
+
+
+# A load's warm-up and tail are cut: only half of its requests are sure to be counted.
+PROMPTS_PER_REQUEST = 2
+
+
+def least_prompts(metric: str) -> int:
+    """How many prompts a load needs for a gate on the metric: as many as its requests, and those that are cut."""
+    least = least_requests(metric)
+    return PROMPTS_PER_REQUEST * least if least > 1 else 1
+
+
+def least_requests(metric: str) -> int:
+    """How many requests a percentile needs: so many, and all in time, show it with PERCENTILE_CONFIDENCE (p99: 459).
+
+    The least n with quantile^n below 1 - PERCENTILE_CONFIDENCE, as in MLPerf Inference's early stopping. 1 for other metrics.
+    """
+    quantile = METRICS[metric].quantile
+    return 1 if quantile is None else math.ceil(math.log(1 - PERCENTILE_CONFIDENCE) / math.log(quantile))

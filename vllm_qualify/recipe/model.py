@@ -6,6 +6,8 @@ All models are strict: unknown keys, wrong types, NaN and infinities are refused
 import math
 import re
 from collections.abc import Collection, Iterator
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -13,7 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from vllm_qualify.recipe.metrics import METRICS, NCCL_INFINIBAND
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, NCCL_INFINIBAND, SPEEDUP, Metric, least_prompts
 
 EngineName = Literal["vllm", "tensorrt-llm"]
 VLLM: EngineName = "vllm"
@@ -30,6 +32,9 @@ SETTABLE_BY_US = (
     "hf-token",
 )
 LEAST_PROMPTS_PER_CLIENT = 5
+# How often a baseline is asked each question at least: with fewer its own noise is most of what a comparison does not know.
+LEAST_REPETITIONS = 4
+AGAINST = " against the baseline"
 
 
 class Frozen(BaseModel):
@@ -65,7 +70,9 @@ def _environment_name(name: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret, by the usual naming habits."""
+    """Whether an environment variable of this name holds a secret, by the usual naming habits; a `_FILE` holds a path."""
+    if name.upper().endswith("_FILE"):
+        return False
     words = "TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_KEY|ACCESS_KEY|PRIVATE_KEY"
     return bool(re.search(rf"(^|_)({words})(_|$)", name.upper()))
 
@@ -76,13 +83,27 @@ def _plain_name(name: str) -> str:
     return name
 
 
+def _task_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError("it is no name of an lm-eval task: letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _ascending(numbers: list[int]) -> list[int]:
+    if numbers != sorted(set(numbers)):
+        raise ValueError("write each number once, the smallest first")
+    return numbers
+
+
 Name = Annotated[str, Field(strict=True, max_length=100), AfterValidator(_plain_name)]
+TaskName = Annotated[str, Field(strict=True, max_length=100), AfterValidator(_task_name)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 CountOrNone = Annotated[int, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, gt=0)]
 Gibibytes = Annotated[float, Field(strict=True, ge=0.0625)]
 Number = Annotated[float, Field(strict=True)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
 ServerArguments = dict[Annotated[str, AfterValidator(_server_key)], Annotated[JsonValue, AfterValidator(_server_value)]]
 Environment = dict[Annotated[str, AfterValidator(_environment_name)], Annotated[str, Field(strict=True)]]
@@ -163,7 +184,8 @@ class Variant(Arguments):
     """One set of weights for one engine. `model` is a hub repository, or a folder that begins with `./`, `../`, `/` or `~`.
 
     `gpu_types`, `profiles` and `vllm` say where it can be served at all; empty lists and None say everywhere. The arguments of
-    GPU types and profiles are vLLM's. With another engine those of the variant stand alone, and are that engine's.
+    GPU types and profiles are vLLM's. With another engine those of the variant stand alone, and are that engine's. `baseline`
+    is the variant that it is compared with; by default itself, as it was approved before.
     """
 
     model: Text
@@ -173,6 +195,7 @@ class Variant(Arguments):
     gpu_types: list[Name] = []
     profiles: list[Name] = []
     vllm: VersionRange | None = None
+    baseline: Name | None = None
 
     @model_validator(mode="after")
     def _versions_are_vllms(self) -> Self:
@@ -216,30 +239,119 @@ class Questions(Frozen):
 
 
 class Accuracy(Frozen):
-    """One lm-eval task. `num_questions` is how many samples the task must score; another count is invalid."""
+    """One lm-eval task, by its name there or of a file in `task_folder`.
 
-    task: Text = "gsm8k"
+    `num_questions` of its questions are asked, the same ones each time: `seed` draws them where the task has more. Where a gate
+    compares with a baseline, they are asked again and again until the comparison is decided, at most `most_repetitions` times;
+    with `sequential` asking ends as soon as every gate is decided. Replies that are empty or never came are no wrong answers;
+    a share of them above `max_unanswered` makes the run invalid. `num_concurrent` follows the server's `max-num-seqs`.
+    """
+
+    task: TaskName = "gsm8k"
+    api: Literal["completions", "chat"] = "completions"
     num_fewshot: CountOrNone = 5
     num_questions: Count
-    num_concurrent: Count = 32
+    num_concurrent: Count | None = None
     max_gen_toks: Count = 256
     seed: CountOrNone = 1234
+    most_repetitions: Count = 10
+    sequential: Flag = True
+    max_unanswered: Share = 0.002
     time_limit_s: Seconds = 3600.0
     questions: Questions | None = None
+    task_folder: Text | None = None
 
 
-class Load(Frozen):
-    """One `vllm bench serve` workload of random prompts; lengths in tokens."""
+class Slo(Frozen):
+    """What a request must meet to count for goodput; times in ms, None where it does not matter."""
 
-    input_len: Count
+    ttft_ms: Seconds | None = None
+    tpot_ms: Seconds | None = None
+    e2el_ms: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not self.wanted:
+            raise ValueError("give at least one of ttft_ms, tpot_ms and e2el_ms")
+        return self
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        """`vllm bench serve`'s names of the times with their limits in ms."""
+        given = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2el": self.e2el_ms}
+        return {name: limit for name, limit in given.items() if limit is not None}
+
+
+class Workload(Frozen):
+    """What `vllm bench serve` asks; lengths in tokens.
+
+    Prompts are random, of `input_len`, or those of a file: JSON lines, each with a `prompt`. Replies have `output_len`. Random
+    lengths lie between 1 - `length_spread` and 1 + `length_spread` times these, evenly. The load is repeated `repeats` times,
+    and where a gate is undecided then, up to `most_repeats` times.
+    """
+
+    input_len: Count | None = None
     output_len: Count
-    max_concurrency: Count
-    num_prompts: Count
+    length_spread: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    prompts: Text | None = None
+    api: Literal["completions", "chat"] = "completions"
     num_warmups: CountOrNone
-    repeats: Count = 3
+    repeats: Count = 5
+    most_repeats: Count = 10
     min_duration_s: Seconds = 60.0
     seed: CountOrNone = 0
     time_limit_s: Seconds = 3600.0
+    slo: Slo | None = None
+
+    @property
+    def looks(self) -> list[int]:
+        """After how many repeats the gates are looked at: twice, since each look takes of the certainty of the others."""
+        return sorted({self.repeats, max(self.repeats, self.most_repeats)})
+
+    @property
+    def longest_tok(self) -> int | None:
+        """The most tokens that one request can take, prompt and reply; None where a file has the prompts."""
+        if self.input_len is None:
+            return None
+        return sum(math.ceil(length * (1 + self.length_spread)) for length in (self.input_len, self.output_len))
+
+    @model_validator(mode="after")
+    def _has_prompts(self) -> Self:
+        if (self.input_len is None) == (self.prompts is None):
+            raise ValueError("give 'input_len' for random prompts, or 'prompts' for those of a file, one of the two")
+        if self.prompts is not None and self.length_spread:
+            raise ValueError("'length_spread' is of random prompts; leave it out with 'prompts'")
+        return self
+
+
+class LoadSettings(Workload):
+    """A recipe's workload: without `max_concurrency` there are as many clients as the server's `max-num-seqs`, and without
+    `num_prompts` as many prompts as that many clients and the gates need."""
+
+    max_concurrency: Count | None = None
+    num_prompts: Count | None = None
+
+    def of(self, max_num_seqs: int | None, least_prompts: int) -> "Load":
+        """The load of a server. Raises ValueError where it does not follow, or there are too few prompts."""
+        clients = self.max_concurrency or max_num_seqs
+        if clients is None:
+            raise ValueError("give max_concurrency, or the server its max-num-seqs")
+        prompts = self.num_prompts or max(LEAST_PROMPTS_PER_CLIENT * clients, least_prompts)
+        return Load.model_validate(self.model_dump() | {"max_concurrency": clients, "num_prompts": prompts})
+
+    @model_validator(mode="after")
+    def _enough_prompts(self) -> Self:
+        if self.max_concurrency and self.num_prompts:
+            self.of(None, 1)
+        return self
+
+
+class Load(Workload):
+    """One `vllm bench serve` workload, all of it known. `prompts_sha256` is of the file's content."""
+
+    max_concurrency: Count
+    num_prompts: Count
+    prompts_sha256: str | None = None
 
     @model_validator(mode="after")
     def _enough_prompts(self) -> Self:
@@ -251,13 +363,84 @@ class Load(Frozen):
         return self
 
 
+class Sweep(Frozen):
+    """Loads beside the profile's own, on the same server: a curve of throughput against speed, and the most that meets an SLO.
+
+    `concurrencies` are the curve's points. `slo` bounds latencies of the load, like `ttft_p99_ms: 2000`; what is searched for
+    are the most clients, up to `most_concurrency` (by default the server's `max-num-seqs`), and the highest rate of requests
+    that meet all of them, to within `resolution`, in at most `most_runs` runs each.
+    """
+
+    concurrencies: Annotated[list[Count], AfterValidator(_ascending)] = []
+    slo: dict[Text, Seconds] = {}
+    search: list[Literal["concurrency", "request_rate"]] = ["concurrency", "request_rate"]
+    most_concurrency: Count | None = None
+    resolution: Annotated[float, Field(strict=True, ge=0.01, le=0.5)] = 0.05
+    most_runs: Count = 12
+    min_duration_s: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not self.concurrencies and not self.slo:
+            raise ValueError("give 'concurrencies', or an 'slo' to be met, or both")
+        for name in self.slo:
+            metric = METRICS.get(name)
+            if metric is None or metric.stage != "load" or metric.unit != "ms":
+                known = ", ".join(known for known, each in METRICS.items() if each.stage == "load" and each.unit == "ms")
+                raise ValueError(f"slo.{name} is no latency of a load; known: {known}")
+        return self
+
+
+class Fit(Frozen):
+    """What of a profile's server is found on the machine itself before the cell is qualified.
+
+    Of `tensor_parallel_sizes` the smallest with which the server starts; as `max-num-seqs` as many requests of the workload's
+    full length as its KV cache holds; of `max_num_batched_tokens` the one with the highest output throughput.
+    """
+
+    tensor_parallel_sizes: Annotated[list[Count], AfterValidator(_ascending)] = []
+    max_num_seqs: Flag = False
+    max_num_batched_tokens: Annotated[list[Count], AfterValidator(_ascending)] = []
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not (self.tensor_parallel_sizes or self.max_num_seqs or self.max_num_batched_tokens):
+            raise ValueError("give 'tensor_parallel_sizes', 'max_num_seqs' or 'max_num_batched_tokens'")
+        if len(self.max_num_batched_tokens) == 1:
+            raise ValueError("max_num_batched_tokens compares: give two or more, or write the one under 'server'")
+        return self
+
+    @property
+    def options(self) -> list[str]:
+        """The server options that it finds."""
+        found = {
+            "tensor-parallel-size": self.tensor_parallel_sizes,
+            "max-num-seqs": self.max_num_seqs,
+            "max-num-batched-tokens": self.max_num_batched_tokens,
+        }
+        return [name for name, asked in found.items() if asked]
+
+
 class Gate(Frozen):
-    """A rule over one metric, absolute: `minimum` for a metric where higher is better, `maximum` where lower is."""
+    """A rule over one metric, in one of three forms.
+
+    - Absolute: `minimum` where higher is better, `maximum` where lower is, or a `reference` that may be missed by `margin`.
+    - `max_loss`, of a score: the share of the questions that may be lost against the baseline, question by question.
+    - `max_worsening`, of a measured load: how many times worse than the baseline's it may be, less 1. With 0.05 a time may be
+      1.05 times as long, and a rate 1.05 times as low.
+
+    The unit is the metric's; against a baseline it is `fraction`. Without a `task` the gate is on the recipe's only one.
+    """
 
     metric: Text
     filter: Text | None = None
+    task: Text | None = None
     minimum: Number | None = None
     maximum: Number | None = None
+    reference: Number | None = None
+    margin: Number | None = None
+    max_loss: Number | None = None
+    max_worsening: Number | None = None
     unit: Text
 
     @model_validator(mode="after")
@@ -265,30 +448,69 @@ class Gate(Frozen):
         metric = METRICS.get(self.metric)
         if metric is None:
             raise ValueError(f"no metric '{self.metric}'; known: {', '.join(METRICS)}")
-        if metric.unit != self.unit:
-            raise ValueError(f"the unit of {metric.name} is '{metric.unit}', not '{self.unit}'")
-        wanted, other = ("minimum", "maximum") if metric.direction == "higher" else ("maximum", "minimum")
-        if getattr(self, wanted) is None or getattr(self, other) is not None:
-            raise ValueError(f"{metric.direction} is better for {metric.name}: give '{wanted}' and not '{other}'")
-        if metric.stage == "accuracy" and self.filter is None:
+        self._check_form(metric)
+        unit = "fraction" if self.is_against_baseline else metric.unit
+        if self.unit != unit:
+            raise ValueError(f"the unit of {self.label} is '{unit}', not '{self.unit}'")
+        if metric.is_score and self.filter is None:
             raise ValueError(f"a gate on {metric.name} names lm-eval's filter, like strict-match or flexible-extract")
-        if metric.stage != "accuracy" and self.filter is not None:
+        if not metric.is_score and self.filter is not None:
             raise ValueError(f"{metric.name} has no filter")
+        if metric.stage != "accuracy" and self.task is not None:
+            raise ValueError(f"{metric.name} is of no task")
         if metric.unit in ("fraction", "bool") and not 0 <= self.bound <= 1:
             raise ValueError(f"{metric.name} lies between 0 and 1, the bound {self.bound} does not")
         if self.bound < 0:
             raise ValueError(f"{metric.name} is never negative, the bound {self.bound} is")
         return self
 
+    def _check_form(self, metric: Metric) -> None:
+        wanted, other = ("minimum", "maximum") if metric.direction == "higher" else ("maximum", "minimum")
+        forms: dict[str, tuple[str, ...]] = {wanted: (wanted,), "reference and margin": ("reference", "margin")}
+        if metric.is_score:
+            forms["max_loss"] = ("max_loss",)
+        if metric.stage == "load" and metric.name != SPEEDUP:
+            forms["max_worsening"] = ("max_worsening",)
+        names = (wanted, other, "reference", "margin", "max_loss", "max_worsening")
+        given = tuple(name for name in names if getattr(self, name) is not None)
+        if given not in forms.values():
+            told = ", or ".join(f"'{form}'" for form in forms)
+            raise ValueError(f"{metric.direction} is better for {metric.name}: give {told}, and nothing beside")
+        for name in ("margin", "max_loss", "max_worsening"):
+            if name in given and not getattr(self, name) > 0:
+                raise ValueError(f"'{name}' must be above 0: no measurement can show that nothing at all was lost")
+
+    @property
+    def is_against_baseline(self) -> bool:
+        return self.max_loss is not None or self.max_worsening is not None
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether the value must be at least the bound, and not at most."""
+        return not self.is_against_baseline and METRICS[self.metric].direction == "higher"
+
     @property
     def bound(self) -> float:
-        bound = self.minimum if self.minimum is not None else self.maximum
-        assert bound is not None  # noqa: S101  (the validator saw to it)
-        return bound
+        if self.reference is not None and self.margin is not None:
+            # In decimals, as people write it: .92 less .02 is .9.
+            reference, margin = Decimal(str(self.reference)), Decimal(str(self.margin))
+            return float(reference - margin if self.is_floor else reference + margin)
+        bound = next(b for b in (self.minimum, self.maximum, self.max_loss, self.max_worsening) if b is not None)
+        return float(bound)
+
+    @property
+    def has_noise(self) -> bool:
+        return self.unit != "bool"
 
     @property
     def label(self) -> str:
-        return f"{self.metric} ({self.filter})" if self.filter else self.metric
+        return label_of(self.metric, self.task, self.filter, against_baseline=self.is_against_baseline)
+
+
+def label_of(metric: str, task: str | None, filter_name: str | None, *, against_baseline: bool) -> str:
+    """`exact_match (gsm8k, strict-match)`, `ttft_p99_ms against the baseline`."""
+    of = ", ".join(name for name in (task, filter_name) if name)
+    return metric + (f" ({of})" if of else "") + (AGAINST if against_baseline else "")
 
 
 def _for_a_recipe(gate: Gate) -> Gate:
@@ -299,23 +521,71 @@ def _for_a_recipe(gate: Gate) -> Gate:
         raise ValueError(f"{gate.metric} gates by itself where a GPU type has `network: infiniband`; leave it out")
     if stage == "serve":
         raise ValueError(f"{gate.metric} is measured once a run, which shows no noise to judge it by")
+    if stage == "sweep":
+        remedy = "set load.max_concurrency to the number wanted, and gate the latencies there"
+        raise ValueError(f"{gate.metric} is found by one search, which shows no noise to judge it by: {remedy}")
     return gate
 
 
 Gates = list[Annotated[Gate, AfterValidator(_for_a_recipe)]]
 
 
+class Waiver(Frozen):
+    """One gate of one cell that need not be passed until a day, and who answers for that.
+
+    `gate` is its name as reports have it. The day itself, by UTC, is the last on which it holds.
+    """
+
+    gate: Text
+    gpu_type: Name
+    variant: Name
+    profile: Name
+    owner: Text
+    reason: Text
+    expires: date
+
+
+class Approval(Frozen):
+    """How reports without a failed gate become approvals, which deployments trust.
+
+    `automatic`: at once, if every gate was judged and a key to sign with is given; else a person decides. An approval expires
+    `valid_days` after the decision.
+    """
+
+    automatic: bool = False
+    valid_days: int = Field(default=90, ge=1, le=3650)
+
+
 class Profile(Arguments):
     """A serving goal: its tunables over the GPU type's arguments, its workload and its gates."""
 
-    load: Load
+    load: LoadSettings
+    sweep: Sweep | None = None
+    fit: Fit | None = None
     gates: Gates = []
+
+    @model_validator(mode="after")
+    def _fit_finds_what_is_open(self) -> Self:
+        set_too = [name for name in (self.fit.options if self.fit else []) if name in self.server]
+        if set_too:
+            raise ValueError(f"fit finds {', '.join(set_too)}, and the server sets it too: leave one of the two out")
+        if self.fit and self.fit.max_num_seqs and self.load.longest_tok is None:
+            raise ValueError("fit finds max_num_seqs for random prompts only, whose length is known: give it under 'server'")
+        if self.fit and self.fit.max_num_seqs and self.load.num_prompts and not self.load.max_concurrency:
+            raise ValueError("fit finds max_num_seqs, which the clients follow: leave load.num_prompts out, which follows them")
+        return self
 
 
 class Serving(Arguments):
-    """How the model is served on one GPU type. `network` is what NCCL must use between nodes; the server's log tells it."""
+    """How the model is served on one GPU type.
+
+    `network` is what NCCL must use between nodes; the server's log tells it. `warm_starts` more starts are measured after the
+    load. `price_usd_gpu_hour` is what one GPU costs an hour.
+    """
 
     default_variant: Name
+    warm_starts: CountOrNone = 0
+    price_usd_gpu_hour: Annotated[float, Field(strict=True, gt=0)] | None = None
     network: Literal["infiniband"] | None = None
     startup_timeout_s: Seconds = 1800.0
     memory_limit_gib: Gibibytes | None = None
@@ -337,8 +607,10 @@ class Recipe(Frozen):
     variants: dict[Name, Variant] = Field(min_length=1)
     gpu_types: dict[Name, Serving] = Field(min_length=1)
     smoke: Smoke
-    accuracy: Accuracy
+    accuracy: list[Accuracy] = Field(min_length=1)
     gates: Gates = Field(min_length=1)
+    waivers: list[Waiver] = []
+    approval: Approval = Approval()
 
     @model_validator(mode="after")
     def _default_variants_exist(self) -> Self:
@@ -366,13 +638,85 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _tasks_are_distinct(self) -> Self:
+        tasks = [accuracy.task for accuracy in self.accuracy]
+        twice = sorted({task for task in tasks if tasks.count(task) > 1})
+        if twice:
+            raise ValueError(f"accuracy has the task {', '.join(twice)} more than once")
+        for gate in [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]:
+            if METRICS[gate.metric].stage == "accuracy":
+                self._check_task(gate, tasks)
+        return self
+
+    @model_validator(mode="after")
+    def _comparisons_have_repetitions(self) -> Self:
+        gates = [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]
+        for accuracy in self.accuracy:
+            paired = any(gate.max_loss is not None and gate.task in (None, accuracy.task) for gate in gates)
+            if paired and accuracy.most_repetitions < LEAST_REPETITIONS:
+                problem = f"accuracy of {accuracy.task}: most_repetitions must be {LEAST_REPETITIONS} or more"
+                raise ValueError(f"{problem} for a gate with max_loss, whose baseline is asked so often at least")
+        return self
+
+    def _check_task(self, gate: Gate, tasks: list[TaskName]) -> None:
+        if gate.task is None and len(tasks) > 1:
+            raise ValueError(f"the gate on {gate.label} must name its 'task', one of {', '.join(tasks)}")
+        if gate.task is not None and gate.task not in tasks:
+            raise ValueError(f"the gate on {gate.label} names a task that accuracy does not have: {', '.join(tasks)}")
+
+    @model_validator(mode="after")
     def _gates_are_distinct(self) -> Self:
         for profile in self._profiles():
-            labels = [gate.label for gate in [*self.gates, *profile.gates]]
+            labels = [gate.label for gate in self.gates_of(profile)]
             twice = sorted({label for label in labels if labels.count(label) > 1})
             if twice:
                 raise ValueError(f"more than one gate on {', '.join(twice)}")
         return self
+
+    @model_validator(mode="after")
+    def _percentiles_have_requests(self) -> Self:
+        for gpu_type, serving in self.gpu_types.items():
+            for name, profile in serving.profiles.items():
+                for gate in self.gates_of(profile):
+                    least = least_prompts(gate.metric)
+                    if profile.load.num_prompts is not None and profile.load.num_prompts < least:
+                        place = f"gpu_types.{gpu_type}.profiles.{name}.load.num_prompts"
+                        raise ValueError(f"{place} must be {least} or more for the gate on {gate.label}")
+        return self
+
+    @model_validator(mode="after")
+    def _goodput_has_an_slo(self) -> Self:
+        for profile in self._profiles():
+            if profile.load.slo is None and any(gate.metric == GOODPUT for gate in self.gates_of(profile)):
+                raise ValueError(f"a gate on {GOODPUT} needs the workload's 'slo'")
+        return self
+
+    @model_validator(mode="after")
+    def _waivers_are_of_gates(self) -> Self:
+        """A waiver with a slip of the pen would be one that nobody notices is missing."""
+        for waiver in self.waivers:
+            cell = (waiver.gpu_type, waiver.variant, waiver.profile)
+            if cell not in set(self.cells()):
+                raise ValueError(f"the waiver of {waiver.gate} is for {'/'.join(cell)}, which the recipe does not have")
+            labels = [gate.label for gate in self.gates_of(self.gpu_types[waiver.gpu_type].profiles[waiver.profile])]
+            if waiver.gate not in labels:
+                raise ValueError(f"there is no gate '{waiver.gate}' to be waived; there are: {'; '.join(labels)}")
+        return self
+
+    @model_validator(mode="after")
+    def _baselines_exist(self) -> Self:
+        for name, variant in self.variants.items():
+            if variant.baseline:
+                _check_known(f"variants.{name}.baseline", [variant.baseline], self.variants)
+        return self
+
+    def gates_of(self, profile: Profile) -> list[Gate]:
+        """The gates of the recipe and of one of its profiles, each score with its task."""
+        only = self.accuracy[0].task
+        return [
+            gate.model_copy(update={"task": only}) if METRICS[gate.metric].stage == "accuracy" and not gate.task else gate
+            for gate in [*self.gates, *profile.gates]
+        ]
 
     def cells(self, version: str | None = None) -> Iterator[tuple[str, str, str]]:
         """GPU type, variant and profile of every cell that can be: at a version of vLLM, or else at any."""

@@ -12,17 +12,19 @@ from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.report.details import Details
 
-REPORT_VERSION: Literal[1] = 1
+REPORT_VERSION: Literal[2] = 2
 
 
 class Report(Frozen):
     """Everything that a release manager decides from, complete in itself.
 
-    `rejudged_from` names the run whose evidence was judged again; None for a run's own report.
+    `rejudged_from` names the run whose evidence was judged again; None for a run's own report. Reports of before there were
+    `details` have none.
     """
 
-    report_version: Literal[1] = 1
+    report_version: Literal[2] = 2
     made_by: str
     created_at: datetime
     run_id: str
@@ -30,6 +32,7 @@ class Report(Frozen):
     plan: CellPlan
     stages: list[StageEvidence]
     judgement: Judgement
+    details: Details = Details()
 
     @property
     def approved(self) -> bool:
@@ -38,6 +41,11 @@ class Report(Frozen):
     @property
     def outcome(self) -> str:
         return "approved" if self.approved else "not approved"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether later runs may be compared with it once it is approved. A run that is judged again is no new baseline."""
+        return self.plan.establishes and self.rejudged_from is None
 
     @property
     def prefix(self) -> str:
@@ -49,7 +57,13 @@ class Report(Frozen):
         return [file for stage in self.stages for file in stage.files]
 
 
-def make_report(plan: CellPlan, stages: list[StageEvidence], judgement: Judgement, rejudged_from: str | None = None) -> Report:
+def make_report(
+    plan: CellPlan,
+    stages: list[StageEvidence],
+    judgement: Judgement,
+    rejudged_from: str | None = None,
+    details: Details | None = None,
+) -> Report:
     return Report(
         made_by=f"vllm-qualify {metadata.version('vllm-qualify')}",
         created_at=datetime.now(UTC),
@@ -58,6 +72,7 @@ def make_report(plan: CellPlan, stages: list[StageEvidence], judgement: Judgemen
         plan=plan,
         stages=stages,
         judgement=judgement,
+        details=details or Details(),
     )
 
 

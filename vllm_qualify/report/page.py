@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -13,24 +13,36 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.evidence.measurement import CONFIDENCE, EvidenceFile, StageEvidence
+from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
+from vllm_qualify.evidence.stages import sweep_plan
 from vllm_qualify.judge.verdict import Checks
 from vllm_qualify.recipe.metrics import Stage
-from vllm_qualify.report import words
+from vllm_qualify.report import sections, words
 from vllm_qualify.report.model import Report
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 LINKABLE = ("", "file", "http", "https", "s3")
 CHOSEN_AT_START = ("host", "port")
+# These find or bring something, and measure nothing themselves.
+WITHOUT_MEASUREMENTS = ("fit", "baseline")
+TITLES = {
+    "course": "The server during the load",
+    "sweep": "Sweep",
+    "speculation": "Speculative decoding",
+    "startup": "Start-up",
+    "fit": "Fit",
+}
+
+DRAWING = {name: getattr(sections, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "TOP", "BOTTOM")}
 
 Pairs = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Section:
-    """The measurements of one stage."""
+    """The measurements of one stage, or those against the baseline."""
 
-    stage: Stage
+    name: str
     rows: list[tuple[words.MeasurementRow, str]]
     """each with its note, a repeated one folded"""
     sources: list[str]
@@ -55,10 +67,10 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         plan=report.plan,
         release=report.plan.cell.release,
         gates=list(zip(rows, words.fold_repeats([row.because for row in rows]), strict=True)),
-        deciding=[] if report.approved else [row.gate for row in rows if row.verdict == report.judgement.verdict],
-        sections=[_section(stage) for stage in _in_order(report.stages)],
+        deciding=_deciding(report),
+        sections=_sections(report),
         stages=_in_order(report.stages),
-        absent=[name for name in STAGES if name not in {stage.stage for stage in report.stages}],
+        absent=_absent(report),
         files=[_file_row(file, stage.stage, link) for stage in _in_order(report.stages) for file in stage.files],
         server=_server(report),
         images=_images(report),
@@ -66,9 +78,28 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         tools=_tools(report),
         checks=list(Checks.model_fields),
         statistics=_flat(report.judgement.validation.get("statistics")),
-        confidence=f"{CONFIDENCE:.0%}".replace("%", " %"),
-        both=f"{2 * CONFIDENCE - 1:.0%}".replace("%", " %"),
+        levels=words.levels(report.judgement),
+        compared=words.compared(report.plan),
+        **_details(report),
     )
+
+
+def _details(report: Report) -> dict[str, Any]:
+    """What there is of the report's details, in the page's form; None of the rest."""
+    details, plan = report.details, report.plan
+    warm = [row for stage in report.stages for row in stage.measurements if row.metric == "startup_warm_s"]
+    return {
+        "course": sections.figures(details.course) if details.course else None,
+        "swept": sections.sweep_section(details.sweep, sweep_plan(plan)) if details.sweep and plan.sweep else None,
+        "drafting": sections.drafting_rows(details.speculation) if details.speculation else None,
+        "same_text": sections.same_text(details.speculation.texts) if details.speculation else None,
+        "speedups": sections.speedup_rows(details.speedups),
+        "startup": sections.startup_rows(details.startup) if details.startup else None,
+        "warmth": sections.WARMTH[details.startup.warm] if details.startup else None,
+        "warm_starts": [words.measurement_row(found) for found in warm],
+        "tries": sections.try_rows(details.fit) if details.fit else None,
+        "fitted": sections.options(details.fit.found) if details.fit else None,
+    }
 
 
 @cache
@@ -78,6 +109,7 @@ def _template() -> Template:
     )
     environment.filters |= {"time": words.time, "duration": words.duration, "size": words.size, "command": shlex.join}
     environment.globals |= {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "engine": words.engine}
+    environment.globals |= {"TITLES": TITLES, "drawing": DRAWING}
     return environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8"))
 
 
@@ -86,14 +118,38 @@ def _finalize(found: object) -> object:
     return words.plain(found) if type(found) is str else found
 
 
+def _deciding(report: Report) -> list[str]:
+    """The gates that keep the cell from being approved."""
+    judgement = report.judgement
+    return [] if report.approved else [gate.gate.label for gate in judgement.gates if gate.counts_as == judgement.verdict]
+
+
+def _absent(report: Report) -> list[Stage]:
+    present, plan = {stage.stage for stage in report.stages}, report.plan
+    asked: dict[Stage, bool] = {
+        "fit": plan.fit is not None,
+        "baseline": plan.baseline is not None,
+        "speculation": plan.is_speculative,
+        "sweep": plan.sweep is not None,
+    }
+    return [name for name in STAGES if name not in present and asked.get(name, True)]
+
+
 def _in_order(stages: Iterable[StageEvidence]) -> list[StageEvidence]:
     return sorted(stages, key=lambda stage: STAGES.index(stage.stage))
 
 
-def _section(stage: StageEvidence) -> Section:
-    rows = [words.measurement_row(found) for found in stage.measurements]
+def _sections(report: Report) -> list[Section]:
+    stages = [stage for stage in _in_order(report.stages) if stage.stage not in WITHOUT_MEASUREMENTS]
+    measured = [_section(stage.stage, stage.measurements) for stage in stages]
+    compared = report.judgement.comparisons
+    return [*measured, *([_section("against the baseline", compared)] if compared else [])]
+
+
+def _section(name: str, measurements: Sequence[Measurement]) -> Section:
+    rows = [words.measurement_row(found) for found in measurements]
     notes = words.fold_repeats([row.note for row in rows])
-    return Section(stage.stage, list(zip(rows, notes, strict=True)), sorted({row.source for row in rows}))
+    return Section(name, list(zip(rows, notes, strict=True)), sorted({row.source for row in rows}))
 
 
 def _file_row(file: EvidenceFile, stage: Stage, link: Callable[[EvidenceFile], str]) -> FileRow:
@@ -134,8 +190,9 @@ def _workload(report: Report) -> list[tuple[str, Pairs]]:
     golden: Pairs = [("golden text", _json(plan.smoke_golden))] if plan.smoke_golden is not None else []
     return [
         ("smoke", _settings(plan.smoke.model_dump()) + golden),
-        ("accuracy", _settings(plan.accuracy.model_dump())),
+        *((f"accuracy: {task.name}", _settings(task.settings.model_dump())) for task in plan.accuracy),
         ("load", _settings(plan.load.model_dump())),
+        *((name, _settings(found.model_dump())) for name, found in {"sweep": plan.sweep, "fit": plan.fit}.items() if found),
     ]
 
 

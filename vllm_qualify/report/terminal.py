@@ -31,6 +31,7 @@ def show_report(report: Report, console: Console, page: str | None) -> None:
     if rows:
         _print_gates(rows, console)
     _print_reasons(rows, console)
+    _print_sweep(report, console)
     if page is not None:
         # Never wrapped: a path or an address is copied whole.
         console.print(_text(f"Page: {page}", console), soft_wrap=True)
@@ -47,6 +48,8 @@ def _print_head(report: Report, console: Console) -> None:
         words.hardware(report.plan.fingerprint),
         f"{words.time(report.created_at)}, run {report.run_id}" + _origin(report),
     ]
+    if compared := words.compared(report.plan):
+        facts.append(f"baseline: {compared}")
     for fact in facts:
         _print_wrapped(_text(fact, console), console)
     console.print()
@@ -113,20 +116,32 @@ def _print_stacked(cells: Sequence[Sequence[Text]], console: Console) -> None:
 
 
 def _print_reasons(rows: Sequence[GateRow], console: Console) -> None:
-    others = [row for row in rows if row.verdict != "pass"]
+    others = [row for row in rows if row.verdict != "pass" or row.waiver]
     for labels, row in _by_reason(others):
         head = Text.assemble(_text(labels, console, "bold"), ": ", _text(row.verdict, console, STYLES[row.verdict]))
         _print_wrapped(head, console)
         _print_wrapped(_text(row.because, console), console, INDENT)
+        if row.waiver:
+            _print_wrapped(_text(row.waiver, console, "bold"), console, INDENT)
     if others:
+        console.print()
+
+
+def _print_sweep(report: Report, console: Console) -> None:
+    """What the sweep found, and what it costs; a line each."""
+    found = [row for stage in report.stages if stage.stage == "sweep" for row in stage.measurements]
+    for row in map(words.measurement_row, found):
+        told = row.value if row.is_valid else f"none: {row.note}"
+        _print_wrapped(_text(f"{row.metric}: {told}", console), console)
+    if found:
         console.print()
 
 
 def _by_reason(rows: Sequence[GateRow]) -> Iterator[tuple[str, GateRow]]:
     """Gates that share verdict and reason are told once, together."""
-    groups: dict[tuple[str, str], list[GateRow]] = {}
+    groups: dict[tuple[str, str, str], list[GateRow]] = {}
     for row in rows:
-        groups.setdefault((row.verdict, row.because), []).append(row)
+        groups.setdefault((row.verdict, row.because, row.waiver), []).append(row)
     for group in groups.values():
         yield ", ".join(row.gate for row in group), group[0]
 

@@ -15,6 +15,7 @@ from itertools import combinations
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
 from vllm_qualify.recipe.metrics import METRICS
@@ -24,6 +25,7 @@ DASH = "—"
 NO_BREAK = "\N{NO-BREAK SPACE}"
 POINTS = "pp"
 """Percentage points: the unit of a difference between two shares."""
+SHARES = ("fraction", POINTS)
 DIGITS = 4
 CHANGE_DIGITS = 3
 MOST_DECIMALS = 12
@@ -45,6 +47,7 @@ class GateRow:
     change: str
     samples: str
     because: str
+    waiver: str
 
 
 @dataclass(frozen=True)
@@ -69,24 +72,71 @@ def gate_rows(judgement: Judgement) -> list[GateRow]:
 
 
 def _gate_row(found: GateVerdict) -> GateRow:
-    gate, unit = found.gate, found.gate.unit
+    gate, unit = found.gate, POINTS if found.gate.max_loss is not None else found.gate.unit
     return GateRow(
         verdict=found.verdict,
         gate=gate.label,
-        meaning=METRICS[gate.metric].meaning,
+        meaning=_meaning(gate),
         value=value(found.value, unit, [gate.bound]),
         bound=bound(gate),
         interval=interval(found.interval, unit, [gate.bound]),
         change=change(found.smallest_visible_change, unit),
         samples=count(found.sample_count),
         because=found.because,
+        waiver=_waiver(found),
     )
+
+
+def _meaning(gate: Gate) -> str:
+    meaning = METRICS[gate.metric].meaning
+    if gate.max_loss is not None:
+        return f"what is lost of the {meaning}"
+    return f"how much worse: {meaning}" if gate.max_worsening is not None else meaning
+
+
+def _waiver(found: GateVerdict) -> str:
+    """Who waived the gate until when and why; empty if nobody did."""
+    given = found.waiver or found.expired
+    if given is None:
+        return ""
+    told = "waived until" if found.waiver else "no longer waived: expired after"
+    useless = ", which waives no invalid evidence" if found.waiver and found.verdict == "invalid" else ""
+    return f"{told} {given.expires} by {given.owner}{useless}: {given.reason}"
+
+
+def levels(judgement: Judgement) -> str:
+    """How sure the verdicts are, in a sentence."""
+    noisy = sum(found.gate.has_noise for found in judgement.gates)
+    missed, met = judgement.levels.false_pass, judgement.levels.false_fail
+    return (
+        f"A gate whose bound is missed passes with a chance of at most {share(missed)}; one whose bound is met fails with at "
+        f"most {share(met)}, so that a release that meets the bounds of all its {noisy} gates with noise is failed with at "
+        f"most {share(met * max(noisy, 1))}. Both hold over all the times that a gate was looked at."
+    )
+
+
+def share(number: float) -> str:
+    """`5 %`, `0.83 %`."""
+    return f"{100 * number:.2g}{NO_BREAK}%"
+
+
+def compared(plan: CellPlan) -> str:
+    """What the cell was compared with, in a sentence; empty if it has no gate for that."""
+    if plan.establishes:
+        names = ", ".join(gate.label for gate in plan.comparing)
+        return f"this run is to be the baseline of later ones; not judged: {names}"
+    if plan.baseline is None:
+        return ""
+    then = plan.baseline
+    loads = any(gate.max_worsening is not None for gate in plan.gates)
+    how = (", loads in turns" if plan.beside else ", loads unpaired: measured then and now") if loads else ""
+    return f"run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{how}"
 
 
 def measurement_row(found: Measurement) -> MeasurementRow:
     metric = METRICS.get(found.metric)
     return MeasurementRow(
-        metric=f"{found.metric} ({found.filter})" if found.filter else found.metric,
+        metric=found.label,
         meaning=metric.meaning if metric else "",
         value=value(found.value, found.unit),
         interval=interval(found.interval, found.unit),
@@ -116,12 +166,14 @@ def fold_repeats(reasons: Sequence[str]) -> list[str]:
 
 
 def tally(judgement: Judgement) -> str:
-    """`12 gates: 1 fail, 3 invalid, 8 pass`."""
+    """`12 gates: 1 fail, 3 invalid, 8 pass; 1 waived`."""
     found = Counter(gate.verdict for gate in judgement.gates)
     if not found:
         return "no gate was judged"
     counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in WORST_FIRST if found[verdict])
-    return f"{len(judgement.gates)} {'gate' if len(judgement.gates) == 1 else 'gates'}: {counts}"
+    waived = sum(gate.counts_as != gate.verdict for gate in judgement.gates)
+    told = f"; {waived} waived" if waived else ""
+    return f"{len(judgement.gates)} {'gate' if len(judgement.gates) == 1 else 'gates'}: {counts}{told}"
 
 
 def value(number: float | None, unit: str, apart_from: Sequence[float] = ()) -> str:
@@ -140,18 +192,19 @@ def bound(gate: Gate) -> str:
     """The gate's bound exactly as the recipe has it, with its direction; `yes` for a yes-or-no check."""
     if gate.unit == "bool":
         return _yes_or_no(gate.bound)
-    sign = "≥" if gate.minimum is not None else "≤"
-    exact = Decimal(str(gate.bound)) * (100 if gate.unit == "fraction" else 1)
+    sign = "≥" if gate.is_floor else "≤"
+    unit = POINTS if gate.max_loss is not None else gate.unit
+    exact = Decimal(str(gate.bound)) * (100 if unit in SHARES else 1)
     text = f"{exact:,f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{sign}{NO_BREAK}{text}{_suffix(gate.unit)}"
+    return f"{sign}{NO_BREAK}{text}{_suffix(unit)}"
 
 
 def change(number: float | None, unit: str) -> str:
     """A difference between two values of `unit`; between shares in POINTS, since a `%` could mean a share of the share."""
     if number is None or unit == "bool":
         return DASH
-    if unit == "fraction":
+    if unit in SHARES:
         return _percent(number, SHARE_DECIMALS) + _suffix(POINTS)
     return _figure(number, _decimals(number, CHANGE_DIGITS)) + _suffix(unit)
 
@@ -225,7 +278,7 @@ def _with_unit(numbers: list[float], unit: str, apart_from: Sequence[float], bet
         return f"{between.join(map(str, numbers))} {unit}"
     if unit == "bool":
         return between.join(map(_yes_or_no, numbers))
-    figure = _percent if unit == "fraction" else _figure
+    figure = _percent if unit in SHARES else _figure
     decimals = _decimals_apart(figure, unit, numbers, apart_from)
     return between.join(figure(number, decimals) for number in numbers) + _suffix(unit)
 
@@ -233,7 +286,7 @@ def _with_unit(numbers: list[float], unit: str, apart_from: Sequence[float], bet
 def _decimals_apart(figure: Callable[[float, int], str], unit: str, numbers: list[float], apart_from: Sequence[float]) -> int:
     """Rounding never makes two different numbers look equal, nor a small one look like nothing."""
     others = [*apart_from, 0.0, *([1.0] if unit == "fraction" else [])]
-    least = SHARE_DECIMALS if unit == "fraction" else min(_decimals(number, DIGITS) for number in numbers)
+    least = SHARE_DECIMALS if unit in SHARES else min(_decimals(number, DIGITS) for number in numbers)
     pairs = [pair for number in numbers for pair in ((number, other) for other in others) if pair[0] != pair[1]]
     pairs += [pair for pair in combinations(numbers, 2) if pair[0] != pair[1]]
     for decimals in range(least, MOST_DECIMALS):

@@ -109,7 +109,7 @@ def _as_recipe(gathered: Gathered, gate: dict[str, Any], source: Path) -> Import
         "variants": {variant: _variant(one) for one, variant in zip(served, names, strict=True)},
         "gpu_types": {one.command.gpu_type: _serving(one, variant) for one, variant in zip(served, names, strict=True)},
         "smoke": {"prompt": "San Francisco is a", "max_tokens": 20},
-        "accuracy": {"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319},
+        "accuracy": [{"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319}],
         "gates": [gate],
     }
     return Imported(

@@ -10,13 +10,67 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
 
+from vllm_qualify.recipe.metrics import Direction
+from vllm_qualify.recipe.model import Frozen, Gate
+
+# The chance that a release is called `fail` though it meets every bound, over all of its gates.
+FALSE_FAIL_OF_RELEASE = 0.05
+# The chance that a gate is passed though its bound is missed. A release must pass them all, so this is not shared out.
+FALSE_PASS = 0.05
+
 # Standard errors that the grid reaches below zero, and its points.
 REACH, POINTS = 8.0, 401
 Grid = tuple[np.ndarray, np.ndarray]
+
+
+class Levels(Frozen):
+    """The chances of a wrong verdict of one gate, over all looks at it."""
+
+    false_pass: float = FALSE_PASS
+    false_fail: float = FALSE_FAIL_OF_RELEASE
+
+
+def levels_of(gates: Sequence[Gate]) -> Levels:
+    """The levels of each of a release's gates: the false rejection of the release is shared out among them (Bonferroni)."""
+    noisy = sum(gate.has_noise for gate in gates)
+    return Levels(false_fail=FALSE_FAIL_OF_RELEASE / max(1, noisy))
+
+
+class Sides(NamedTuple):
+    """The chances that the truth lies below an interval, and above it."""
+
+    below: float
+    above: float
+
+
+def sides(direction: Direction, levels: Levels, information: Sequence[float], look: int) -> Sides:
+    """The sides of an interval at one of several planned looks, counted from 0.
+
+    The bound on the bad side decides `pass`, the one on the good side `fail`. `information` is as `critical_values` takes it.
+    """
+    passing, failing = (_nominal(information, look, alpha) for alpha in (levels.false_pass, levels.false_fail))
+    return Sides(passing, failing) if direction == "higher" else Sides(failing, passing)
+
+
+def shared_sides(direction: Direction, levels: Levels, looks: Sequence[int], look: int) -> Sides:
+    """The sides of an interval by Student's t at one of several planned looks, each after so many repeats.
+
+    Each look has a share of the chances for itself (Boole's inequality): how t depends from look to look on what was estimated
+    before need not be known, and few repeats make it depend much.
+    """
+    share = (looks[look] - (looks[look - 1] if look else 0)) / looks[-1]
+    passing, failing = levels.false_pass * share, levels.false_fail * share
+    return Sides(passing, failing) if direction == "higher" else Sides(failing, passing)
+
+
+def _nominal(information: Sequence[float], look: int, alpha: float) -> float:
+    """What of `alpha` a bound at just this look has, as if there were no other."""
+    return float(stats.norm.sf(critical_values(information, alpha)[look]))
 
 
 def critical_values(information: Sequence[float], alpha: float) -> list[float]:

@@ -1,0 +1,132 @@
+"""Releases that are made up, many of each setting, and how they end at the gates."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from multiprocessing import Pool
+from typing import NamedTuple
+
+import numpy as np
+
+from infra.bench import accuracy, speed
+from infra.bench.accuracy import Ended, Gate
+from vllm_qualify.evidence.sequential import Levels, levels_of
+from vllm_qualify.recipe import model
+
+# Releases that are made with one random generator; the numbers depend on it.
+CHUNK = 100
+# What gates may allow: shares of the questions, and of the time.
+MARGIN, OTHER_MARGINS, MARGIN_OF_250, MARGIN_OF_SPEED = 0.0075, (0.008, 0.007), 0.02, 0.025
+# So much more than the margin is just past it.
+PAST, PAST_OF_SPEED = 0.0001, 0.0001
+FLIPS, MIDDLE = (0.01, 0.02, 0.03, 0.05), 0.03
+LOSSES, FEWER_LOSSES = (0.0, 0.005, 0.015, 0.02, 0.03, 0.04, 0.06), (0.0, 0.015, 0.03)
+NOISES, SLOWDOWNS = (0.005, 0.01, 0.03), (0.0, 0.05, 0.10)
+ALONE, RELEASE = "alone", "in a release"
+
+Setting = accuracy.Setting | speed.Setting
+
+
+@lru_cache(maxsize=1)
+def levels() -> dict[str, Levels]:
+    """A gate's levels where it is the only one, and in a release with four that have noise."""
+    gates = [
+        model.Gate(metric="exact_match", filter="strict-match", minimum=0.878, unit="fraction"),
+        model.Gate(metric="exact_match", filter="strict-match", max_loss=MARGIN, unit="fraction"),
+        model.Gate(metric="output_throughput_tok_s", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
+        model.Gate(metric="tpot_mean_ms", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
+    ]
+    return {ALONE: levels_of(gates[:1]), RELEASE: levels_of(gates)}
+
+
+class Rates(NamedTuple):
+    """How releases ended at one gate. `asked` is in questions or repeats, `share` of those that were allowed."""
+
+    passed: float
+    failed: float
+    undecided: float
+    asked: float
+    share: float
+    baseline_repetitions: float
+
+
+def settings() -> list[Setting]:
+    return [*_accuracy_settings(), *_speed_settings()]
+
+
+def _accuracy_settings() -> list[accuracy.Setting]:
+    whole = [
+        accuracy.Setting(1319, flips, lost, MARGIN)
+        for flips in FLIPS
+        for lost in sorted({*(LOSSES if flips == MIDDLE else FEWER_LOSSES), MARGIN + PAST})
+    ]
+    others = [
+        accuracy.Setting(1319, flips, lost, margin)
+        for margin in OTHER_MARGINS
+        for flips in (MIDDLE, FLIPS[-1])
+        for lost in (0.0, margin + PAST, 0.015)
+    ]
+    few = [
+        accuracy.Setting(250, flips, lost, MARGIN_OF_250)
+        for flips in (MIDDLE, FLIPS[-1])
+        for lost in sorted({*(LOSSES if flips == MIDDLE else FEWER_LOSSES), MARGIN_OF_250 + PAST})
+    ]
+    return [*whole, *others, *few]
+
+
+def _speed_settings() -> list[speed.Setting]:
+    slowdowns = sorted({*SLOWDOWNS, MARGIN_OF_SPEED + PAST_OF_SPEED})
+    return [speed.Setting(noise, slowdown, MARGIN_OF_SPEED) for noise in NOISES for slowdown in slowdowns]
+
+
+class _Job(NamedTuple):
+    setting: Setting
+    runs: int
+    seed: tuple[int, int, int]
+
+
+def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2) -> dict[Setting, dict[Gate, Rates]]:
+    """The rates of each setting at every gate; they depend on the settings and their order, `runs` and `seed` alone."""
+    jobs = [
+        _Job(setting, min(CHUNK, runs - start), (seed, line, start))
+        for line, setting in enumerate(wanted)
+        for start in range(0, runs, CHUNK)
+    ]
+    found: dict[Setting, list[dict[Gate, Ended]]] = {setting: [] for setting in wanted}
+    with Pool(processes) as pool:
+        for job, releases in zip(jobs, pool.imap(_releases, jobs), strict=True):
+            found[job.setting] += releases
+    return {
+        setting: {gate: _rates([one[gate] for one in releases]) for gate in releases[0]} for setting, releases in found.items()
+    }
+
+
+def _releases(job: _Job) -> list[dict[Gate, Ended]]:
+    rng, both = np.random.default_rng(job.seed), levels()
+    # Peers, and this project's gates alone, are told of at one noise only.
+    beside, of_release = _is_beside_peers(job.setting), {RELEASE: both[RELEASE]}
+    if isinstance(job.setting, speed.Setting):
+        return [speed.release(rng, job.setting, of_release) for _ in range(job.runs)]
+    named = both if beside else of_release
+    return [accuracy.release(rng, job.setting, named, beside_peers=beside) for _ in range(job.runs)]
+
+
+def _is_beside_peers(setting: Setting) -> bool:
+    return isinstance(setting, accuracy.Setting) and setting.flips == MIDDLE and setting.margin not in OTHER_MARGINS
+
+
+def _rates(ended: Sequence[Ended]) -> Rates:
+    def share(verdict: str) -> float:
+        return sum(one.verdict == verdict for one in ended) / len(ended)
+
+    def mean(of: Callable[[Ended], float]) -> float:
+        return math.fsum(map(of, ended)) / len(ended)
+
+    return Rates(
+        passed=share("pass"),
+        failed=share("fail"),
+        undecided=share("inconclusive"),
+        asked=mean(lambda one: one.asked),
+        share=mean(lambda one: one.asked / one.allowed),
+        baseline_repetitions=mean(lambda one: one.baseline_repetitions),
+    )

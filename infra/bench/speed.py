@@ -1,0 +1,59 @@
+"""This project's gates of speed on times that are made up, beside the peers'."""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from infra.bench import peers, worlds
+from infra.bench.accuracy import Ended, Gate, below
+from vllm_qualify.evidence.sequential import Levels, Sides, shared_sides
+from vllm_qualify.judge import relative
+from vllm_qualify.recipe.model import Load
+
+LOAD = Load(input_len=1024, output_len=1024, max_concurrency=256, num_prompts=1280, num_warmups=20)
+HISTORIES = (10, 5)
+
+
+class Setting(NamedTuple):
+    """One row of releases: shares of the time, and the noise's standard deviation."""
+
+    noise: float
+    slowdown: float
+    margin: float
+
+
+def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels]) -> dict[Gate, Ended]:
+    """One candidate's time at every gate. This project's are judged at each of the named levels.
+
+    Repeats in turns share a drift as large as the noise; between a build and its history there is none.
+    """
+    most = LOAD.looks[-1]
+    turns = worlds.times(rng, most, setting.slowdown, setting.noise, drift=setting.noise)
+    apart = worlds.times(rng, most, setting.slowdown, setting.noise, drift=0.0)
+    ended: dict[Gate, Ended] = {}
+    for name, level in levels.items():
+        ended[f"in turns, {name}"] = _judged(turns, setting, level, history=None)
+        for history in HISTORIES:
+            ended[f"from history of {history}, {name}"] = _judged(apart, setting, level, history)
+    for name, passes in peers.SPEED.items():
+        ended[name] = Ended("pass" if passes(apart.candidate[0], apart.baseline[0]) else "fail", 1, 1)
+    return ended
+
+
+def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int | None) -> Ended:
+    looks = tuple(LOAD.looks)
+    for count, at in zip(looks, bounds(looks, levels), strict=True):
+        if history is None:
+            found = relative.in_turns(times.candidate[:count], times.baseline[:count], "lower", at)
+        else:
+            found = relative.from_history(times.candidate[:count], times.baseline[:history], "lower", at)
+        verdict = below(found.interval, setting.margin)
+        if verdict != "inconclusive":
+            break
+    return Ended(verdict, count, looks[-1])
+
+
+@cache
+def bounds(looks: tuple[int, ...], levels: Levels) -> list[Sides]:
+    return [shared_sides("lower", levels, looks, look) for look in range(len(looks))]

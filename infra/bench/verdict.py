@@ -1,0 +1,245 @@
+"""What a verdict costs: this project's flow beside the guides' commands typed by hand, and the orchestrator alone.
+
+    .venv/bin/python -m infra.bench.verdict [--rounds N] [--cells 10 100 1000]
+
+Both do the same work on the same server configuration of the reference model: one smoke prompt, as many questions as gsm8k has,
+and a load as often as the reference recipe repeats it. They take turns, and the one that begins changes. The third in turn is
+the flow with sequential accuracy, whose gate the questions decide early. The server is held from its launch to its end. It
+idles while no request is under way, from its first completion on; that share is of the time since then. Some 30 minutes. The
+last line is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, geometric_mean
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
+
+from infra.bench import orchestrator
+from infra.reference_model.problems import distinct_problems
+from vllm_qualify.engine.environment import EngineEnvironment, find_engine
+from vllm_qualify.engine.watch import Scrape, scrape
+from vllm_qualify.evidence.measurement import StageEvidence
+from vllm_qualify.evidence.serving import LAUNCHED
+from vllm_qualify.recipe.loading import catalog_folder
+
+HERE = Path(__file__).parent
+SAMPLE_EVERY_S = 0.2
+RUNNING, WAITING, ANSWERED = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:request_success"
+TOKENS = ("vllm:prompt_tokens", "vllm:generation_tokens")
+BY_HAND, FLOW, SEQUENTIAL = "by hand", "flow", "flow, sequential"
+# As gsm8k's test set; the catalog's own 500 are of the same kind.
+QUESTIONS, SEED = 1319, 20_001
+REPEATS = 3
+LOAD = {"input_len": 128, "output_len": 64, "max_concurrency": 16, "num_prompts": 384, "num_warmups": 16}
+
+
+class Took(NamedTuple):
+    """One way of doing the work: seconds, and the share of its time since its first completion that the server idled."""
+
+    whole_s: float
+    held_s: float
+    ready_s: float
+    idle_share: float
+
+
+class Place(NamedTuple):
+    """Where one of them works. The engine's answers about its own options are shared: they are asked once, and kept."""
+
+    folder: Path
+    engines: Path
+    port: int
+
+
+def recipe(folder: Path, *, sequential: bool) -> Path:
+    """The catalog's reference recipe with absolute paths, gates that need no baseline, and this load."""
+    document: dict[str, Any] = YAML(typ="safe").load((catalog_folder() / "reference.yaml").read_text())
+    reference = catalog_folder() / "reference"
+    document["variants"] = {"bf16": document["variants"]["bf16"] | {"model": str(reference / "model")}}
+    (task,) = document["accuracy"]
+    task |= {"sequential": sequential, "num_questions": QUESTIONS}
+    test = folder / "test.jsonl"
+    asked = distinct_problems(random.Random(SEED), "held_out", QUESTIONS)
+    test.write_text("".join(json.dumps(problem) + "\n" for problem in asked))
+    task["questions"] = {"test": str(test), "shots": str(reference / "train.jsonl")}
+    document["gates"] = [gate for gate in document["gates"] if "max_loss" not in gate]
+    profile = document["gpu_types"]["cpu"]["profiles"]["balanced"]
+    profile["load"] |= LOAD | {"repeats": REPEATS, "most_repeats": REPEATS}
+    path = folder / "recipe.yaml"
+    YAML(typ="safe").dump(document, path)
+    return path
+
+
+def by_hand(place: Place, engine: EngineEnvironment) -> Took:
+    """Raises subprocess.CalledProcessError if a command failed."""
+    document: dict[str, Any] = YAML(typ="safe").load(recipe(place.folder, sequential=False).read_text())
+    (task,), serving = document["accuracy"], document["gpu_types"]["cpu"]
+    model, profile = document["variants"]["bf16"]["model"], serving["profiles"]["balanced"]
+    server = {"model": model, "served-model-name": ["reference"], "host": "127.0.0.1", "port": place.port}
+    YAML(typ="safe").dump(server | serving["server"] | profile["server"], place.folder / "server.yaml")
+    _write_task(place.folder, task["questions"])
+    names = {
+        "PORT": place.port,
+        "MODEL": model,
+        "TASK": "reference_gsm8k",
+        "QUESTIONS": QUESTIONS,
+        "SHOTS": task["num_fewshot"],
+        "CONCURRENT": task["num_concurrent"],
+        "MAX_GEN_TOKS": task["max_gen_toks"],
+        "REPEATS": REPEATS,
+        "INPUT_LEN": LOAD["input_len"],
+        "OUTPUT_LEN": LOAD["output_len"],
+        "CLIENTS": LOAD["max_concurrency"],
+        "PROMPTS": LOAD["num_prompts"],
+        "WARMUPS": LOAD["num_warmups"],
+    }
+    environment = {name: str(value) for name, value in names.items()} | serving["environment"]
+    environment |= {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(place.folder / "datasets")}
+    command = [HERE / "by_hand.sh", engine.python.parents[1], place.folder / "server.yaml", place.folder, place.folder]
+    began = time.monotonic()
+    with _polled(place.port) as samples:
+        subprocess.run(command, env=os.environ | environment, check=True)
+    launched, _, ended = map(float, (place.folder / "held").read_text().split())
+    return _took(time.monotonic() - began, launched, ended, samples)
+
+
+def _write_task(folder: Path, questions: dict[str, str]) -> None:
+    import lm_eval.tasks
+
+    usual = Path(lm_eval.tasks.__file__).parent / "gsm8k" / "gsm8k.yaml"
+    local = {"train": questions["shots"], "test": questions["test"]}
+    task = {"include": str(usual), "task": "reference_gsm8k", "dataset_path": "json", "dataset_name": None}
+    YAML(typ="safe").dump(task | {"dataset_kwargs": {"data_files": local}}, folder / "reference_gsm8k.yaml")
+
+
+def flow(place: Place, *, sequential: bool) -> Took:
+    """Raises subprocess.CalledProcessError if it failed or did not approve."""
+    (place.folder / "engines").symlink_to(place.engines)
+    command = [Path(sys.executable).parent / "vllm-qualify", "run", recipe(place.folder, sequential=sequential)]
+    environment = os.environ | {"VLLM_QUALIFY_HOME": str(place.folder)}
+    began = time.monotonic()
+    with _polled(place.port) as samples, (place.folder / "log").open("w") as log:
+        subprocess.run([*command, "--port", str(place.port)], env=environment, check=True, stdout=log, stderr=log)
+    whole_s = time.monotonic() - began
+    (run,) = (place.folder / "runs").iterdir()
+    held = StageEvidence.model_validate_json((run / "stages" / "serve.json").read_bytes())
+    launched = float((run / "evidence" / "serve" / LAUNCHED).read_text())
+    return _took(whole_s, launched, held.started_at.timestamp() + held.duration_s, samples)
+
+
+@contextmanager
+def _polled(port: int) -> Iterator[list[Scrape]]:
+    """What the server says of its requests, again and again, whoever started it."""
+    samples: list[Scrape] = []
+    over = threading.Event()
+
+    def poll() -> None:
+        while not over.wait(SAMPLE_EVERY_S):
+            samples.append(scrape(f"http://127.0.0.1:{port}/metrics", (RUNNING, WAITING, ANSWERED, *TOKENS)))
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
+
+
+def _took(whole_s: float, launched: float, ended: float, samples: Sequence[Scrape]) -> Took:
+    since = [sample for sample in samples if _total(sample, ANSWERED) > 0]
+    idle_s = sum(later.time - earlier.time for earlier, later in pairwise(since) if _idles(earlier, later))
+    return Took(whole_s, ended - launched, since[0].time - launched, idle_s / (since[-1].time - since[0].time))
+
+
+def _idles(earlier: Scrape, later: Scrape) -> bool:
+    """Between two samples: a server that is busy answers when a wave of requests has just ended, and then has none."""
+    asked = _total(later, RUNNING) + _total(later, WAITING)
+    return asked == 0 and all(_total(earlier, name) == _total(later, name) for name in TOKENS)
+
+
+def _total(sample: Scrape, name: str) -> float:
+    return sum(value for key, value in sample.values.items() if key.startswith(name))
+
+
+def compare(rounds: int) -> dict[str, list[Took]]:
+    """Every way, in turns, so many times; each begins in a folder of its own. Prints each as it ends."""
+    engine = find_engine()
+    found: dict[str, list[Took]] = {BY_HAND: [], FLOW: [], SEQUENTIAL: []}
+    with TemporaryDirectory(prefix="vllm-qualify-bench-") as name:
+        engines = Path(name, "engines")
+        engines.mkdir()
+        # The first flow asks the engine what it takes, and the answer is kept: as after the first run of any user.
+        _turn(FLOW, Path(name, "asked"), engines, engine)
+        for number in range(1, rounds + 1):
+            for way in list(found) if number % 2 else reversed(found):
+                took = _turn(way, Path(name, f"{way}-{number}".replace(", ", "-").replace(" ", "-")), engines, engine)
+                found[way].append(took)
+                _say(f"{number:5}  {_row(way, took)}")
+    return found
+
+
+def _turn(way: str, folder: Path, engines: Path, engine: EngineEnvironment) -> Took:
+    folder.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = Place(folder, engines, free.getsockname()[1])
+    return by_hand(place, engine) if way == BY_HAND else flow(place, sequential=way == SEQUENTIAL)
+
+
+def _row(way: str, took: Took) -> str:
+    return f"{way:18}{took.whole_s:9.1f}{took.held_s:9.1f}{took.ready_s:9.1f}{100 * took.idle_share:8.1f}"
+
+
+def figures(found: dict[str, list[Took]], costs: Sequence[orchestrator.Cost]) -> dict[str, Any]:
+    """Ratios are geometric means over the rounds."""
+    held = {way: [took.held_s for took in each] for way, each in found.items()}
+    ratios = {
+        way: geometric_mean([ours / theirs for ours, theirs in zip(held[way], held[BY_HAND], strict=True)])
+        for way in (FLOW, SEQUENTIAL)
+    }
+    return {
+        "held_ratio": round(ratios[FLOW], 3),
+        "idle_share": round(fmean(took.idle_share for took in found[FLOW]), 4),
+        "sequential_held_ratio": round(ratios[SEQUENTIAL], 3),
+        **orchestrator.figures(costs),
+    }
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cells", type=int, nargs="+", default=list(orchestrator.CELLS))
+    args = parser.parse_args()
+    _say(f"{'round':5}  {'way':18}{'whole s':>9}{'held s':>9}{'ready s':>9}{'idle %':>8}")
+    found = compare(args.rounds)
+    with TemporaryDirectory(prefix="vllm-qualify-bench-") as name:
+        costs = []
+        for cells in args.cells:
+            folder = Path(name, str(cells))
+            folder.mkdir()
+            costs.append(orchestrator.measure(cells, folder))
+    for line in orchestrator.table(costs):
+        _say(line)
+    print(json.dumps(figures(found, costs)))
+
+
+if __name__ == "__main__":
+    main()

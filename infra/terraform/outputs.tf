@@ -1,0 +1,13 @@
+output "store" {
+  description = "What --store takes."
+  value       = "s3://${aws_s3_bucket.store.id}"
+}
+
+output "policies" {
+  description = "The ARNs of the policies, to be attached to roles."
+  value = {
+    reader    = aws_iam_policy.reader.arn
+    publisher = aws_iam_policy.publisher.arn
+    approver  = aws_iam_policy.approver.arn
+  }
+}

@@ -1,0 +1,161 @@
+"""From a published report to an approval: by the recipe's own rule, or by a release manager's decision in Prefect's UI."""
+
+import math
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from prefect import get_client, get_run_logger, pause_flow_run, task
+from prefect.blocks.system import Secret
+from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import FlowPauseTimeout, ObjectNotFound
+from prefect.input import RunInput
+from prefect.runtime import flow_run
+from prefect.states import Running
+from pydantic import Field
+
+from tasks.decide import RETRY_DELAYS_S, store_is_busy
+from vllm_qualify.approval.actions import approve, reject
+from vllm_qualify.approval.decision import AUTOMATIC, Ruling, read_decision, ruling, waivers_of
+from vllm_qualify.approval.errors import OvertakenError, RevokedError
+from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.approval.signing import PRIVATE_KEY, PrivateKey, private_key
+from vllm_qualify.errors import CallerError
+from vllm_qualify.publish.store import MissingObjectError, Store, open_store
+from vllm_qualify.qualification import Published
+from vllm_qualify.report.model import Report
+
+
+class ReleaseDecision(RunInput):
+    """What a release manager is asked for each report that passed."""
+
+    decision: Literal["approve", "reject"] = Field(description="Whether this configuration may be deployed.")
+    name: str = Field(min_length=1, max_length=200, pattern=r"\S", description="Who decides.")
+    reason: str = Field(min_length=1, max_length=500, pattern=r"\S", description="Why; it is kept with the approval.")
+
+
+def ask(published: Published, timeout_s: float) -> Ruling | None:
+    """What a release manager says in a form of Prefect's UI, for which this flow run pauses; None if nobody does in time.
+
+    The form is shown again, with the reason, where a name or a reason cannot be kept.
+    """
+    deadline, problem, number = time.monotonic() + timeout_s, "", 0
+    while (left_s := math.ceil(deadline - time.monotonic())) > 0:
+        number += 1
+        form = ReleaseDecision.with_initial_data(description=problem + question(published.run.report(), published.page))
+        try:
+            # Prefect takes no capitals in a key.
+            given = pause_flow_run(wait_for_input=form, timeout=left_s, key=f"{published.run.id.lower()}-{number}")
+        except FlowPauseTimeout:
+            _run_again()
+            break
+        try:
+            return ruling(given.decision, given.name, given.reason)
+        except CallerError as error:
+            problem = f"**Not accepted: {error.problem}.** "
+            get_run_logger().warning(str(error))
+    get_run_logger().warning(f"nobody decided about run {published.run.id} in {timeout_s:g} s: it stays to be decided")
+    return None
+
+
+def _run_again() -> None:
+    """After a timeout Prefect leaves the flow run paused, and would take no other state of it but a failure."""
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(flow_run.id), Running(), force=True)
+
+
+def question(report: Report, page: str) -> str:
+    """The text of the form: which report it is about, in Markdown."""
+    gates = [f"- {found.gate.label}: {found.verdict}{' (waived)' if found.waiver else ''}" for found in report.judgement.gates]
+    gates += [f"- {gate.label}: not judged, for want of a baseline" for gate in report.judgement.not_judged]
+    return "\n".join([f"**{report.plan.cell.id}**, run `{report.run_id}`: {report.outcome}", page, "", *gates])
+
+
+def signing_key(block: str) -> PrivateKey | None:
+    """The key of the environment, else of Prefect's Secret block of this name; None without either.
+
+    Raises:
+        CallerError: what is given is no key to sign with.
+    """
+    if os.environ.get(PRIVATE_KEY) or os.environ.get(f"{PRIVATE_KEY}_FILE"):
+        return private_key()
+    try:
+        found: Any = Secret.load(block)
+    except ValueError as error:
+        # Prefect's way to say that there is no such block.
+        if isinstance(error.__cause__, ObjectNotFound):
+            return None
+        raise
+    return private_key(str(found.get()))
+
+
+@task(name="signing key", task_run_name="signing key", cache_policy=NO_CACHE)
+def check_signing_key(block: str, decision_timeout_s: float) -> None:
+    """A key that is no good is told before a server is started; so is a missing one where somebody is to decide."""
+    if signing_key(block) is None and decision_timeout_s:
+        problem = "the flow is to wait for a decision, and there is no key to sign an approval with"
+        raise CallerError(problem, f"set {PRIVATE_KEY}_FILE, or make the Secret block '{block}'", "decision_timeout_s")
+
+
+@task(name="automatic approval", task_run_name="automatic approval", cache_policy=NO_CACHE)
+def automatic_ruling(published: Published, block: str) -> Ruling | None:
+    """The recipe's own approval, where it allows one, every gate was judged and passed by itself, and there is a key."""
+    report = published.run.report()
+    if not (published.approved and report.plan.approval.automatic):
+        return None
+    if waivers_of(report) or report.judgement.not_judged:
+        why = "rests on a waiver" if waivers_of(report) else "has gates that were not judged, for want of a baseline"
+        get_run_logger().info(f"{report.plan.cell.id} {why}: a person decides")
+        return None
+    if signing_key(block) is None:
+        get_run_logger().info("the recipe approves automatically, and there is no key to sign with")
+        return None
+    return AUTOMATIC
+
+
+@task(
+    name="approve",
+    task_run_name="approve",
+    retries=len(RETRY_DELAYS_S),
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_condition_fn=store_is_busy,
+    cache_policy=NO_CACHE,
+)
+def decide_approval(published: Published, wanted: Ruling | None, store: str, block: str) -> Published:
+    """Keep the decision; an approval is signed, and the cell's pointer names it then. What was decided is told.
+
+    Without one, what somebody else decided meanwhile is told; so it is where theirs was the first.
+
+    Raises:
+        StoreError: the store refuses; a busy one is tried again. TamperedError: what is in it cannot be trusted.
+    """
+    opened = open_store(store)
+    cell, run_id = published.run.plan.cell.id, published.run.id
+    told = _decided(opened, read_run(opened, cell, run_id), wanted, block) if wanted else None
+    try:
+        decision = read_decision(opened, cell, run_id).decision
+    except MissingObjectError:
+        return published.model_copy(update={"told": told})
+    until = f", until {decision.expires}" if decision.expires else f": {decision.reason}"
+    told = told or f"{decision.done}{until}"
+    get_run_logger().info(f"{cell}: {told}")
+    return published.model_copy(update={"told": told, "rejected": decision.verdict == "reject"})
+
+
+def _decided(store: Store, run: PublishedRun, wanted: Ruling, block: str) -> str | None:
+    """Why the decision could not be made, though nothing is broken: somebody decided, revoked or published something newer."""
+    now = datetime.now(UTC)
+    try:
+        if wanted.verdict == "reject":
+            reject(store, run, wanted, now)
+            return None
+        key = signing_key(block) or private_key()
+        problem = approve(store, run, wanted, run.report.plan.approval.valid_days, key, now).index_problem
+    except (CallerError, OvertakenError, RevokedError) as error:
+        get_run_logger().warning(str(error))
+        return error.problem
+    if problem:
+        get_run_logger().warning(problem)
+    return None

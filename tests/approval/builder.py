@@ -1,0 +1,104 @@
+"""Published runs to decide about, as a real run leaves them in a store, and what is decided about them."""
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from tests.report.builder import approved_report
+from vllm_qualify.approval.actions import Approved, approve
+from vllm_qualify.approval.decision import ruling
+from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.approval.signing import PrivateKey, new_key, private_key
+from vllm_qualify.evidence.measurement import describe
+from vllm_qualify.judge.verdict import GateVerdict, Verdict
+from vllm_qualify.publish.store import Store
+from vllm_qualify.qualification import Run, publish_run
+from vllm_qualify.recipe.model import Waiver
+from vllm_qualify.report.model import Report
+
+CELL = "llama-3.1-8b/fp8/h200/throughput"
+OLDER, RUN, NEWER = "20260313T080000Z-ffffff", "20260314T092653Z-5f3d19", "20260314T092653Z-5f3d1a"
+NOW = datetime(2026, 3, 14, 12, 30, tzinfo=UTC)
+TODAY = NOW.date()
+VALID_DAYS = 90
+EXPIRES = date(2026, 6, 12)
+ADA = ruling("approve", "Ada", "it is faster than what we have")
+BOB_REJECTS = ruling("reject", "Bob", "we do not need it")
+
+Change = Callable[[Report], Report]
+
+
+def publish_report(store: Store, folder: Path, run_id: str = RUN, change: Change = lambda report: report) -> PublishedRun:
+    """A run with real, small evidence."""
+    run = Run(folder=folder / run_id)
+    for name in ("serve/server.yaml", "serve/server.log", "smoke/replies.json", "accuracy/results.json", "load/bench-1.json"):
+        path = run.evidence / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name} of {run_id}\n")
+    run.data_docs.mkdir()
+    (run.data_docs / "index.html").write_text("<html>all expectations</html>")
+    report = change(_with_evidence(approved_report(), run))
+    plan = report.plan.model_copy(update={"run_id": run_id})
+    publish_run(report.model_copy(update={"run_id": run_id, "plan": plan}), run, store)
+    return read_run(store, plan.cell.id, run_id)
+
+
+def approved(store: Store, run: PublishedRun, key: PrivateKey, now: datetime = NOW) -> Approved:
+    return approve(store, run, ADA, VALID_DAYS, key, now)
+
+
+def made_key(path: Path) -> PrivateKey:
+    new_key(path)
+    return private_key(path.read_text())
+
+
+def with_gate(verdict: Verdict, waiver: Waiver | None = None, expired: Waiver | None = None) -> Change:
+    """The first gate on the load with another verdict."""
+
+    def change(report: Report) -> Report:
+        gates = [_changed(found, verdict, waiver, expired) for found in report.judgement.gates]
+        overall = next((found.counts_as for found in gates if found.counts_as != "pass"), "pass")
+        judgement = report.judgement.model_copy(update={"gates": gates, "verdict": overall})
+        return report.model_copy(update={"judgement": judgement})
+
+    return change
+
+
+def with_judgement(**changes: object) -> Change:
+    return lambda report: report.model_copy(update={"judgement": report.judgement.model_copy(update=changes)})
+
+
+def of_variant(name: str) -> Change:
+    def change(report: Report) -> Report:
+        cell = report.plan.cell.model_copy(update={"variant": name})
+        return report.model_copy(update={"plan": report.plan.model_copy(update={"cell": cell})})
+
+    return change
+
+
+def waiver(expires: date) -> Waiver:
+    return Waiver(
+        gate="ttft_p99_ms",
+        gpu_type="h200",
+        variant="fp8",
+        profile="throughput",
+        owner="Grace",
+        reason="nobody waits for the first token here",
+        expires=expires,
+    )
+
+
+def _changed(found: GateVerdict, verdict: Verdict, waiver: Waiver | None, expired: Waiver | None) -> GateVerdict:
+    if found.gate.label != "ttft_p99_ms":
+        return found
+    return found.model_copy(update={"verdict": verdict, "waiver": waiver, "expired": expired})
+
+
+def _with_evidence(report: Report, run: Run) -> Report:
+    stages = [
+        stage.model_copy(
+            update={"files": [describe(path, run.evidence) for path in sorted((run.evidence / stage.stage).iterdir())]}
+        )
+        for stage in report.stages
+    ]
+    return report.model_copy(update={"stages": stages})

@@ -1,0 +1,410 @@
+"""Approving, rejecting and revoking as a whole: what a crash leaves, who wins a race, what the index shows."""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from threading import Barrier, local
+
+import pytest
+
+from tests.approval.builder import (
+    ADA,
+    BOB_REJECTS,
+    CELL,
+    EXPIRES,
+    NEWER,
+    NOW,
+    OLDER,
+    RUN,
+    TODAY,
+    VALID_DAYS,
+    approved,
+    of_variant,
+    publish_report,
+    with_gate,
+)
+from tests.publish.conftest import RADOSGW
+from vllm_qualify.approval.actions import Approved, approve, reject, revoke
+from vllm_qualify.approval.decision import AUTOMATIC, ruling
+from vllm_qualify.approval.errors import DecidedError, OtherKeyError, OvertakenError, RevokedError, TamperedError
+from vllm_qualify.approval.index import Index, index_problem, read_index, write_index
+from vllm_qualify.approval.layout import INDEX_KEY, approval_key, decision_key, pointer_key
+from vllm_qualify.approval.pointer import read_pointer, revocation
+from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.approval.verify import verify
+from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.store import Store, open_store
+
+TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
+
+
+class KilledError(Exception):
+    """The process was killed."""
+
+
+class Wrapped:
+    """A store whose writes a test may do something with."""
+
+    def __init__(self, store: Store) -> None:
+        self.url, self.locate, self.check = store.url, store.locate, store.check
+        self.get, self.read, self.exists, self.keys = store.get, store.read, store.exists, store.keys
+        self._store = store
+
+    def put_new(self, key: str, body: bytes, content_type: str) -> None:
+        self._store.put_new(key, body, content_type)
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        return self._store.swap(key, body, content_type, tag)
+
+
+class Mortal(Wrapped):
+    """Dies at the n-th write: before it is made, or after it was and before anybody knows."""
+
+    def __init__(self, store: Store, dies_at: int, *, after: bool) -> None:
+        super().__init__(store)
+        self.left, self.after = dies_at, after
+        self.written: list[str] = []
+
+    def put_new(self, key: str, body: bytes, content_type: str) -> None:
+        with self._write(key):
+            super().put_new(key, body, content_type)
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        with self._write(key):
+            return super().swap(key, body, content_type, tag)
+
+    @contextmanager
+    def _write(self, key: str) -> Iterator[None]:
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            raise KilledError
+        yield
+        self.written.append(key)
+        if self.left == 0:
+            raise KilledError
+
+
+WRITES = [decision_key(CELL, RUN), approval_key(CELL, RUN), pointer_key(CELL), INDEX_KEY]
+
+
+def approvals(store: Store) -> dict[str, bytes]:
+    keys = [*store.keys("approvals/"), *store.keys(INDEX_KEY)]
+    return {key: store.get(key) for key in keys}
+
+
+@pytest.fixture(scope="module")
+def as_published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two runs, the older of them approved."""
+    folder = tmp_path_factory.mktemp("published")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_QUALIFY_HOME", str(folder))
+        store = DirectoryStore(folder / "store")
+        for run_id in (OLDER, RUN):
+            publish_report(store, folder / "runs", run_id)
+        yield folder
+
+
+def copied(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder / "store", to))
+
+
+def run_in(store: Store, run_id: str = RUN) -> PublishedRun:
+    return read_run(store, CELL, run_id)
+
+
+def test_the_order_of_writes(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    store = Mortal(DirectoryStore(copied(as_published, tmp_path / "store")), 0, after=False)
+    approved(store, run_in(store), key)
+    assert store.written == WRITES
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("dies_at", range(1, len(WRITES) + 1))
+def test_a_crash_leaves_the_old_state_or_the_new_one_and_a_rerun_completes_it(
+    as_published: Path, tmp_path: Path, key: PrivateKey, dies_at: int, after: bool
+) -> None:
+    whole, store = (DirectoryStore(copied(as_published, tmp_path / name)) for name in ("whole", "store"))
+    check_a_crash(whole, store, key, dies_at, after=after)
+
+
+def test_a_crash_in_s3_is_completed_too(s3_url: str, tmp_path: Path, key: PrivateKey) -> None:
+    whole = two_published(f"{s3_url}/whole", tmp_path)
+    for dies_at in range(1, len(WRITES) + 1):
+        for after in (False, True):
+            store = two_published(f"{s3_url}/{dies_at}-{after}", tmp_path)
+            check_a_crash(whole, store, key, dies_at, after=after)
+
+
+def two_published(url: str, folder: Path) -> Store:
+    store = open_store(url)
+    for run_id in (OLDER, RUN):
+        publish_report(store, folder / url.rpartition("/")[2], run_id)
+    return store
+
+
+def check_a_crash(whole: Store, store: Store, key: PrivateKey, dies_at: int, *, after: bool) -> None:
+    mortal = Mortal(store, dies_at, after=after)
+    for each in (whole, store):
+        if not each.exists(pointer_key(CELL)):
+            approved(each, run_in(each, OLDER), key)
+    before = store.get(pointer_key(CELL))
+    approved(whole, run_in(whole), key)
+
+    with pytest.raises(KilledError):
+        approved(mortal, run_in(mortal), key)
+    assert mortal.get(pointer_key(CELL)) in (before, whole.get(pointer_key(CELL)))
+    named = verify(mortal, CELL, [key.public_key], TODAY)
+    assert named.run_id == (RUN if (dies_at, after) >= (3, True) else OLDER)
+    approved(mortal, run_in(mortal), key)
+    assert approvals(mortal) == approvals(whole)
+    assert verify(mortal, CELL, [key.public_key], TODAY).run_id == RUN
+
+
+def test_a_rerun_on_another_day_goes_on_with_the_decision(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    store = Mortal(DirectoryStore(copied(as_published, tmp_path / "store")), 2, after=False)
+    with pytest.raises(KilledError):
+        approved(store, run_in(store), key)
+    done = approved(store, run_in(store), key, NOW + timedelta(days=30))
+    assert (done.decision.at, done.decision.expires) == (NOW, EXPIRES)
+    assert (done.pointer.last.at, done.pointer.last.expires) == (NOW, EXPIRES)
+
+
+def test_a_second_call_changes_nothing(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    first = approved(store, run, key)
+    before = approvals(store)
+    assert approved(store, run, key, NOW + timedelta(days=1)) == first
+    assert approvals(store) == before
+
+
+def test_a_rerun_with_another_key_is_told(store: Store, run: PublishedRun, key: PrivateKey, other_key: PrivateKey) -> None:
+    approved(store, run, key)
+    before = approvals(store)
+    with pytest.raises(OtherKeyError, match=f"signed by key {key.public_key.keyid[:16]}"):
+        approved(store, run, other_key)
+    assert approvals(store) == before
+
+
+def test_an_approval_of_something_else_in_its_place_is_told(
+    as_published: Path, tmp_path: Path, store: Store, key: PrivateKey
+) -> None:
+    store = Mortal(DirectoryStore(copied(as_published, tmp_path / "copy")), 3, after=False)
+    with pytest.raises(KilledError):
+        approved(store, run_in(store), key)
+    other = DirectoryStore(copied(as_published, tmp_path / "other"))
+    approved(other, run_in(other), key, NOW + timedelta(hours=1))
+    path = Path(store.locate(approval_key(CELL, RUN)))
+    path.unlink()
+    path.write_bytes(other.get(approval_key(CELL, RUN)))
+    with pytest.raises(TamperedError, match="states something else"):
+        approved(store, run_in(store), key)
+    assert read_pointer(store, CELL) is None
+
+
+def test_a_failed_report_leaves_nothing(store: Store, tmp_path: Path, key: PrivateKey) -> None:
+    run = publish_report(store, tmp_path, change=with_gate("fail"))
+    before = approvals(store)
+    with pytest.raises(CallerError, match="cannot be approved"):
+        approved(store, run, key)
+    assert approvals(store) == before
+
+
+def test_an_older_report_leaves_nothing(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    store = DirectoryStore(copied(as_published, tmp_path / "store"))
+    approved(store, run_in(store, RUN), key)
+    before = approvals(store)
+    with pytest.raises(OvertakenError, match=f"run {OLDER} is older than run {RUN}"):
+        approved(store, run_in(store, OLDER), key)
+    assert approvals(store) == before
+
+
+def test_a_rejected_run_is_not_approved(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    assert reject(store, run, BOB_REJECTS, NOW).done == "rejected by Bob on 2026-03-14"
+    with pytest.raises(DecidedError, match="already rejected by Bob"):
+        approved(store, run, key)
+    with pytest.raises(DecidedError, match="already rejected by Bob"):
+        approve(store, run, AUTOMATIC, VALID_DAYS, key, NOW)
+    assert read_pointer(store, CELL) is None
+
+
+def test_each_verdict_has_its_own_call(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    with pytest.raises(ValueError, match="approves nothing"):
+        approve(store, run, BOB_REJECTS, VALID_DAYS, key, NOW)
+    with pytest.raises(ValueError, match="rejects nothing"):
+        reject(store, run, ADA, NOW)
+
+
+def test_anybody_completes_what_the_recipe_began(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    store = Mortal(DirectoryStore(copied(as_published, tmp_path / "store")), 2, after=False)
+    with pytest.raises(KilledError):
+        approve(store, run_in(store), AUTOMATIC, VALID_DAYS, key, NOW)
+    done = approved(store, run_in(store), key)
+    assert (done.decision.by, done.pointer.last.by) == ("recipe", "recipe")
+    assert verify(store, CELL, [key.public_key], TODAY).run_id == RUN
+
+
+def test_an_index_that_cannot_be_written_holds_up_nothing(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    store = DirectoryStore(copied(as_published, tmp_path / "store"))
+    path = Path(store.locate(INDEX_KEY))
+    path.chmod(0o644)
+    path.write_bytes(b"no index")
+    done = approved(store, run_in(store), key)
+    assert "the index is not up to date" in (done.index_problem or "")
+    assert verify(store, CELL, [key.public_key], TODAY).run_id == RUN
+    assert "not up to date" in (revoke(store, CELL, None, TAKEN_BACK).index_problem or "")
+    path.unlink()
+    assert index_problem(store, CELL) is None
+    assert read_index(store).cells[0].last == done.pointer.last.model_copy(update={"revoked": TAKEN_BACK})
+
+
+def test_a_revoked_approval_cannot_be_given_again(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    approved(store, run, key)
+    assert revoke(store, CELL, None, TAKEN_BACK).pointer.last.revoked == TAKEN_BACK
+    with pytest.raises(RevokedError, match="revoked by Grace"):
+        approved(store, run, key)
+
+
+class Together(Wrapped):
+    """Lets nobody move the pointer before all have read it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.all_read = Barrier(1)
+        self.mine = local()
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        if key == pointer_key(CELL):
+            self.all_read.wait(timeout=60)
+        return super().swap(key, body, content_type, tag)
+
+
+@pytest.fixture(params=["directory", RADOSGW])
+def real_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Without moto, which looks and then writes, with nothing to keep two requests apart."""
+    return (tmp_path / "store").as_uri() if request.param == "directory" else str(request.getfixturevalue("radosgw_url"))
+
+
+def test_of_sixteen_approvers_one_wins_each_round_and_the_others_are_told_by_whom(
+    real_url: str, tmp_path: Path, key: PrivateKey
+) -> None:
+    store = Together(open_store(real_url))
+    names = {f"20260314T0926{second:02}Z-abcdef": f"Approver {second}" for second in range(16)}
+    contenders = [publish_report(store, tmp_path / "runs", run_id) for run_id in names]
+    moves = 0
+    while contenders:
+        store.all_read = Barrier(len(contenders))
+        with ThreadPoolExecutor(len(contenders)) as pool:
+            results = list(pool.map(lambda run: attempt(store, run, names[run.run_id], key), contenders))
+        (winner,) = [result for result in results if isinstance(result, Approved)]
+        moves += 1
+        assert read_pointer(store, CELL) == winner.pointer
+        assert len(winner.pointer.entries) == moves
+        won = winner.pointer.last.run_id
+        for run, result in zip(contenders, results, strict=True):
+            if isinstance(result, OvertakenError):
+                assert f"run {run.run_id} lost" in result.problem
+                assert f"run {won} was approved by {names[won]} on 2026-03-14" in result.problem
+        for run in contenders:
+            if run.run_id < won:
+                again = attempt(store, run, names[run.run_id], key)
+                assert isinstance(again, OvertakenError)
+                assert f"is older than run {won}" in again.problem
+        contenders = [run for run in contenders if run.run_id > won]
+    assert verify(store, CELL, [key.public_key], TODAY).run_id == max(names)
+    assert read_index(store).cells == write_index(store).cells
+
+
+def attempt(store: Store, run: PublishedRun, by: str, key: PrivateKey) -> Approved | OvertakenError:
+    try:
+        return approve(store, run, ruling("approve", by, "it passed"), VALID_DAYS, key, NOW)
+    except OvertakenError as error:
+        return error
+
+
+def test_the_index_shows_each_cells_last_approval_and_newest_reports(
+    as_published: Path, tmp_path: Path, key: PrivateKey
+) -> None:
+    store = DirectoryStore(copied(as_published, tmp_path / "store"))
+    (row,) = read_index(store).cells
+    assert (row.cell, row.last) == (CELL, None)
+    assert [(line.run_id, line.outcome) for line in row.reports] == [(RUN, "approved"), (OLDER, "approved")]
+    assert row.reports[0].started_at == datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+
+    done = approved(store, run_in(store, OLDER), key)
+    assert read_index(store).cells[0].last == done.pointer.last
+    done = approved(store, run_in(store), key)
+    revoke(store, CELL, RUN, TAKEN_BACK)
+    (row,) = read_index(store).cells
+    assert row.last == done.pointer.last.model_copy(update={"revoked": TAKEN_BACK})
+
+
+def test_the_index_can_be_made_again(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    store = DirectoryStore(copied(as_published, tmp_path / "store"))
+    publish_report(store, tmp_path / "runs", NEWER, with_gate("fail"))
+    approved(store, run_in(store), key)
+    before = read_index(store)
+    Path(store.locate(INDEX_KEY)).unlink()
+    assert write_index(store).cells == before.cells
+    assert [line.outcome for line in before.cells[0].reports] == ["not approved", "approved", "approved"]
+
+
+def test_only_what_changed_is_written(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    store = DirectoryStore(copied(as_published, tmp_path / "store"))
+    before = store.read(INDEX_KEY)
+    assert write_index(store).revision == 2
+    assert store.read(INDEX_KEY) == before
+    approved(store, run_in(store), key)
+    assert write_index(store).revision == 3
+
+
+def test_an_index_of_nothing(store: Store) -> None:
+    assert read_index(store) == Index()
+    assert write_index(store) == Index(revision=1)
+    assert store.exists(INDEX_KEY)
+
+
+def test_a_row_is_added_beside_those_of_other_cells(as_published: Path, tmp_path: Path) -> None:
+    """Without reading what they are made of."""
+    store = DirectoryStore(copied(as_published, tmp_path / "store"))
+    before = read_index(store).cells
+    publish_report(store, tmp_path / "runs", NEWER, of_variant("bf16"))
+    Path(store.locate(f"reports/{CELL}/{RUN}/manifest.json")).unlink()
+    bf16, fp8 = read_index(store).cells
+    assert ([fp8], bf16.cell) == (before, CELL.replace("fp8", "bf16"))
+    assert [line.run_id for line in bf16.reports] == [NEWER]
+
+
+def test_what_changes_while_the_index_is_made_is_in_it(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    class Meddled(DirectoryStore):
+        is_meddled = False
+
+        def swap(self, key_: str, body: bytes, content_type: str, tag: str | None) -> str:
+            if not self.is_meddled:
+                self.is_meddled = True
+                approved(DirectoryStore(tmp_path / "store"), run_in(self), key)
+            return super().swap(key_, body, content_type, tag)
+
+    store = Meddled(copied(as_published, tmp_path / "store"))
+    Path(store.locate(INDEX_KEY)).unlink()
+    (row,) = write_index(store).cells
+    assert row.last is not None
+    assert row.last.run_id == RUN
+    assert read_index(store).cells == [row]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"index_version": 2}'])
+def test_what_is_no_index_is_told(as_published: Path, tmp_path: Path, body: bytes) -> None:
+    store = DirectoryStore(copied(as_published, tmp_path / "store"))
+    store.swap(INDEX_KEY, body, "application/json", store.read(INDEX_KEY).tag)
+    with pytest.raises(StoreError, match="not an index"):
+        read_index(store)
+
+
+def test_an_approval_has_the_days_it_was_given(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    done = approve(store, run, AUTOMATIC, 1, key, NOW)
+    assert done.pointer.last.expires == date(2026, 3, 15)
+    assert (done.pointer.last.by, done.decision.automatic) == ("recipe", True)

@@ -1,0 +1,260 @@
+"""The pointer: it moves forward only, one mover at a time, and a revocation always comes through."""
+
+import json
+from datetime import date, timedelta
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+
+from tests.approval.builder import CELL, EXPIRES, NEWER, NOW, OLDER, RUN, TODAY
+from vllm_qualify.approval.errors import DecidedError, OvertakenError, RevokedError, TamperedError
+from vllm_qualify.approval.layout import JSON, approval_key, canonical, pointer_key, readable, sha256
+from vllm_qualify.approval.pointer import (
+    Entry,
+    Pointer,
+    Revocation,
+    State,
+    advance,
+    mark_revoked,
+    parse_pointer,
+    pointer_bytes,
+    read_pointer,
+    revocation,
+    state_of,
+)
+from vllm_qualify.errors import CallerError, StoreBusyError, StoreError
+from vllm_qualify.publish.bundle import StoredObject
+from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.store import Store
+
+TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
+
+
+def entry(run_id: str, by: str = "Ada", revoked: Revocation | None = None) -> Entry:
+    approval = StoredObject(key=approval_key(CELL, run_id), sha256=sha256(run_id.encode()), size=1000)
+    return Entry(run_id=run_id, approval=approval, by=by, at=NOW, expires=EXPIRES, revoked=revoked)
+
+
+def stored(store: Store) -> Pointer:
+    pointer = read_pointer(store, CELL)
+    assert pointer is not None
+    return pointer
+
+
+@pytest.mark.parametrize(
+    ("entries", "today", "states"),
+    [
+        ([entry(RUN)], TODAY, ["approved"]),
+        ([entry(RUN)], EXPIRES - timedelta(days=1), ["approved"]),
+        ([entry(RUN)], EXPIRES, ["expired"]),
+        ([entry(OLDER), entry(RUN)], EXPIRES, ["superseded", "expired"]),
+        ([entry(OLDER, revoked=TAKEN_BACK), entry(RUN)], TODAY, ["revoked", "approved"]),
+        ([entry(OLDER), entry(RUN, revoked=TAKEN_BACK)], EXPIRES, ["superseded", "revoked"]),
+    ],
+)
+def test_states(entries: list[Entry], today: date, states: list[State]) -> None:
+    pointer = Pointer(cell=CELL, entries=entries)
+    assert [state_of(entry, pointer, today) for entry in pointer.entries] == states
+
+
+def test_it_keeps_the_whole_history(store: Store) -> None:
+    assert read_pointer(store, CELL) is None
+    for run_id in (OLDER, RUN, NEWER):
+        assert advance(store, CELL, entry(run_id)).last == entry(run_id)
+    assert stored(store).entries == [entry(OLDER), entry(RUN), entry(NEWER)]
+
+
+def test_the_same_approval_again_changes_nothing(store: Store) -> None:
+    for run_id in (OLDER, RUN):
+        advance(store, CELL, entry(run_id))
+    before = store.read(pointer_key(CELL))
+    assert advance(store, CELL, entry(OLDER)) == stored(store)
+    assert store.read(pointer_key(CELL)) == before
+
+
+def test_another_approval_of_the_same_run_is_refused(store: Store) -> None:
+    advance(store, CELL, entry(RUN))
+    with pytest.raises(StoreError, match="another approval of this run"):
+        advance(store, CELL, entry(RUN, by="Eve"))
+
+
+def test_an_older_report_is_refused(store: Store) -> None:
+    advance(store, CELL, entry(RUN, by="Bob"))
+    before = store.read(pointer_key(CELL))
+    with pytest.raises(OvertakenError, match=f"run {OLDER} is older than run {RUN} .* approved by Bob on 2026-03-14"):
+        advance(store, CELL, entry(OLDER))
+    assert store.read(pointer_key(CELL)) == before
+
+
+def test_a_revoked_approval_does_not_come_back_and_a_newer_one_may_follow(store: Store) -> None:
+    advance(store, CELL, entry(OLDER))
+    advance(store, CELL, entry(RUN))
+    mark_revoked(store, CELL, None, TAKEN_BACK)
+    with pytest.raises(RevokedError, match="revoked by Grace on 2026-03-14: it answers in Latin"):
+        advance(store, CELL, entry(RUN))
+    assert [state_of(one, stored(store), TODAY) for one in stored(store).entries] == ["superseded", "revoked"]
+    assert advance(store, CELL, entry(NEWER)).last == entry(NEWER)
+
+
+def test_an_earlier_approval_can_be_revoked(store: Store) -> None:
+    advance(store, CELL, entry(OLDER))
+    advance(store, CELL, entry(RUN))
+    pointer, taken_back = mark_revoked(store, CELL, OLDER, TAKEN_BACK)
+    assert (taken_back.run_id, taken_back.revoked) == (OLDER, TAKEN_BACK)
+    assert [state_of(one, pointer, TODAY) for one in pointer.entries] == ["revoked", "approved"]
+    assert stored(store) == pointer
+
+
+def test_a_second_revocation_says_by_whom_the_first_was(store: Store) -> None:
+    advance(store, CELL, entry(RUN))
+    first = mark_revoked(store, CELL, RUN, TAKEN_BACK)
+    with pytest.raises(DecidedError, match=f"run {RUN} was already revoked by Grace on 2026-03-14: it answers in Latin"):
+        mark_revoked(store, CELL, None, revocation("Bob", "it is slow", NOW))
+    assert mark_revoked(store, CELL, None, TAKEN_BACK.model_copy(update={"at": NOW + timedelta(days=1)})) == first
+
+
+@pytest.mark.parametrize(("run_id", "told"), [(None, "nothing is approved in"), (NEWER, f"run {NEWER} has no approval")])
+def test_what_is_not_approved_cannot_be_revoked(store: Store, run_id: str | None, told: str) -> None:
+    if run_id:
+        advance(store, CELL, entry(RUN))
+    with pytest.raises(CallerError, match=told):
+        mark_revoked(store, CELL, run_id, TAKEN_BACK)
+
+
+@pytest.mark.parametrize("cell", ["", "llama", "a/b/c", "a/b/c/d/e", "../../etc/passwd/x", "A/b/c/d", "a/b/c/d\n"])
+def test_what_is_no_cell_is_told(store: Store, cell: str) -> None:
+    with pytest.raises(CallerError, match="CELL: this is no cell"):
+        read_pointer(store, cell)
+    with pytest.raises(CallerError, match="CELL: this is no cell"):
+        mark_revoked(store, cell, None, TAKEN_BACK)
+
+
+class Meddled(DirectoryStore):
+    """Somebody else changes the pointer before each of this store's first swaps."""
+
+    def __init__(self, directory: Path, changes: list[Any]) -> None:
+        super().__init__(directory)
+        self.changes, self.quiet = changes, DirectoryStore(directory)
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        if self.changes:
+            self.changes.pop(0)(self.quiet)
+        return super().swap(key, body, content_type, tag)
+
+
+def test_the_loser_is_told_by_whom(tmp_path: Path) -> None:
+    store = Meddled(tmp_path, [lambda store: advance(store, CELL, entry(RUN, by="Bob"))])
+    with pytest.raises(OvertakenError, match=f"run {NEWER} lost: .* run {RUN} was approved by Bob on 2026-03-14"):
+        advance(store, CELL, entry(NEWER))
+    assert stored(store).entries == [entry(RUN, by="Bob")]
+    assert advance(store, CELL, entry(NEWER)).entries == [entry(RUN, by="Bob"), entry(NEWER)]
+
+
+def test_a_revocation_of_another_run_is_no_rival(tmp_path: Path) -> None:
+    store = Meddled(tmp_path, [])
+    advance(store, CELL, entry(RUN))
+    store.changes = [lambda store: mark_revoked(store, CELL, RUN, TAKEN_BACK)]
+    pointer = advance(store, CELL, entry(NEWER))
+    assert [state_of(one, pointer, TODAY) for one in pointer.entries] == ["revoked", "approved"]
+    assert stored(store) == pointer
+
+
+def test_a_run_older_than_a_revoked_one_is_told_so(store: Store) -> None:
+    advance(store, CELL, entry(RUN))
+    mark_revoked(store, CELL, RUN, TAKEN_BACK)
+    with pytest.raises(OvertakenError, match=f"older than run {RUN} .* revoked by Grace") as raised:
+        advance(store, CELL, entry(OLDER))
+    assert "rejudge" in raised.value.remedy
+
+
+def test_a_second_process_with_the_same_approval_is_no_rival(tmp_path: Path) -> None:
+    store = Meddled(tmp_path, [lambda store: advance(store, CELL, entry(RUN))])
+    assert advance(store, CELL, entry(RUN)).entries == [entry(RUN)]
+
+
+def test_a_history_that_is_gone_is_never_begun_anew(tmp_path: Path) -> None:
+    store = Meddled(tmp_path, [])
+    advance(store, CELL, entry(RUN))
+    store.changes = [lambda store: Path(store.locate(pointer_key(CELL))).unlink()]
+    with pytest.raises(TamperedError, match="went from the pointer"):
+        advance(store, CELL, entry(NEWER))
+
+
+def test_a_revocation_comes_through_and_hits_what_was_meant(tmp_path: Path) -> None:
+    """Also when the pointer meanwhile moves to what nobody wanted to revoke."""
+    store = Meddled(tmp_path, [])
+    advance(store, CELL, entry(OLDER))
+    store.changes = [lambda store: advance(store, CELL, entry(RUN)), lambda store: advance(store, CELL, entry(NEWER))]
+    pointer, taken_back = mark_revoked(store, CELL, None, TAKEN_BACK)
+    assert taken_back.run_id == OLDER
+    assert [state_of(one, pointer, TODAY) for one in pointer.entries] == ["revoked", "superseded", "approved"]
+    assert stored(store) == pointer
+
+
+def test_a_pointer_that_never_rests_is_told(tmp_path: Path) -> None:
+    class Restless(DirectoryStore):
+        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+            return super().swap(key, body, content_type, f"not {tag}")
+
+    advance(DirectoryStore(tmp_path), CELL, entry(RUN))
+    with pytest.raises(StoreBusyError, match="changes all the time"):
+        mark_revoked(Restless(tmp_path), CELL, None, TAKEN_BACK)
+
+
+def test_revocations_and_approvals_at_once_all_count(tmp_path: Path) -> None:
+    store, start = DirectoryStore(tmp_path), Barrier(8)
+    for number in range(8):
+        advance(store, CELL, entry(f"20260301T00000{number}Z-aaaaaa"))
+
+    def revoke(number: int) -> None:
+        start.wait()
+        mark_revoked(store, CELL, f"20260301T00000{number}Z-aaaaaa", TAKEN_BACK)
+
+    threads = [Thread(target=revoke, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one.revoked for one in stored(store).entries] == [TAKEN_BACK] * 8
+
+
+def document(**changes: object) -> bytes:
+    """A pointer that somebody wrote with its SHA-256 right."""
+    made = json.loads(pointer_bytes(Pointer(cell=CELL, entries=[entry(OLDER), entry(RUN)])))
+    del made["sha256"]
+    made |= changes
+    return readable(made | {"sha256": sha256(canonical(made))})
+
+
+def test_what_was_written_is_read() -> None:
+    assert parse_pointer(document(), CELL, "here").entries == [entry(OLDER), entry(RUN)]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"\x00", b"{}", b'{"sha256": "1"}', b"[" * 100_000, document() + b" "])
+def test_what_is_not_as_it_was_written_is_told(body: bytes) -> None:
+    with pytest.raises(TamperedError, match="here: the pointer is not as it was written"):
+        parse_pointer(body, CELL, "here")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (document(entries=[]), "not a pointer"),
+        (document(pointer_version=2), "not a pointer"),
+        (document(entries=[one.model_dump(mode="json") for one in (entry(RUN), entry(OLDER))]), "not in their order"),
+        (document(entries=[one.model_dump(mode="json") for one in (entry(RUN), entry(RUN))]), "not in their order"),
+        (document(cell="a/b/c/d"), "not of this cell"),
+    ],
+)
+def test_what_could_not_be_written_is_told(body: bytes, told: str) -> None:
+    with pytest.raises(StoreError, match=f"here: not a pointer.*{told}|{told}"):
+        parse_pointer(body, CELL, "here")
+
+
+def test_the_pointer_of_another_cell_is_told(store: Store) -> None:
+    advance(store, CELL, entry(RUN))
+    store.swap(pointer_key("a/b/c/d"), store.get(pointer_key(CELL)), JSON, None)
+    with pytest.raises(TamperedError, match="the pointer of another cell"):
+        read_pointer(store, "a/b/c/d")

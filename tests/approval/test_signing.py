@@ -1,0 +1,243 @@
+"""Keys and envelopes."""
+
+import base64
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_public_key,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_qualify.approval.errors import OtherKeyError, TamperedError
+from vllm_qualify.approval.signing import (
+    PASSWORD,
+    PRIVATE_KEY,
+    PUBLIC_KEY,
+    PrivateKey,
+    new_key,
+    open_envelope,
+    private_key,
+    public_keys,
+    sign,
+)
+from vllm_qualify.errors import CallerError, HostError
+
+STATEMENT = b'{"_type":"https://in-toto.io/Statement/v1"}'
+
+
+@pytest.fixture(autouse=True)
+def no_outer_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (PRIVATE_KEY, PUBLIC_KEY):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(f"{name}_FILE", raising=False)
+
+
+def pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey, password: bytes | None = None) -> str:
+    encryption = BestAvailableEncryption(password) if password else NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption).decode()
+
+
+def public_pem(key: PrivateKey) -> str:
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.public_key.keyval["public"]))
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def test_a_new_key_is_its_owners_alone_and_has_its_public_one_beside_it(tmp_path: Path) -> None:
+    made = new_key(tmp_path / "key")
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert private_key((tmp_path / "key").read_text()).public_key == made
+    assert public_keys([tmp_path / "key.pub"]) == [made]
+
+
+@pytest.mark.parametrize("taken", ["key", "key.pub"])
+def test_a_key_is_never_replaced(tmp_path: Path, taken: str) -> None:
+    (tmp_path / taken).write_text("precious")
+    with pytest.raises(CallerError, match="keys are not replaced"):
+        new_key(tmp_path / "key")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(taken, "precious")]
+
+
+def test_a_key_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="No such file"):
+        new_key(tmp_path / "missing" / "key")
+
+
+def test_the_environment_names_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_file, in_text = new_key(tmp_path / "a"), new_key(tmp_path / "b")
+    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(tmp_path / "a"))
+    monkeypatch.setenv(f"{PUBLIC_KEY}_FILE", str(tmp_path / "a.pub"))
+    assert (private_key().public_key, public_keys()) == (in_file, [in_file])
+    monkeypatch.setenv(PRIVATE_KEY, (tmp_path / "b").read_text())
+    monkeypatch.setenv(PUBLIC_KEY, (tmp_path / "b.pub").read_text())
+    assert (private_key().public_key, public_keys()) == (in_text, [in_text])
+    assert public_keys([tmp_path / "a.pub"]) == [in_file]
+
+
+def test_a_file_may_hold_several_public_keys(tmp_path: Path) -> None:
+    keys = [new_key(tmp_path / "old"), new_key(tmp_path / "new")]
+    (tmp_path / "both").write_text((tmp_path / "old.pub").read_text() + "\n" + (tmp_path / "new.pub").read_text())
+    assert public_keys([tmp_path / "both"]) == keys
+
+
+def test_an_encrypted_key_needs_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = pem(Ed25519PrivateKey.generate(), b"open sesame")
+    with pytest.raises(CallerError, match=f"(?s)encrypted.*set {PASSWORD}"):
+        private_key(text)
+    monkeypatch.setenv(PASSWORD, "wrong")
+    with pytest.raises(CallerError, match=f"{PASSWORD} does not open"):
+        private_key(text)
+    monkeypatch.setenv(PASSWORD, "open sesame")
+    assert private_key(text).public_key.keytype == "ed25519"
+
+
+def test_a_password_beside_a_plain_key_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD, "for another key")
+    assert private_key(pem(Ed25519PrivateKey.generate())).public_key.scheme == "ed25519"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "this is no private key in PEM"),
+        ("hunter2-hunter2", "this is no private key in PEM"),
+        (pem(Ed25519PrivateKey.generate()).replace("M", "?"), "this is no private key in PEM"),
+        (pem(ec.generate_private_key(ec.SECP256R1())), "this is no Ed25519 key"),
+    ],
+    ids=["empty", "a word", "broken", "elliptic"],
+)
+def test_what_is_no_private_key_is_told_without_it(text: str, told: str) -> None:
+    with pytest.raises(CallerError) as raised:
+        private_key(text)
+    assert told in str(raised.value)
+    assert not text or text not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o777])
+def test_a_private_key_that_every_user_may_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    new_key(tmp_path / "key")
+    (tmp_path / "key").chmod(mode)
+    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(tmp_path / "key"))
+    with pytest.raises(CallerError, match=f"(?s)every user.*chmod 600 {tmp_path / 'key'}"):
+        private_key()
+    (tmp_path / "key").chmod(0o640)
+    assert private_key().public_key.keytype == "ed25519"
+
+
+def test_without_a_key_the_names_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CallerError, match=f"{PRIVATE_KEY}_FILE"):
+        private_key()
+    with pytest.raises(CallerError, match=f"{PUBLIC_KEY}_FILE"):
+        public_keys()
+    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(tmp_path / "missing"))
+    with pytest.raises(CallerError, match=f"{tmp_path}/missing: the key cannot be read: No such file"):
+        private_key()
+
+
+def test_what_is_no_public_key_is_told(tmp_path: Path) -> None:
+    new_key(tmp_path / "key")
+    elliptic = (
+        ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    broken = (tmp_path / "key.pub").read_bytes().replace(b"MC", b"MD")
+    for body, told in [
+        ((tmp_path / "key").read_bytes(), "this is a private key"),
+        (elliptic, "this is no Ed25519 key"),
+        (broken, "this is no public key in PEM"),
+        (b"ssh-ed25519 AAAA", "this is no public key in PEM"),
+    ]:
+        (tmp_path / "given").write_bytes(body)
+        with pytest.raises(CallerError, match=f"{tmp_path}/given: {told}"):
+            public_keys([tmp_path / "given"])
+
+
+def test_another_implementation_reads_the_envelope(key: PrivateKey) -> None:
+    """As https://github.com/secure-systems-lab/dsse/blob/master/protocol.md says, with nothing of ours."""
+    envelope = json.loads(sign(STATEMENT, key))
+    payload, kind = base64.b64decode(envelope["payload"], validate=True), envelope["payloadType"].encode()
+    assert (payload, kind) == (STATEMENT, b"application/vnd.in-toto+json")
+    encoded = b" ".join([b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload])
+    (signature,) = envelope["signatures"]
+    public = load_pem_public_key(public_pem(key).encode())
+    assert isinstance(public, Ed25519PublicKey)
+    public.verify(base64.b64decode(signature["sig"], validate=True), encoded)
+    with pytest.raises(InvalidSignature):
+        public.verify(base64.b64decode(signature["sig"]), encoded + b" ")
+
+
+def test_the_same_key_signs_in_the_same_way(key: PrivateKey) -> None:
+    assert sign(STATEMENT, key) == sign(STATEMENT, key)
+
+
+def test_any_of_the_trusted_keys_opens_it(key: PrivateKey, other_key: PrivateKey) -> None:
+    opened = open_envelope(sign(STATEMENT, key), [other_key.public_key, key.public_key], "here")
+    assert opened == (STATEMENT, key.public_key.keyid)
+
+
+def test_another_key_is_told_with_those_that_are_trusted(key: PrivateKey, other_key: PrivateKey) -> None:
+    signed, trusted = key.public_key.keyid[:16], other_key.public_key.keyid[:16]
+    with pytest.raises(OtherKeyError, match=f"here: signed by key {signed}; trusted: {trusted}"):
+        open_envelope(sign(STATEMENT, key), [other_key.public_key], "here")
+    with pytest.raises(OtherKeyError, match="trusted: none"):
+        open_envelope(sign(STATEMENT, key), [], "here")
+
+
+def altered(body: bytes, **changes: Any) -> bytes:
+    return json.dumps(json.loads(body) | changes, sort_keys=True, indent=2).encode() + b"\n"
+
+
+def test_a_signature_of_something_else_is_told(key: PrivateKey) -> None:
+    forged = altered(sign(STATEMENT, key), payload=base64.b64encode(b"{}").decode())
+    with pytest.raises(TamperedError, match="what is signed is not what the key signed"):
+        open_envelope(forged, [key.public_key], "here")
+
+
+def test_an_id_of_another_key_is_told(key: PrivateKey, other_key: PrivateKey) -> None:
+    body = sign(STATEMENT, key)
+    (signature,) = json.loads(body)["signatures"]
+    forged = altered(body, signatures=[signature | {"keyid": other_key.public_key.keyid}])
+    for trusted in ([key], [key, other_key]):
+        with pytest.raises(TamperedError, match="names another key"):
+            open_envelope(forged, [one.public_key for one in trusted], "here")
+    with pytest.raises(TamperedError, match="not what the key signed"):
+        open_envelope(forged, [other_key.public_key], "here")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"[]", b"\xff\xfe", b'{"payload": 1}', b'{"payload": "e30=", "payloadType": "x", "signatures": []}'],
+)
+def test_what_is_no_envelope_is_told(key: PrivateKey, body: bytes) -> None:
+    with pytest.raises(TamperedError, match="here: this is no signed approval"):
+        open_envelope(body, [key.public_key], "here")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"signatures": []}, {"payloadType": "text/plain"}, {"payload": "e30"}, {"payload": "é"}, {"more": 1}],
+)
+def test_an_envelope_of_another_form_is_told(key: PrivateKey, changes: dict[str, Any]) -> None:
+    with pytest.raises(TamperedError):
+        open_envelope(altered(sign(STATEMENT, key), **changes), [key.public_key], "here")
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_other_byte_is_found(key: PrivateKey, data: st.DataObject) -> None:
+    body = bytearray(sign(STATEMENT, key))
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(TamperedError):
+        open_envelope(bytes(body), [key.public_key], "here")

@@ -1,0 +1,391 @@
+"""Verification: what it finds, what it calls it, and that no byte of a bundle escapes it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.approval.builder import (
+    ADA,
+    CELL,
+    EXPIRES,
+    NEWER,
+    NOW,
+    RUN,
+    TODAY,
+    VALID_DAYS,
+    approved,
+    made_key,
+    publish_report,
+    with_gate,
+)
+from vllm_qualify.approval.actions import entry_of, revoke
+from vllm_qualify.approval.decision import decide
+from vllm_qualify.approval.errors import (
+    ExpiredError,
+    NotApprovedError,
+    NotInForceError,
+    OtherKeyError,
+    RevokedError,
+    SupersededError,
+    TamperedError,
+)
+from vllm_qualify.approval.layout import (
+    JSON,
+    approval_key,
+    canonical,
+    decision_key,
+    manifest_key,
+    pointer_key,
+    readable,
+    sha256,
+)
+from vllm_qualify.approval.pointer import advance, revocation
+from vllm_qualify.approval.published import PublishedRun, stored_object
+from vllm_qualify.approval.signing import PrivateKey, public_keys, sign
+from vllm_qualify.approval.statement import statement
+from vllm_qualify.approval.verify import export, verify, verify_file
+from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.store import Store, open_store
+
+TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
+
+
+@dataclass(frozen=True, repr=False)
+class Bundle:
+    """An exported approval, which no test leaves changed."""
+
+    folder: Path
+    key: PrivateKey
+    run: PublishedRun
+
+    @property
+    def store(self) -> Store:
+        return DirectoryStore(self.folder)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.store.keys(""))
+
+    def verify(self) -> None:
+        verify(self.store, approval_key(CELL, RUN), [self.key.public_key], TODAY)
+
+    @contextmanager
+    def changed(self, key: str, body: bytes | None) -> Iterator[None]:
+        """Within the block, an object has another content, or is missing."""
+        path = self.folder / key
+        before = path.read_bytes()
+        try:
+            path.unlink()
+            if body is not None:
+                path.write_bytes(body)
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            path.write_bytes(before)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bundle]:
+    folder = tmp_path_factory.mktemp("bundle")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_QUALIFY_HOME", str(folder))
+        store = DirectoryStore(folder / "store")
+        key = made_key(folder / "key")
+        run = publish_report(store, folder / "runs")
+        publish_report(store, folder / "runs", NEWER)
+        approved(store, run, key)
+        export(store, CELL, folder / "bundle")
+        yield Bundle(folder / "bundle", key, run)
+
+
+def test_a_bundle_is_exactly_what_an_approval_rests_on(bundle: Bundle) -> None:
+    own = [document(CELL, RUN) for document in (decision_key, approval_key, manifest_key)]
+    named = [named.key for named in bundle.run.manifest.objects]
+    assert bundle.keys == sorted([*own, pointer_key(CELL), *named])
+    assert len(named) == 8
+
+
+@pytest.mark.parametrize("name", [CELL, approval_key(CELL, RUN)])
+def test_an_approval_that_holds(bundle: Bundle, name: str) -> None:
+    found = verify(bundle.store, name, [bundle.key.public_key], TODAY)
+    assert (found.cell, found.run_id, found.by, found.expires, found.is_whole) == (CELL, RUN, "Ada", EXPIRES, True)
+    assert found.objects_checked == len(bundle.keys)
+    assert found.server == bundle.run.report.plan.server
+    assert found.told == (
+        f"{CELL}, run {RUN}: approved by Ada, until 2026-06-12, key {bundle.key.public_key.keyid[:16]}; 12 objects checked"
+    )
+    assert verify(bundle.store, name, [bundle.key.public_key], EXPIRES - timedelta(days=1)) == found
+
+
+@pytest.mark.parametrize("version", [1])
+def test_what_an_earlier_version_signed_still_holds(tmp_path: Path, version: int) -> None:
+    """Also with whatever the report's model has got since. See tests/approval/golden.py."""
+    kept = Path(__file__).with_name(f"version-{version}.json")
+    store = DirectoryStore(tmp_path)
+    for key, text in json.loads(kept.read_text()).items():
+        store.put_new(key, text.encode(), JSON)
+    found = verify(store, CELL, public_keys([kept.with_suffix(".pub")]), TODAY)
+    assert (found.run_id, found.expires, found.objects_checked) == (RUN, date(2026, 5, 2), 12)
+    assert found.statement["predicate"]["result"] == "WARNED"
+    assert found.server.engine.launcher == "docker"
+
+
+def test_an_object_that_is_missing_is_named(bundle: Bundle) -> None:
+    for key in bundle.keys:
+        with bundle.changed(key, None), pytest.raises(TamperedError) as raised:
+            bundle.verify()
+        assert (raised.value.problem, raised.value.place) == ("it is missing", str(bundle.folder / key))
+        assert raised.value.exit_code == 10
+
+
+def test_a_cell_whose_pointer_is_missing_is_not_one_without_approvals(bundle: Bundle) -> None:
+    with bundle.changed(pointer_key(CELL), None), pytest.raises(TamperedError, match=r"pointer\.json: it is missing"):
+        verify(bundle.store, CELL, [bundle.key.public_key], TODAY)
+
+
+def test_every_object_is_read_to_its_end(bundle: Bundle) -> None:
+    for key in bundle.keys:
+        body = bundle.store.get(key)
+        first, last = bytes([body[0] ^ 1]) + body[1:], body[:-1] + bytes([body[-1] ^ 1])
+        for other in (first, last, body[:-1], body + b"\n", body + b"\0", b"", body[::-1]):
+            with bundle.changed(key, other), pytest.raises(TamperedError) as raised:
+                bundle.verify()
+            assert raised.value.place == str(bundle.folder / key)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_changed_byte_escapes(bundle: Bundle, data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(bundle.keys))
+    body = bytearray(bundle.store.get(key))
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    with bundle.changed(key, bytes(body)), pytest.raises(TamperedError) as raised:
+        bundle.verify()
+    assert raised.value.place == str(bundle.folder / key)
+    assert "\n" not in raised.value.problem
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_nothing_cut_out_or_put_in_escapes(bundle: Bundle, data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(bundle.keys))
+    body = bundle.store.get(key)
+    begin = data.draw(st.integers(0, len(body)))
+    end = data.draw(st.integers(begin, min(len(body), begin + 40)))
+    put_in = data.draw(st.binary(min_size=int(begin == end), max_size=4))
+    other = body[:begin] + put_in + body[end:]
+    if other == body:
+        return
+    with bundle.changed(key, other), pytest.raises(TamperedError):
+        bundle.verify()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 63), st.sampled_from("0123456789abcdef"))
+@example(0, "0")
+def test_the_pointers_own_sha256_is_looked_at(bundle: Bundle, at: int, digit: str) -> None:
+    body = bundle.store.get(pointer_key(CELL))
+    written = json.loads(body)["sha256"]
+    other = written[:at] + digit + written[at + 1 :]
+    if other == written:
+        return
+    with bundle.changed(pointer_key(CELL), body.replace(written.encode(), other.encode())), pytest.raises(TamperedError):
+        bundle.verify()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"expires": "2099-01-01"}, {"by": "Eve"}, {"at": "2026-03-15T12:30:00Z"}],
+    ids=["expires", "by", "at"],
+)
+def test_a_pointer_cannot_say_more_than_was_signed(bundle: Bundle, change: dict[str, str]) -> None:
+    """Whoever may write the pointer can make its SHA-256 right."""
+    document = json.loads(bundle.store.get(pointer_key(CELL)))
+    del document["sha256"]
+    document["entries"][0] |= change
+    body = readable(document | {"sha256": sha256(canonical(document))})
+    with (
+        bundle.changed(pointer_key(CELL), body),
+        pytest.raises(TamperedError, match="the pointer does not say what was signed"),
+    ):
+        bundle.verify()
+
+
+def test_another_key_is_told(bundle: Bundle, other_key: PrivateKey) -> None:
+    with pytest.raises(OtherKeyError, match=f"signed by key {bundle.key.public_key.keyid[:16]}") as raised:
+        verify(bundle.store, CELL, [other_key.public_key], TODAY)
+    assert raised.value.exit_code == 11
+
+
+def test_a_forger_with_a_key_of_their_own_is_told(bundle: Bundle, other_key: PrivateKey) -> None:
+    payload = statement(bundle.run, decide(bundle.store, bundle.run, ADA, VALID_DAYS, NOW))
+    with bundle.changed(approval_key(CELL, RUN), sign(payload, other_key)), pytest.raises(OtherKeyError):
+        bundle.verify()
+
+
+def test_a_trusted_signature_under_something_else_than_the_report_says_is_told(bundle: Bundle) -> None:
+    payload = statement(bundle.run, decide(bundle.store, bundle.run, ADA, VALID_DAYS, NOW))
+    other = payload.replace(b'"gpu-memory-utilization":0.9', b'"gpu-memory-utilization":0.5')
+    assert other != payload
+    with (
+        bundle.changed(approval_key(CELL, RUN), sign(other, bundle.key)),
+        pytest.raises(TamperedError, match="the report does not say what was signed"),
+    ):
+        bundle.verify()
+
+
+def test_a_trusted_signature_under_a_report_that_did_not_pass_is_told(
+    store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey
+) -> None:
+    """Whoever holds the key cannot approve it either."""
+    failed = publish_report(store, tmp_path / "runs", NEWER, with_gate("fail"))
+    as_if = replace(failed, report=failed.report.model_copy(update={"judgement": run.report.judgement}))
+    decided = decide(store, as_if, ADA, VALID_DAYS, NOW)
+    body = sign(statement(as_if, decided), key)
+    store.put_new(approval_key(CELL, NEWER), body, JSON)
+    advance(store, CELL, entry_of(decided.decision, stored_object(approval_key(CELL, NEWER), body)))
+    with pytest.raises(TamperedError, match="what was signed could not be approved"):
+        verify(store, CELL, [key.public_key], TODAY)
+
+
+def test_an_approval_in_anothers_place_is_told(bundle: Bundle, tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    other = publish_report(store, tmp_path / "runs", NEWER)
+    approved(store, other, bundle.key)
+    body = store.get(approval_key(CELL, NEWER))
+    with (
+        bundle.changed(approval_key(CELL, RUN), body),
+        pytest.raises(TamperedError, match="the approval of another run"),
+    ):
+        bundle.verify()
+
+
+@pytest.mark.parametrize("today", [EXPIRES, date(2027, 1, 1)])
+def test_an_expired_one_is_told(bundle: Bundle, today: date) -> None:
+    with pytest.raises(ExpiredError, match=f"the approval of run {RUN} expired on 2026-06-12") as raised:
+        verify(bundle.store, CELL, [bundle.key.public_key], today)
+    assert raised.value.exit_code == 12
+
+
+def test_a_superseded_one_is_told(store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
+    approved(store, run, key)
+    approved(store, publish_report(store, tmp_path / "runs", NEWER), key)
+    with pytest.raises(SupersededError, match=f"run {RUN} was superseded by run {NEWER}, approved by Ada") as raised:
+        verify(store, approval_key(CELL, RUN), [key.public_key], TODAY)
+    assert raised.value.exit_code == 13
+    assert verify(store, CELL, [key.public_key], TODAY).run_id == NEWER
+
+
+@pytest.mark.parametrize("name", [CELL, approval_key(CELL, RUN)])
+@pytest.mark.parametrize("today", [TODAY, EXPIRES])
+def test_a_revoked_one_is_told_whatever_else_it_is(
+    store: Store, run: PublishedRun, key: PrivateKey, name: str, today: date
+) -> None:
+    approved(store, run, key)
+    revoke(store, CELL, None, TAKEN_BACK)
+    with pytest.raises(RevokedError, match="was revoked by Grace on 2026-03-14: it answers in Latin") as raised:
+        verify(store, name, [key.public_key], today)
+    assert raised.value.exit_code == 14
+
+
+def test_one_that_the_pointer_never_named_is_told(store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
+    approved(store, run, key)
+    other = publish_report(store, tmp_path / "runs", NEWER)
+    payload = statement(other, decide(store, other, ADA, VALID_DAYS, NOW))
+    store.put_new(approval_key(CELL, NEWER), sign(payload, key), JSON)
+    with pytest.raises(NotInForceError, match=f"run {NEWER} was signed, and the pointer") as raised:
+        verify(store, approval_key(CELL, NEWER), [key.public_key], TODAY)
+    assert raised.value.exit_code == 15
+
+
+def test_the_exit_codes_are_distinct() -> None:
+    kinds = [TamperedError, OtherKeyError, ExpiredError, SupersededError, RevokedError, NotInForceError]
+    assert [kind.exit_code for kind in kinds] == [10, 11, 12, 13, 14, 15]
+    assert all(issubclass(kind, NotApprovedError) for kind in kinds)
+
+
+@pytest.mark.parametrize("name", ["a/b/c/d", "a/b", f"approvals/{CELL}/{RUN}/decision.json", "../secrets"])
+def test_what_is_not_approved_is_told(bundle: Bundle, name: str) -> None:
+    with pytest.raises(CallerError):
+        verify(bundle.store, name, [bundle.key.public_key], TODAY)
+
+
+def test_a_file_in_a_bundle_is_checked_with_all_of_it(bundle: Bundle) -> None:
+    file = bundle.folder / approval_key(CELL, RUN)
+    assert verify_file(file, [bundle.key.public_key], TODAY) == verify(bundle.store, CELL, [bundle.key.public_key], TODAY)
+    evidence = next(key for key in bundle.keys if key.startswith("evidence/"))
+    with bundle.changed(evidence, b"better figures"), pytest.raises(TamperedError, match="it is not what was approved"):
+        verify_file(file, [bundle.key.public_key], TODAY)
+
+
+def test_a_relative_path_finds_its_bundle_too(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir((bundle.folder / approval_key(CELL, RUN)).parent)
+    assert verify_file(Path("approval.json"), [bundle.key.public_key], TODAY).is_whole
+
+
+def test_a_file_alone_says_what_was_not_checked(bundle: Bundle, tmp_path: Path, other_key: PrivateKey) -> None:
+    file = tmp_path / "approval.json"
+    body = bundle.store.get(approval_key(CELL, RUN))
+    file.write_bytes(body)
+    found = verify_file(file, [bundle.key.public_key], TODAY)
+    assert (found.cell, found.run_id, found.expires, found.is_whole, found.objects_checked) == (CELL, RUN, EXPIRES, False, 0)
+    assert found.told.endswith("; evidence and revocation not checked")
+    with pytest.raises(ExpiredError):
+        verify_file(file, [bundle.key.public_key], EXPIRES)
+    with pytest.raises(OtherKeyError):
+        verify_file(file, [other_key.public_key], TODAY)
+    file.write_bytes(body.replace(b"payload", b"Payload", 1))
+    with pytest.raises(TamperedError, match=f"{file}: this is no signed approval"):
+        verify_file(file, [bundle.key.public_key], TODAY)
+    with pytest.raises(CallerError, match="No such file"):
+        verify_file(tmp_path / "missing.json", [bundle.key.public_key], TODAY)
+
+
+def test_only_an_empty_folder_is_exported_into(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    export(bundle.store, CELL, tmp_path / "empty")
+    assert list(DirectoryStore(tmp_path / "empty").keys("")) == bundle.keys
+    with pytest.raises(CallerError, match="the folder is not empty"):
+        export(bundle.store, CELL, tmp_path / "empty")
+
+
+def test_an_export_of_what_is_not_whole_is_none(bundle: Bundle, tmp_path: Path) -> None:
+    for number, key in enumerate(bundle.keys):
+        with bundle.changed(key, None), pytest.raises((StoreError, NotApprovedError)):
+            export(bundle.store, CELL, tmp_path / str(number))
+        with suppress(StoreError):
+            assert pointer_key(CELL) not in set(DirectoryStore(tmp_path / str(number)).keys(""))
+
+
+def test_an_earlier_approval_can_be_exported(store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
+    approved(store, run, key)
+    approved(store, publish_report(store, tmp_path / "runs", NEWER), key)
+    export(store, CELL, tmp_path / "earlier", RUN)
+    with pytest.raises(SupersededError):
+        verify(DirectoryStore(tmp_path / "earlier"), approval_key(CELL, RUN), [key.public_key], TODAY)
+    with pytest.raises(CallerError, match="has no approval in force"):
+        export(store, CELL, tmp_path / "none", "20200101T000000Z-000000")
+
+
+def test_the_whole_life_of_an_approval_in_s3(s3_url: str, tmp_path: Path, key: PrivateKey) -> None:
+    store = open_store(s3_url)
+    run = publish_report(store, tmp_path / "runs")
+    first = approved(store, run, key)
+    assert approved(store, run, key) == first
+    found = verify(store, CELL, [key.public_key], TODAY)
+    export(store, CELL, tmp_path / "bundle")
+    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], TODAY) == found
+    revoke(store, CELL, None, TAKEN_BACK)
+    with pytest.raises(RevokedError):
+        verify(store, CELL, [key.public_key], TODAY)
+    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], TODAY) == found
+    newer = publish_report(store, tmp_path / "runs", NEWER)
+    assert approved(store, newer, key).pointer == advance(store, CELL, approved(store, newer, key).pointer.last)

@@ -1,0 +1,244 @@
+"""`vllm bench serve` in a process that stays: the real worker, with a made-up vLLM that does what it is told."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_process import alive
+from vllm_qualify.engine.bench import Bench, give, run, staying
+from vllm_qualify.engine.bench_worker import MARK, SAMPLE_EVERY_S
+from vllm_qualify.engine.process import Progress, RunningProcess
+from vllm_qualify.engine.server import Client
+from vllm_qualify.errors import HostError, ReleaseError
+
+PARSER = """
+from argparse import ArgumentParser
+
+
+class FlexibleArgumentParser(ArgumentParser):
+    pass
+"""
+# `--say` is printed, `--busy-s` is how long it computes, and with `--fail` or `--hang` it does just that.
+SERVE = """
+import json
+import os
+import time
+from pathlib import Path
+
+
+def add_cli_args(parser):
+    parser.add_argument("--say", default="")
+    parser.add_argument("--busy-s", type=float, default=0.0)
+    parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--hang", action="store_true")
+    parser.add_argument("--result-filename")
+
+
+def main(args):
+    print(args.say, flush=True)
+    if args.fail:
+        raise ValueError("the server answered nothing")
+    until = time.process_time() + args.busy_s
+    while time.process_time() < until:
+        pass
+    if args.hang:
+        time.sleep(600)  # the fault itself: it never ends
+    if args.result_filename:
+        Path(args.result_filename).write_text(json.dumps({"pid": os.getpid()}))
+"""
+LIMIT_S = 30.0
+URL = "http://127.0.0.1:8123"
+
+
+class Told:
+    """What was told of the progress."""
+
+    def __init__(self) -> None:
+        self.states: list[tuple[int, int]] = []
+
+    def __call__(self, done: int, total: int) -> None:
+        self.states.append((done, total))
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Client:
+    """Its Python finds the made-up vLLM, and no other."""
+    for path, text in {"benchmarks/serve.py": SERVE, "utils/argparse_utils.py": PARSER}.items():
+        file = tmp_path / "site" / "vllm" / path
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return Client(program=str(tmp_path / "vllm"), python=str(python), url=URL, model="org/model")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a stage."""
+    (tmp_path / "load").mkdir()
+    return tmp_path / "load"
+
+
+@pytest.fixture
+def bench(client: Client, tmp_path: Path) -> Iterator[Bench]:
+    with staying(client, tmp_path / "bench.log") as found:
+        yield found
+
+
+def nothing() -> None:
+    """The server is well."""
+
+
+def silent(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def order(bench: Bench, folder: Path, number: int, *arguments: str, progress: Progress = silent) -> str:
+    """Run a command to its end; its log."""
+    result, log = folder / f"bench-{number}.json", folder / f"bench-{number}.log"
+    command = ["vllm", "bench", "serve", *arguments, "--result-filename", str(result)]
+    run(bench, command, result.name, log, LIMIT_S, nothing, progress)
+    return log.read_text()
+
+
+def fails(bench: Bench, folder: Path, *arguments: str) -> HostError:
+    with pytest.raises(HostError) as raised:
+        order(bench, folder, 1, *arguments)
+    assert raised.value.place == "load"
+    assert not (folder / "client-1.json").exists()
+    return raised.value
+
+
+def leader(bench: Bench) -> int:
+    """The process of the bench, once it runs."""
+    assert isinstance(bench.process, RunningProcess)
+    pid: int = json.loads(bench.process.state_file.read_text())["pid"]
+    return pid
+
+
+def test_one_process_runs_one_order_after_another(bench: Bench, folder: Path) -> None:
+    first = order(bench, folder, 1, "--say", "the first")
+    second = order(bench, folder, 2, "--say", "the second")
+    assert ("the first" in first, "the second" in first) == (True, False)
+    assert ("the first" in second, "the second" in second) == (False, True)
+    assert all(log.count(MARK) == 1 for log in (first, second))
+    results = [json.loads((folder / f"bench-{number}.json").read_text()) for number in (1, 2)]
+    assert [result["pid"] for result in results] == [leader(bench)] * 2
+    assert not list(Path(bench.letter_box).iterdir())
+
+
+def test_it_imports_once_for_all_orders(bench: Bench, folder: Path) -> None:
+    order(bench, folder, 1)
+    order(bench, folder, 2)
+    assert bench.process.log.read_text().count("vllm-qualify: ready") == 1
+
+
+def test_what_the_client_used_lies_beside_each_log(bench: Bench, folder: Path) -> None:
+    began = time.time()
+    order(bench, folder, 1, "--busy-s", str(3 * SAMPLE_EVERY_S))
+    order(bench, folder, 2)
+    used = json.loads((folder / "client-1.json").read_text())
+    times, spent = zip(*used["cpu_s"], strict=True)
+    assert began - 1 < times[0] < times[-1] < time.time() + 1
+    assert sorted(times) == list(times)
+    assert sorted(spent) == list(spent)
+    assert spent[-1] > spent[0]
+    assert used["max_rss_mib"] > 1
+    assert set(json.loads((folder / "client-2.json").read_text())) == set(used)
+
+
+def test_progress_is_told_from_the_bar(bench: Bench, folder: Path) -> None:
+    told = Told()
+    bar = "".join(f"\r {done / 40:4.0%}|##  | {done}/40 [00:01<00:02]" for done in (1, 12, 40))
+    order(bench, folder, 1, "--say", bar, progress=told)
+    assert told.states == [(40, 40)]
+    order(bench, folder, 2, "--say", "no bar, 12/40 of it", progress=told)
+    assert told.states == [(40, 40)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "told"),
+    [
+        (["--fail"], 1, "ValueError: the server answered nothing"),
+        (["--no-such-option"], 2, "unrecognized arguments: --no-such-option"),
+    ],
+)
+def test_a_command_that_fails_ends_it_with_the_telling_lines(
+    bench: Bench, folder: Path, arguments: list[str], exit_code: int, told: str
+) -> None:
+    error = fails(bench, folder, *arguments)
+    assert error.problem == f"vllm bench serve ended with exit code {exit_code}"
+    assert told in "\n".join(error.log_tail)
+
+
+@pytest.mark.parametrize("missing", ["benchmarks/serve.py", "utils/argparse_utils.py"])
+def test_a_bench_that_cannot_be_imported_is_told_with_why(client: Client, folder: Path, tmp_path: Path, missing: str) -> None:
+    (tmp_path / "site" / "vllm" / missing).unlink()
+    with staying(client, tmp_path / "bench.log") as bench:
+        error = fails(bench, folder)
+    assert error.problem == "vllm bench serve ended with exit code 1"
+    assert "ModuleNotFoundError: No module named 'vllm." in "\n".join(error.log_tail)
+
+
+def test_a_python_that_is_not_there_is_told(client: Client, tmp_path: Path) -> None:
+    nowhere = client.model_copy(update={"python": str(tmp_path / "no-python")})
+    with pytest.raises(HostError, match="could not be started"), staying(nowhere, tmp_path / "bench.log"):
+        pass
+
+
+def test_a_command_over_its_time_limit_is_told_and_ended(client: Client, folder: Path, tmp_path: Path) -> None:
+    command = ["vllm", "bench", "serve", "--hang", "--say", "connecting"]
+    with (
+        pytest.raises(HostError, match=r"load took longer than its 0\.5 s") as raised,
+        staying(client, tmp_path / "log") as bench,
+    ):
+        pid = leader(bench)
+        run(bench, command, "bench-1.json", folder / "bench-1.log", 0.5, nothing, silent)
+    assert "time_limit_s" in raised.value.remedy
+    assert raised.value.place == "load"
+    assert not alive(pid)
+
+
+def test_a_server_that_ended_is_told_and_not_that_its_client_hangs(bench: Bench, folder: Path) -> None:
+    def check() -> None:
+        raise ReleaseError("the server ended", "see its log", "serve")
+
+    command = ["vllm", "bench", "serve", "--hang"]
+    with pytest.raises(ReleaseError, match="the server ended"):
+        run(bench, command, "bench-1.json", folder / "bench-1.log", LIMIT_S, check, silent)
+
+
+def test_nothing_is_left_after_the_block(client: Client, folder: Path, tmp_path: Path) -> None:
+    with staying(client, tmp_path / "bench.log") as bench:
+        order(bench, folder, 1)
+        pid = leader(bench)
+        assert alive(pid)
+    assert not alive(pid)
+    assert not Path(bench.letter_box).exists()
+
+
+def test_keys_of_the_store_do_not_reach_it(
+    client: Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "shhhhhhhh")
+    with staying(client, tmp_path / "bench.log") as bench:
+        order(bench, folder, 1)
+        environment = Path(f"/proc/{leader(bench)}/environ").read_text()
+    assert "AWS_" not in environment
+    assert "VLLM_NO_USAGE_STATS=1" in environment
+
+
+def test_a_file_is_given_to_a_process_where_it_is(bench: Bench, tmp_path: Path) -> None:
+    assert give(bench, tmp_path / "prompts.jsonl") == str(tmp_path / "prompts.jsonl")
+
+
+def test_a_folder_that_cannot_be_written_is_told(bench: Bench, tmp_path: Path) -> None:
+    """The order comes back, and its log has nowhere to go."""
+    command = ["vllm", "bench", "serve"]
+    with pytest.raises(HostError, match="No such file or directory"):
+        run(bench, command, "bench-1.json", tmp_path / "no-folder" / "bench-1.log", LIMIT_S, nothing, silent)

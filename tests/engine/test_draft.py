@@ -1,0 +1,140 @@
+"""A draft model in a folder: found from the recipe's folder, recorded by its content, and bound into a container."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fakes.vllm import make_engine
+from tests.recipes import reference
+from vllm_qualify.engine.environment import EngineEnvironment, content_digest
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
+from vllm_qualify.engine.server import DRAFT_INSIDE, MODEL_INSIDE, ServerPlan, config_text, container_of
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.model import LoadedRecipe, Recipe
+
+CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
+IMAGE = EngineImage(repository="org/engine", tag="0.32.0", digest="sha256:" + "1" * 64, platform="linux/amd64")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Engines:
+    return Engines(engine=EngineEnvironment(python=make_engine(tmp_path / "engine") / "bin" / "python"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a recipe, with a draft model."""
+    (tmp_path / "recipes" / "draft").mkdir(parents=True)
+    (tmp_path / "recipes" / "draft" / "config.json").write_text("{}")
+    return tmp_path / "recipes"
+
+
+def planned(folder: Path, engines: Engines, speculative: dict[str, Any] | str) -> CellPlan:
+    document = reference()
+    document["variants"]["draft"]["server"] = {"speculative-config": speculative}
+    loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=folder)
+    (found,) = plan_cells(loaded, Choice(variant="draft"), engines, CPU)
+    return found
+
+
+def drafting(model: str) -> dict[str, Any]:
+    return {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
+
+
+def in_container(server: ServerPlan, **changes: Any) -> ServerPlan:
+    return server.model_copy(update={"engine": IMAGE} | changes)
+
+
+def draft_of(server: ServerPlan) -> object:
+    return yaml.safe_load(yaml.safe_load(config_text(server, 8123))["speculative-config"])["model"]
+
+
+def binds(server: ServerPlan) -> dict[str, tuple[Path, bool]]:
+    return {bind.target: (bind.source, bind.read_only) for bind in container_of(server, Path("/run/s.yaml"), 8123, {}).binds}
+
+
+@pytest.mark.parametrize("written", ["./draft", "../recipes/draft", "~/draft", "{folder}/draft"])
+def test_a_draft_models_path_starts_from_the_recipes_folder(
+    folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    server = planned(folder, engines, drafting(written.format(folder=folder))).server
+    assert server.arguments["speculative-config"] == drafting(str(folder / "draft"))
+    assert draft_of(server) == str(folder / "draft")
+    assert server.draft == folder / "draft"
+
+
+def test_json_text_is_the_mapping_that_it_says(folder: Path, engines: Engines) -> None:
+    for speculative in (drafting("./draft"), NGRAM):
+        mapping, text = (planned(folder, engines, written).server for written in (speculative, json.dumps(speculative)))
+        assert text == mapping
+    assert text.arguments["speculative-config"] == NGRAM
+    draft = planned(folder, engines, json.dumps(drafting("./draft"))).server
+    assert (draft.draft, draft.draft_digest) == (folder / "draft", content_digest(folder / "draft"))
+    assert binds(in_container(draft))[DRAFT_INSIDE] == (folder / "draft", True)
+
+
+@pytest.mark.parametrize("written", ["ngram", "{'method': 'ngram'}", "[]", "7", '"ngram"', "", '{"method": "ngram"'])
+def test_text_that_is_no_json_object_is_told_with_its_place(folder: Path, engines: Engines, written: str) -> None:
+    with pytest.raises(CallerError, match="is no JSON object") as told:
+        planned(folder, engines, written)
+    assert told.value.place == "server.speculative-config"
+
+
+def test_what_the_draft_model_is_becomes_part_of_the_plan(folder: Path, engines: Engines) -> None:
+    before = planned(folder, engines, drafting("./draft"))
+    assert before.server.draft_digest == content_digest(folder / "draft")
+    assert CellPlan.model_validate_json(before.model_dump_json()) == before
+    (folder / "draft" / "config.json").write_text('{"other": true}')
+    after = planned(folder, engines, drafting("./draft"))
+    assert after.server.arguments == before.server.arguments
+    assert after.server != before.server
+
+
+def test_the_same_server_without_speculative_decoding_has_no_draft_model(folder: Path, engines: Engines) -> None:
+    undrafted = planned(folder, engines, drafting("./draft")).undrafted
+    assert undrafted is not None
+    assert "speculative-config" not in undrafted.arguments
+    assert (undrafted.draft, undrafted.draft_digest) == (None, None)
+    assert list(binds(in_container(undrafted))) == ["/vllm-qualify/server.yaml", MODEL_INSIDE]
+
+
+@pytest.mark.parametrize("speculative", [NGRAM, drafting("org/draft")])
+def test_other_drafts_stay_as_they_are_written(folder: Path, engines: Engines, speculative: dict[str, Any]) -> None:
+    server = in_container(planned(folder, engines, speculative).server)
+    assert server.config(8123)["speculative-config"] == speculative
+    assert (server.draft, server.draft_digest) == (None, None)
+    assert DRAFT_INSIDE not in binds(server)
+
+
+def test_a_draft_model_that_is_not_there_is_told_with_its_place(folder: Path, engines: Engines) -> None:
+    with pytest.raises(HostError, match=f"no model at {folder / 'drift'}") as told:
+        planned(folder, engines, drafting("./drift"))
+    assert "speculative-config" in told.value.remedy
+
+
+@pytest.mark.parametrize("revision", [None, "0123abc"])
+def test_a_container_has_the_draft_model_at_a_place_of_its_own_and_cannot_write_to_it(
+    folder: Path, engines: Engines, revision: str | None
+) -> None:
+    """Whether the model itself is local or the hub's."""
+    server = in_container(planned(folder, engines, drafting("./draft")).server, revision=revision)
+    assert draft_of(server) == DRAFT_INSIDE
+    assert binds(server)[DRAFT_INSIDE] == (folder / "draft", True)
+
+
+def test_the_catalogs_draft_model_knows_the_models_tokens() -> None:
+    loaded = load_recipe("reference")
+    variant = loaded.recipe.variants["draft"]
+    draft = variant.server["speculative-config"]
+    assert isinstance(draft, dict)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (loaded.path(str(draft["model"])) / name).read_bytes() == (loaded.path(variant.model) / name).read_bytes()

@@ -1,0 +1,304 @@
+"""What follows from a server: how many clients, which prompts, which cells share it, and what a fit changes."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.test_plan import CPU, H200, IMAGE, loaded
+from tests.fakes.vllm import make_engine
+from tests.judge.test_compare import DRAFTED, cell_plan, server_plan, task_plan
+from tests.recipes import Document, reference
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.plan import CellPlan, Choice, fitted, plan_cells, sharing_a_server
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.model import Accuracy, Fit, Gate, LoadSettings
+
+FOUR_H200 = H200.model_copy(update={"count": 4, "devices": [0, 1, 2, 3]})
+WORKLOAD: Document = {"input_len": 8, "output_len": 4, "num_warmups": 0}
+OF_FILE: Document = {"output_len": 4, "num_warmups": 0, "max_concurrency": 1}
+PLACE = "gpu_types.cpu.profiles.balanced.load"
+TTFT_P90 = {"metric": "ttft_p90_ms", "maximum": 500.0, "unit": "ms"}
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Engines:
+    return Engines(engine=EngineEnvironment(python=make_engine(tmp_path / "engine") / "bin" / "python"))
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpus_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def planned(engines: Engines, load: Document, **profile: Any) -> CellPlan:
+    """The reference recipe's cell with this workload, and no max-num-seqs but what is given."""
+    document = reference()
+    document["gpu_types"]["cpu"]["profiles"] = {"balanced": {"load": load} | profile}
+    (found,) = plan_cells(loaded(document), Choice(), engines, CPU)
+    return found
+
+
+# --- as many clients as the server's max-num-seqs
+
+
+@pytest.mark.parametrize(
+    ("load", "server", "clients", "prompts"),
+    [
+        ({}, {"max-num-seqs": 32}, 32, 160),
+        ({"max_concurrency": 4}, {"max-num-seqs": 32}, 4, 20),
+        ({"max_concurrency": 4}, {}, 4, 20),
+        ({"num_prompts": 200}, {"max-num-seqs": 32}, 32, 200),
+        ({"max_concurrency": 4, "num_prompts": 21}, {"max-num-seqs": 32}, 4, 21),
+    ],
+)
+def test_clients_follow_the_server_and_prompts_the_clients(
+    engines: Engines, load: Document, server: Document, clients: int, prompts: int
+) -> None:
+    found = planned(engines, WORKLOAD | load, server=server).load
+    assert (found.max_concurrency, found.num_prompts) == (clients, prompts)
+
+
+def test_prompts_are_as_many_as_the_gates_need(engines: Engines) -> None:
+    few = planned(engines, WORKLOAD | {"max_concurrency": 4}, gates=[TTFT_P90])
+    assert few.load.num_prompts == 2 * 44
+    many = planned(engines, WORKLOAD | {"max_concurrency": 40}, gates=[TTFT_P90])
+    assert many.load.num_prompts == 5 * 40
+
+
+@pytest.mark.parametrize("server", [{}, {"max-num-seqs": "32"}, {"max-num-seqs": True}])
+def test_clients_that_follow_nothing_are_the_callers_mistake(engines: Engines, server: Document) -> None:
+    with pytest.raises(CallerError, match="nobody says how many clients there are") as raised:
+        planned(engines, WORKLOAD, server=server)
+    assert raised.value.place == f"{PLACE}.max_concurrency"
+
+
+def test_prompts_that_are_too_few_for_the_servers_clients_are_told_as_that(engines: Engines) -> None:
+    with pytest.raises(CallerError, match="159 prompts are too few for 32 clients") as raised:
+        planned(engines, WORKLOAD | {"num_prompts": 159}, server={"max-num-seqs": 32})
+    assert raised.value.place == f"{PLACE}.num_prompts"
+    assert "160 or more" in raised.value.remedy
+
+
+def test_a_fit_that_finds_max_num_seqs_leaves_the_clients_open(engines: Engines) -> None:
+    found = planned(engines, WORKLOAD, fit={"max_num_seqs": True})
+    assert (found.fit, found.workload) == (Fit(max_num_seqs=True), LoadSettings.model_validate(WORKLOAD))
+    with pytest.raises(CallerError, match="nobody says how many clients there are"):
+        planned(engines, WORKLOAD, fit={"tensor_parallel_sizes": [1, 2]})
+
+
+def test_without_a_fit_the_load_is_settled(engines: Engines) -> None:
+    found = planned(engines, WORKLOAD | {"max_concurrency": 4})
+    assert (found.fit, found.workload) == (None, None)
+
+
+# --- prompts of a file
+
+
+def prompts(folder: Path, *lines: str | bytes) -> Document:
+    """A load of these lines, each of which is written as it is."""
+    body = b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
+    (folder / "prompts.jsonl").write_bytes(body)
+    return OF_FILE | {"prompts": str(folder / "prompts.jsonl")}
+
+
+GOOD = [json.dumps({"prompt": f"Question {number}"}) for number in range(5)]
+
+
+def test_the_prompts_of_a_file_are_known_by_its_content(engines: Engines, tmp_path: Path) -> None:
+    found = planned(engines, prompts(tmp_path, *GOOD))
+    content = (tmp_path / "prompts.jsonl").read_bytes()
+    assert found.prompts == tmp_path / "prompts.jsonl"
+    assert found.load.prompts_sha256 == hashlib.sha256(content).hexdigest()
+    other = planned(engines, prompts(tmp_path, *GOOD[:-1], '{"prompt": "Another"}'))
+    assert other.load != found.load
+    assert CellPlan.model_validate_json(found.model_dump_json()) == found
+
+
+def test_random_prompts_have_no_file(engines: Engines) -> None:
+    found = planned(engines, WORKLOAD | {"max_concurrency": 4})
+    assert (found.prompts, found.load.prompts_sha256) == (None, None)
+
+
+def test_what_else_a_line_has_and_how_it_is_written_does_not_matter(engines: Engines, tmp_path: Path) -> None:
+    """Some characters end a line for Python, and not for JSON lines."""
+    strange = json.dumps({"prompt": "one\u2028two\x85three", "id": 7}, ensure_ascii=False)
+    assert planned(engines, prompts(tmp_path, strange, *GOOD[1:])).load.num_prompts == 5
+    assert planned(engines, prompts(tmp_path, *(f"{line}\r" for line in GOOD))).load.num_prompts == 5
+
+
+def test_a_file_of_prompts_that_is_not_there_is_told(engines: Engines, tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=r"no prompts at .*none\.jsonl") as raised:
+        planned(engines, OF_FILE | {"prompts": str(tmp_path / "none.jsonl")})
+    assert raised.value.place == "check"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "Question 3",
+        '"Question 3"',
+        '["Question 3"]',
+        '{"Prompt": "Question 3"}',
+        '{"prompt": ""}',
+        '{"prompt": 3}',
+        '{"prompt": "Question 3"',
+        '{"prompt": null}',
+        b'{"prompt": "\xff"}',
+    ],
+)
+def test_a_line_that_is_no_prompt_is_told(engines: Engines, tmp_path: Path, line: str | bytes) -> None:
+    with pytest.raises(CallerError, match=r'line 3 is no \{"prompt": "…"\}') as raised:
+        planned(engines, prompts(tmp_path, *GOOD[:2], line, *GOOD[3:]))
+    assert raised.value.place == str(tmp_path / "prompts.jsonl")
+
+
+def test_prompts_that_would_come_twice_are_told(engines: Engines, tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="it has 4 prompts, and the load asks 5: some would come twice"):
+        planned(engines, prompts(tmp_path, *GOOD[:4]))
+    with pytest.raises(CallerError, match="it has 0 prompts"):
+        planned(engines, prompts(tmp_path))
+
+
+# --- cells that share a server
+
+
+def cell(profile: str, seqs: int = 8, fit: Fit | None = None, environment: dict[str, str] | None = None) -> CellPlan:
+    server = server_plan(**{"max-num-seqs": seqs}).model_copy(update={"environment": environment or {}})
+    found = cell_plan([], server=server, fit=fit)
+    return found.model_copy(update={"cell": found.cell.model_copy(update={"profile": profile})})
+
+
+def grouped(*plans: CellPlan) -> list[list[str]]:
+    return [[plan.cell.profile for plan in group] for group in sharing_a_server(list(plans))]
+
+
+def test_cells_with_the_same_server_share_it_in_the_order_of_their_first_ones() -> None:
+    assert grouped(cell("a", 16), cell("b", 8), cell("c", 16), cell("d", 4), cell("e", 8)) == [["a", "c"], ["b", "e"], ["d"]]
+    assert grouped() == []
+
+
+def test_another_environment_is_another_server() -> None:
+    assert grouped(cell("a"), cell("b", environment={"A": "1"}), cell("c")) == [["a", "c"], ["b"]]
+
+
+def test_a_cell_that_is_fitted_has_its_server_for_itself() -> None:
+    fit = Fit(max_num_batched_tokens=[2048, 4096])
+    assert grouped(cell("a", fit=fit), cell("b"), cell("c", fit=fit), cell("d")) == [["a"], ["b", "d"], ["c"]]
+
+
+# --- what was found, and what follows
+
+
+def to_be_fitted(workload: Document | None = None, gates: tuple[Gate, ...] = (), **changes: Any) -> CellPlan:
+    """A cell on the first of four GPUs whose max-num-seqs is to be found, and whose questions follow it."""
+    settings = LoadSettings.model_validate(WORKLOAD | (workload or {}))
+    about: dict[str, Any] = {
+        "server": server_plan(dtype="bfloat16").model_copy(update={"gpus": [0]}),
+        "fingerprint": FOUR_H200,
+        "fit": Fit(max_num_seqs=True),
+        "workload": settings,
+        "load": settings.of(64, 1),
+        "accuracy": [task_plan()],
+    }
+    return cell_plan(gates, **about | changes)
+
+
+def test_the_load_and_the_questions_follow_what_was_found() -> None:
+    plan = to_be_fitted()
+    found = fitted(plan, {"max-num-seqs": 24})
+    assert found.server.arguments == {"dtype": "bfloat16", "max-num-seqs": 24}
+    assert (found.load.max_concurrency, found.load.num_prompts) == (24, 120)
+    assert [task.num_concurrent for task in found.accuracy] == [24]
+    changed = {name for name in CellPlan.model_fields if getattr(found, name) != getattr(plan, name)}
+    assert changed == {"server", "load", "accuracy"}
+
+
+def test_what_the_recipe_gives_does_not_follow() -> None:
+    accuracy = [task_plan(Accuracy(num_questions=40, num_concurrent=7))]
+    found = fitted(to_be_fitted({"max_concurrency": 4}, accuracy=accuracy), {"max-num-seqs": 24})
+    assert (found.load.max_concurrency, found.accuracy[0].num_concurrent) == (4, 7)
+
+
+def test_prompts_are_still_as_many_as_the_gates_need() -> None:
+    gate = Gate(metric="ttft_p90_ms", maximum=500.0, unit="ms")
+    assert fitted(to_be_fitted(gates=(gate,)), {"max-num-seqs": 4}).load.num_prompts == 2 * 44
+
+
+def test_a_plan_without_a_workload_keeps_its_load() -> None:
+    plan = to_be_fitted()
+    settled = plan.model_copy(update={"workload": None})
+    assert fitted(settled, {"max-num-seqs": 24}).load == plan.load
+
+
+def test_the_prompts_of_the_file_stay_those_that_were_checked() -> None:
+    workload = {"input_len": None, "prompts": "prompts.jsonl", "max_concurrency": 4}
+    plan = to_be_fitted(workload, fit=Fit(tensor_parallel_sizes=[1, 2]))
+    known = plan.model_copy(update={"load": plan.load.model_copy(update={"prompts_sha256": "0" * 64})})
+    assert fitted(known, {"tensor-parallel-size": 2}).load == known.load
+
+
+@pytest.mark.parametrize(("size", "gpus"), [(1, [0]), (2, [0, 1]), (4, [0, 1, 2, 3])])
+def test_the_gpus_are_as_many_as_were_found(size: int, gpus: list[int]) -> None:
+    found = fitted(to_be_fitted(), {"tensor-parallel-size": size, "max-num-seqs": 8})
+    assert found.server.gpus == gpus
+
+
+def test_more_gpus_than_there_are_is_told() -> None:
+    with pytest.raises(HostError, match="takes 8 GPUs, and this machine has 4 h200"):
+        fitted(to_be_fitted(), {"tensor-parallel-size": 8})
+
+
+# --- the same server without speculative decoding
+
+
+def drafted(machine: Fingerprint, **changes: Any) -> CellPlan:
+    """A plan to be fitted with a draft, whose other server follows."""
+    server = server_plan(**DRAFTED).model_copy(update={"gpus": machine.devices[:1], "draft_digest": "0" * 64} | changes)
+    return to_be_fitted({"max_concurrency": 4}, server=server, fingerprint=machine)
+
+
+def test_the_other_server_is_the_same_without_it_on_gpus_that_are_free() -> None:
+    found = fitted(drafted(FOUR_H200), {"tensor-parallel-size": 2, "max-num-seqs": 24})
+    assert found.undrafted == found.server.model_copy(
+        update={"arguments": {"tensor-parallel-size": 2, "max-num-seqs": 24}, "gpus": [2, 3], "draft_digest": None}
+    )
+
+
+def test_without_room_for_both_there_is_no_other_server() -> None:
+    assert fitted(drafted(FOUR_H200), {"tensor-parallel-size": 4}).undrafted is None
+    assert fitted(drafted(H200), {}).undrafted is None
+
+
+def test_a_cpu_has_room_for_both() -> None:
+    found = fitted(drafted(CPU), {"max-num-seqs": 24}).undrafted
+    assert found is not None
+    assert (found.arguments, found.gpus) == ({"max-num-seqs": 24}, [])
+
+
+def test_a_server_without_speculative_decoding_has_no_other() -> None:
+    assert fitted(to_be_fitted(), {"max-num-seqs": 24}).undrafted is None
+
+
+@pytest.mark.usefixtures("chosen")
+def test_gpus_that_the_caller_chose_are_for_one_process_alone() -> None:
+    assert fitted(drafted(FOUR_H200), {}).undrafted is None
+    assert fitted(drafted(FOUR_H200, engine=IMAGE), {}).undrafted is not None
+    assert fitted(drafted(CPU), {}).undrafted is not None
+
+
+def test_a_new_plan_has_the_other_server_too(engines: Engines) -> None:
+    found = planned(engines, WORKLOAD | {"max_concurrency": 4}, server=DRAFTED)
+    assert found.is_speculative
+    assert found.undrafted is not None
+    assert found.undrafted.arguments == {name: value for name, value in found.server.arguments.items() if name not in DRAFTED}

@@ -1,0 +1,357 @@
+"""Watching: what real pages, processes and NVML tell is written, and what cannot be read is a line that says so."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+
+from vllm_qualify.engine import watch
+from vllm_qualify.engine.process import guarded, quiet_environment
+from vllm_qualify.engine.watch import (
+    HOST_SAMPLES,
+    SCRAPES,
+    WANTED,
+    GpuSample,
+    HostSample,
+    Scrape,
+    family_of,
+    first_in_container,
+    kept,
+    parsed,
+    reason_names,
+    scrape,
+    tree,
+    watching,
+)
+from vllm_qualify.recipe.tables import EngineTable, table_of, versions
+
+CLOCKS = json.loads((Path(__file__).parent / "captured_gpu" / "nvml-clocks.json").read_text())
+FAMILIES = frozenset(kept("0.32.0").names.values())
+# Lines of the page of a real vLLM 0.32.0 on the CPU, of each kind that there is.
+PAGE = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="reference"} 16.0
+# TYPE vllm:num_requests_waiting_by_reason gauge
+vllm:num_requests_waiting_by_reason{engine="0",model_name="reference",reason="capacity"} 0.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="reference"} 0.009770992366412212
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0",model_name="reference"} 0.0
+# TYPE vllm:num_preemptions_created gauge
+vllm:num_preemptions_created{engine="0",model_name="reference"} 1.795221315690415e+09
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="reference"} 0.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="reference"} 257.0
+# TYPE vllm:request_num_preemptions histogram
+vllm:request_num_preemptions_bucket{engine="0",le="1.0",model_name="reference"} 0.0
+vllm:request_num_preemptions_bucket{engine="0",le="+Inf",model_name="reference"} 0.0
+vllm:request_num_preemptions_count{engine="0",model_name="reference"} 0.0
+vllm:request_num_preemptions_sum{engine="0",model_name="reference"} 0.0
+"""
+ONE = '{engine="0",model_name="reference"}'
+TOLD = {
+    f"vllm:num_requests_running{ONE}": 16.0,
+    f"vllm:kv_cache_usage_perc{ONE}": 0.009770992366412212,
+    f"vllm:num_preemptions_total{ONE}": 0.0,
+    'vllm:request_success_total{engine="0",finished_reason="stop",model_name="reference"}': 0.0,
+    'vllm:request_success_total{engine="0",finished_reason="length",model_name="reference"}': 257.0,
+}
+# Like a server, whose work is done by a child of its own.
+BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: sum(range(10_000))'])"
+
+
+@pytest.mark.parametrize("version", versions())
+def test_every_version_of_the_catalog_has_all_that_is_wanted(version: str) -> None:
+    found = kept(version)
+    assert found.lacking == []
+    assert found.names.keys() == WANTED.keys()
+    assert set(found.names.values()) <= set(table_of(version).metrics)
+
+
+def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = table_of("0.32.0")
+    others = [name for name in real.metrics if name not in ("vllm:kv_cache_usage_perc", "vllm:spec_decode_num_drafts")]
+    changed = real.model_copy(update={"metrics": [*others, "vllm:gpu_cache_usage_perc"]})
+
+    def old(_: str) -> EngineTable:
+        return changed
+
+    monkeypatch.setattr(watch, "table_of", old)
+    found = kept("0.32.0")
+    assert found.names["kv_cache_usage"] == "vllm:gpu_cache_usage_perc"
+    assert found.lacking == ["drafts"]
+
+
+def test_gauges_and_counters_of_a_real_page_are_kept_and_nothing_of_histograms() -> None:
+    assert parsed(PAGE, FAMILIES | {"vllm:request_num_preemptions"}) == TOLD
+    assert {family_of(key) for key in TOLD} <= FAMILIES
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    assert parsed("# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc NaN\n", FAMILIES) == {}
+
+
+class Page(BaseHTTPRequestHandler):
+    status, text = 200, PAGE
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: pytest's output is for people."""
+
+
+@contextmanager
+def serving(status: int = 200, text: str = PAGE) -> Iterator[str]:
+    handler = type("Chosen", (Page,), {"status": status, "text": text})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def until(condition: Callable[[], object], limit_s: float = 30) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        # Other processes and threads do what is waited for; none of them tells.
+        time.sleep(0.01)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def watched(url: str, folder: Path, count: int = 3, **others: Any) -> tuple[list[Scrape], list[HostSample]]:
+    """What `watching` wrote until there were so many scrapes."""
+    began = time.time()
+    with watching(url, FAMILIES, folder, others.pop("roots", {}), every_s=0.05, **others):
+        until(lambda: len(lines(folder / SCRAPES)) >= count)
+    scrapes = [Scrape.model_validate_json(line) for line in lines(folder / SCRAPES)]
+    host = [HostSample.model_validate_json(line) for line in lines(folder / HOST_SAMPLES)]
+    times = [*(one.time for one in scrapes), *(one.time for one in host)]
+    assert all(began <= each <= time.time() for each in times)
+    assert not any(thread.name == "watch" for thread in threading.enumerate())
+    return scrapes, host
+
+
+def test_a_run_is_sampled(tmp_path: Path) -> None:
+    with serving() as url:
+        scrapes, host = watched(url, tmp_path, roots={"server": tree(os.getpid()), "none yet": lambda: ()})
+    assert [one.values for one in scrapes] == [TOLD] * len(scrapes)
+    assert len(host) == len(scrapes)
+    assert host[0].cpu_share is None
+    assert all(0 <= one.cpu_share <= 1 for one in host[1:] if one.cpu_share is not None)
+    assert None not in [one.cpu_share for one in host[1:]]
+    mine = host[-1].processes["server"]
+    assert mine is not None
+    assert mine.cpu_s > 0
+    assert mine.rss_mib > 10
+    assert host[-1].processes["none yet"] is None
+    assert host[-1].gpus == []
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "told"), [(500, "broken", "500 Internal Server Error"), (200, "<html> {", "ValueError")]
+)
+def test_a_page_that_cannot_be_read_is_a_line_that_says_so(status: int, text: str, told: str, tmp_path: Path) -> None:
+    with serving(status, text) as url:
+        scrapes, _ = watched(url, tmp_path)
+    assert all(told in str(one.error) and one.values == {} for one in scrapes)
+
+
+def test_a_server_that_is_gone_is_a_line_that_says_so(tmp_path: Path) -> None:
+    with serving() as url:
+        assert scrape(url, FAMILIES).error is None
+    scrapes, host = watched(url, tmp_path)
+    assert all("ConnectError" in str(one.error) for one in scrapes)
+    assert len(host) == len(scrapes)
+
+
+def test_a_server_that_hangs_holds_up_neither_the_block_nor_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SCRAPE_TIMEOUT_S", 0.2)
+    # It takes the connection, and never answers.
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        scrapes, _ = watched(f"http://127.0.0.1:{server.server_address[1]}/metrics", tmp_path, 2)
+    assert all("ReadTimeout" in str(one.error) for one in scrapes)
+
+
+def test_an_error_of_the_block_is_its_own_and_ends_the_thread(tmp_path: Path) -> None:
+    with serving() as url, pytest.raises(KeyError), watching(url, FAMILIES, tmp_path, {}):
+        raise KeyError
+    assert not any(thread.name == "watch" for thread in threading.enumerate())
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+    with serving() as url, watching(url, FAMILIES, tmp_path / "not there", {}):
+        until(lambda: not any(thread.name == "watch" for thread in threading.enumerate()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_keeps_its_lines(tmp_path: Path) -> None:
+    with serving() as url:
+        run = textwrap.dedent(f"""
+            import threading
+            from pathlib import Path
+            from vllm_qualify.engine.watch import watching
+            with watching({url!r}, {sorted(FAMILIES)!r}, Path({str(tmp_path)!r}), {{}}, every_s=0.05):
+                threading.Event().wait()
+        """)
+        with subprocess.Popen([sys.executable, "-c", run]) as process:
+            until(lambda: len(lines(tmp_path / SCRAPES)) >= 2)
+            process.send_signal(signal.SIGKILL)
+    assert [Scrape.model_validate_json(line).values for line in lines(tmp_path / SCRAPES)[:2]] == [TOLD] * 2
+
+
+def cpu_s(host: list[HostSample], name: str) -> list[float]:
+    return [found.cpu_s for one in host if (found := one.processes[name]) is not None]
+
+
+def test_a_guarded_process_is_found_by_its_guard(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUSY]
+    with serving() as url, guarded(command, quiet_environment(), tmp_path / "log", grace_s=0.5) as process:
+        until(lambda: any(each.cpu_times().user > 1 for each in psutil.Process(process.guard_pid).children(recursive=True)))
+        _, host = watched(url, tmp_path, roots={"server": tree(process.guard_pid)})
+    used_s = cpu_s(host, "server")
+    # Start-up and the guard itself take less: this is the grandchild's.
+    assert used_s[0] > 1
+    assert used_s == sorted(used_s)
+
+
+def test_a_process_that_has_ended_has_no_sample(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    with serving() as url:
+        _, host = watched(url, tmp_path, roots={"server": tree(process.pid)})
+    assert [one.processes for one in host] == [{"server": None}] * len(host)
+
+
+# As /proc has it of two containers, the first with a server, its worker, and what `docker exec` started.
+PROCESSES = {
+    1: ("0::/init.scope", "PPid:\t0\nNSpid:\t1"),
+    500: ("0::/system.slice/docker-aaaa.scope", "PPid:\t480\nNSpid:\t500\t1"),
+    501: ("0::/system.slice/docker-aaaa.scope", "PPid:\t500\nNSpid:\t501\t7"),
+    502: ("0::/system.slice/docker-aaaa.scope", "PPid:\t480\nNSpid:\t502\t31"),
+    503: ("0::/system.slice/docker-aaaa.scope", "PPid:\t502\nNSpid:\t503\t32"),
+    600: ("0::/system.slice/docker-bbbb.scope", "PPid:\t580\nNSpid:\t600\t1"),
+}
+
+
+def test_a_containers_server_is_its_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def text(pid: int, name: str) -> str:
+        cgroup, status = PROCESSES[pid]
+        return {"cgroup": cgroup, "status": f"Name:\tx\n{status}\n"}[name]
+
+    monkeypatch.setattr(watch, "_text", text)
+    monkeypatch.setattr(psutil, "pids", lambda: list(PROCESSES))
+    assert list(first_in_container("aaaa")()) == [500]
+    assert list(first_in_container("bbbb")()) == [600]
+    assert list(first_in_container("cccc")()) == []
+
+
+class Nvml:
+    """NVML that returns what it returned on a real H200, idle or busy."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, when: str, **changes: object) -> None:
+        self.told = {**CLOCKS[when], **changes}
+        self.is_open = False
+        patch.setattr(pynvml, "nvmlInit", lambda: setattr(self, "is_open", True))
+        patch.setattr(pynvml, "nvmlShutdown", lambda: setattr(self, "is_open", False))
+        patch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: ("handle", index))
+        for function in self.told:
+            patch.setattr(pynvml, function, self.function(function))
+
+    def function(self, name: str) -> Callable[..., object]:
+        def call(_: object, *which: int) -> object:
+            told = self.told[name]
+            if isinstance(told, Exception):
+                raise told
+            if name == "nvmlDeviceGetMemoryInfo":
+                return pynvml.c_nvmlMemory_t(**told)
+            return told[str(which[0])] if isinstance(told, dict) else told
+
+        return call
+
+
+IDLE = GpuSample(
+    index=1, sm_mhz=345, memory_mhz=3201, clock_reasons=["gpu_idle"], memory_used_mib=615, power_w=102.284, temperature_c=37
+)
+LOADED = GpuSample(
+    index=1,
+    sm_mhz=1425,
+    memory_mhz=3201,
+    clock_reasons=["sw_power_cap"],
+    memory_used_mib=2265,
+    power_w=694.268,
+    temperature_c=61,
+)
+
+
+@pytest.mark.parametrize(("when", "expected"), [("idle", IDLE), ("busy", LOADED)])
+def test_what_a_real_gpu_told(when: str, expected: GpuSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml(monkeypatch, when)
+    with serving() as url:
+        _, host = watched(url, tmp_path, gpus=[1])
+    assert [one.gpus for one in host] == [[expected]] * len(host)
+    assert not nvml.is_open
+
+
+def test_what_a_product_does_not_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    Nvml(monkeypatch, "idle", nvmlDeviceGetPowerUsage=unsupported, nvmlDeviceGetCurrentClocksThrottleReasons=unsupported)
+    with serving() as url:
+        _, host = watched(url, tmp_path, gpus=[1])
+    assert host[0].gpus == [IDLE.model_copy(update={"power_w": None, "clock_reasons": None})]
+
+
+def test_a_gpu_that_is_lost_is_a_line_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(monkeypatch, "busy", nvmlDeviceGetTemperature=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
+    with serving() as url:
+        scrapes, host = watched(url, tmp_path, gpus=[0])
+    assert host[0].gpus == [GpuSample(index=0, error="GPU is lost")]
+    assert scrapes[0].values == TOLD
+
+
+def test_a_machine_without_nvml_says_so_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    with serving() as url:
+        _, host = watched(url, tmp_path, gpus=[0, 3])
+    assert host[0].gpus == [GpuSample(index=index, error="Driver Not Loaded") for index in (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("bits", "names"),
+    [
+        (0, []),
+        (0x8 | 0x40, ["hw_slowdown", "hw_thermal_slowdown"]),
+        (0x20 | 0x4, ["sw_thermal_slowdown", "sw_power_cap"]),
+        (0x80, ["hw_power_brake_slowdown"]),
+        (0x1000, ["0x1000"]),
+    ],
+)
+def test_clock_reasons_in_words(bits: int, names: list[str]) -> None:
+    """The bits as nvml.h has them."""
+    assert reason_names(bits) == names

@@ -1,0 +1,350 @@
+"""Answers: which questions are asked when, what lm-eval's captured files say of each, and that bad ones are refused."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_qualify.engine.plan import TaskPlan
+from vllm_qualify.evidence.answers import BLOCKS, LEAST_BLOCK, Answer, Answered, load, read, steps, write
+from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.recipe.model import Accuracy
+
+CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"
+PLAN = TaskPlan(
+    settings=Accuracy(num_questions=8, num_fewshot=1, max_gen_toks=48), num_concurrent=4, repetitions=2, sequential=True
+)
+STRICT, FLEXIBLE = "exact_match,strict-match", "exact_match,flexible-extract"
+# As read by eye in the captured files: question, repetition, strict-match, flexible-extract, length.
+SCORED = [
+    (9, 1, 0.0, 0.0, 126),
+    (11, 1, 1.0, 1.0, 106),
+    (1, 1, 0.0, 0.0, 117),
+    (10, 1, 0.0, 1.0, 108),
+    (0, 1, 0.0, 1.0, 106),
+    (8, 1, 0.0, 0.0, 117),
+    (3, 1, 0.0, 0.0, 111),
+    (7, 1, 0.0, 0.0, 117),
+    (3, 2, 0.0, 0.0, 111),
+    (11, 2, 1.0, 1.0, 106),
+]
+
+Document = dict[str, Any]
+Change = Callable[[Document], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(CAPTURED, tmp_path / "gsm8k")
+
+
+def results_of(folder: Path, step: str = "r1-b1") -> Path:
+    return next((folder / step).glob("results_*.json"))
+
+
+def samples_of(folder: Path, step: str = "r1-b1") -> Path:
+    return next((folder / step).glob("samples_*.jsonl"))
+
+
+def change_results(folder: Path, how: Change, step: str = "r1-b1") -> None:
+    path = results_of(folder, step)
+    document = json.loads(path.read_text())
+    how(document)
+    path.write_text(json.dumps(document))
+
+
+def change_samples(folder: Path, how: Callable[[list[Document]], object], step: str = "r1-b1") -> None:
+    """Of a first block: questions 9 and 11 by strict-match, then by flexible-extract."""
+    path = samples_of(folder, step)
+    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+    how(rows)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def refused(folder: Path, plan: TaskPlan = PLAN) -> str:
+    with pytest.raises(UNUSABLE) as raised:
+        read(folder, plan)
+    return repr(raised.value)
+
+
+plans = st.builds(
+    lambda asked, more, seed: (Accuracy(num_questions=asked, seed=seed), asked + more),
+    st.integers(1, 60),
+    st.integers(0, 40),
+    st.integers(0, 2**31),
+)
+
+
+@given(plans, st.integers(1, 4), st.booleans())
+@settings(deadline=None)
+def test_each_repetition_asks_the_same_questions_each_once(
+    plan: tuple[Accuracy, int], repetitions: int, sequential: bool
+) -> None:
+    asked, available = plan
+    found = steps(asked, available, repetitions, sequential=sequential)
+    by_repetition = {
+        number: [question for step in found if step.repetition == number for question in step.questions]
+        for number in range(1, repetitions + 1)
+    }
+    assert len({frozenset(order) for order in by_repetition.values()}) == 1
+    for order in by_repetition.values():
+        assert len(order) == len(set(order)) == asked.num_questions
+        assert set(order) <= set(range(available))
+
+
+@given(plans, st.booleans())
+@settings(deadline=None)
+def test_more_repetitions_only_add_steps(plan: tuple[Accuracy, int], sequential: bool) -> None:
+    few, many = (steps(*plan, repetitions, sequential=sequential) for repetitions in (2, 4))
+    assert many[: len(few)] == few
+
+
+@given(plans)
+@settings(deadline=None)
+def test_blocks_are_of_about_equal_size_and_none_is_empty(plan: tuple[Accuracy, int]) -> None:
+    found = steps(*plan, 1, sequential=True)
+    sizes = [len(step.questions) for step in found]
+    assert len(found) == max(1, min(BLOCKS, plan[0].num_questions // LEAST_BLOCK))
+    assert max(sizes) - min(sizes) <= 1
+    assert [step.block for step in found] == list(range(1, len(found) + 1))
+
+
+@given(plans)
+@settings(deadline=None)
+def test_in_blocks_or_not_the_order_is_the_same(plan: tuple[Accuracy, int]) -> None:
+    whole, blocks = (steps(*plan, 3, sequential=sequential) for sequential in (False, True))
+    assert [step.block for step in whole] == [1, 1, 1]
+    for step in whole:
+        assert step.questions == [q for block in blocks if block.repetition == step.repetition for q in block.questions]
+
+
+def test_orders_are_drawn_by_the_seed_and_differ_by_repetition() -> None:
+    one, other = (steps(Accuracy(num_questions=100, seed=seed), 1000, 2, sequential=False) for seed in (1, 2))
+    assert one[0].questions != one[1].questions
+    assert set(one[0].questions) != set(other[0].questions)
+    assert set(one[0].questions) != set(range(100))
+
+
+def test_the_order_never_changes() -> None:
+    """Runs of different releases of this project are compared block by block."""
+    found = steps(Accuracy(num_questions=5), 10, 2, sequential=False)
+    assert [step.questions for step in found] == [[9, 1, 8, 3, 7], [3, 7, 8, 9, 1]]
+
+
+def test_the_captured_files_give_each_answer() -> None:
+    answered = read(CAPTURED, PLAN)
+    assert [
+        (each.question, each.repetition, each.scores[STRICT], each.scores[FLEXIBLE], each.length) for each in answered.answers
+    ] == SCORED
+    assert not any(each.unanswered for each in answered.answers)
+    assert answered.keys == [("exact_match", "strict-match"), ("exact_match", "flexible-extract")]
+    assert (answered.task, answered.task_version, answered.lm_eval) == ("gsm8k", "3.0", "0.4.13")
+
+
+def test_an_answer_is_traced_to_its_line() -> None:
+    for answer in read(CAPTURED, PLAN).answers:
+        path, _, number = answer.traced_to.rpartition(":")
+        row = json.loads((CAPTURED / path).read_text().split("\n")[int(number) - 1])
+        assert (row["doc_id"], row["doc_hash"]) == (answer.question, answer.doc_hash)
+
+
+def test_where_the_data_lies_is_not_of_the_configuration(folder: Path) -> None:
+    def move(results: Document) -> None:
+        config = results["configs"]["gsm8k"]
+        config["dataset_kwargs"]["data_files"]["test"] = "/elsewhere/test.jsonl"
+        config["metadata"]["config_source"] = "/elsewhere/gsm8k.yaml"
+
+    for step in ("r1-b1", "r1-b2", "r1-b3", "r1-b4", "r2-b1"):
+        change_results(folder, move, step)
+    assert read(folder, PLAN).config_hash == read(CAPTURED, PLAN).config_hash
+
+
+def test_an_address_in_memory_is_not_of_the_configuration(folder: Path) -> None:
+    for number, path in enumerate(folder.glob("r*-b*/results_*")):
+        results = json.loads(path.read_text())
+        results["configs"]["gsm8k"]["process_results"] = f"functools.partial(<function score at 0x7f3a{number}>)"
+        path.write_text(json.dumps(results))
+    assert read(folder, PLAN).config_hash != read(CAPTURED, PLAN).config_hash
+
+
+@pytest.mark.parametrize("key", ["doc_to_text", "num_fewshot", "generation_kwargs", "filter_list", "fewshot_config"])
+def test_how_it_asks_and_scores_is_of_the_configuration(folder: Path, key: str) -> None:
+    change_results(folder, lambda results: results["configs"]["gsm8k"].update({key: "another"}))
+    assert "were not measured with one version of the task" in refused(folder)
+
+
+@pytest.mark.parametrize("reply", ["", " \n", None])
+def test_an_empty_reply_is_no_answer(folder: Path, reply: str | None) -> None:
+    change_samples(folder, lambda rows: [row.update(resps=[[reply]]) for row in rows[::2]])
+    answers = read(folder, PLAN).answers
+    assert [answer.question for answer in answers if answer.unanswered] == [9]
+
+
+@pytest.mark.parametrize("reply", ["\u2028", "\x85", "\x0c", "\x1c"])
+def test_a_reply_with_an_odd_line_end_is_one_reply(folder: Path, reply: str) -> None:
+    change_samples(folder, lambda rows: rows[0].update(resps=[[f"It is {reply}."]]))
+    assert read(folder, PLAN).answers[0].length == len(f"It is {reply}.")
+
+
+def test_only_the_first_steps_are_a_result(folder: Path) -> None:
+    shutil.rmtree(folder / "r2-b1")
+    assert len(read(folder, PLAN).answers) == 8
+    shutil.rmtree(folder / "r1-b2")
+    assert "r1-b1, r1-b3, r1-b4 where the first blocks" in refused(folder)
+
+
+def test_a_step_that_is_not_planned_is_refused(folder: Path) -> None:
+    assert "r2-b1 where the first blocks" in refused(folder, PLAN.model_copy(update={"repetitions": 1}))
+
+
+def test_another_plan_asks_other_questions(folder: Path) -> None:
+    for changed in ({"seed": 7}, {"num_questions": 9}):
+        other = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update=changed)})
+        assert "asked" in refused(folder, other) or "are not of its" in refused(folder, other)
+
+
+def test_no_step_at_all_is_refused(tmp_path: Path) -> None:
+    shutil.copy(CAPTURED / "task.json", tmp_path)
+    assert "no blocks" in refused(tmp_path)
+    assert "FileNotFoundError" in refused(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("which", [results_of, samples_of])
+def test_a_missing_file_or_one_too_many_is_refused(folder: Path, which: Callable[[Path], Path]) -> None:
+    path = which(folder)
+    shutil.copy(path, path.with_name(path.name.replace("_2026", "_2027")))
+    assert "2 files" in refused(folder)
+    for each in (path, path.with_name(path.name.replace("_2026", "_2027"))):
+        each.unlink()
+    assert "0 files" in refused(folder)
+
+
+@pytest.mark.parametrize("which", [results_of, samples_of])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_cut_file_is_refused(folder: Path, which: Callable[[Path], Path], share: float) -> None:
+    text = which(folder).read_text()
+    which(folder).write_text(text[: int(len(text) * share)])
+    assert refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (lambda results: results["results"].clear(), "KeyError('gsm8k')"),
+        (lambda results: results.pop("results"), "KeyError('results')"),
+        (lambda results: results.pop("n-samples"), "KeyError('n-samples')"),
+        (lambda results: results["n-samples"]["gsm8k"].update(effective=3), "where 2 of 12 questions were asked"),
+        (lambda results: results["n-samples"]["gsm8k"].update(original=13), "where 2 of 12 questions were asked"),
+        (lambda results: results["results"].update(gsm8k={}), "no known metric"),
+        (lambda results: results["results"].update(gsm8k={"bleu,none": 0.5}), "no known metric among ['bleu,none']"),
+        (lambda results: results["results"].update(gsm8k={"truncated_answers,none": 0.5}), "no known metric"),
+        (lambda results: results["results"].update(gsm8k=None), "TypeError"),
+        (lambda results: results.pop("versions"), "KeyError('versions')"),
+        (lambda results: results.update(lm_eval_version="0.4.12"), "one version of the task"),
+    ],
+)
+def test_results_that_do_not_fit_are_refused(folder: Path, how: Change, told: str) -> None:
+    change_results(folder, how)
+    assert told in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (lambda rows: rows.pop(0), "1 samples of strict-match"),
+        (lambda rows: rows.pop(), "1 samples of flexible-extract"),
+        (lambda rows: rows.append(rows[0]), "3 samples of strict-match"),
+        (lambda rows: rows[0].update(doc_id=11), "2 samples of strict-match"),
+        (lambda rows: rows[0].update(doc_id=1), "2 samples of strict-match"),
+        (lambda rows: rows.clear(), "0 samples"),
+        (lambda rows: rows[0].pop("exact_match"), "KeyError('exact_match')"),
+        (lambda rows: rows[0].update(exact_match=None), "TypeError"),
+        (lambda rows: rows[0].pop("resps"), "KeyError('resps')"),
+        (lambda rows: rows[0].update(resps=[]), "no reply"),
+        (lambda rows: rows[0].update(resps=[[]]), "no reply"),
+        (lambda rows: rows[0].pop("filter"), "KeyError('filter')"),
+        (lambda rows: rows[0].pop("doc_id"), "KeyError('doc_id')"),
+        (lambda rows: rows[0].pop("prompt_hash"), "KeyError('prompt_hash')"),
+        (lambda rows: rows[1].update(prompt_hash="0"), "question 11 was asked with another prompt in repetition 2"),
+        (lambda rows: rows[1].update(doc_hash="0"), "question 11 was asked with another prompt"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(folder: Path, how: Callable[[list[Document]], object], told: str) -> None:
+    change_samples(folder, how)
+    assert told in refused(folder)
+
+
+@pytest.mark.parametrize("told", [0.75, 0.0, 2.0, -1.0, float("nan"), float("inf")])
+def test_a_score_that_contradicts_its_samples_is_refused(folder: Path, told: float) -> None:
+    change_results(folder, lambda results: results["results"]["gsm8k"].update({STRICT: told}))
+    assert f"{told}, is not its samples' 0.5" in refused(folder)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), 1.5, 2.0, -1.0])
+def test_a_sample_out_of_range_is_refused_whatever_the_mean(folder: Path, score: float) -> None:
+    change_samples(folder, lambda rows: rows[0].update(exact_match=score))
+    change_results(folder, lambda results: results["results"]["gsm8k"].update({STRICT: (score + 1) / 2}))
+    assert "not between 0 and 1" in refused(folder)
+
+
+def test_a_score_between_right_and_wrong_is_one(folder: Path) -> None:
+    change_samples(folder, lambda rows: rows[0].update(exact_match=0.25))
+    change_results(folder, lambda results: results["results"]["gsm8k"].update({STRICT: 0.625}))
+    assert read(folder, PLAN).answers[0].scores[STRICT] == 0.25
+
+
+answer_lists = st.lists(
+    st.builds(
+        Answer,
+        question=st.integers(0, 10**6),
+        repetition=st.integers(1, 10),
+        doc_hash=st.text(),
+        prompt_hash=st.text(),
+        target_hash=st.text(),
+        scores=st.dictionaries(st.text(), st.floats(0, 1), max_size=3),
+        length=st.none() | st.integers(0, 10**6),
+        unanswered=st.booleans(),
+        traced_to=st.text(),
+    ),
+    max_size=5,
+)
+
+
+@given(answer_lists)
+@settings(deadline=None)
+def test_answers_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, answers: list[Answer]) -> None:
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    answered = Answered(
+        task="gsm8k", task_version="3.0", config_hash="0" * 64, output_type="generate_until", lm_eval="0.4.13", answers=answers
+    )
+    write(answered, path)
+    assert load(path) == answered
+
+
+def test_a_file_of_answers_that_is_cut_or_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    write(read(CAPTURED, PLAN), path)
+    whole = path.read_text()
+    lines = whole.split("\n")
+    for text in (
+        "",
+        lines[0] + "\n",
+        "\n".join(lines[:-2]) + "\n",
+        whole[:-5],
+        whole + lines[-2] + "\n",
+        whole.replace('"question":9', '"question":"9"'),
+        whole.replace('"unanswered":false', '"unanswered":0'),
+        whole.replace('"length":126', '"length":126,"more":1'),
+        whole.replace("1.0", "1.5"),
+        whole.replace("1.0", "NaN"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UNUSABLE):
+            load(path)
+    assert Counter(line.count("exact_match") for line in lines[1:-1]) == {2: 10}

@@ -1,0 +1,144 @@
+"""The real questions of GSM8K through the real lm-eval: what the server knows is what is measured, to the question."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.evidence.commands import SERVER, STARTING
+from tests.fakes.openai_server import Book, serving
+from vllm_qualify.engine.plan import TaskPlan
+from vllm_qualify.evidence.accuracy import asking, loading, parse
+from vllm_qualify.evidence.answers import BLOCKS, Answered, read
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.recipe.model import Accuracy
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+TEST, SHOTS = DATA / "test.jsonl", DATA / "train.jsonl"
+QUESTIONS, RIGHT, ONLY_FLEXIBLE, CUT, LOST = 1319, 1000, 57, 13, 20
+
+pytestmark = pytest.mark.skipif(not TEST.is_file(), reason=f"the questions of GSM8K are not at {DATA}")
+
+
+class Measured(NamedTuple):
+    measurements: dict[str | None, Measurement]
+    answered: Answered
+    prompts: dict[str, set[str]]
+
+
+def measured(folder: Path, book: Book, *, sequential: bool, repetitions: int, asked: int) -> Measured:
+    plan = TaskPlan(
+        settings=Accuracy(num_questions=QUESTIONS, time_limit_s=120),
+        num_concurrent=32,
+        repetitions=repetitions,
+        sequential=sequential,
+        questions=(TEST, SHOTS),
+    )
+    task = folder / "accuracy" / "gsm8k"
+    with serving(book) as url:
+        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
+        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
+            run = asking(server, lm_eval, task, lambda *_: None)
+            for step in run.steps[:asked]:
+                run.ask(step)
+    found = parse(task, plan, Levels())
+    prompts: dict[str, set[str]] = {}
+    for prompt in book.prompts:
+        prompts.setdefault(prompt.rpartition("Question: ")[2], set()).add(prompt)
+    return Measured({each.filter: each for each in found}, read(task, plan), prompts)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    return [json.loads(line) for line in TEST.read_text().split("\n") if line]
+
+
+@pytest.fixture(scope="module")
+def order(rows: list[dict[str, str]]) -> list[int]:
+    return random.Random(0).sample(range(len(rows)), len(rows))
+
+
+@pytest.fixture(scope="module")
+def replies(rows: list[dict[str, str]], order: list[int]) -> Callable[[int], dict[str, str]]:
+    """What a model says that knows so many answers by heart, and some others without saying them as asked."""
+
+    def of(right: int) -> dict[str, str]:
+        found = {row["question"]: " I do not know that." for row in rows}
+        for place, number in enumerate(order):
+            question, answer = rows[number]["question"], rows[number]["answer"]
+            if place < right:
+                found[question] = f" {answer}"
+            elif RIGHT <= place < RIGHT + ONLY_FLEXIBLE:
+                found[question] = f" So the answer is {answer.rpartition('#### ')[2]}"
+        return found
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def baseline(
+    replies: Callable[[int], dict[str, str]], rows: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> Measured:
+    book = Book(replies(RIGHT), cut=frozenset(row["question"] for row in rows[:CUT]))
+    return measured(tmp_path_factory.mktemp("baseline"), book, sequential=True, repetitions=2, asked=2 * BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def candidate(replies: Callable[[int], dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """It forgot some answers, and is asked all at once."""
+    return measured(tmp_path_factory.mktemp("candidate"), Book(replies(RIGHT - LOST)), sequential=False, repetitions=1, asked=1)
+
+
+def test_the_score_is_what_the_server_knows(baseline: Measured) -> None:
+    strict, flexible = (baseline.measurements[name] for name in ("strict-match", "flexible-extract"))
+    assert strict.value == RIGHT / QUESTIONS
+    assert flexible.value == (RIGHT + ONLY_FLEXIBLE) / QUESTIONS
+    for each in (strict, flexible):
+        assert (each.metric, each.task, each.sample_count) == ("exact_match", "gsm8k", QUESTIONS)
+        assert each.interval is not None
+        assert each.interval.lower < (each.value or 0) < each.interval.upper
+
+
+def test_each_score_of_each_answer_is_what_the_server_knows(baseline: Measured, order: list[int]) -> None:
+    right, flexible = set(order[:RIGHT]), set(order[: RIGHT + ONLY_FLEXIBLE])
+    assert len(baseline.answered.answers) == 2 * QUESTIONS
+    for answer in baseline.answered.answers:
+        assert answer.scores["exact_match,strict-match"] == (answer.question in right)
+        assert answer.scores["exact_match,flexible-extract"] == (answer.question in flexible)
+        assert not answer.unanswered
+
+
+def test_cut_answers_are_counted_by_the_server(baseline: Measured, candidate: Measured) -> None:
+    assert baseline.measurements[None].metric == "truncated_answers"
+    assert baseline.measurements[None].value == CUT / QUESTIONS
+    assert baseline.measurements[None].sample_count == QUESTIONS
+    assert candidate.measurements[None].value == 0
+
+
+def test_a_loss_between_two_builds_is_just_that_of_their_questions(
+    baseline: Measured, candidate: Measured, order: list[int]
+) -> None:
+    key = "exact_match,strict-match"
+    before, after = (
+        {answer.question: answer.scores[key] for answer in each.answered.answers} for each in (baseline, candidate)
+    )
+    lost = {question for question in before if before[question] != after[question]}
+    assert lost == set(order[RIGHT - LOST : RIGHT])
+    values = [each.measurements["strict-match"].value or 0 for each in (baseline, candidate)]
+    assert values[0] - values[1] == pytest.approx(LOST / QUESTIONS, abs=1e-12)
+
+
+def test_a_question_has_one_prompt_whatever_it_is_asked_with(baseline: Measured, candidate: Measured) -> None:
+    """lm-eval draws each prompt's examples after those of the prompt before."""
+    assert baseline.prompts == candidate.prompts
+    assert len(baseline.prompts) == QUESTIONS
+    assert {len(prompts) for prompts in baseline.prompts.values()} == {1}
+    # Each has its own five examples, not all the same ones.
+    assert len({prompt.rpartition("Question: ")[0] for (prompt,) in map(tuple, baseline.prompts.values())}) > QUESTIONS / 2
+    hashes = [{answer.question: answer.prompt_hash for answer in each.answered.answers} for each in (baseline, candidate)]
+    assert hashes[0] == hashes[1]
+    assert baseline.answered.config_hash == candidate.answered.config_hash

@@ -1,0 +1,107 @@
+"""Critical values hold their error rate over all looks."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from vllm_qualify.evidence.measurement import share_interval
+from vllm_qualify.evidence.sequential import Levels, Sides, critical_values, levels_of, sides
+from vllm_qualify.recipe.model import Gate
+
+
+def test_one_look_is_the_plain_test() -> None:
+    assert critical_values([7.0], 0.05) == [pytest.approx(stats.norm.isf(0.05))]
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.01])
+@pytest.mark.parametrize("information", [[1, 2, 3, 4, 5], [0.1, 0.2, 0.4, 0.6, 0.8, 1], [1, 1.01, 1.02, 10]])
+def test_the_chance_to_be_above_at_any_look_is_alpha(information: list[float], alpha: float) -> None:
+    steps = np.diff(np.array([0.0, *information]))
+    scores = np.cumsum(np.random.default_rng(1).standard_normal((200_000, len(steps))) * np.sqrt(steps), axis=1)
+    above = scores / np.sqrt(information) > np.array(critical_values(information, alpha))
+    # three standard errors of the simulation
+    assert above.any(axis=1).mean() == pytest.approx(alpha, abs=3 * math.sqrt(alpha / 200_000))
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps=st.lists(st.floats(0.01, 10), min_size=1, max_size=12))
+def test_every_look_is_stricter_than_the_only_one_would_be(steps: list[float]) -> None:
+    found = critical_values(list(np.cumsum(steps)), 0.05)
+    assert len(found) == len(steps)
+    assert all(value >= stats.norm.isf(0.05) - 1e-6 for value in found)
+
+
+@pytest.mark.parametrize("information", [[], [0.0], [1, 1], [2, 1], [math.nan]])
+def test_information_that_does_not_rise_is_refused(information: list[float]) -> None:
+    with pytest.raises(ValueError, match="must rise"):
+        critical_values(information, 0.05)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, -1.0, math.nan])
+def test_an_alpha_that_is_none_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match="alpha"):
+        critical_values([1.0], alpha)
+
+
+def gate(bound: float = 0.9) -> Gate:
+    return Gate(metric="exact_match", filter="strict-match", minimum=bound, unit="fraction")
+
+
+CHECK = Gate(metric="smoke_determinism", minimum=1, unit="bool")
+
+
+@pytest.mark.parametrize("noisy", [1, 2, 4, 7])
+def test_the_gates_of_a_release_share_its_false_alarms(noisy: int) -> None:
+    """A check that holds or does not has no noise, and takes none of them. False passes are not shared."""
+    found = levels_of([gate()] * noisy + [CHECK] * 3)
+    assert found.false_fail * noisy == pytest.approx(0.05)
+    assert found.false_pass == 0.05
+
+
+def test_without_a_noisy_gate_nothing_is_divided_by_nought() -> None:
+    assert levels_of([]) == levels_of([CHECK]) == Levels(false_pass=0.05, false_fail=0.05)
+
+
+def test_the_bad_side_has_the_level_of_passing() -> None:
+    """Of a score the lower bound decides `pass`, of a time the upper one."""
+    levels = Levels(false_pass=0.05, false_fail=0.01)
+    assert sides("higher", levels, [1.0], 0) == pytest.approx(Sides(below=0.05, above=0.01))
+    assert sides("lower", levels, [1.0], 0) == pytest.approx(Sides(below=0.01, above=0.05))
+
+
+def test_the_sides_of_each_look_are_those_of_its_critical_value() -> None:
+    information = [1.0, 2.0, 4.0]
+    found = [sides("lower", Levels(), information, look) for look in range(3)]
+    critical = critical_values(information, 0.05)
+    assert [stats.norm.isf(at.above) for at in found] == pytest.approx(critical)
+
+
+@pytest.mark.parametrize(("at", "right"), [(Sides(0.05, 0.05), 900), (Sides(0.05, 0.0125), 1200), (Sides(0.001, 0.2), 3)])
+def test_a_share_has_wilsons_bounds_on_each_side(at: Sides, right: int) -> None:
+    """scipy's, which are of two sides at once: twice the chance of one."""
+    found = share_interval(right, 1319, at)
+    for bound, alpha, place in ((found.lower, at.below, 0), (found.upper, at.above, 1)):
+        wilson = stats.binomtest(right, 1319).proportion_ci(1 - 2 * alpha, method="wilson")
+        assert bound == pytest.approx(wilson[place])
+
+
+@pytest.mark.parametrize(("right", "trials"), [(0, 100), (100, 100), (12.5, 13)])
+def test_a_share_lies_within_its_bounds_between_0_and_1(right: float, trials: int) -> None:
+    found = share_interval(right, trials, Sides(0.05, 0.0125))
+    assert 0 <= found.lower <= right / trials <= found.upper <= 1
+    assert found.lower < found.upper
+
+
+def test_each_bound_of_a_share_is_wrong_as_often_as_its_side_says() -> None:
+    at, truth, runs = Sides(0.05, 0.0125), 0.9, 6000
+    found = [share_interval(int(right), 1000, at) for right in np.random.default_rng(1).binomial(1000, truth, runs)]
+    # three standard errors of the simulation, and what counts of whole answers leave of a normal law
+    below, above = (
+        sum(misses) / runs for misses in zip(*((one.lower > truth, one.upper < truth) for one in found), strict=True)
+    )
+    assert below == pytest.approx(at.below, abs=0.010)
+    assert above == pytest.approx(at.above, abs=0.006)

@@ -1,0 +1,207 @@
+"""Start-up: its parts and the KV cache from a real log on the CPU, and from lines as vLLM's source words them for a GPU."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from vllm_qualify.evidence.startup import PARTS, KvCache, kv_cache, measurements, startup
+from vllm_qualify.recipe.metrics import METRICS
+
+CPU_LOG = (Path(__file__).parent / "captured" / "startup" / "cpu-cold.log").read_text()
+LAUNCHED, CPU_STARTUP_S = 1795221204.23, 114.0
+AT = datetime(2026, 3, 9, 12, 0, 0, tzinfo=UTC).timestamp()
+GPU_STARTUP_S = 150.0
+
+API, CORE = "(APIServer pid=1)", "(EngineCore_DP0 pid=94)"
+CONFIG = "[core.py:96] Initializing a V1 LLM engine (v0.17.0) with config: model='m', enforce_eager=False, seed=0"
+BEGIN = "[gpu_model_runner.py:4255] Starting to load model m..."
+LOADED = "[gpu_model_runner.py:4354] Model loading took 15.27 GiB memory and 20.500000 seconds"
+CAPTURED = "[gpu_model_runner.py:5360] Graph capturing finished in 18 secs, took 0.96 GiB"
+READY = "[api_server.py:1971] Starting vLLM API server 0 on http://0.0.0.0:8000"
+ANEW = "[backends.py:312] Compiling a graph for compile range (1, 8192) takes 9.62 s"
+FROM_CACHE = "[backends.py:283] Directly load the compiled graph(s) for compile range (1, 8192) from the cache, took 0.961 s"
+FROM_AOT = "[decorators.py:311] Directly load AOT compilation from path /root/.cache/vllm/torch_aot_compile/6e/rank_0_0/model"
+SAVED_AOT = "[decorators.py:580] saved AOT compiled function to /root/.cache/vllm/torch_aot_compile/6e/rank_0_0/model"
+AOT_FAILED = "[decorators.py:333] Compiling model again due to a load failure from /root/.cache/vllm/model, reason: EOF"
+TOOK = "[monitor.py:62] torch.compile took 30.25 s in total"
+
+
+def log_of(*compiling: str, process: str = CORE, begin: str = "03-09 12:00:30") -> str:
+    """A GPU server's log, its torch.compile in these words."""
+    lines = [
+        f"{API} INFO 03-09 12:00:12 [api_server.py:1278] vLLM API server version 0.17.0",
+        f"{process} INFO 03-09 12:00:25 {CONFIG}",
+        f"{process} INFO {begin} {BEGIN}",
+        f"{process} INFO 03-09 12:00:50 {LOADED}",
+        *(f"{process} INFO 03-09 12:01:30 {line}" for line in compiling),
+        f"{process} INFO 03-09 12:02:10 {CAPTURED}",
+        f"{API} INFO 03-09 12:02:20 {READY}",
+        "INFO:     Application startup complete.",
+    ]
+    return "\n".join(lines)
+
+
+def test_the_parts_of_a_real_start_on_the_cpu() -> None:
+    found = startup(CPU_LOG, CPU_STARTUP_S, LAUNCHED)
+    assert found.process_s == pytest.approx(57.77, abs=0.01)
+    assert (found.weights_s, found.compile_s, found.graphs_s, found.warm) == (0.01, 51.0, None, False)
+    assert found.ready_s == pytest.approx(114 - 57.77 - 0.01 - 51, abs=0.01)
+    assert found.because == {"image_s": "no image was pulled", "graphs_s": "the log tells of no capture of CUDA graphs"}
+
+
+def test_the_parts_of_a_start_on_a_gpu() -> None:
+    found = startup(log_of(ANEW, TOOK), GPU_STARTUP_S, AT, image_s=300.0)
+    assert (found.image_s, found.process_s, found.weights_s, found.compile_s, found.graphs_s) == (300, 30, 20.5, 30.25, 18)
+    assert found.ready_s == 150 - 30 - 20.5 - 30.25 - 18
+    assert found.warm is False
+    assert found.because == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "compile_s"),
+    [
+        # Every wording from 0.12 to 0.33; a draft model is compiled too.
+        (["[monitor.py:34] torch.compile takes 25.11 s in total"], 25.11),
+        (["[monitor.py:34] torch.compile takes 25.11 s in total", "[monitor.py:34] torch.compile takes 30.5 s in total"], 30.5),
+        (["[monitor.py:35] torch.compile and initial profiling run took 29.93 s in total"], 29.93),
+        (["[monitor.py:62] torch.compile and initial profiling/warmup run together took 8.5 s in total"], 8.5),
+        (
+            [
+                "[monitor.py:62] [backbone] torch.compile took 4.0 s in total",
+                "[monitor.py:62] [eagle_head] torch.compile took 1.5 s in total",
+            ],
+            5.5,
+        ),
+    ],
+)
+def test_compiling_in_the_words_of_each_version(lines: list[str], compile_s: float) -> None:
+    assert startup(log_of(*lines), GPU_STARTUP_S, AT).compile_s == compile_s
+
+
+def test_ranks_compile_at_the_same_time() -> None:
+    others = "\n".join(
+        f"(Worker_TP{rank} pid={90 + rank}) INFO 03-09 12:01:30 [monitor.py:62] torch.compile took {took} s in total"
+        for rank, took in enumerate(("10.0", "12.5", "11.0"))
+    )
+    assert startup(f"{log_of()}\n{others}", GPU_STARTUP_S, AT).compile_s == 12.5
+
+
+@pytest.mark.parametrize(
+    ("lines", "started_before", "warm"),
+    [
+        ([FROM_CACHE, TOOK], False, True),
+        ([FROM_AOT, TOOK], False, True),
+        ([FROM_CACHE, ANEW, TOOK], False, False),
+        ([SAVED_AOT], False, False),
+        ([AOT_FAILED, FROM_CACHE], False, False),
+        ([ANEW], True, False),
+        ([], True, True),
+        ([], False, None),
+    ],
+)
+def test_whether_a_start_was_warm(lines: list[str], started_before: bool, warm: bool | None) -> None:
+    found = startup(log_of(*lines), GPU_STARTUP_S, AT, started_before=started_before)
+    assert found.warm is warm
+    assert ("warm" in found.because) == (warm is None)
+
+
+@pytest.mark.parametrize("zone", ["03-09 12", "03-09 17", "03-10 00"])
+def test_the_logs_clock_may_be_of_another_zone(zone: str) -> None:
+    """A container's is UTC; this machine's need not be."""
+    assert startup(log_of(TOOK).replace("03-09 12", zone), GPU_STARTUP_S, AT).process_s == 30
+    half_an_hour_more = log_of(TOOK).replace("03-09 12:0", "03-09 17:3")
+    assert startup(half_an_hour_more, GPU_STARTUP_S, AT).process_s == 30
+
+
+def test_a_year_may_end_meanwhile() -> None:
+    launched = datetime(2026, 12, 31, 23, 59, 50, tzinfo=UTC).timestamp()
+    text = log_of(TOOK, begin="01-01 00:00:20").replace("03-09 12:00:12", "12-31 23:59:59")
+    assert startup(text, GPU_STARTUP_S, launched).process_s == 30
+    warm_up = "\n".join(
+        f"(Worker pid=9) INFO {stamp} [cpu_model_runner.py:87] {message}"
+        for stamp, message in (
+            ("12-31 23:59:59", "Warming up model for the compilation..."),
+            ("01-01 00:00:49", "Warming up done."),
+        )
+    )
+    assert startup(warm_up, GPU_STARTUP_S, launched).compile_s == 50
+
+
+def test_a_start_with_enforce_eager_neither_compiles_nor_captures() -> None:
+    text = log_of().replace("enforce_eager=False", "enforce_eager=True").replace(CAPTURED, "")
+    found = startup(text, GPU_STARTUP_S, AT)
+    assert (found.compile_s, found.graphs_s) == (None, None)
+    assert found.because["compile_s"] == found.because["graphs_s"] == "there is none: the server runs with enforce-eager"
+    assert found.ready_s == 150 - 30 - 20.5
+
+
+def test_what_a_log_does_not_tell_is_none_with_the_reason() -> None:
+    found = startup("", GPU_STARTUP_S, AT)
+    values = [getattr(found, part) for part in PARTS]
+    assert values == [None] * len(PARTS)
+    assert found.warm is None
+    assert found.because.keys() == {*PARTS, "warm"}
+    assert found.because["ready_s"] == "the rest is not known without process_s and weights_s"
+    assert all(found.because.values())
+
+
+def test_without_the_launch_the_first_part_and_the_rest_are_not_known() -> None:
+    found = startup(log_of(TOOK), GPU_STARTUP_S, None)
+    assert (found.process_s, found.ready_s, found.weights_s) == (None, None, 20.5)
+    assert found.because["process_s"] == "nobody recorded when the server was launched"
+
+
+def test_parts_that_do_not_fit_into_the_whole_are_told() -> None:
+    assert "more than the whole start" in startup(log_of(TOOK), 60.0, AT).because["ready_s"]
+    assert "of a start of 20 s" in startup(log_of(TOOK), 20.0, AT).because["process_s"]
+
+
+def test_a_rounded_clock_makes_no_time_below_zero() -> None:
+    assert startup(log_of(TOOK), 30 + 20.5 + 30.25 + 18 - 0.5, AT).ready_s == 0
+
+
+def test_each_part_has_its_metric() -> None:
+    found = measurements(startup(log_of(FROM_CACHE, TOOK), GPU_STARTUP_S, AT), "serve/server.log")
+    assert {each.metric: each.value for each in found} == {
+        "startup_image_s": None,
+        "startup_process_s": 30.0,
+        "startup_weights_s": 20.5,
+        "startup_compile_s": 30.25,
+        "startup_graphs_s": 18.0,
+        "startup_ready_s": 51.25,
+        "startup_warm_s": 150.0,
+    }
+    assert found[0].invalid_because == "no image was pulled"
+    assert {METRICS[each.metric].stage for each in found} == {"serve"}
+    assert {each.sample_count for each in found if each.value is not None} == {1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"), [([ANEW], "the start was cold: it compiled"), ([], "the log tells of no cache of compiled graphs")]
+)
+def test_a_start_that_was_not_warm_is_no_warm_start(lines: list[str], why: str) -> None:
+    found = measurements(startup(log_of(*lines), GPU_STARTUP_S, AT), "serve/server.log")[-1]
+    assert (found.metric, found.value, found.invalid_because) == ("startup_warm_s", None, why)
+
+
+def test_the_kv_cache_of_a_real_server_on_the_cpu() -> None:
+    assert kv_cache(CPU_LOG) == KvCache(tokens=419_328, max_concurrency=204.75)
+
+
+def test_the_kv_cache_on_two_lines_and_of_several_engines() -> None:
+    lines = [
+        f"(EngineCore_DP{rank} pid={90 + rank}) INFO 03-09 12:01:40 [kv_cache_utils.py:{line}"
+        for rank in (0, 1)
+        for line in (
+            "1286] GPU KV cache size: 686,320 tokens",
+            "1291] Maximum concurrency for 100,000 tokens per request: 6.86x",
+        )
+    ]
+    assert kv_cache("\n".join(lines[:2])) == KvCache(tokens=686_320, max_concurrency=6.86)
+    assert kv_cache("\n".join(lines)) == KvCache(tokens=1_372_640, max_concurrency=13.72)
+    assert kv_cache(lines[0]) == KvCache(tokens=686_320, max_concurrency=None)
+
+
+def test_a_log_that_tells_of_no_kv_cache() -> None:
+    assert kv_cache(log_of(TOOK)) is None

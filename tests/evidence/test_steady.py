@@ -1,0 +1,375 @@
+"""Steady state: on servers whose true rate is known, the window gives it, where bench's own figures are off."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vllm_qualify.evidence.steady import (
+    AT_ONCE_S,
+    Requests,
+    UnsteadyError,
+    figures,
+    find,
+    requests_of,
+    truncation,
+    untold,
+    whole,
+)
+from vllm_qualify.recipe.metrics import GOODPUT
+from vllm_qualify.recipe.model import Slo
+
+STEP_S, PREFILL_S = 0.007, 0.004
+CLIENTS, TOKENS = 16, 64
+TRUE_RATE = CLIENTS * TOKENS / (TOKENS * STEP_S + CLIENTS * PREFILL_S)
+
+Document = dict[str, Any]
+Slowness = Callable[[int], float]
+
+
+def at_once(_: int) -> float:
+    return 1.0
+
+
+def bench_of(
+    lengths: list[int], clients: int = CLIENTS, slowness: Slowness = at_once, admitted: int = 10**9, seed: int | None = None
+) -> Document:
+    """What bench writes of a server that gives each request under way a token in each step, asked by a closed loop of clients.
+
+    A step is longer by a prefill for each request that it takes in, at most `admitted`; `slowness` of the requests begun so far
+    makes it longer still, and `seed` gives it 5 % of noise.
+    """
+    noise = np.random.default_rng(seed).lognormal(0, 0.05, 10**5) if seed is not None else np.ones(10**5)
+    starts, came, waiting, running = [0.0] * clients, [[0.0] for _ in lengths], list(range(clients)), list[int]()
+    now, steps = 0.0, 0
+    while waiting or running:
+        taken, waiting = waiting[:admitted], waiting[admitted:]
+        running += taken
+        now += (STEP_S + PREFILL_S * len(taken)) * slowness(len(starts)) * float(noise[steps])
+        steps += 1
+        for number in running:
+            came[number].append(now)
+        ended = sum(len(came[number]) > lengths[number] for number in running)
+        running = [number for number in running if len(came[number]) <= lengths[number]]
+        new = range(len(starts), min(len(starts) + ended, len(lengths)))
+        waiting += new
+        starts += [now] * len(new)
+    times = [times[1:] for times in came]
+    return {
+        "duration": now,
+        "start_times": starts,
+        "ttfts": [each[0] - start for each, start in zip(times, starts, strict=True)],
+        "itls": [[after - before for before, after in pairwise(each)] for each in times],
+        "input_lens": [10] * len(lengths),
+        "output_lens": lengths,
+    }
+
+
+def rates_of(result: Document, clients: int = CLIENTS) -> dict[str, float]:
+    return figures(find(requests_of(result, clients), clients), None)
+
+
+def rate_of_bench(result: Document) -> float:
+    return float(sum(result["output_lens"]) / result["duration"])
+
+
+@pytest.mark.parametrize(
+    ("count", "slowness", "admitted", "bench_is_off"),
+    [
+        pytest.param(128, at_once, 10**9, 0.0, id="in step"),
+        pytest.param(136, at_once, 10**9, 0.04, id="a last wave that is not full"),
+        pytest.param(128, lambda begun: 3.0 if begun <= CLIENTS else 1.0, 10**9, 0.15, id="slow first wave"),
+        pytest.param(128, lambda begun: 2.0 if begun <= 2 * CLIENTS else 1.0, 10**9, 0.15, id="two slow waves"),
+        pytest.param(128, lambda begun: 3.0 if begun >= 128 else 1.0, 10**9, 0.15, id="slow tail"),
+        pytest.param(128, at_once, 1, 0.02, id="one taken in after another"),
+        pytest.param(
+            128, lambda begun: 2.0 if begun <= 2 * CLIENTS else 1.0, 1, 0.15, id="one after another, and slow at first"
+        ),
+    ],
+)
+def test_the_steady_rate_is_found(count: int, slowness: Slowness, admitted: int, bench_is_off: float) -> None:
+    for seed in range(5):
+        result = bench_of([TOKENS] * count, slowness=slowness, admitted=admitted, seed=seed)
+        found = rates_of(result)
+        assert found["output_throughput_tok_s"] == pytest.approx(TRUE_RATE, rel=0.015)
+        assert found["request_throughput_req_s"] == pytest.approx(TRUE_RATE / TOKENS, rel=0.015)
+        assert found["total_throughput_tok_s"] == pytest.approx(TRUE_RATE * (1 + 10 / TOKENS), rel=0.015)
+        assert rate_of_bench(result) <= TRUE_RATE * (1.01 - bench_is_off)
+
+
+def test_the_rate_of_tokens_is_found_where_replies_are_not_equally_long() -> None:
+    rates, bench = [], []
+    for seed in range(10):
+        lengths = [int(length) for length in np.random.default_rng(seed).integers(16, 113, 256)]
+        result = bench_of(lengths, seed=seed)
+        rates.append(rates_of(result)["output_throughput_tok_s"])
+        bench.append(rate_of_bench(result))
+    # By renewals: a request holds its client for its steps, each with its share of the others' prefills.
+    assert np.mean(rates) == pytest.approx(TRUE_RATE, rel=0.01)
+    assert np.mean(bench) < 0.97 * TRUE_RATE
+
+
+def test_the_smallest_load_has_a_window() -> None:
+    result = bench_of([8] * 20, clients=4)
+    found = find(requests_of(result, 4), 4)
+    assert (found.first, found.last) == (4, 16)
+    assert rates_of(result, 4)["output_throughput_tok_s"] == pytest.approx(4 * 8 / (8 * STEP_S + 4 * PREFILL_S))
+
+
+def test_a_single_stream_has_a_window() -> None:
+    result = bench_of([8] * 20, clients=1, slowness=lambda begun: 4.0 if begun <= 5 else 1.0)
+    found = rates_of(result, 1)
+    assert found["output_throughput_tok_s"] == pytest.approx(8 / (8 * STEP_S + PREFILL_S))
+    assert found["ttft_mean_ms"] == pytest.approx(1000 * (STEP_S + PREFILL_S))
+    assert found["tpot_p99_ms"] == pytest.approx(1000 * STEP_S)
+
+
+@pytest.mark.parametrize("count", [80, 81, 95, 96, 100, 128, 1000])
+def test_a_window_lies_between_the_first_and_the_last_wave_and_has_half_of_the_requests(count: int) -> None:
+    for seed in range(5):
+        found = find(requests_of(bench_of([TOKENS] * count, seed=seed), CLIENTS), CLIENTS)
+        assert found.first >= CLIENTS
+        assert found.last <= count - CLIENTS
+        assert found.count % CLIENTS == 0
+        assert found.count >= count / 2
+        # All of its requests ended before the last one began, so under full load.
+        requests = found.requests
+        ended = requests.starts[: found.last] + requests.latencies[: found.last]
+        assert max(ended) <= requests.starts[-1] + 2 * TOKENS * STEP_S
+
+
+def test_too_few_requests_have_no_steady_state() -> None:
+    with pytest.raises(
+        UnsteadyError, match="16 of 48 requests lie between the first and the last wave of 16: use more num_prompts"
+    ):
+        find(requests_of(bench_of([TOKENS] * 48), CLIENTS), CLIENTS)
+    with pytest.raises(UnsteadyError, match="0 of 20 requests"):
+        find(requests_of(bench_of([TOKENS] * 20), CLIENTS), CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("slowness", "trend"), [(lambda begun: 4 - begun / 50, "shorter"), (lambda begun: 1 + begun / 50, "longer")]
+)
+def test_a_server_that_never_settles_has_no_steady_state(slowness: Slowness, trend: str) -> None:
+    with pytest.raises(UnsteadyError, match=f"took ever {trend}, in its second half .*: use more num_prompts"):
+        find(requests_of(bench_of([TOKENS] * 160, slowness=slowness), CLIENTS), CLIENTS)
+
+
+def test_noise_is_no_drift() -> None:
+    """Waves up to twice as slow as others, without a trend: as on a machine that others use too."""
+    for seed in range(100):
+        waves = np.random.default_rng(seed).uniform(1, 2, 100)
+
+        def slowness(begun: int, waves: np.ndarray = waves) -> float:
+            return float(waves[begun // 4])
+
+        find(requests_of(bench_of([8] * 80, 4, slowness), 4), 4)
+
+
+@pytest.mark.parametrize("clients", [20, 14])
+def test_another_number_under_way_is_no_steady_state(clients: int) -> None:
+    requests = requests_of(bench_of([TOKENS] * 160, clients=clients), CLIENTS)
+    if clients == 14:
+        # As many as 14 of 16 can be bench's own delays on a busy machine, 10 cannot.
+        find(requests, CLIENTS)
+        requests = requests_of(bench_of([TOKENS] * 160, clients=10), CLIENTS)
+    with pytest.raises(UnsteadyError, match="of 16 requests were under way"):
+        find(requests, CLIENTS)
+
+
+@pytest.mark.parametrize("start", [math.nan, math.inf, -math.inf])
+def test_starts_that_are_no_times_are_no_steady_state(start: float) -> None:
+    result = bench_of([TOKENS] * 128)
+    with pytest.raises(UnsteadyError, match="requests were under way"), np.errstate(invalid="ignore"):
+        find(requests_of(result | {"start_times": [start] * 128}, CLIENTS), CLIENTS)
+
+
+def test_lists_that_are_not_equally_long_are_no_result() -> None:
+    result = bench_of([8] * 20, clients=4)
+    for name in ("start_times", "ttfts", "itls", "input_lens", "output_lens"):
+        with pytest.raises(ValueError, match=r"equally long|shorter|longer"):
+            requests_of(result | {name: result[name][1:]}, 4)
+
+
+def test_the_whole_is_as_bench_counts() -> None:
+    result = bench_of([TOKENS] * 128, seed=1)
+    found = figures(whole(requests_of(result, CLIENTS), result["duration"]), None)
+    assert found["output_throughput_tok_s"] == pytest.approx(rate_of_bench(result))
+    assert found["request_throughput_req_s"] == pytest.approx(128 / result["duration"])
+    assert found["total_throughput_tok_s"] == pytest.approx(128 * (TOKENS + 10) / result["duration"])
+    assert found["ttft_p90_ms"] == pytest.approx(1000 * np.percentile(result["ttfts"], 90))
+    assert found["itl_p50_ms"] == pytest.approx(1000 * np.median(np.concatenate(result["itls"])))
+
+
+@pytest.mark.parametrize("admitted", [1, 10**9])
+def test_starts_that_bench_did_not_tell_follow_from_the_latencies(admitted: int) -> None:
+    """As bench of vLLM 0.12 to 0.14 leaves it, with a millisecond between two requests, and as much before and after."""
+    result = bench_of([TOKENS] * 128, admitted=admitted, seed=3)
+    without = {name: value for name, value in result.items() if name != "start_times"} | {
+        "duration": result["duration"] * 1.002
+    }
+    told, rebuilt = requests_of(result, CLIENTS), requests_of(without, CLIENTS)
+    assert (told.rebuilt, rebuilt.rebuilt) == (False, True)
+    assert rebuilt.starts == pytest.approx(told.starts, rel=0.003, abs=1e-9)
+    for name, value in rates_of(result).items():
+        assert rates_of(without)[name] == pytest.approx(value, rel=0.01)
+
+
+@pytest.mark.parametrize("stretched", [0.98, 1.06, math.nan])
+def test_starts_do_not_follow_from_latencies_that_do_not_fill_the_duration(stretched: float) -> None:
+    result = bench_of([TOKENS] * 128)
+    del result["start_times"]
+    with pytest.raises(UnsteadyError, match="does not tell when each started"):
+        requests_of(result | {"duration": result["duration"] * stretched}, CLIENTS)
+
+
+def test_several_tokens_in_a_chunk_are_all_counted() -> None:
+    """With a draft model a chunk brings several: here two each, the first excepted."""
+    result = bench_of([33] * 80, clients=4)
+    paired = result | {"output_lens": [65] * 80}
+    assert rates_of(paired, 4)["output_throughput_tok_s"] == pytest.approx(
+        65 / 33 * rates_of(result, 4)["output_throughput_tok_s"]
+    )
+    at_end = result | {
+        "itls": [[]] * 80,
+        "ttfts": [ttft + sum(gaps) for ttft, gaps in zip(result["ttfts"], result["itls"], strict=True)],
+    }
+    found = rates_of(at_end, 4)
+    assert found["output_throughput_tok_s"] == pytest.approx(rates_of(result, 4)["output_throughput_tok_s"])
+    assert found["itl_mean_ms"] == 0.0
+
+
+def test_goodput_counts_what_meets_every_limit() -> None:
+    count = 40
+    requests = Requests(
+        starts=np.arange(count) * 1.0,
+        ttfts=np.where(np.arange(count) % 2, 0.2, 0.1),
+        gaps=[np.array([0.3, 0.3, 0.3 if number % 4 else 0.1]) for number in range(count)],
+        inputs=np.full(count, 8.0),
+        outputs=np.full(count, 4.0),
+    )
+    over = whole(requests, float(count))
+    every = {"ttft_ms": 200.0, "tpot_ms": 301.0, "e2el_ms": 1101.0}
+    assert figures(over, Slo.model_validate(every))[GOODPUT] == pytest.approx(1.0)
+    assert figures(over, Slo.model_validate(every | {"ttft_ms": 199.0}))[GOODPUT] == pytest.approx(0.5)
+    assert figures(over, Slo(tpot_ms=299.0))[GOODPUT] == pytest.approx(0.25)
+    assert figures(over, Slo.model_validate(every | {"e2el_ms": 601.0}))[GOODPUT] == 0.0
+    assert GOODPUT not in figures(over, None)
+
+
+def test_a_warm_up_is_cut_in_batches_of_5() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.03, 100)
+    assert truncation(np.where(np.arange(100) < 12, 3, 1) + noise, 50) in (15, 20)
+    assert truncation(np.where(np.arange(100) < 12, 3, 1) + noise, 10) == 10
+    assert truncation(np.where(np.arange(100) < 12, 3, 1) + noise, 0) == 0
+    assert truncation(np.ones(100), 50) == 0
+    assert truncation(np.ones(4), 4) == 0
+    assert truncation(np.ones(0), 4) == 0
+
+
+# --- Chunks that were read at once
+
+
+SHORT = 1e-6
+E2EL_SLO, TPOT_SLO = Slo(e2el_ms=10_000.0), Slo(tpot_ms=1000 * STEP_S * 1.1)
+
+
+def replies(at_once: list[int], chunks: int = 32, tokens_in_chunk: int = 1) -> Requests:
+    """One after another, each of so many chunks; of each reply this many are read with the first, as the last of them comes."""
+    gaps = [np.array([SHORT] * first + [STEP_S] * (chunks - 1 - first)) for first in at_once]
+    ttfts = np.array([PREFILL_S + STEP_S * (1 + first) for first in at_once])
+    latencies = [float(ttft + each.sum()) for ttft, each in zip(ttfts, gaps, strict=True)]
+    starts = np.cumsum([0.0, *latencies[:-1]])
+    outputs = np.full(len(at_once), 1 + (chunks - 1) * tokens_in_chunk, dtype=float)
+    return Requests(starts, ttfts, gaps, np.full(len(at_once), 10.0), outputs)
+
+
+def shown(requests: Requests, slo: Slo | None = None, *, as_bench: bool = False) -> dict[str, float]:
+    return figures(whole(requests, float(requests.latencies.sum())), slo, as_bench=as_bench)
+
+
+def refused(requests: Requests, slo: Slo | None = None) -> dict[str, str]:
+    return untold(whole(requests, 1.0), slo)
+
+
+def test_where_each_chunk_is_read_alone_times_are_those_of_bench() -> None:
+    for requests in (replies([0] * 40), requests_of(bench_of([TOKENS] * 128, seed=1), CLIENTS)):
+        assert shown(requests, TPOT_SLO) == pytest.approx(shown(requests, TPOT_SLO, as_bench=True))
+        assert refused(requests, TPOT_SLO) == {}
+
+
+@pytest.mark.parametrize("first", [1, 8, 16, 30])
+def test_a_first_chunk_that_is_read_late_makes_no_reply_fast(first: int) -> None:
+    requests = replies([first] * 40)
+    for name in ("tpot_mean_ms", "tpot_p50_ms", "tpot_p99_ms"):
+        assert shown(requests)[name] == pytest.approx(1000 * STEP_S)
+        assert shown(requests, as_bench=True)[name] == pytest.approx(1000 * STEP_S * (31 - first) / 31, rel=0.01)
+    assert not [name for name in refused(requests) if not name.startswith("itl")]
+
+
+def test_bursts_after_the_first_chunk_change_no_time_per_token() -> None:
+    """Every other chunk is read with the one after it."""
+    requests = replies([0] * 40)
+    gaps = [np.array([STEP_S, *[2 * STEP_S - SHORT, SHORT] * 15]) for _ in range(40)]
+    burst = Requests(requests.starts, requests.ttfts, gaps, requests.inputs, requests.outputs)
+    assert shown(burst)["tpot_p50_ms"] == pytest.approx(1000 * STEP_S)
+    assert sorted(refused(burst)) == ["itl_mean_ms", "itl_p50_ms", "itl_p90_ms", "itl_p99_ms"]
+
+
+@pytest.mark.parametrize(("bursts", "is_refused"), [(12, False), (13, True)])
+def test_one_gap_in_a_hundred_may_be_none(bursts: int, is_refused: bool) -> None:
+    """Of 40 times 31."""
+    requests = replies([1] * bursts + [0] * (40 - bursts))
+    told = refused(requests)
+    assert bool(told) == is_refused
+    if is_refused:
+        assert told["itl_p50_ms"].startswith("13 of 1240 gaps between chunks are under 50 µs: they were read at once, give")
+
+
+def test_a_gap_is_none_below_50_us() -> None:
+    for gap, is_none in ((AT_ONCE_S, False), (0.99 * AT_ONCE_S, True)):
+        requests = replies([0] * 40)
+        gaps = [np.array([gap, *each[1:]]) for each in requests.gaps]
+        assert bool(refused(Requests(requests.starts, requests.ttfts, gaps, requests.inputs, requests.outputs))) == is_none
+
+
+@pytest.mark.parametrize(("whole_ones", "is_refused"), [(30, False), (31, True)])
+def test_replies_that_came_in_one_read_show_no_time_per_token(whole_ones: int, is_refused: bool) -> None:
+    requests = replies([31] * whole_ones + [0] * (40 - whole_ones))
+    told = {name for name in refused(requests, TPOT_SLO) if not name.startswith("itl")}
+    # 40 are enough for a p50 and too few for others, which `load` tells by their number.
+    of_few = {"tpot_p90_ms", "tpot_p99_ms"}
+    assert told == ({"tpot_mean_ms", "tpot_p50_ms", GOODPUT} | of_few if is_refused else of_few)
+    assert GOODPUT not in refused(requests, E2EL_SLO)
+    found = shown(requests, TPOT_SLO)
+    assert found["tpot_p50_ms"] == pytest.approx(1000 * STEP_S)
+    assert found[GOODPUT] == pytest.approx(found["request_throughput_req_s"])
+
+
+def test_throughput_and_whole_latencies_are_told_whatever_was_read_at_once() -> None:
+    alone, at_once = replies([0] * 40), replies([31] * 40)
+    names = ("request_throughput_req_s", "e2el_mean_ms", "e2el_p50_ms", "e2el_p99_ms")
+    assert [shown(at_once)[name] for name in names] == pytest.approx([shown(alone)[name] for name in names], rel=1e-3)
+    assert all(name.startswith(("itl", "tpot")) for name in refused(at_once))
+    assert refused(at_once)["tpot_p50_ms"].startswith("0 of 40 replies show a time per token, the others came in one read")
+
+
+def test_the_tokens_of_a_draft_come_in_one_chunk_and_are_no_burst() -> None:
+    found, told = shown(replies([0] * 40, tokens_in_chunk=3)), refused(replies([0] * 40, tokens_in_chunk=3))
+    assert told == {}
+    assert found["itl_p50_ms"] == pytest.approx(1000 * STEP_S)
+    assert found["tpot_p50_ms"] == pytest.approx(1000 * STEP_S / 3)
+    late = shown(replies([15] * 40, tokens_in_chunk=3))
+    assert late["tpot_p50_ms"] == pytest.approx(1000 * STEP_S / 3)
+
+
+def test_a_chats_first_chunk_is_no_token() -> None:
+    """It comes with the first token's."""
+    plain = replies([0] * 40)
+    chat = Requests(plain.starts, plain.ttfts, [np.array([SHORT, *each]) for each in plain.gaps], plain.inputs, plain.outputs)
+    assert "itl_p50_ms" in refused(chat)
+    assert refused(chat.without_openings()) == {}
+    assert shown(chat.without_openings()) == pytest.approx(shown(plain), rel=1e-3)

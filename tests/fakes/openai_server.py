@@ -1,0 +1,124 @@
+"""A server with OpenAI's completions and chat, vLLM's counters, and answers that are chosen beforehand.
+
+It answers a prompt by the last question in it. What it is not told an answer to it does not know, and refuses.
+"""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+QUESTION = "Question: "
+
+
+@dataclass
+class Book:
+    """The replies by question, and what goes wrong: for ever, or `once` only, the first time that the question is asked.
+
+    `empty` replies are without text, `absent` ones null. `failing` questions get an error 500, `dropped` ones no reply at all,
+    and `delay_s` is waited before each. `cut` replies ended at the most tokens allowed.
+    """
+
+    replies: Mapping[str, str]
+    empty: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    failing: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
+    once: bool = False
+    delay_s: float = 0.0
+    counts_requests: bool = True
+    asked: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    prompts: list[Any] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def goes_wrong(self, question: str, how: frozenset[str]) -> bool:
+        return question in how and not (self.once and self.asked[question] > 1)
+
+    def text(self, question: str) -> str | None:
+        if self.goes_wrong(question, self.absent):
+            return None
+        return "" if self.goes_wrong(question, self.empty) else self.replies[question]
+
+    def metrics(self) -> str:
+        if not self.counts_requests:
+            return "# TYPE vllm:num_preemptions counter\nvllm:num_preemptions_total 0.0\n"
+        lines = [
+            f'vllm:request_success_total{{engine="0",finished_reason="{reason}"}} {self.ended[reason]:.1f}'
+            for reason in ("stop", "length", "abort", "error")
+        ]
+        return "\n".join(["# TYPE vllm:request_success counter", *lines, ""])
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    book: Book
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self._send(200, self.book.metrics().encode(), "text/plain")
+        else:
+            self._answer(404, {"error": {"message": "not here"}})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        is_chat = self.path == "/v1/chat/completions"
+        prompt = request["messages"][-1]["content"] if is_chat else request["prompt"]
+        question = prompt.rpartition(QUESTION)[2].removesuffix("\nAnswer:")
+        book = self.book
+        with book.lock:
+            book.asked[question] += 1
+            book.prompts.append(request["messages"] if is_chat else prompt)
+        # The fault itself: answers that come late.
+        time.sleep(book.delay_s)
+        if book.goes_wrong(question, book.dropped):
+            self.close_connection = True
+        elif book.goes_wrong(question, book.failing) or question not in book.replies:
+            self._answer(500, {"error": {"message": "EngineCore encountered an issue"}})
+        else:
+            self._complete(question, is_chat)
+
+    def _complete(self, question: str, is_chat: bool) -> None:
+        reason, text = "length" if question in self.book.cut else "stop", self.book.text(question)
+        with self.book.lock:
+            self.book.ended[reason] += 1
+        said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+        self._answer(200, {"model": "reference", "choices": [{"index": 0, "finish_reason": reason, **said}]})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        self._send(status, json.dumps(body).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
+@contextmanager
+def serving(book: Book) -> Iterator[str]:
+    """Its address, for the length of the block."""
+    handler = type("BookHandler", (Handler,), {"book": book})
+    with _Server(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,757 @@
+"""The cell beside its baseline, from files as the tools leave them: what was lost is what was made to be lost."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
+from tests.evidence.test_load import SETTINGS as SLO_SETTINGS
+from tests.evidence.test_load import change, copy_repeat, scale, with_goodput_of_none
+from tests.evidence.test_steady import bench_of
+from tests.lm_eval_files import CAPTURED, EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Answering, Asked, Reply, right_but
+from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.plan import Baseline, Cell, CellPlan, Release, TaskPlan
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.evidence import load, steady
+from vllm_qualify.evidence.answers import BLOCKS, Answered, only, read
+from vllm_qualify.evidence.load import _key as key_of
+from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
+from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.stages import parse_unfinished
+from vllm_qualify.judge.compare import LOAD_STAGE, SAME_QUESTIONS, answers_path, compare, load_differs, repetitions
+from vllm_qualify.judge.verdict import surely_misses
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, Stage
+from vllm_qualify.recipe.model import Accuracy, Gate, Load, ServerArguments, Slo, Smoke
+
+RUN = "20260301T080000Z-0a1b2c"
+CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
+SETTINGS = Accuracy(num_questions=40, num_fewshot=1, max_gen_toks=48)
+AVAILABLE, LEAST = 50, 3
+LOAD = SLO_SETTINGS.model_copy(update={"slo": None})
+DRAFTED: ServerArguments = {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
+
+
+def task_plan(settings: Accuracy = SETTINGS, **changes: Any) -> TaskPlan:
+    """Of a candidate: its looks are after each of 4 blocks."""
+    about: dict[str, Any] = {"num_concurrent": 4, "repetitions": settings.most_repetitions, "sequential": True}
+    return TaskPlan(settings=settings, **(about | changes))
+
+
+def baseline_task(settings: Accuracy = SETTINGS, repetitions: int = LEAST) -> TaskPlan:
+    return task_plan(settings, repetitions=repetitions, sequential=False)
+
+
+CANDIDATE, BASELINE = Asked(task_plan(), AVAILABLE), Asked(baseline_task(), AVAILABLE)
+QUESTIONS = sorted(question for step in BASELINE.steps if step.repetition == 1 for question in step.questions)
+
+
+def server_plan(**arguments: Any) -> ServerPlan:
+    return ServerPlan(
+        engine=EngineEnvironment(python=Path("/engine/bin/python")),
+        model="org/model",
+        revision="0123abc",
+        served_model_name="model",
+        arguments=arguments,
+        environment={},
+        startup_timeout_s=60.0,
+    )
+
+
+def cell_plan(gates: Sequence[Gate], **changes: Any) -> CellPlan:
+    """A cell with a baseline that is like it in all that is compared."""
+    engine = EngineIdentity(version="0.32.0", digest=f"sha256:{'0' * 64}", python="3.12.1", packages={"vllm": "0.32.0"})
+    release = Release(model="org/model", revision="0123abc", engine=engine)
+    cell = Cell(recipe="reference", release=release, variant="bf16", gpu_type="cpu", profile="balanced")
+    about: dict[str, Any] = {"accuracy": [task_plan()], "load": LOAD, "server": server_plan()} | changes
+    settings = [task.settings for task in about["accuracy"]]
+    before = Baseline(run_id=RUN, cell=cell, fingerprint=CPU, client_version="0.32.0", accuracy=settings, load=about["load"])
+    return CellPlan.model_validate(
+        {
+            "run_id": "20260302T080000Z-3d4e5f",
+            "cell": cell,
+            "fingerprint": CPU,
+            "smoke": Smoke(prompt="The capital of France is"),
+            "smoke_golden": None,
+            "gates": list(gates),
+            "baseline_variant": "bf16",
+            "baseline": before,
+            "establishes": about.get("baseline", before) is None,
+            **about,
+        }
+    )
+
+
+def against(plan: CellPlan, **changes: Any) -> CellPlan:
+    """The plan with a baseline that differs from it."""
+    assert plan.baseline is not None
+    return plan.model_copy(update={"baseline": plan.baseline.model_copy(update=changes)})
+
+
+def loss_gate(max_loss: float = 0.05, name_filter: str = STRICT, task: str = "gsm8k", metric: str = "exact_match") -> Gate:
+    return Gate(metric=metric, task=task, filter=name_filter, max_loss=max_loss, unit="fraction")
+
+
+def keep_baseline(evidence: Path, answering: Answering, asked: Asked = BASELINE) -> Answered:
+    """The baseline's answers, read from its own files and brought to where a comparison finds them."""
+    raw = evidence.parent / f"baseline-{asked.task.name}"
+    asked.write(raw, answering)
+    return asked.keep_answers(raw, evidence / "baseline" / answers_path(asked.task.name))
+
+
+def ask(evidence: Path, answering: Answering, steps: int = BLOCKS, asked: Asked = CANDIDATE) -> Path:
+    """The candidate's answers to the first steps."""
+    folder = evidence / "accuracy" / asked.task.name
+    asked.write(folder, answering, asked.steps[:steps])
+    return folder
+
+
+def all_of(plan: CellPlan, evidence: Path, gates: Sequence[Gate] | None = None) -> list[Measurement]:
+    return compare(plan, evidence, parse_unfinished("accuracy", plan, evidence), gates)
+
+
+def one(plan: CellPlan, evidence: Path, stage: Stage = "accuracy") -> Measurement:
+    (found,) = compare(plan, evidence, parse_unfinished(stage, plan, evidence))
+    assert found.against == RUN
+    return found
+
+
+def reason(found: Measurement) -> str:
+    assert found.value is None
+    assert found.interval is None
+    return found.invalid_because or ""
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    return tmp_path / "evidence"
+
+
+# --- The made-up files themselves
+
+
+@pytest.fixture(scope="module")
+def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Asked]:
+    """The captured answers, written again by the builder."""
+    settings = Accuracy(num_questions=8, num_fewshot=1, max_gen_toks=48)
+    asked, folder = Asked(task_plan(settings, repetitions=2), 12), tmp_path_factory.mktemp("rebuilt") / "gsm8k"
+    replies = {
+        (each.question, each.repetition): Reply(
+            each.scores["exact_match,strict-match"], each.length or 0, each.scores["exact_match,flexible-extract"]
+        )
+        for each in read(CAPTURED, asked.task).answers
+    }
+    asked.write(folder, lambda question, repetition: replies[question, repetition], asked.steps[:5])
+    return folder, asked
+
+
+def test_made_up_files_are_read_like_the_captured_ones(rebuilt: tuple[Path, Asked]) -> None:
+    """All but the hashes, which are of other words, and the names, which have a date."""
+    folder, asked = rebuilt
+    captured, found = (read(each, asked.task) for each in (CAPTURED, folder))
+    chosen = {"question", "repetition", "scores", "length", "unanswered"}
+    assert [each.model_dump(include=chosen) for each in found.answers] == [
+        each.model_dump(include=chosen) for each in captured.answers
+    ]
+    assert found.model_dump(exclude={"answers"}) == captured.model_dump(exclude={"answers"})
+    assert [each.traced_to.split(":")[1] for each in found.answers] == [
+        each.traced_to.split(":")[1] for each in captured.answers
+    ]
+
+
+def test_made_up_files_have_the_form_of_the_captured_ones(rebuilt: tuple[Path, Asked]) -> None:
+    folder, asked = rebuilt
+    assert json.loads((folder / "task.json").read_text()) == json.loads((CAPTURED / "task.json").read_text())
+    for step in asked.steps[:5]:
+        names = [sorted(path.name.split("_")[0] for path in (each / step.folder).iterdir()) for each in (folder, CAPTURED)]
+        assert names[0] == names[1]
+        made, real = (results_in(each / step.folder) for each in (folder, CAPTURED))
+        assert list(made) == list(real)
+        for key in ("results", "n-samples", "versions", "configs", "higher_is_better", "n-shot"):
+            assert made[key] == real[key]
+        for one_row, other in zip(rows_in(folder / step.folder), rows_in(CAPTURED / step.folder), strict=True):
+            assert list(one_row) == list(other)
+            assert {type(value) for value in one_row.values()} == {type(value) for value in other.values()}
+
+
+def results_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(only(folder, "results_*.json").read_text())
+    return found
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in only(folder, "samples_*.jsonl").read_text().splitlines()]
+
+
+# --- A loss
+
+
+@pytest.mark.parametrize(("missed_before", "missed_now", "lost"), [(4, 4, 0.0), (4, 8, 0.1), (4, 2, -0.05), (0, 40, 1.0)])
+def test_a_chosen_loss_is_found(evidence: Path, missed_before: int, missed_now: int, lost: float) -> None:
+    keep_baseline(evidence, right_but(QUESTIONS[:missed_before]))
+    ask(evidence, right_but(QUESTIONS[:missed_now]), steps=2 * BLOCKS)
+    found = one(cell_plan([loss_gate()]), evidence)
+    assert found.value == pytest.approx(lost)
+    assert found.interval is not None
+    assert found.interval.lower < found.interval.upper
+    assert (found.label, found.unit) == ("exact_match (gsm8k, strict-match) against the baseline", "fraction")
+    assert found.sample_count == 80
+    assert len(found.traced_to) == 2 * BLOCKS
+    assert all((evidence / path).is_file() for path in found.traced_to)
+
+
+def test_what_is_answered_now_so_now_so_counts_by_its_share(evidence: Path) -> None:
+    """The baseline answers 3 questions right in 2 of 3 repetitions; the candidate those never, and all others as it."""
+    keep_baseline(evidence, lambda question, repetition: WRONG if question in QUESTIONS[:3] and repetition == 2 else RIGHT)
+    ask(evidence, right_but(QUESTIONS[:3]))
+    assert one(cell_plan([loss_gate(0.2)]), evidence).value == pytest.approx(3 * (2 / 3) / 40)
+
+
+def test_scores_between_right_and_wrong_count_as_they_are(evidence: Path) -> None:
+    keep_baseline(evidence, lambda *_: Reply(0.75))
+    ask(evidence, lambda *_: Reply(0.5))
+    assert one(cell_plan([loss_gate(0.2)]), evidence).value == pytest.approx(0.25)
+
+
+def test_before_all_were_asked_the_loss_is_that_of_the_questions_so_far(evidence: Path) -> None:
+    first = CANDIDATE.steps[0].questions
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but(first[:2]), steps=1)
+    found = one(cell_plan([loss_gate()]), evidence)
+    assert found.value == pytest.approx(2 / len(first))
+    assert found.sample_count == len(first)
+
+
+def test_the_interval_shrinks_with_every_repetition(tmp_path: Path) -> None:
+    widths = []
+    for times in (1, 2, 4, 10):
+        evidence = tmp_path / str(times) / "evidence"
+        keep_baseline(evidence, right_but(QUESTIONS[:4]))
+        ask(evidence, right_but(QUESTIONS[:4]), steps=BLOCKS * times)
+        interval = one(cell_plan([loss_gate(0.02)]), evidence).interval
+        assert interval is not None
+        widths.append(interval.upper - interval.lower)
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] < widths[0] / 2
+
+
+def test_more_answers_than_a_margin_calls_for_can_be_judged(evidence: Path) -> None:
+    """As when a run is judged again by a wider margin: one repetition would have done, and two were made."""
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]), steps=2 * BLOCKS)
+    plan = cell_plan([loss_gate(0.5)])
+    assert repetitions(plan, evidence, plan.accuracy[0]) == 1
+    assert one(plan, evidence).value == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (CANDIDATE._replace(version=4.0), "the task gsm8k is not the baseline's: its prompts or its scoring changed"),
+        (CANDIDATE._replace(config={"doc_to_text": "{{question}}"}), "its prompts or its scoring changed"),
+        (CANDIDATE._replace(config={"num_fewshot": 2}), "its prompts or its scoring changed"),
+        (CANDIDATE._replace(prompt="Q"), "40 questions are not the baseline's, or have other prompts"),
+        (CANDIDATE._replace(available=AVAILABLE + 20), "questions are not the baseline's, or have other prompts"),
+    ],
+)
+def test_another_task_is_not_compared(evidence: Path, changed: Asked, told: str) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]), asked=changed)
+    assert told in reason(one(cell_plan([loss_gate(0.2)]), evidence))
+
+
+@pytest.mark.parametrize("name", ["doc_hash", "prompt_hash", "target_hash"])
+def test_one_question_that_changed_is_told(evidence: Path, name: str) -> None:
+    keep_baseline(evidence, right_but([]))
+    folder = ask(evidence, right_but([])) / "r1-b2"
+    rows = rows_in(folder)
+    rows[0][name] = "0" * 64
+    only(folder, "samples_*.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    told = reason(one(cell_plan([loss_gate(0.2)]), evidence))
+    assert told == f"1 questions are not the baseline's, or have other prompts: [{rows[0]['doc_id']}]"
+
+
+@pytest.mark.parametrize(
+    ("name", "then"), [("api", "chat"), ("num_fewshot", 5), ("num_questions", 41), ("max_gen_toks", 256), ("seed", 1)]
+)
+def test_a_task_that_was_asked_in_another_way_is_not_compared(evidence: Path, name: str, then: object) -> None:
+    assert name in SAME_QUESTIONS
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]))
+    settings = SETTINGS.model_copy(update={name: then})
+    told = reason(one(against(cell_plan([loss_gate(0.2)]), accuracy=[settings]), evidence))
+    assert told == f"the baseline was asked gsm8k in another way: {name} {then}, now {getattr(SETTINGS, name)}"
+
+
+def test_every_other_setting_may_change(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]))
+    others = {"num_concurrent": 9, "most_repetitions": 5, "sequential": False, "max_unanswered": 0.1, "time_limit_s": 9.0}
+    assert {*others, *SAME_QUESTIONS, "task", "questions", "task_folder"} == Accuracy.model_fields.keys()
+    settings = SETTINGS.model_copy(update=others)
+    assert one(against(cell_plan([loss_gate(0.2)]), accuracy=[settings]), evidence).value == 0
+
+
+def test_a_task_that_the_baseline_was_not_asked_is_not_compared(evidence: Path) -> None:
+    ask(evidence, right_but([]))
+    plan = against(cell_plan([loss_gate(0.2)]), accuracy=[])
+    assert reason(one(plan, evidence)) == "the baseline was not asked gsm8k"
+
+
+def test_a_filter_that_the_baseline_does_not_have_is_invalid(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]))
+    assert "0 measurements of exact_match (gsm8k, none)" in reason(one(cell_plan([loss_gate(0.2, "none")]), evidence))
+
+
+def test_a_baseline_that_was_asked_once_is_to_be_made_anew(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]), Asked(baseline_task(repetitions=1), AVAILABLE))
+    ask(evidence, right_but([]))
+    told = reason(one(cell_plan([loss_gate(0.2)]), evidence))
+    assert "the baseline was asked each question once" in told
+    assert "establish it anew" in told
+
+
+@pytest.mark.parametrize("share", [None, 0.0, 0.001, 0.5, 0.99])
+def test_a_baseline_whose_answers_are_gone_or_cut_is_invalid(evidence: Path, share: float | None) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]))
+    path = evidence / "baseline" / answers_path("gsm8k")
+    text = path.read_text()
+    path.unlink()
+    if share is not None:
+        path.write_text(text[: int(len(text) * share)])
+    assert "no usable " in reason(one(cell_plan([loss_gate(0.2)]), evidence))
+
+
+@pytest.mark.parametrize("name", ["task.json", "r1-b2", "r1-b2/results_*.json", "r1-b2/samples_*.jsonl"])
+@pytest.mark.parametrize("share", [None, 0.0, 0.5])
+def test_a_candidate_whose_files_are_gone_or_cut_is_invalid(evidence: Path, name: str, share: float | None) -> None:
+    keep_baseline(evidence, right_but([]))
+    path = next(ask(evidence, right_but([])).glob(name))
+    if path.is_dir():
+        shutil.rmtree(path)
+    elif share is None:
+        path.unlink()
+    else:
+        path.write_text(path.read_text()[: int(path.stat().st_size * share)])
+    assert "no usable " in reason(one(cell_plan([loss_gate(0.2)]), evidence))
+
+
+@pytest.mark.parametrize(
+    ("length", "told"), [(89, "0.89"), (90, None), (100, None), (110, None), (111, "1.11"), (1, "0.01"), (1000, "10.00")]
+)
+def test_replies_of_another_length_are_another_work(evidence: Path, length: int, told: str | None) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda *_: Reply(1.0, length))
+    found = one(cell_plan([loss_gate(0.2)]), evidence)
+    if told is None:
+        assert found.value == 0
+    else:
+        assert f"replies are {told} times as long as the baseline's, and comparable from 0.9 to 1.1" in reason(found)
+
+
+def test_a_loss_that_is_sure_stays_one_whatever_the_length(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda *_: Reply(0.0, 1))
+    gate = loss_gate(0.2)
+    found = one(cell_plan([gate]), evidence)
+    assert found.value == 1
+    assert surely_misses(gate, [found])
+
+
+def test_lengths_are_compared_question_by_question(evidence: Path) -> None:
+    """The first block has the questions with long replies: against all of the baseline's they would be far too long."""
+    first = CANDIDATE.steps[0].questions
+    keep_baseline(evidence, lambda question, _: Reply(1.0, 1000 if question in first else 10))
+    ask(evidence, lambda *_: Reply(1.0, 1000), steps=1)
+    assert one(cell_plan([loss_gate()]), evidence).value == 0
+
+
+@pytest.mark.parametrize("empty", [1, 8])
+def test_unanswered_questions_do_not_count(evidence: Path, empty: int) -> None:
+    """Neither as wrong nor as short: what is left is 4 lost of the others."""
+    settings = SETTINGS.model_copy(update={"max_unanswered": 0.5})
+    keep_baseline(evidence, right_but([]))
+    answers = dict.fromkeys(QUESTIONS[:empty], EMPTY) | dict.fromkeys(QUESTIONS[-4:], WRONG)
+    ask(evidence, lambda question, _: answers.get(question, RIGHT), asked=Asked(task_plan(settings), AVAILABLE))
+    found = one(cell_plan([loss_gate(0.5)], accuracy=[task_plan(settings)]), evidence)
+    assert found.value == pytest.approx(4 / (40 - empty))
+    assert found.sample_count == 40 - empty
+
+
+def test_a_baselines_unanswered_repetition_does_not_count(evidence: Path) -> None:
+    keep_baseline(evidence, lambda question, repetition: EMPTY if (question, repetition) == (QUESTIONS[0], 2) else RIGHT)
+    ask(evidence, right_but([]))
+    found = one(cell_plan([loss_gate(0.2)]), evidence)
+    assert (found.value, found.sample_count) == (0, 40)
+
+
+def test_a_candidate_that_answered_nothing_is_invalid(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda *_: EMPTY)
+    assert reason(one(cell_plan([loss_gate(0.2)]), evidence))
+
+
+def test_more_unanswered_than_the_recipe_allows_is_no_comparison(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda question, _: EMPTY if question in QUESTIONS[:20] else RIGHT)
+    plan = cell_plan([loss_gate(0.2)])
+    (score, *_) = parse_unfinished("accuracy", plan, evidence)
+    assert "20 of 40 replies are empty" in reason(score)
+    assert "20 of 40 replies are empty" in reason(one(plan, evidence))
+
+
+# --- Several gates
+
+
+def test_each_filter_has_its_own_loss(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda question, _: Reply(question not in QUESTIONS[:4], flexible=question not in QUESTIONS[:10]))
+    gates = [loss_gate(0.2), loss_gate(0.2, FLEXIBLE)]
+    found = {each.filter: each.value for each in all_of(cell_plan(gates), evidence)}
+    assert found == {STRICT: pytest.approx(4 / 40), FLEXIBLE: pytest.approx(10 / 40)}
+
+
+def test_each_task_has_its_own_loss(evidence: Path) -> None:
+    others = Accuracy(task="other", num_questions=20)
+    asked, before = Asked(task_plan(others), 20, "acc"), Asked(baseline_task(others), 20, "acc")
+    keep_baseline(evidence, right_but([]))
+    keep_baseline(evidence, right_but([]), before)
+    ask(evidence, right_but(QUESTIONS[:4]))
+    ask(evidence, right_but(range(10)), asked=asked)
+    plan = cell_plan([loss_gate(0.2), loss_gate(0.5, task="other", metric="acc")], accuracy=[task_plan(), task_plan(others)])
+    found = {each.label: each.value for each in all_of(plan, evidence)}
+    assert found == {
+        "exact_match (gsm8k, strict-match) against the baseline": pytest.approx(4 / 40),
+        "acc (other, strict-match) against the baseline": pytest.approx(10 / 20),
+    }
+
+
+def test_one_task_that_is_gone_says_nothing_of_another(evidence: Path) -> None:
+    others = Accuracy(task="other", num_questions=20)
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]))
+    plan = cell_plan([loss_gate(0.2), loss_gate(0.2, task="other")], accuracy=[task_plan(), task_plan(others)])
+    assert [each.value for each in all_of(plan, evidence)] == [0, None]
+
+
+def test_a_gate_that_needs_fewer_repetitions_than_another_of_its_task_stays_valid(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]), steps=2 * BLOCKS)
+    gates = [loss_gate(0.2), loss_gate(0.02, FLEXIBLE)]
+    assert [each.value for each in all_of(cell_plan(gates), evidence)] == [0, 0]
+
+
+def test_only_the_asked_gates_are_compared_and_none_without_a_baseline(evidence: Path) -> None:
+    absolute = Gate(metric="exact_match", task="gsm8k", filter=STRICT, minimum=0.9, unit="fraction")
+    gates = [absolute, loss_gate(0.2), loss_gate(0.2, FLEXIBLE)]
+    assert [each.filter for each in all_of(cell_plan(gates), evidence, gates[:2])] == [STRICT]
+    assert compare(cell_plan(gates, baseline=None), evidence, []) == []
+
+
+# --- Loads
+
+
+def worsening_gate(metric: str = "ttft_p50_ms", max_worsening: float = 0.05) -> Gate:
+    return Gate(metric=metric, max_worsening=max_worsening, unit="fraction")
+
+
+def captured_load(folder: Path, slower: float = 1.0) -> Path:
+    """The captured repeats, all of them so many times slower."""
+    shutil.copytree(CAPTURED_LOAD, folder)
+    for repeat in (1, 2):
+        scale(folder, repeat, slower)
+    return folder
+
+
+def in_turns(gates: Sequence[Gate], **changes: Any) -> CellPlan:
+    return cell_plan(gates, beside=server_plan(), **changes)
+
+
+def keep_history(evidence: Path, folder: Path, settings: Load = LOAD) -> None:
+    """What was measured in a folder at the baseline's own time, as a run leaves it."""
+    stage = StageEvidence(
+        stage="load",
+        started_at=datetime(2026, 3, 1, 8, tzinfo=UTC),
+        duration_s=8.0,
+        files=[EvidenceFile(path="load/bench-1.json", sha256="0" * 64, size=1)],
+        measurements=load.parse(folder, settings, levels_of([])),
+    )
+    (evidence / "baseline").mkdir(parents=True, exist_ok=True)
+    (evidence / "baseline" / LOAD_STAGE).write_text(stage.model_dump_json(indent=2))
+
+
+def test_the_captured_repeats_are_worse_by_just_what_they_were_slowed(evidence: Path, tmp_path: Path) -> None:
+    slower, faster = 1.2, 1 / 1.2
+    captured_load(evidence / "load", slower)
+    captured_load(evidence / "load" / load.BESIDE)
+    keep_history(evidence, captured_load(tmp_path / "then" / "load"))
+    gates = [worsening_gate(name) for name in ("ttft_p50_ms", "tpot_mean_ms", "output_throughput_tok_s")]
+    for plan in (in_turns(gates), cell_plan(gates)):
+        found = compare(plan, evidence, parse_unfinished("load", plan, evidence))
+        assert [each.value for each in found] == pytest.approx([slower - 1] * 3)
+        assert [each.label for each in found] == [gate.label for gate in gates]
+        assert all(each.unit == "fraction" and each.sample_count == 2 * (32 + 20) for each in found)
+    shutil.rmtree(evidence / "load")
+    captured_load(evidence / "load", faster)
+    captured_load(evidence / "load" / load.BESIDE)
+    for plan in (in_turns(gates), cell_plan(gates)):
+        found = compare(plan, evidence, parse_unfinished("load", plan, evidence))
+        assert [each.value for each in found] == pytest.approx([faster - 1] * 3)
+
+
+def test_pairs_that_differ_alike_are_surer_than_a_history(evidence: Path, tmp_path: Path) -> None:
+    """The captured repeats differ from each other, and each pair just by what it was slowed."""
+    captured_load(evidence / "load", 1.2)
+    captured_load(evidence / "load" / load.BESIDE)
+    keep_history(evidence, captured_load(tmp_path / "then" / "load"))
+    gate = worsening_gate()
+    beside, history = (one(plan, evidence, "load") for plan in (in_turns([gate]), cell_plan([gate])))
+    assert beside.interval is not None
+    assert history.interval is not None
+    assert beside.interval.upper - beside.interval.lower == pytest.approx(0, abs=1e-6)
+    assert history.interval.upper - history.interval.lower > 0.1
+
+
+def test_what_was_compared_is_traced_to_both(evidence: Path, tmp_path: Path) -> None:
+    captured_load(evidence / "load")
+    captured_load(evidence / "load" / load.BESIDE)
+    keep_history(evidence, captured_load(tmp_path / "then" / "load"))
+    found = one(in_turns([worsening_gate()]), evidence, "load")
+    assert found.source == "load/bench-*.json beside load/beside/bench-*.json"
+    files = [path.split(":")[0] for path in found.traced_to]
+    assert files == [f"load/{folder}bench-{repeat}.json" for folder in ("", "beside/") for repeat in (1, 2)]
+    assert all((evidence / file).is_file() for file in files)
+    assert one(cell_plan([worsening_gate()]), evidence, "load").source == "load/bench-*.json beside load/bench-*.json"
+
+
+UNLIKE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"fingerprint": CPU.model_copy(update={"count": 4})},
+        "the baseline was measured on Some CPU · cores: 4 · 8 GiB, and this is Some CPU · cores: 2 · 8 GiB",
+    ),
+    ({"client_version": "0.31.0"}, "the baseline's load client was vLLM 0.31.0, and this one is 0.32.0"),
+    *(
+        ({"load": LOAD.model_copy(update={name: getattr(LOAD, name) + 1})}, "the baseline's load was another one")
+        for name in ("input_len", "output_len", "max_concurrency", "num_prompts", "num_warmups", "seed")
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "told"), UNLIKE)
+def test_a_load_of_another_machine_client_or_workload_is_not_compared(
+    evidence: Path, tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    captured_load(evidence / "load")
+    keep_history(evidence, captured_load(tmp_path / "then" / "load"))
+    plan = cell_plan([worsening_gate()])
+    assert one(plan, evidence, "load").value == pytest.approx(0)
+    assert told in reason(one(against(plan, **changes), evidence, "load"))
+
+
+@pytest.mark.parametrize(("changes", "told"), UNLIKE)
+def test_in_turns_it_does_not_matter_how_it_was_measured_then(evidence: Path, changes: dict[str, Any], told: str) -> None:
+    captured_load(evidence / "load")
+    captured_load(evidence / "load" / load.BESIDE)
+    plan = against(in_turns([worsening_gate()]), **changes)
+    assert told in (load_differs(plan) or "")
+    assert one(plan, evidence, "load").value == pytest.approx(0)
+
+
+def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is_compared() -> None:
+    others: dict[str, object] = {"repeats": 9, "most_repeats": 9, "min_duration_s": 1.0, "time_limit_s": 9.0}
+    others |= {"slo": Slo(ttft_ms=5.0), "prompts": "moved.jsonl"}
+    compared = {"input_len", "output_len", "length_spread", "prompts_sha256", "api"}
+    compared |= {"max_concurrency", "num_prompts", "num_warmups", "seed"}
+    assert {*others, *compared} == Load.model_fields.keys()
+    then = LOAD.model_copy(update=others)
+    assert load_differs(against(cell_plan([worsening_gate()]), load=then)) is None
+    assert "SLO" in (load_differs(against(cell_plan([worsening_gate(GOODPUT)]), load=then)) or "")
+
+
+@pytest.mark.parametrize("make", [in_turns, cell_plan])
+def test_whose_measurement_is_invalid_is_told(
+    evidence: Path, tmp_path: Path, make: Callable[[Sequence[Gate]], CellPlan]
+) -> None:
+    ours, beside, then = evidence / "load", evidence / "load" / load.BESIDE, tmp_path / "then" / "load"
+    plan, told = make([worsening_gate()]), "repeat 2: 39 of 40 requests completed, 1 failed"
+    for folder in (ours, beside, then):
+        captured_load(folder)
+    for folder in (beside, then):
+        change(folder, 2, completed=39, failed=1)
+    keep_history(evidence, then)
+    assert reason(one(plan, evidence, "load")) == f"the baseline's: {told}"
+    change(ours, 2, completed=39, failed=1)
+    assert reason(one(plan, evidence, "load")) == told
+
+
+def test_a_load_that_is_not_there_is_invalid(evidence: Path) -> None:
+    for plan in (in_turns([worsening_gate()]), cell_plan([worsening_gate()])):
+        assert reason(one(plan, evidence, "load"))
+    captured_load(evidence / "load")
+    assert "the baseline's: bench left no usable result" in reason(one(in_turns([worsening_gate()]), evidence, "load"))
+    assert "No such file or directory: load.json" in reason(one(cell_plan([worsening_gate()]), evidence, "load"))
+    (evidence / "baseline").mkdir()
+    (evidence / "baseline" / LOAD_STAGE).write_text('{"stage": "load"')
+    assert "no usable comparison" in reason(one(cell_plan([worsening_gate()]), evidence, "load"))
+
+
+def test_fewer_repeats_beside_than_of_the_candidate_are_invalid(evidence: Path) -> None:
+    captured_load(evidence / "load")
+    for path in captured_load(evidence / "load" / load.BESIDE).glob("*-2*"):
+        path.unlink()
+    assert "1 of at least 2 repeats" in reason(one(in_turns([worsening_gate()]), evidence, "load"))
+
+
+@pytest.mark.parametrize("warming", ["load", f"load/{load.BESIDE}"])
+def test_a_first_repeat_that_one_of_them_left_out_is_left_out_of_both(evidence: Path, warming: str) -> None:
+    """The pairs that are left are those that were measured side by side: 1.2 times slower, the first aside."""
+    folders = captured_load(evidence / "load", 1.2), captured_load(evidence / "load" / load.BESIDE)
+    for folder in folders:
+        for repeat in (3, 4):
+            copy_repeat(folder, repeat, of=2 - repeat % 2)
+    scale(evidence / warming, 1, 3.0)
+    settings = LOAD.model_copy(update={"most_repeats": 4})
+    found = one(in_turns([worsening_gate()], load=settings), evidence, "load")
+    assert found.value == pytest.approx(0.2)
+    assert found.interval is not None
+    assert found.interval.upper - found.interval.lower == pytest.approx(0, abs=1e-6)
+    assert {place.rpartition("/")[2].split(".")[0] for place in found.traced_to} == {"bench-2", "bench-3", "bench-4"}
+
+
+def test_the_bound_that_fails_a_release_is_the_surer(evidence: Path) -> None:
+    """What may not be above its bound fails by its lower one. Several gates share the chance of that, and not of a pass."""
+    captured_load(evidence / "load", 1.2)
+    captured_load(evidence / "load" / load.BESIDE)
+    scale(evidence / "load", 1, 1.02)
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but(QUESTIONS[:8]))
+    plan = in_turns([worsening_gate(), worsening_gate("tpot_p50_ms"), loss_gate()])
+    measured = [found for stage in ("load", "accuracy") for found in parse_unfinished(stage, plan, evidence)]
+    worse, _, lost = compare(plan, evidence, measured)
+    for found, change_of in ((worse, math.log1p), (lost, float)):
+        assert found.value is not None
+        assert found.interval is not None
+        value, lower, upper = (change_of(each) for each in (found.value, found.interval.lower, found.interval.upper))
+        assert value - lower > upper - value
+
+
+def test_a_repeat_of_0_is_not_so_many_times_worse(evidence: Path) -> None:
+    captured_load(evidence / "load" / load.BESIDE)
+    shutil.copytree(CAPTURED_LOAD, evidence / "load", dirs_exist_ok=True)
+    with_goodput_of_none(evidence / "load", (1, 2))
+    plan = in_turns([worsening_gate(GOODPUT)], load=SLO_SETTINGS)
+    assert "a repeat is 0" in reason(one(plan, evidence, "load"))
+
+
+# --- Each metric's direction
+
+
+REPEATS, PROMPTS, CLIENTS = 2, 620, 4
+# Just enough requests for a 99th percentile, and an SLO that all of them meet.
+LONG = Load(
+    input_len=10,
+    output_len=4,
+    max_concurrency=CLIENTS,
+    num_prompts=PROMPTS,
+    num_warmups=0,
+    repeats=REPEATS,
+    most_repeats=REPEATS,
+    min_duration_s=0.1,
+    slo=Slo(ttft_ms=1e6),
+)
+ACCEPTED = 2.5
+OF_LOAD = [metric.name for metric in METRICS.values() if metric.stage == "load"]
+SCORES = [metric.name for metric in METRICS.values() if metric.is_score]
+
+
+def slowed(by: float) -> dict[str, Any]:
+    """One made-up load, its server so many times slower."""
+    return bench_of([LONG.output_len] * PROMPTS, CLIENTS, lambda _: by, seed=1)
+
+
+def write_load(folder: Path, slower: float) -> Path:
+    """What bench would leave of a server with a draft model that is so many times slower, and drafts as much worse.
+
+    The second repeat is slower by a trace, so that there is some noise.
+    """
+    folder.mkdir(parents=True)
+    for repeat, trace in enumerate((1.0, 1.0001), start=1):
+        result = slowed(slower * trace)
+        requests = steady.requests_of(result, CLIENTS)
+        figures = steady.figures(steady.whole(requests, result["duration"]), LONG.slo)
+        told = {key_of(name): value for name, value in figures.items()}
+        drafted = {"spec_decode_acceptance_length": ACCEPTED / slower}
+        (folder / f"bench-{repeat}.json").write_text(json.dumps(result | told | drafted | {"completed": PROMPTS, "failed": 0}))
+        for when in ("before", "after"):
+            shutil.copy(CAPTURED_LOAD / f"metrics-1-{when}.txt", folder / f"metrics-{repeat}-{when}.txt")
+    return folder
+
+
+Compared = dict[float, dict[str, dict[str, Measurement]]]
+
+
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """By how much slower the candidate is: its measurements, and its comparisons in turns and with a history, by metric."""
+    gates = [worsening_gate(name) for name in OF_LOAD]
+    found: Compared = {}
+    then = write_load(tmp_path_factory.mktemp("then") / "load", 1.0)
+    for slower in (1.0, 1.2, 1 / 1.2):
+        evidence = tmp_path_factory.mktemp("evidence")
+        write_load(evidence / "load", slower)
+        shutil.copytree(then, evidence / "load" / load.BESIDE)
+        keep_history(evidence, then, LONG)
+        beside, history = in_turns(gates, load=LONG), cell_plan(gates, load=LONG)
+        ours = parse_unfinished("load", beside, evidence)
+        found[slower] = {
+            "absolute": {each.metric: each for each in ours},
+            "in turns": {each.metric: each for each in compare(beside, evidence, ours)},
+            "history": {each.metric: each for each in compare(history, evidence, ours)},
+        }
+    return found
+
+
+@pytest.mark.parametrize("how", ["in turns", "history"])
+@pytest.mark.parametrize("metric", OF_LOAD)
+def test_a_load_that_is_20_percent_worse_than_the_baseline_is_called_worse(loads: Compared, metric: str, how: str) -> None:
+    gate = worsening_gate(metric)
+    same, worse, better = (loads[slower][how][metric] for slower in (1.0, 1.2, 1 / 1.2))
+    assert [each.value for each in (same, worse, better)] == pytest.approx([0, 0.2, 1 / 1.2 - 1], abs=1e-9)
+    assert [surely_misses(gate, [each]) for each in (same, worse, better)] == [False, True, False]
+
+
+@pytest.mark.parametrize("metric", OF_LOAD)
+def test_a_load_that_is_20_percent_worse_than_a_bound_allows_is_called_worse(loads: Compared, metric: str) -> None:
+    same, worse, better = (loads[slower]["absolute"][metric] for slower in (1.0, 1.2, 1 / 1.2))
+    assert same.value is not None
+    higher = METRICS[metric].direction == "higher"
+    bound = {"minimum": same.value / 1.05} if higher else {"maximum": same.value * 1.05}
+    gate = Gate.model_validate({"metric": metric, "unit": METRICS[metric].unit, **bound})
+    assert [surely_misses(gate, [each]) for each in (same, worse, better)] == [False, True, False]
+
+
+@pytest.mark.parametrize("metric", SCORES)
+def test_a_score_that_is_20_percent_worse_is_called_worse(tmp_path: Path, metric: str) -> None:
+    """Of 40 questions 8 more are missed, or 8 more are found."""
+    paired, absolute = loss_gate(metric=metric), Gate(metric=metric, task="gsm8k", filter=STRICT, minimum=0.9, unit="fraction")
+    before = Asked(baseline_task(), AVAILABLE, metric)
+    asked = Asked(task_plan(), AVAILABLE, metric)
+    for name, before_missed, now_missed, is_worse in (("same", 2, 2, False), ("worse", 2, 10, True), ("better", 10, 2, False)):
+        evidence = tmp_path / name / "evidence"
+        keep_baseline(evidence, right_but(QUESTIONS[:before_missed]), before)
+        # so often that the noise is known to be none
+        ask(evidence, right_but(QUESTIONS[:now_missed]), steps=6 * BLOCKS, asked=asked)
+        plan = cell_plan([paired, absolute])
+        measured = parse_unfinished("accuracy", plan, evidence)
+        (lost,) = compare(plan, evidence, measured)
+        assert lost.value == pytest.approx((now_missed - before_missed) / 40)
+        assert surely_misses(paired, [lost]) is is_worse
+        assert surely_misses(absolute, measured) is is_worse

@@ -1,0 +1,111 @@
+"""Speed against the baseline, on repeats that are made up."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vllm_qualify.evidence.sequential import Sides
+from vllm_qualify.judge.relative import Worsening, from_history, in_turns
+from vllm_qualify.recipe.metrics import Direction
+
+AT = Sides(below=0.0125, above=0.05)
+TIMES, LONGER = [20.0, 20.3, 19.9], [22.0, 22.2, 22.1]
+BOTH = pytest.mark.parametrize("judged", [in_turns, from_history])
+Judged = Callable[..., Worsening]
+
+
+@BOTH
+@pytest.mark.parametrize(("candidate", "baseline", "direction"), [(LONGER, TIMES, "lower"), (TIMES, LONGER, "higher")])
+def test_what_is_worse_lies_above_zero(
+    judged: Judged, candidate: list[float], baseline: list[float], direction: Direction
+) -> None:
+    """A time that is longer, a rate that is lower: both 1.1 times worse."""
+    found = judged(candidate, baseline, direction, AT)
+    assert found.value == pytest.approx(0.1, abs=0.005)
+    assert 0 < found.interval.lower < found.value < found.interval.upper
+
+
+@BOTH
+@pytest.mark.parametrize(("candidate", "baseline", "direction"), [(TIMES, LONGER, "lower"), (LONGER, TIMES, "higher")])
+def test_what_is_better_lies_below_zero(
+    judged: Judged, candidate: list[float], baseline: list[float], direction: Direction
+) -> None:
+    found = judged(candidate, baseline, direction, AT)
+    assert found.value == pytest.approx(1 / 1.1 - 1, abs=0.005)
+    assert found.interval.upper < 0
+
+
+@BOTH
+def test_a_rate_is_as_much_worse_as_its_time(judged: Judged) -> None:
+    rates, lower = ([1000 / time for time in times] for times in (TIMES, LONGER))
+    one, other = judged(LONGER, TIMES, "lower", AT), judged(lower, rates, "higher", AT)
+    assert one.value == pytest.approx(other.value)
+    assert (one.interval.lower, one.interval.upper) == pytest.approx((other.interval.lower, other.interval.upper))
+
+
+def test_pairs_cancel_what_touched_both() -> None:
+    """The machine became slower by half, and the candidate is 1.05 times slower throughout."""
+    drift = [1.0, 1.2, 1.3, 1.5]
+    baseline = [20 * by for by in drift]
+    candidate = [1.05 * time * (1 + noise) for time, noise in zip(baseline, (0.001, -0.001, 0.002, -0.002), strict=True)]
+    paired, apart = in_turns(candidate, baseline, "lower", AT), from_history(candidate, baseline, "lower", AT)
+    assert paired.value == pytest.approx(0.05, abs=0.001)
+    assert paired.interval.lower > 0.04
+    assert apart.interval.lower < 0
+
+
+def test_repeats_in_turns_have_the_interval_of_students_test() -> None:
+    found = in_turns(LONGER, TIMES, "lower", AT)
+    test = stats.ttest_rel(np.log(LONGER), np.log(TIMES))
+    assert found.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
+    assert found.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
+
+
+@pytest.mark.parametrize("history", [[20.0, 21.0], [20.0, 20.1, 19.8, 20.4, 19.9, 22.0]])
+def test_repeats_beside_a_history_have_the_interval_of_welchs_test(history: list[float]) -> None:
+    found = from_history(LONGER, history, "lower", AT)
+    test = stats.ttest_ind(np.log(LONGER), np.log(history), equal_var=False)
+    assert found.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
+    assert found.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
+
+
+@BOTH
+def test_repeats_without_any_noise_have_an_interval(judged: Judged) -> None:
+    found = judged([22.0, 22.0], [20.0, 20.0], "lower", AT)
+    assert found.interval.lower == pytest.approx(found.value) == pytest.approx(found.interval.upper)
+
+
+@BOTH
+@pytest.mark.parametrize("repeats", [[], [20.0]])
+def test_too_few_repeats_are_refused(judged: Judged, repeats: list[float]) -> None:
+    with pytest.raises(ValueError, match="two repeats of each"):
+        judged(repeats, repeats, "lower", AT)
+
+
+def test_a_history_of_one_repeat_is_refused() -> None:
+    with pytest.raises(ValueError, match="two repeats of each"):
+        from_history(LONGER, [20.0], "lower", AT)
+
+
+def test_a_repeat_without_its_pair_is_refused() -> None:
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        in_turns(LONGER[:2], TIMES, "lower", AT)
+
+
+@pytest.mark.parametrize(
+    ("judged", "history", "noise"), [(in_turns, 4, 0.01), (from_history, 10, 0.01), (from_history, 10, 0.03)]
+)
+def test_each_bound_is_wrong_as_often_as_its_side_says(judged: Judged, history: int, noise: float) -> None:
+    """Four repeats of a candidate that is 1.05 times slower, whose noise is 1 %; the baseline's is its own."""
+    rng, runs = np.random.default_rng(1), 4000
+    found = [
+        judged(1.05 * np.exp(0.01 * rng.standard_normal(4)), np.exp(noise * rng.standard_normal(history)), "lower", AT).interval
+        for _ in range(runs)
+    ]
+    below, above = sum(one.lower > 0.05 for one in found) / runs, sum(one.upper < 0.05 for one in found) / runs
+    # three standard errors of the simulation; Welch's degrees of freedom are near the truth, not it
+    assert below == pytest.approx(AT.below, abs=3 * math.sqrt(AT.below / runs) + 0.002)
+    assert above == pytest.approx(AT.above, abs=3 * math.sqrt(AT.above / runs) + 0.002)

@@ -1,0 +1,102 @@
+"""What speculative decoding gains, from the captured files of a server with it beside the same server without it."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence.test_load import change, scale
+from tests.evidence.test_speculation import CAPTURED, SETTINGS
+from tests.judge.test_compare import CPU, DRAFTED, cell_plan, reason, server_plan
+from vllm_qualify.evidence.measurement import Measurement, geometric_mean
+from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.speculation import parse
+from vllm_qualify.judge.compare import speedup
+from vllm_qualify.judge.verdict import surely_misses
+from vllm_qualify.recipe.model import Gate, Load
+
+SLACK = Load.model_validate(SETTINGS.model_dump() | {"min_duration_s": 0.001})
+NAMES = {"speculative_speedup": "profile", "speculative_speedup_batch1": "batch1"}
+TRUE_GAIN = 1.5
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    """The server with a draft is made so many times faster than the one without, whose repeats differ by 1 %."""
+    for name in NAMES.values():
+        shutil.copytree(CAPTURED / name / "undrafted", tmp_path / "speculation" / name / "undrafted")
+        shutil.copytree(CAPTURED / name / "undrafted", tmp_path / "speculation" / name / "drafted")
+        scale(tmp_path / "speculation" / name / "drafted", 1, 1 / TRUE_GAIN)
+        scale(tmp_path / "speculation" / name / "drafted", 2, 1.01 / TRUE_GAIN)
+    return tmp_path
+
+
+def gained(evidence: Path, machine: str = CPU.id, gates: tuple[Gate, ...] = (), **changes: Any) -> dict[str, Measurement]:
+    about: dict[str, Any] = {"server": server_plan(**DRAFTED), "undrafted": server_plan(), "load": SLACK} | changes
+    plan = cell_plan(gates, **about)
+    stage = parse(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
+    measured = [found.model_copy(update={"fingerprint": machine}) for found in stage]
+    return {found.metric: found for found in speedup(plan, evidence, measured)}
+
+
+def gate(metric: str, minimum: float) -> Gate:
+    return Gate(metric=metric, minimum=minimum, unit="ratio")
+
+
+@pytest.mark.parametrize("metric", NAMES)
+def test_the_speedup_is_the_ratio_of_the_rates(evidence: Path, metric: str) -> None:
+    found = gained(evidence)[metric]
+    assert (found.unit, found.against, found.fingerprint) == ("ratio", None, CPU.id)
+    assert found.repeats == pytest.approx([TRUE_GAIN, TRUE_GAIN / 1.01])
+    assert found.value == pytest.approx(geometric_mean(found.repeats))
+    assert found.interval is not None
+    assert found.interval.lower < TRUE_GAIN / math.sqrt(1.01) < found.interval.upper
+    assert all(path.startswith(f"speculation/{NAMES[metric]}/") for path in found.traced_to)
+    assert surely_misses(gate(metric, 2.0), [found])
+    assert not surely_misses(gate(metric, 1.2), [found])
+
+
+@pytest.mark.parametrize("metric", NAMES)
+def test_a_speedup_that_is_20_percent_worse_is_called_worse(evidence: Path, metric: str) -> None:
+    for repeat in (1, 2):
+        scale(evidence / "speculation" / NAMES[metric] / "drafted", repeat, 1.2)
+    found = gained(evidence)[metric]
+    assert found.value == pytest.approx(TRUE_GAIN / 1.2, rel=0.01)
+    assert surely_misses(gate(metric, TRUE_GAIN / 1.05), [found])
+
+
+def test_without_the_same_server_or_without_the_stage_there_is_none(evidence: Path) -> None:
+    assert gained(evidence, undrafted=None) == {}
+    plan = cell_plan([], server=server_plan(**DRAFTED), undrafted=server_plan(), load=SLACK)
+    assert speedup(plan, evidence, []) == []
+
+
+@pytest.mark.parametrize(("side", "told"), [("drafted", "repeat 1"), ("undrafted", "without it: repeat 1")])
+def test_a_speedup_without_a_trustworthy_load_is_invalid(evidence: Path, side: str, told: str) -> None:
+    change(evidence / "speculation" / "profile" / side, 1, failed=1)
+    found = gained(evidence)
+    assert reason(found["speculative_speedup"]).startswith(told)
+    assert found["speculative_speedup_batch1"].invalid_because is None
+
+
+def test_a_repeat_that_only_one_server_has_makes_it_invalid(evidence: Path) -> None:
+    (evidence / "speculation" / "batch1" / "undrafted" / "bench-2.json").unlink()
+    assert "1 of at least 2 repeats" in reason(gained(evidence)["speculative_speedup_batch1"])
+
+
+def test_a_speedup_of_another_machine_is_invalid(evidence: Path) -> None:
+    for found in gained(evidence, machine="another").values():
+        assert "not measured on the planned machine" in reason(found)
+        assert found.fingerprint == "another"
+
+
+def test_the_interval_has_its_failing_side_the_surer(evidence: Path) -> None:
+    """Its floor is met by what lies above the lower bound, so that this is the side of a false pass."""
+    gates = tuple(gate(metric, 1.0) for metric in NAMES)
+    found = gained(evidence, gates=gates)["speculative_speedup"]
+    assert found.value is not None
+    assert found.interval is not None
+    below, above = (abs(math.log(bound / found.value)) for bound in (found.interval.lower, found.interval.upper))
+    assert below < above

@@ -1,0 +1,392 @@
+"""Measuring ends once every gate is decided or nothing more could help, and not before."""
+
+import shutil
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from infra.bench import worlds
+from tests.evidence.commands import BENCH, PROCESS, SERVER
+from tests.evidence.test_load import change, copy_repeat, scale
+from tests.judge.test_compare import (
+    AVAILABLE,
+    BASELINE,
+    CANDIDATE,
+    CPU,
+    LOAD,
+    QUESTIONS,
+    SETTINGS,
+    ask,
+    baseline_task,
+    captured_load,
+    cell_plan,
+    keep_baseline,
+    loss_gate,
+    server_plan,
+    task_plan,
+    worsening_gate,
+)
+from tests.lm_eval_files import FLEXIBLE, RIGHT, STRICT, WRONG, Answering, Asked, Reply, right_but
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence import accuracy, load, stages
+from vllm_qualify.evidence.accuracy import LmEval
+from vllm_qualify.evidence.answers import BLOCKS, only
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.serving import Served
+from vllm_qualify.evidence.stages import Asking, parse_unfinished
+from vllm_qualify.judge.compare import answers_path, compare, repetitions
+from vllm_qualify.judge.stopping import accuracy_decided, load_decided
+from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.recipe.model import LEAST_REPETITIONS, Accuracy, Gate, Waiver
+
+OTHER = Accuracy(task="other", num_questions=20)
+
+
+def score_gate(minimum: float, name_filter: str = STRICT, task: str = "gsm8k") -> Gate:
+    return Gate(metric="exact_match", task=task, filter=name_filter, minimum=minimum, unit="fraction")
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    return tmp_path / "evidence"
+
+
+def decided(plan: CellPlan, evidence: Path) -> bool:
+    return accuracy_decided(plan, evidence, plan.accuracy[0])
+
+
+def waived(gate: Gate) -> Waiver:
+    cell = {"gpu_type": "cpu", "variant": "bf16", "profile": "balanced"}
+    about: dict[str, Any] = {"owner": "ada", "reason": "known", "expires": date(9999, 1, 1)}
+    return Waiver(gate=gate.label, **cell, **about)
+
+
+def cut_samples(folder: Path) -> None:
+    path = only(folder, "samples_*.jsonl")
+    path.write_text(path.read_text()[:-100])
+
+
+# --- Accuracy
+
+
+@pytest.mark.parametrize(
+    ("gates", "missed", "steps", "is_over"),
+    [
+        pytest.param([score_gate(0.9)], 0, 1, False, id="undecided"),
+        pytest.param([score_gate(0.5)], 0, 1, True, id="surely met"),
+        pytest.param([score_gate(0.9)], 40, 1, True, id="surely missed"),
+        pytest.param([score_gate(0.9), score_gate(0.2, FLEXIBLE)], 0, 1, False, id="one undecided"),
+        pytest.param([score_gate(0.5), score_gate(0.2, FLEXIBLE)], 0, 1, True, id="both surely met"),
+        pytest.param([loss_gate(0.02)], 0, 1, False, id="a loss undecided"),
+        pytest.param([loss_gate(0.02)], 40, 1, True, id="a loss that is sure"),
+        pytest.param([loss_gate(0.9)], 0, 1, True, id="surely no loss"),
+        pytest.param([loss_gate(0.005)], 0, 39, False, id="a loss undecided to the end"),
+        pytest.param([score_gate(0.9), loss_gate(0.02)], 40, 1, True, id="both surely missed"),
+        pytest.param([score_gate(0.01, FLEXIBLE), loss_gate(0.02)], 0, 1, False, id="only the score surely met"),
+        pytest.param([], 0, 1, True, id="no gate"),
+    ],
+)
+def test_asking_goes_on_while_a_gate_is_undecided(
+    evidence: Path, gates: list[Gate], missed: int, steps: int, is_over: bool
+) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but(QUESTIONS[:missed]), steps)
+    assert decided(cell_plan(gates), evidence) is is_over
+
+
+@pytest.mark.parametrize("undecided", [score_gate(0.9), loss_gate(0.02)])
+@pytest.mark.parametrize("failing", [score_gate(0.95, FLEXIBLE), loss_gate(0.05, FLEXIBLE)])
+def test_one_gate_that_surely_fails_is_enough(evidence: Path, failing: Gate, undecided: Gate) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda *_: Reply(1.0, flexible=0.0), steps=1)
+    for gates in ([failing, undecided], [undecided, failing]):
+        assert decided(cell_plan(gates), evidence)
+    assert not decided(cell_plan([undecided]), evidence)
+
+
+def test_a_waived_gate_that_surely_fails_decides_nothing(evidence: Path) -> None:
+    failing, undecided = score_gate(0.95, FLEXIBLE), score_gate(0.9)
+    ask(evidence, lambda *_: Reply(1.0, flexible=0.0), steps=1)
+    plan = cell_plan([failing, undecided])
+    assert decided(plan, evidence)
+    assert not decided(plan.model_copy(update={"waivers": [waived(failing)]}), evidence)
+
+
+@pytest.mark.parametrize("gate", [score_gate(0.9), loss_gate(0.02)])
+def test_files_that_are_unusable_end_the_asking(evidence: Path, gate: Gate) -> None:
+    keep_baseline(evidence, right_but([]))
+    folder = ask(evidence, right_but([]), steps=2)
+    assert not decided(cell_plan([gate]), evidence)
+    cut_samples(folder / "r1-b1")
+    assert decided(cell_plan([gate]), evidence)
+
+
+def test_a_comparison_that_is_invalid_ends_the_asking_unless_another_gate_is_undecided(evidence: Path) -> None:
+    ask(evidence, right_but([]), steps=1)
+    assert decided(cell_plan([loss_gate(0.02)]), evidence)
+    assert not decided(cell_plan([loss_gate(0.02), score_gate(0.9)]), evidence)
+
+
+def test_gates_of_other_tasks_and_other_stages_are_not_waited_for(evidence: Path) -> None:
+    """Neither for a loss of another task that was begun, nor for one that surely fails."""
+    keep_baseline(evidence, right_but([]), Asked(baseline_task(OTHER), 20))
+    ask(evidence, right_but([]), steps=1)
+    ask(evidence, right_but([]), steps=1, asked=Asked(task_plan(OTHER), 20))
+    tasks = [task_plan(), task_plan(OTHER)]
+    others = [score_gate(0.9, task="other"), loss_gate(0.02, task="other"), worsening_gate()]
+    assert decided(cell_plan([score_gate(0.5), *others], accuracy=tasks), evidence)
+    assert not decided(cell_plan([score_gate(0.9), score_gate(0.95, task="other")], accuracy=tasks), evidence)
+
+
+def test_without_a_baseline_of_the_plan_a_loss_is_not_waited_for(evidence: Path) -> None:
+    """As of a task in a run that is to be a baseline, whose own gates are all absolute."""
+    ask(evidence, right_but([]), steps=1)
+    gates = [score_gate(0.5), loss_gate(0.02, task="other")]
+    plan = cell_plan(gates, baseline=None, accuracy=[task_plan(), task_plan(OTHER)])
+    assert plan.establishes
+    assert decided(plan, evidence)
+
+
+# --- A run that is to be a baseline
+
+
+def establishing(gates: list[Gate], settings: Accuracy = SETTINGS) -> CellPlan:
+    task = task_plan(settings, sequential=False)
+    return cell_plan(gates, baseline=None, accuracy=[task])
+
+
+def steady_or_not(question: int, repetition: int) -> Reply:
+    """Every other answer to half of the questions is wrong."""
+    return WRONG if question in QUESTIONS[:20] and repetition % 2 else RIGHT
+
+
+@pytest.mark.parametrize(
+    ("answering", "max_loss", "needed"),
+    [
+        pytest.param(right_but([]), 0.5, LEAST_REPETITIONS, id="no noise"),
+        pytest.param(steady_or_not, 0.5, LEAST_REPETITIONS, id="noise, and a wide margin"),
+        pytest.param(right_but([]), 0.024, 5, id="a margin for which few differences are too many"),
+        pytest.param(steady_or_not, 0.14, 6, id="noise"),
+        pytest.param(steady_or_not, 0.01, 10, id="noise, and more than the recipe allows"),
+    ],
+)
+def test_a_baseline_is_asked_as_often_as_its_noise_calls_for(
+    tmp_path: Path, answering: Answering, max_loss: float, needed: int
+) -> None:
+    plan = establishing([score_gate(0.2), loss_gate(max_loss)])
+    asked = Asked(plan.accuracy[0], AVAILABLE)
+    found = []
+    for repetition in range(1, 11):
+        evidence = tmp_path / str(repetition)
+        ask(evidence, answering, repetition, asked)
+        found.append(decided(plan, evidence))
+    assert found == [repetition >= needed for repetition in range(1, 11)]
+    assert repetitions(plan, tmp_path, plan.accuracy[0]) == 10
+
+
+def test_the_noisiest_of_its_gates_decides_how_often_a_baseline_is_asked(evidence: Path) -> None:
+    gates = [loss_gate(0.5), loss_gate(0.01, FLEXIBLE)]
+    plan = establishing(gates)
+    ask(evidence, right_but([]), LEAST_REPETITIONS, Asked(plan.accuracy[0], AVAILABLE))
+    assert decided(establishing(gates[:1]), evidence)
+    assert not decided(plan, evidence)
+
+
+def test_a_baseline_with_unusable_files_is_asked_no_more(evidence: Path) -> None:
+    plan = establishing([loss_gate(0.05)])
+    cut_samples(ask(evidence, right_but([]), 1, Asked(plan.accuracy[0], AVAILABLE)) / "r1-b1")
+    assert decided(plan, evidence)
+
+
+def test_a_baseline_that_cannot_be_approved_is_asked_no_more(evidence: Path) -> None:
+    plan = establishing([score_gate(0.9), loss_gate(0.05)])
+    ask(evidence, right_but(QUESTIONS), 1, Asked(plan.accuracy[0], AVAILABLE))
+    assert decided(plan, evidence)
+
+
+# --- How often
+
+
+@pytest.mark.parametrize(
+    ("gates", "answering", "expected"),
+    [
+        pytest.param([], right_but([]), 1, id="no gate"),
+        pytest.param([score_gate(0.9)], right_but([]), 1, id="no comparison"),
+        pytest.param([loss_gate(0.5)], right_but([]), 1, id="a wide margin"),
+        pytest.param([loss_gate(0.14)], steady_or_not, 7, id="noise"),
+        pytest.param([loss_gate(0.01)], right_but([]), 10, id="at most what the recipe allows"),
+        pytest.param([loss_gate(0.5), loss_gate(0.01, FLEXIBLE)], right_but([]), 10, id="the most of several gates"),
+        pytest.param([loss_gate(0.01, task="other")], right_but([]), 1, id="of another task"),
+        pytest.param([loss_gate(0.01, "none")], right_but([]), 1, id="a filter that the baseline does not have"),
+    ],
+)
+def test_repetitions_follow_from_the_baselines_noise(
+    evidence: Path, gates: list[Gate], answering: Answering, expected: int
+) -> None:
+    before = BASELINE if answering is not steady_or_not else Asked(baseline_task(repetitions=4), AVAILABLE)
+    keep_baseline(evidence, answering, before)
+    assert repetitions(cell_plan(gates), evidence, task_plan()) == expected
+
+
+def test_a_baseline_that_is_gone_or_asked_once_calls_for_no_repetition(evidence: Path) -> None:
+    plan = cell_plan([loss_gate(0.01)])
+    assert repetitions(plan, evidence, task_plan()) == 1
+    keep_baseline(evidence, right_but([]), Asked(baseline_task(repetitions=1), AVAILABLE))
+    assert repetitions(plan, evidence, task_plan()) == 1
+
+
+# --- Load
+
+
+MORE = LOAD.model_copy(update={"most_repeats": 4})
+SLOWEST = Gate(metric="ttft_p50_ms", maximum=1.0, unit="ms")
+WIDE = Gate(metric="ttft_p50_ms", maximum=1000.0, unit="ms")
+NARROW = Gate(metric="tpot_p50_ms", maximum=5.5, unit="ms")
+
+
+def loads(evidence: Path, slower: float = 1.0, apart: float = 1.0) -> None:
+    """Candidate and baseline in turns; the candidate's second repeat is so many times slower than its first was slowed."""
+    captured_load(evidence / "load", slower)
+    captured_load(evidence / "load" / load.BESIDE)
+    scale(evidence / "load", 2, apart)
+
+
+@pytest.mark.parametrize(
+    ("gates", "slower", "apart", "is_over"),
+    [
+        pytest.param([NARROW], 1.0, 1.0, False, id="undecided"),
+        pytest.param([WIDE], 1.0, 1.0, True, id="surely met"),
+        pytest.param([SLOWEST], 1.0, 1.0, True, id="surely missed"),
+        pytest.param([NARROW, SLOWEST], 1.0, 1.0, True, id="one surely missed"),
+        pytest.param([NARROW, WIDE], 1.0, 1.0, False, id="one undecided"),
+        pytest.param([worsening_gate()], 1.0, 1.0, True, id="surely no worse"),
+        pytest.param([worsening_gate()], 1.2, 1.0, True, id="surely worse"),
+        pytest.param([worsening_gate()], 1.0, 1.1, False, id="undecided against the baseline"),
+        pytest.param([worsening_gate(), NARROW], 1.2, 1.0, True, id="surely worse, and one undecided"),
+        pytest.param([score_gate(0.9)], 1.0, 1.0, True, id="none of this stage"),
+    ],
+)
+def test_repeats_go_on_while_a_gate_is_undecided(
+    evidence: Path, gates: list[Gate], slower: float, apart: float, is_over: bool
+) -> None:
+    loads(evidence, slower, apart)
+    assert load_decided(cell_plan(gates, beside=server_plan(), load=MORE), evidence) is is_over
+
+
+@pytest.mark.parametrize("whose", ["load", f"load/{load.BESIDE}"])
+def test_a_load_that_is_invalid_ends_the_repeats(evidence: Path, whose: str) -> None:
+    loads(evidence, apart=1.1)
+    plan = cell_plan([worsening_gate()], beside=server_plan(), load=MORE)
+    assert not load_decided(plan, evidence)
+    change(evidence / whose, 1, failed=1)
+    assert load_decided(plan, evidence)
+
+
+def test_a_history_that_cannot_be_compared_ends_the_repeats(evidence: Path) -> None:
+    captured_load(evidence / "load")
+    assert load_decided(cell_plan([worsening_gate()], load=MORE), evidence)
+
+
+def test_more_repeats_decide(evidence: Path) -> None:
+    """Two pairs differ by 2 %, and two others do not."""
+    loads(evidence, apart=1.02)
+    plan = cell_plan([worsening_gate(max_worsening=0.1)], beside=server_plan(), load=MORE)
+    assert not load_decided(plan, evidence)
+    for repeat in (3, 4):
+        for folder in (evidence / "load", evidence / "load" / load.BESIDE):
+            copy_repeat(folder, repeat, of=1)
+    assert load_decided(plan, evidence)
+
+
+# --- The whole loop
+
+
+SIMULATED = Accuracy(num_questions=80, num_fewshot=1, max_gen_toks=48)
+WORLD = 100
+MARGIN = 0.08
+
+
+class Ended(SimpleNamespace):
+    """How the asking of a release ended: its verdict, and after how many answers of how many."""
+
+    verdict: Literal["pass", "fail", "undecided"]
+    asked: int
+    allowed: int
+
+
+def run_stage(
+    patch: pytest.MonkeyPatch, plan: CellPlan, evidence: Path, chance: worlds.Chances, rng: np.random.Generator
+) -> list[Measurement]:
+    """The accuracy stage as a run has it, lm-eval replaced by answers that are right by chance."""
+
+    def asking(_server: object, lm_eval: LmEval, folder: Path, _progress: object) -> SimpleNamespace:
+        asked = Asked(lm_eval.task, WORLD)
+        asked.begin(folder)
+        return SimpleNamespace(
+            steps=asked.steps,
+            ask=lambda step: asked.write_step(folder, step, lambda question, _: Reply(float(rng.random() < chance[question]))),
+        )
+
+    patch.setattr(accuracy, "asking", asking)
+    until = Asking(
+        repetitions=lambda task: repetitions(plan, evidence, task),
+        is_decided=lambda task: accuracy_decided(plan, evidence, task),
+    )
+    (task,) = plan.accuracy
+    lm_eval = LmEval(task=task, process=PROCESS, letter_box=evidence, command=[])
+    served = Served(server=SERVER, bench=BENCH, lm_eval={task.name: lm_eval})
+    stages.accuracy_stage(served, plan, evidence, lambda *_: None, until)
+    return compare(plan, evidence, parse_unfinished("accuracy", plan, evidence))
+
+
+def release(patch: pytest.MonkeyPatch, folder: Path, lost: float, seed: int) -> Ended:
+    """A baseline is made, and a candidate that never answers such a share of the questions right is compared with it."""
+    rng = np.random.default_rng(seed)
+    pair = worlds.builds(rng, WORLD, 0.03, 0.0)
+    candidate = pair.candidate * (rng.random(WORLD) >= lost)
+    gate = loss_gate(MARGIN)
+    before = establishing([gate], SIMULATED)
+    assert run_stage(patch, before, folder / "then", pair.baseline, rng) == []
+    plan = cell_plan([gate], accuracy=[task_plan(SIMULATED)])
+    path = folder / "now" / "baseline" / answers_path("gsm8k")
+    path.parent.mkdir(parents=True)
+    shutil.copy(folder / "then" / answers_path("gsm8k"), path)
+    found = run_stage(patch, plan, folder / "now", candidate, rng)
+    (measured,) = found
+    assert measured.invalid_because is None
+    allowed = repetitions(plan, folder / "now", plan.accuracy[0]) * SIMULATED.num_questions
+    if not is_decided(gate, found):
+        verdict: Literal["pass", "fail", "undecided"] = "undecided"
+    else:
+        verdict = "fail" if surely_misses(gate, found) else "pass"
+    return Ended(verdict=verdict, asked=measured.sample_count, allowed=allowed)
+
+
+def test_a_release_without_a_loss_passes_and_one_with_a_large_loss_fails_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = [release(monkeypatch, tmp_path / f"same-{seed}", 0.0, seed) for seed in range(5)]
+    lost = [release(monkeypatch, tmp_path / f"lost-{seed}", 0.6, seed) for seed in range(5)]
+    assert [one.verdict for one in same] == ["pass"] * 5
+    assert [one.verdict for one in lost] == ["fail"] * 5
+    assert all(one.asked <= SIMULATED.num_questions / 2 < one.allowed for one in lost)
+
+
+def test_the_stages_files_are_those_of_the_steps_that_were_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends after the first block, with its answers typed beside the raw files."""
+    keep_baseline(tmp_path / "evidence", right_but([]), Asked(baseline_task(SIMULATED), WORLD))
+    plan, rng = cell_plan([loss_gate(MARGIN)], accuracy=[task_plan(SIMULATED)]), np.random.default_rng(1)
+    (found,) = run_stage(monkeypatch, plan, tmp_path / "evidence", np.zeros(WORLD), rng)
+    folder = tmp_path / "evidence" / "accuracy" / "gsm8k"
+    assert sorted(path.name for path in folder.iterdir()) == ["answers.jsonl", "r1-b1", "task.json"]
+    assert (found.value, found.sample_count) == (1.0, SIMULATED.num_questions // BLOCKS)
+
+
+def test_the_helpers_plans_are_of_one_machine() -> None:
+    """What the simulation compares is not refused for another reason."""
+    assert cell_plan([]).fingerprint == CPU
+    assert len(CANDIDATE.steps) == 10 * BLOCKS

@@ -1,0 +1,402 @@
+"""Loads of every form on the real engine: shared servers, sweeps, chats, drafts, fits, and what makes a load invalid.
+
+Each recipe is qualified once, with loads as small as they can be and still have a steady state; many tests look at it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.conftest import COMMAND, Qualified, processes_of, run
+from tests.recipes import Document, small, write
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.evidence.fitting import Tried
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.startup import kv_cache
+from vllm_qualify.publish.bundle import Manifest
+from vllm_qualify.publish.store import open_store
+from vllm_qualify.report.model import Report, load_report
+
+pytestmark = pytest.mark.engine
+
+# Tokens in a block of the CPU engine's KV cache.
+BLOCK_TOK = 128
+CHAT_TEMPLATE = "{% for message in messages %}Question: {{ message['content'] }}\nAnswer:{% endfor %}"
+# Long enough that a sample of the server comes in each load, which is taken twice a second.
+LOAD: Document = {
+    "input_len": 16,
+    "output_len": 24,
+    "max_concurrency": 4,
+    "num_prompts": 160,
+    "num_warmups": 2,
+    "repeats": 2,
+    "most_repeats": 2,
+    "min_duration_s": 0.01,
+    "time_limit_s": 120,
+}
+# Loads of seconds may rightly not count on a busy machine, which is looked at too seldom: they are gated only where it is asked
+# why a load does not count.
+GATES = [{"metric": "output_throughput_tok_s", "minimum": 1, "unit": "tok/s"}]
+Qualify = Callable[..., Qualified]
+
+
+@pytest.fixture(scope="module")
+def qualify(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualify:
+    """Qualifies a small recipe, which a function changes first, in a home of its own. What an engine told is shared."""
+    told = tmp_path_factory.mktemp("engines")
+
+    def made(change: Callable[[Document, Path], None], *options: str) -> Qualified:
+        home = tmp_path_factory.mktemp("profiles")
+        (home / "engines").symlink_to(told)
+        document = small(home)
+        change(document, home)
+        recipe = str(write(document, home / "recipe.yaml"))
+        store = f"file://{home}/store"
+        command = (COMMAND, "run", recipe, "--store", store, *options)
+        done = run(home, *command, VLLM_QUALIFY_ENGINE=str(engine.python.parents[1]))
+        return Qualified(done, home, store)
+
+    return made
+
+
+def only_profile(document: Document, load: Document, **others: Any) -> Document:
+    """The recipe's only profile, with this load over LOAD."""
+    profile: Document = {"server": {"max-num-seqs": 8}, "load": LOAD | load, **others}
+    document["gpu_types"]["cpu"]["profiles"] = {"balanced": profile}
+    return profile
+
+
+def measured(report: Report, stage: str) -> dict[str, Measurement]:
+    """The measurements of a stage by their metric."""
+    (found,) = (each for each in report.stages if each.stage == stage)
+    return {measurement.metric: measurement for measurement in found.measurements}
+
+
+def value_of(report: Report, stage: str, metric: str) -> float:
+    """Of a measurement that is valid."""
+    found = measured(report, stage)[metric]
+    assert found.invalid_because is None, found.invalid_because
+    assert found.value is not None
+    return found.value
+
+
+# What a load of seconds may rightly be refused for where something else keeps the machine busy.
+DISTURBED = ("use more num_prompts", "see what holds up this machine", "give the client a core")
+
+
+def undisturbed(found: Measurement) -> bool:
+    """Whether it is valid; if not, something else kept the machine busy."""
+    assert found.invalid_because is None or any(words in found.invalid_because for words in DISTURBED), found
+    return found.invalid_because is None
+
+
+def evidence_of(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, without the states of processes, which are no evidence."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".state"
+    }
+
+
+# Profiles, two of which share a server.
+
+
+def three_profiles(document: Document, folder: Path) -> None:
+    template, prompts = folder / "chat.jinja", folder / "prompts.jsonl"
+    template.write_text(CHAT_TEMPLATE)
+    questions = Path(document["accuracy"][0]["questions"]["shots"]).read_text().splitlines()
+    asked = [f"{json.loads(line)['question']} ({number})" for number in range(4) for line in questions]
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in asked))
+    slo = {"ttft_p50_ms": 60_000, "e2el_p50_ms": 60_000}
+    sweep = {"concurrencies": [1, 2, 4], "slo": slo, "most_concurrency": 4}
+    shared = {"max-num-seqs": 32, "chat-template": str(template)}
+    of_file = {name: value for name, value in LOAD.items() if name != "input_len"}
+    document["gpu_types"]["cpu"] |= {
+        "warm_starts": 1,
+        "price_usd_gpu_hour": 2.5,
+        "profiles": {
+            "ranged": {
+                "server": shared,
+                "load": LOAD | {"length_spread": 0.5},
+                "sweep": sweep | {"resolution": 0.5, "most_runs": 4, "min_duration_s": 5},
+            },
+            "chat": {
+                "server": shared,
+                "load": of_file | {"prompts": str(prompts), "api": "chat", "num_prompts": 100},
+            },
+            "single": {"server": {"max-num-seqs": 1}, "load": LOAD | {"max_concurrency": 1, "num_prompts": 40}},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def profiles(qualify: Qualify) -> Qualified:
+    return qualify(three_profiles)
+
+
+@pytest.fixture(scope="module")
+def folders(profiles: Qualified) -> dict[str, Path]:
+    """The folder of each cell's run, by its profile."""
+    assert profiles.done.returncode == 0, profiles.done.stdout + profiles.done.stderr
+    found = {json.loads((folder / "plan.json").read_text())["cell"]["profile"]: folder for folder in runs_of(profiles)}
+    assert sorted(found) == ["chat", "ranged", "single"]
+    return found
+
+
+def runs_of(qualified: Qualified) -> list[Path]:
+    return sorted((qualified.home / "runs").iterdir())
+
+
+def test_every_profile_is_approved_and_published_whole(profiles: Qualified, folders: dict[str, Path]) -> None:
+    store = open_store(profiles.store)
+    for folder in folders.values():
+        report = load_report(folder)
+        assert report.approved
+        manifest = Manifest.model_validate_json(store.get(f"{report.prefix}/manifest.json"))
+        assert manifest.outcome == "approved"
+        assert {stored.key for stored in manifest.objects} <= set(store.keys(""))
+    assert processes_of(profiles.home) == []
+
+
+def test_profiles_with_the_same_server_share_its_one_start(folders: dict[str, Path]) -> None:
+    logs = {profile: (folder / "evidence/serve/server.log").read_bytes() for profile, folder in folders.items()}
+    assert logs["ranged"] == logs["chat"]
+    assert logs["single"] != logs["ranged"]
+    served = [evidence_of(folders[profile] / "evidence/serve") for profile in ("ranged", "chat")]
+    assert served[0].keys() == served[1].keys()
+    assert all(served[0][name] == served[1][name] for name in served[0] if name != "machine.json")
+
+
+def test_the_accuracy_of_a_shared_server_is_asked_once(folders: dict[str, Path]) -> None:
+    first, second = (evidence_of(folders[profile] / "evidence/accuracy") for profile in ("ranged", "chat"))
+    assert any(name.startswith("gsm8k/r1-b1/samples_") for name in first)
+    assert first == second
+    assert evidence_of(folders["single"] / "evidence/accuracy") != first
+
+
+def test_the_workloads_are_those_of_the_recipe(folders: dict[str, Path]) -> None:
+    ranged, chat = (json.loads((folders[name] / "evidence/load/bench-1.json").read_text()) for name in ("ranged", "chat"))
+    assert len(set(ranged["input_lens"])) > 1
+    assert set(ranged["output_lens"]) <= set(range(12, 37))
+    assert min(ranged["output_lens"]) < 24 < max(ranged["output_lens"])
+    assert set(chat["output_lens"]) == {24}
+    # around a prompt of the file the template puts what this model was trained on, so that it answers the question
+    assert sum("<<" in text for text in chat["generated_texts"]) > 50
+    report = load_report(folders["chat"])
+    (commands,) = (stage.commands for stage in report.stages if stage.stage == "load")
+    assert all("/v1/chat/completions" in command for command in commands)
+    assert "POST /v1/chat/completions" in (folders["chat"] / "evidence/serve/server.log").read_text()
+
+
+def test_a_sweep_finds_the_most_that_meets_its_slo(folders: dict[str, Path]) -> None:
+    report = load_report(folders["ranged"])
+    swept, found = report.details.sweep, measured(report, "sweep")
+    assert swept is not None
+    lacking = {int(problem.split()[0]) for problem in swept.curve_problems}
+    assert {point.clients for point in swept.curve} | lacking == {1, 2, 4}
+    assert all(any(words in problem for words in DISTURBED) for problem in swept.curve_problems)
+    assert any(point.is_on_front for point in swept.curve) == bool(swept.curve)
+    if undisturbed(found["slo_request_rate_req_s"]):
+        assert (found["slo_request_rate_req_s"].value or 0) > 0
+    if undisturbed(found["slo_concurrency_req"]):
+        assert found["slo_concurrency_req"].value == 4
+        # at four clients all requests were in time
+        goodput = value_of(report, "sweep", "slo_goodput_req_s")
+        at_four = [point for point in swept.points if not point.asked.is_open and point.asked.level == 4 and point.figures]
+        rates = [point.figures["request_throughput_req_s"] for point in at_four]
+        assert min(rates) <= goodput <= max(rates)
+
+
+def test_a_price_gives_what_a_million_tokens_cost(folders: dict[str, Path]) -> None:
+    report = load_report(folders["ranged"])
+    cost = measured(report, "sweep")["slo_cost_usd_mtok"]
+    assert report.details.sweep is not None
+    rates = [point.figures["output_throughput_tok_s"] for point in report.details.sweep.points if point.figures]
+    if undisturbed(cost):
+        assert 2.5 / 3600 * 1e6 / max(rates) <= (cost.value or 0) <= 2.5 / 3600 * 1e6 / min(rates)
+
+
+def test_a_start_is_told_in_parts_and_made_again(folders: dict[str, Path]) -> None:
+    for folder in folders.values():
+        report = load_report(folder)
+        whole_s = value_of(report, "serve", "startup_s")
+        parts = [value_of(report, "serve", f"startup_{part}_s") for part in ("process", "weights", "ready")]
+        # the log's clock is in whole seconds
+        assert sum(parts) == pytest.approx(whole_s, abs=2)
+        assert "enforce-eager" in (measured(report, "serve")["startup_compile_s"].invalid_because or "")
+        warm = measured(report, "serve")["startup_warm_s"]
+        assert len(warm.repeats) == 1
+        assert value_of(report, "serve", "startup_warm_s") > 0
+        assert report.details.startup is not None
+        assert report.details.startup.startup_s == whole_s
+
+
+def test_what_was_watched_is_evidence_of_each_cell(folders: dict[str, Path]) -> None:
+    for folder in folders.values():
+        report = load_report(folder)
+        paths = {file.path for file in report.files}
+        assert {"serve/server-metrics.jsonl", "serve/host.jsonl", "serve/warm-1/server.log"} <= paths
+        assert report.details.course is not None
+        # the samples may all lie between two of so short requests, but what was generated between two of them is told
+        assert max(rate or 0 for rate in report.details.course.output_tok_s) > 0
+        assert report.details.notes == []
+
+
+def test_the_page_has_a_section_for_what_a_profile_has(folders: dict[str, Path]) -> None:
+    pages = {name: (folder / "report.html").read_text() for name, folder in folders.items()}
+    sections = {name: set(re.findall(r'<h2 id="([a-z]+)"', page)) for name, page in pages.items()}
+    assert {"course", "sweep", "startup"} <= sections["ranged"]
+    assert {"course", "startup"} <= sections["chat"]
+    assert not {"sweep", "speculation", "fit"} & sections["chat"]
+
+
+# Speculative decoding.
+
+
+@pytest.fixture(scope="module", params=["ngram", "draft"])
+def drafting(qualify: Qualify, request: pytest.FixtureRequest) -> Report:
+    load = {"input_len": 32, "output_len": 32, "num_prompts": 80}
+    qualified = qualify(lambda document, _: only_profile(document, load), "--variant", request.param)
+    assert qualified.done.returncode == 0, qualified.done.stdout + qualified.done.stderr
+    assert processes_of(qualified.home) == []
+    return qualified.report
+
+
+def test_a_draft_is_measured_beside_the_server_without_it(drafting: Report) -> None:
+    assert {gate.verdict for gate in drafting.judgement.gates} == {"pass"}
+    assert 1 < value_of(drafting, "speculation", "acceptance_length_batch1_tok") <= 4
+    gained = {measurement.metric: measurement for measurement in drafting.details.speedups}
+    for metric in ("speculative_speedup", "speculative_speedup_batch1"):
+        if undisturbed(gained[metric]):
+            assert gained[metric].interval is not None
+            assert (gained[metric].value or 0) > 0
+    for load in ("batch1", "profile"):
+        sides = {Path(file.path).parts[2] for file in drafting.files if file.path.startswith(f"speculation/{load}/")}
+        assert len(sides) == 2
+
+
+def test_a_draft_changes_no_text(drafting: Report) -> None:
+    assert value_of(drafting, "speculation", "speculative_same_text") == 1.0
+    found = drafting.details.speculation
+    assert found is not None
+    assert found.texts is not None
+    assert found.texts.same == len(found.texts.parts_at) == 9
+
+
+def test_the_acceptance_is_told_by_position(drafting: Report) -> None:
+    found = drafting.details.speculation
+    assert found is not None
+    for each in (found.greedy, found.batch1, found.profile):
+        assert each.invalid_because is None
+        assert len(each.rates) == 3
+        assert 1 >= each.rates[0] >= each.rates[1] >= each.rates[2] >= 0
+        assert each.length_tok == pytest.approx(1 + sum(each.rates))
+    assert [found.batch1.max_concurrency, found.profile.max_concurrency] == [1, 4]
+
+
+# What the machine itself decides.
+
+
+def few_blocks(document: Document, blocks: int) -> None:
+    """A KV cache of so many blocks; VLLM_CPU_KVCACHE_SPACE takes no less than 1 GiB, which is 3,276 of them."""
+    document["gpu_types"]["cpu"]["server"]["num-gpu-blocks-override"] = blocks
+
+
+def to_be_fitted(document: Document, _folder: Path) -> None:
+    few_blocks(document, 32)
+    fit = {"max_num_seqs": True, "max_num_batched_tokens": [256, 512]}
+    # 250 tokens: two blocks of the CPU engine, for long enough to be looked at also where it is busy
+    profile = only_profile(document, {"input_len": 100, "output_len": 150, "repeats": 1, "most_repeats": 1}, server={}, fit=fit)
+    del profile["load"]["max_concurrency"], profile["load"]["num_prompts"]
+
+
+@pytest.fixture(scope="module")
+def fitted(qualify: Qualify) -> Qualified:
+    return qualify(to_be_fitted)
+
+
+def test_a_fit_finds_what_the_kv_cache_holds(fitted: Qualified) -> None:
+    assert fitted.done.returncode == 0, fitted.done.stdout + fitted.done.stderr
+    tried = Tried.model_validate_json((fitted.folder / "evidence/fit/found.json").read_bytes())
+    assert set(tried.found) == {"max-num-seqs", "max-num-batched-tokens"}
+    # two blocks each, of 32 without vLLM's own
+    assert tried.found["max-num-seqs"] == 15
+    assert tried.found["max-num-batched-tokens"] in (256, 512)
+    assert len(tried.tries) == 4
+    for number, each in enumerate(tried.tries, start=1):
+        told = kv_cache((fitted.folder / f"evidence/fit/try-{number}/server.log").read_text())
+        assert told is not None
+        assert told.tokens == each.kv_cache_tok == 32 * BLOCK_TOK
+        assert each.failed_because is None
+    rates = {each.arguments["max-num-batched-tokens"]: each.output_throughput_tok_s or 0 for each in tried.tries[2:]}
+    assert max(rates, key=lambda size: rates[size]) == tried.found["max-num-batched-tokens"]
+
+
+def test_the_plan_follows_what_was_found(fitted: Qualified) -> None:
+    plan = fitted.report.plan
+    tried = fitted.report.details.fit
+    assert tried is not None
+    assert tried.found.items() <= plan.server.arguments.items()
+    assert plan.load.max_concurrency == tried.found["max-num-seqs"]
+    assert plan.load.num_prompts == 5 * plan.load.max_concurrency
+    served = (fitted.folder / "evidence/serve/server.yaml").read_text()
+    assert f"max-num-seqs: {plan.load.max_concurrency}" in served
+    assert '<h2 id="fit"' in (fitted.folder / "report.html").read_text()
+
+
+# What makes a load invalid.
+
+
+def to_be_invalid(document: Document, _folder: Path) -> None:
+    """Two profiles: one has room for 7 of its 16 requests, the other remembers the prompt of its many warm-ups."""
+    options = document["gpu_types"]["cpu"]["server"]
+    del options["no-enable-prefix-caching"]
+    few_blocks(document, 32)
+    once = {"repeats": 1, "most_repeats": 1}
+    document["gpu_types"]["cpu"]["profiles"] = {
+        "crowded": {
+            "server": {"max-num-seqs": 16, "no-enable-prefix-caching": True},
+            "load": LOAD | {"input_len": 120, "output_len": 300, "max_concurrency": 16, "num_prompts": 80} | once,
+            "gates": GATES,
+        },
+        "remembering": {
+            "server": {"max-num-seqs": 16},
+            "load": LOAD | {"input_len": 256, "output_len": 8, "num_warmups": 16, "num_prompts": 60} | once,
+            "gates": GATES,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def not_measured(qualify: Qualify) -> dict[str, Report]:
+    """The reports by profile, of loads that do not count."""
+    qualified = qualify(to_be_invalid)
+    assert qualified.done.returncode == 1, qualified.done.stdout + qualified.done.stderr
+    reports = [load_report(folder) for folder in runs_of(qualified)]
+    return {report.plan.cell.profile: report for report in reports}
+
+
+@pytest.mark.parametrize(
+    ("profile", "what", "remedy"),
+    [
+        ("crowded", r"\d+ preemptions", "gpu-memory-utilization"),
+        ("remembering", "prefix", "no-enable-prefix-caching"),
+    ],
+)
+def test_a_load_that_does_not_count_is_invalid_with_a_remedy(
+    not_measured: dict[str, Report], profile: str, what: str, remedy: str
+) -> None:
+    report = not_measured[profile]
+    assert report.outcome == "not approved"
+    assert report.judgement.verdict == "invalid"
+    gate = next(gate for gate in report.judgement.gates if gate.gate.metric == "output_throughput_tok_s")
+    assert gate.verdict == "invalid"
+    assert re.search(what, gate.because)
+    assert remedy in gate.because
+    loads = measured(report, "load").values()
+    assert all(measurement.invalid_because for measurement in loads)

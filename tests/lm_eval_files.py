@@ -1,0 +1,151 @@
+"""A task's folder as lm-eval and the worker leave it, made up from chosen answers. Its documents begin as captured ones."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm_qualify.engine.plan import TaskPlan
+from vllm_qualify.evidence.accuracy import AFTER, BEFORE
+from vllm_qualify.evidence.answers import Answered, Step, read, steps, write
+from vllm_qualify.evidence.lm_eval_worker import TASK, Told
+
+CAPTURED = Path(__file__).parent / "evidence" / "captured" / "accuracy" / "gsm8k"
+STRICT, FLEXIBLE = "strict-match", "flexible-extract"
+# What the server has answered before the first step, and its counters on the captured page.
+BEGAN = 1000
+ENDED = re.compile(r'(vllm:request_success_total\{engine="0",finished_reason="(\w+)",model_name="reference"\}) \S+')
+
+Document = dict[str, Any]
+
+
+class Reply(NamedTuple):
+    """What came back: its score by strict-match, its length in characters, and its score by the other filter if it differs."""
+
+    score: float
+    length: int = 100
+    flexible: float | None = None
+
+
+RIGHT, WRONG, EMPTY = Reply(1.0), Reply(0.0), Reply(0.0, length=0)
+# The reply to a question, by its place in the task's data, in a repetition counted from 1.
+Answering = Callable[[int, int], Reply]
+
+
+class Asked(NamedTuple):
+    """A task with so many questions, and what of it differs from the captured one: its score, and what its prompts are of."""
+
+    task: TaskPlan
+    available: int
+    metric: str = "exact_match"
+    prompt: str = "Question"
+    version: float = 3.0
+    config: Document = {}
+
+    @property
+    def steps(self) -> list[Step]:
+        task = self.task
+        return steps(task.settings, self.available, task.repetitions, sequential=task.sequential)
+
+    def begin(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / TASK).write_text(Told(available=self.available).model_dump_json(indent=2))
+
+    def write_step(self, folder: Path, step: Step, answering: Answering, cut: int = 0) -> None:
+        """The step's folder; `cut` of its answers ended at the most tokens allowed."""
+        into = folder / step.folder
+        into.mkdir()
+        stamp = f"2026-11-20T21-19-{step.repetition:02}.{step.block:06}"
+        questions = sorted(step.questions)
+        replies = [answering(question, step.repetition) for question in questions]
+        scores = {STRICT: [reply.score for reply in replies]}
+        scores[FLEXIBLE] = [reply.score if reply.flexible is None else reply.flexible for reply in replies]
+        rows = [
+            self._row(question, reply, score, name)
+            for name, given in scores.items()
+            for question, reply, score in zip(questions, replies, given, strict=True)
+        ]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (into / f"samples_{self.task.name}_{stamp}.jsonl").write_text(text)
+        (into / f"results_{stamp}.json").write_text(json.dumps(self._results(scores, len(questions)), indent=2))
+        (into / BEFORE).write_text(page(stop=BEGAN, length=BEGAN))
+        (into / AFTER).write_text(page(stop=BEGAN + len(questions) - cut, length=BEGAN + cut))
+
+    def _results(self, scores: dict[str, list[float]], asked: int) -> Document:
+        name, found = self.task.name, captured_results()
+        about = found["results"].pop("gsm8k")
+        about = {key: value for key, value in about.items() if "," not in key} | {"name": name, "alias": name}
+        about["sample_len"] = asked
+        for filter_name, given in scores.items():
+            about[f"{self.metric},{filter_name}"] = sum(given) / len(given)
+            about[f"{self.metric}_stderr,{filter_name}"] = "N/A"
+        config = found["configs"].pop("gsm8k") | {"task": name} | self.config
+        return found | {
+            "results": {name: about},
+            "configs": {name: config},
+            "versions": {name: self.version},
+            "n-shot": {name: self.task.settings.num_fewshot},
+            "higher_is_better": {name: {self.metric: True}},
+            "n-samples": {name: {"original": self.available, "effective": asked}},
+            "task_hashes": {name: _sha(name)},
+        }
+
+    def _row(self, question: int, reply: Reply, score: float, filter_name: str) -> Document:
+        prompt = f"{self.prompt}: the one at place {question}?\nAnswer:"
+        generation = captured_results()["configs"]["gsm8k"]["generation_kwargs"]
+        return {
+            "doc_id": question,
+            "doc": {"question": f"the one at place {question}?", "answer": f"#### {question}"},
+            "target": f"#### {question}",
+            "arguments": {"gen_args_0": {"arg_0": prompt, "arg_1": generation}},
+            "resps": [["x" * reply.length]],
+            "filtered_resps": [str(question) if score else "[invalid]"],
+            "filter": filter_name,
+            "metrics": [self.metric],
+            "doc_hash": _sha(f"doc {question}"),
+            "prompt_hash": _sha(prompt),
+            "target_hash": _sha(f"#### {question}"),
+            self.metric: score,
+        }
+
+    def write(self, folder: Path, answering: Answering, done: Sequence[Step] | None = None) -> None:
+        """The whole folder, of the steps that were asked; all of them by default."""
+        self.begin(folder)
+        for step in self.steps if done is None else done:
+            self.write_step(folder, step, answering)
+
+    def keep_answers(self, folder: Path, path: Path) -> Answered:
+        """The typed answers of a folder, as a run leaves them at `path`."""
+        found = read(folder, self.task)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(found, path)
+        return found
+
+
+_KEPT: list[str] = []
+
+
+def captured_results() -> Document:
+    if not _KEPT:
+        _KEPT.append(next((CAPTURED / "r1-b1").glob("results_*.json")).read_text())
+    found: Document = json.loads(_KEPT[0])
+    return found
+
+
+def page(*, stop: int, length: int) -> str:
+    """The server's /metrics, with its counts of answers by what ended them."""
+    counted = {"stop": stop, "length": length}
+    text = (CAPTURED / "r1-b1" / BEFORE).read_text()
+    return ENDED.sub(lambda line: f"{line[1]} {counted.get(line[2], 0)}.0", text)
+
+
+def right_but(wrong: Iterable[int]) -> Answering:
+    """Always the same answers: all right but those to some questions."""
+    missed = frozenset(wrong)
+    return lambda question, _: WRONG if question in missed else RIGHT
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

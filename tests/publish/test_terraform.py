@@ -1,0 +1,183 @@
+"""The policies in infra/terraform against what the code asks for; the server that judges them is a real one."""
+
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import hcl2
+import pytest
+from hcl2.utils import SerializationOptions
+
+from tests.s3 import client_of_environment
+from vllm_qualify.errors import StoreError
+from vllm_qualify.publish.s3 import ACTIONS, KMS_ACTIONS, LOCK_ACTION, settings_of
+from vllm_qualify.publish.store import PROBE_KEY, SWAP_PROBE_KEY, ChangedError, open_store
+
+FOLDER = Path(__file__).parents[2] / "infra" / "terraform"
+FILES = sorted(FOLDER.glob("*.tf"))
+PLAIN = SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
+
+Statement = Mapping[str, Any]
+
+REPORTS = "reports/tiny/base/h200/chat/20260101-1"
+APPROVALS = "approvals/tiny/base/h200/chat"
+LOCKED_PROBE = settings_of({"VLLM_QUALIFY_S3_OBJECT_LOCK": "governance:1"}).probe_key()
+PROBES = {PROBE_KEY, LOCKED_PROBE, SWAP_PROBE_KEY}
+PUBLISHED = {f"evidence/{'0' * 64}/load.json", f"{REPORTS}/report.json", f"{REPORTS}/manifest.json"}
+INDEX = {"index.json"}
+STATED = {f"{APPROVALS}/20260101-1/decision.json", f"{APPROVALS}/20260101-1/approval.json"}
+CHANGEABLE = INDEX | {f"{APPROVALS}/pointer.json"}
+EVERY = PROBES | PUBLISHED | STATED | CHANGEABLE
+
+
+@cache
+def parsed(path: Path) -> dict[str, Any]:
+    with path.open() as file:
+        return dict(hcl2.load(file, serialization_options=PLAIN))
+
+
+def document(name: str) -> list[Statement]:
+    """The statements of a policy as they are written, with those that it takes over and those that a variable adds."""
+    found = [data["aws_iam_policy_document"] for data in parsed(FOLDER / "policies.tf")["data"]]
+    [policy] = [data[name] for data in found if name in data]
+    own = policy.get("statement", [])
+    added = [content for dynamic in policy.get("dynamic", []) for content in dynamic["statement"]["content"]]
+    taken = [source.split(".")[2] for source in policy.get("source_policy_documents", [])]
+    return [*own, *added, *(statement for source in taken for statement in document(source))]
+
+
+def resources(statement: Statement, arn: str = "arn:aws:s3:::bucket") -> list[str]:
+    return [name.replace("${local.store}", arn) for name in statement["resources"]]
+
+
+def actions(name: str) -> set[str]:
+    return {action for statement in document(name) for action in statement["actions"]}
+
+
+def keys_for(statements: list[Statement], action: str) -> set[str]:
+    """Those of all keys to which the statements with this action apply."""
+    patterns = [pattern for statement in statements if action in statement["actions"] for pattern in resources(statement)]
+    return {key for key in EVERY for pattern in patterns if fnmatchcase(f"arn:aws:s3:::bucket/{key}", pattern)}
+
+
+def null_conditions(statement: Statement) -> set[str]:
+    """The headers whose absence makes the statement apply."""
+    conditions = statement.get("condition", [])
+    return {condition["variable"] for condition in conditions if (condition["test"], condition["values"]) == ("Null", ["true"])}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_file_is_terraform(path: Path) -> None:
+    assert parsed(path)
+
+
+def test_the_bucket_is_closed_encrypted_and_kept() -> None:
+    kinds = {kind for resource in parsed(FOLDER / "main.tf")["resource"] for kind in resource}
+    wanted = ["versioning", "object_lock_configuration", "server_side_encryption_configuration", "public_access_block"]
+    assert kinds >= {f"aws_s3_bucket_{kind}" for kind in [*wanted, "policy", "lifecycle_configuration"]}
+
+
+def test_every_variable_is_used_and_every_used_one_is_there() -> None:
+    declared = {name for variable in parsed(FOLDER / "variables.tf")["variable"] for name in variable}
+    text = "".join(path.read_text() for path in FILES if path.name != "variables.tf")
+    assert declared
+    for name in declared:
+        assert f"var.{name}" in text
+    assert {word.split("var.")[1] for word in _words(text) if word.startswith("var.")} == declared | {
+        "object_lock.mode",
+        "object_lock.days",
+    }
+
+
+def _words(text: str) -> Iterator[str]:
+    kept = "".join(letter if letter.isalnum() or letter in "._" else " " for letter in text)
+    return iter(kept.split())
+
+
+def test_each_policy_has_what_the_code_asks_for_and_nothing_more() -> None:
+    reads = {*ACTIONS["read"], *ACTIONS["list"]}
+    writes = {*reads, *ACTIONS["write"], *ACTIONS["change"], LOCK_ACTION}
+    assert actions("reader") == reads | {"kms:Decrypt"}
+    assert actions("publisher") == actions("approver") == writes | set(KMS_ACTIONS)
+
+
+def test_everybody_reads_everything() -> None:
+    for name in ("reader", "publisher", "approver"):
+        assert keys_for(document(name), "s3:GetObject") == EVERY
+        assert ["arn:aws:s3:::bucket"] in [resources(each) for each in document(name) if "s3:ListBucket" in each["actions"]]
+
+
+def test_each_writes_its_own_part() -> None:
+    assert keys_for(document("reader"), "s3:PutObject") == set()
+    assert keys_for(document("publisher"), "s3:PutObject") == PROBES | PUBLISHED | INDEX
+    assert keys_for(document("approver"), "s3:PutObject") == PROBES | STATED | CHANGEABLE
+
+
+def test_who_writes_once_may_lock() -> None:
+    assert keys_for(document("publisher"), LOCK_ACTION) >= PUBLISHED | {LOCKED_PROBE}
+    assert keys_for(document("approver"), LOCK_ACTION) >= STATED | {LOCKED_PROBE}
+
+
+def test_nobody_writes_without_a_condition_or_replaces_what_is_written_once() -> None:
+    denied = [statement for statement in document("bucket") if "s3:PutObject" in statement["actions"]]
+    assert {statement["effect"] for statement in denied} == {"Deny"}
+    assert all(each["principals"] == [{"type": "*", "identifiers": ["*"]}] for each in denied)
+    without = {frozenset(null_conditions(statement)): keys_for([statement], "s3:PutObject") for statement in denied}
+    assert without == {
+        frozenset({"s3:if-none-match"}): EVERY - CHANGEABLE - {SWAP_PROBE_KEY},
+        frozenset({"s3:if-none-match", "s3:if-match"}): EVERY,
+    }
+
+
+def test_only_tls_is_taken() -> None:
+    [tls] = [statement for statement in document("bucket") if statement["actions"] == ["s3:*"]]
+    assert (tls["effect"], resources(tls)) == ("Deny", ["arn:aws:s3:::bucket", "arn:aws:s3:::bucket/*"])
+    assert tls["condition"] == [{"test": "Bool", "variable": "aws:SecureTransport", "values": ["false"]}]
+
+
+@pytest.mark.s3
+@pytest.mark.usefixtures("radosgw_url")
+@pytest.mark.parametrize(
+    ("role", "writes"), [("reader", set()), ("publisher", PUBLISHED | INDEX), ("approver", STATED | CHANGEABLE)]
+)
+def test_a_server_lets_each_do_its_part(
+    radosgw_denied: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, role: str, writes: set[str]
+) -> None:
+    owner, bucket = client_of_environment(), uuid4().hex
+    owner.create_bucket(Bucket=bucket)
+    open_store(f"s3://{bucket}").put_new("reports/earlier", b"earlier", "text/plain")
+    owner.put_bucket_policy(Bucket=bucket, Policy=bucket_policy(role, f"arn:aws:s3:::{bucket}"))
+    for name, value in radosgw_denied.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(f"s3://{bucket}")
+    assert store.get("reports/earlier") == b"earlier"
+    if writes:
+        store.check()
+    for key in EVERY - PROBES:
+        if key in writes:
+            tag = store.swap(key, b"1", "text/plain", None)
+            with pytest.raises(ChangedError):
+                store.swap(key, b"1 2", "text/plain", "0" * len(tag))
+        else:
+            with pytest.raises(StoreError, match="does not allow"):
+                store.swap(key, b"1", "text/plain", None)
+    assert set(store.keys("")) == writes | {"reports/earlier"}
+
+
+def bucket_policy(role: str, arn: str) -> str:
+    """A role's policy as a bucket's, for the user who owns nothing."""
+    statements = [
+        {
+            "Effect": "Allow",
+            "Principal": {"AWS": ["arn:aws:iam:::user/denied"]},
+            "Action": statement["actions"],
+            "Resource": resources(statement, arn),
+        }
+        for statement in document(role)
+        if "${statement.value}" not in statement["resources"]
+    ]
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})

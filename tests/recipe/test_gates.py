@@ -1,0 +1,139 @@
+"""Gates in their forms, waivers, tasks: what a recipe can say of judging, and what is refused."""
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recipes import Document, reference, write
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.metrics import METRICS, least_requests
+from vllm_qualify.recipe.model import Gate
+
+PAIRED = {"metric": "exact_match", "filter": "strict-match", "max_loss": 0.008, "unit": "fraction"}
+RELATIVE = {"metric": "ttft_p50_ms", "max_worsening": 0.05, "unit": "fraction"}
+WAIVER = {
+    "gate": "exact_match (gsm8k, strict-match)",
+    "gpu_type": "cpu",
+    "variant": "bf16",
+    "profile": "balanced",
+    "owner": "ada@example.com",
+    "reason": "known, see the tracker",
+    "expires": date(2026, 12, 1),
+}
+PROFILE = "gpu_types.cpu.profiles.balanced"
+
+
+@pytest.mark.parametrize(
+    ("gate", "bound", "is_floor", "label"),
+    [
+        ({"metric": "exact_match", "filter": "f", "minimum": 0.9, "unit": "fraction"}, 0.9, True, "exact_match (f)"),
+        (
+            {"metric": "exact_match", "task": "gsm8k", "filter": "f", "reference": 0.92, "margin": 0.02, "unit": "fraction"},
+            0.9,
+            True,
+            "exact_match (gsm8k, f)",
+        ),
+        ({"metric": "ttft_p99_ms", "reference": 200, "margin": 10, "unit": "ms"}, 210, False, "ttft_p99_ms"),
+        (PAIRED, 0.008, False, "exact_match (strict-match) against the baseline"),
+        (RELATIVE, 0.05, False, "ttft_p50_ms against the baseline"),
+    ],
+)
+def test_a_gate_has_a_bound_and_a_side(gate: dict[str, Any], bound: float, is_floor: bool, label: str) -> None:
+    found = Gate.model_validate(gate)
+    assert (found.bound, found.is_floor, found.label) == (bound, is_floor, label)
+
+
+@pytest.mark.parametrize(
+    ("gate", "told"),
+    [
+        (PAIRED | {"minimum": 0.9}, "nothing beside"),
+        (PAIRED | {"max_loss": 0.0}, "must be above 0"),
+        (PAIRED | {"max_loss": 1.5}, "between 0 and 1"),
+        (RELATIVE | {"unit": "ms"}, "'fraction', not 'ms'"),
+        (RELATIVE | {"metric": "startup_s"}, "give 'maximum', or 'reference and margin', and nothing"),
+        ({"metric": "ttft_p99_ms", "max_loss": 0.1, "unit": "fraction"}, "or 'max_worsening'"),
+        ({"metric": "ttft_p99_ms", "reference": 200, "unit": "ms"}, "'reference and margin'"),
+        ({"metric": "ttft_p99_ms", "reference": 200, "margin": -1, "unit": "ms"}, "must be above 0"),
+        ({"metric": "ttft_p99_ms", "maximum": 200, "unit": "ms", "task": "gsm8k"}, "is of no task"),
+        ({"metric": "truncated_answers", "filter": "f", "maximum": 0.1, "unit": "fraction"}, "has no filter"),
+    ],
+)
+def test_a_gate_that_says_too_much_or_too_little_is_refused(gate: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Gate.model_validate(gate)
+
+
+def test_a_percentile_needs_as_many_requests_as_mlperf_says() -> None:
+    """MLPerf Inference's early stopping: 459 requests without a miss for p99 at 99 %."""
+    assert [least_requests(name) for name in ("ttft_p99_ms", "tpot_p90_ms", "itl_p50_ms", "e2el_mean_ms")] == [459, 44, 7, 1]
+    assert all(metric.quantile is None or metric.name.endswith("_ms") for metric in METRICS.values())
+
+
+def two_tasks() -> Document:
+    document = reference()
+    document["accuracy"].append({"task": "arc_easy", "num_questions": 100})
+    return document
+
+
+def with_gate(document: Document, gate: dict[str, Any]) -> Document:
+    document["gates"].append(gate)
+    return document
+
+
+def with_load_gate(gate: dict[str, Any], **load: Any) -> Document:
+    document = reference()
+    profile = document["gpu_types"]["cpu"]["profiles"]["balanced"]
+    profile["gates"].append(gate)
+    profile["load"] |= load
+    return document
+
+
+def with_waiver(**changes: Any) -> Document:
+    document = reference()
+    document["waivers"] = [WAIVER | changes]
+    return document
+
+
+P99 = {"metric": "tpot_p99_ms", "maximum": 300, "unit": "ms"}
+GOODPUT = {"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (two_tasks(), "must name its 'task', one of gsm8k, arc_easy"),
+        (with_gate(reference(), PAIRED), "more than one gate on exact_match (gsm8k, strict-match) against the baseline"),
+        (with_gate(reference(), {**PAIRED, "task": "mmlu"}), "a task that accuracy does not have: gsm8k"),
+        (with_load_gate(P99), f"{PROFILE}.load.num_prompts must be 918 or more for the gate on tpot_p99_ms"),
+        (with_load_gate(GOODPUT), "needs the workload's 'slo'"),
+        (with_load_gate(GOODPUT, slo={}), "at least one of ttft_ms"),
+        (with_waiver(gate="exact_match"), "there is no gate 'exact_match' to be waived; there are: exact_match (gsm8k"),
+        (with_waiver(variant="fp8"), "is for cpu/fp8/balanced, which the recipe does not have"),
+        (with_waiver(expires="soon"), "valid date"),
+        (with_waiver(owner=""), "at least 1 character"),
+    ],
+)
+def test_what_does_not_go_together_is_one_clear_error(tmp_path: Path, document: Document, told: str) -> None:
+    with pytest.raises(CallerError) as raised:
+        load_recipe(str(write(document, tmp_path / "mine.yaml")))
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "document", [with_load_gate(P99, num_prompts=918), with_load_gate(GOODPUT, slo={"ttft_ms": 200.0}), with_waiver()]
+)
+def test_what_goes_together_is_taken(tmp_path: Path, document: Document) -> None:
+    assert load_recipe(str(write(document, tmp_path / "mine.yaml"))).recipe.name == "reference"
+
+
+def test_a_recipe_with_one_task_need_not_name_it_and_one_with_several_names_it(tmp_path: Path) -> None:
+    document = two_tasks()
+    document["gates"] = [gate | {"task": "gsm8k"} for gate in document["gates"]]
+    several = load_recipe(str(write(document, tmp_path / "mine.yaml"))).recipe
+    one = load_recipe("reference").recipe
+    for recipe in (one, several):
+        (profile,) = recipe.gpu_types["cpu"].profiles.values()
+        assert {gate.task for gate in recipe.gates_of(profile) if gate.filter} == {"gsm8k"}

@@ -1,0 +1,216 @@
+"""Details: all that a run's files have of them, and a reason, never an exception, where they do not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence.test_speculation import CAPTURED as SPECULATION
+from tests.evidence.test_speculation import SETTINGS
+from tests.evidence.test_startup import CPU_LOG, CPU_STARTUP_S, LAUNCHED
+from tests.evidence.test_watched import CAPTURED as WATCHED
+from tests.evidence.test_watched import ENOUGH
+from tests.fakes.capacity import Capacity
+from tests.report.builder import approved_report, course, detailed_report
+from vllm_qualify import qualification
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.watch import SCRAPES
+from vllm_qualify.evidence import speculation, sweep
+from vllm_qualify.evidence.fitting import FOUND, Tried, Try
+from vllm_qualify.evidence.measurement import valid
+from vllm_qualify.evidence.stages import sweep_plan
+from vllm_qualify.evidence.watched import Series, read, series
+from vllm_qualify.recipe.model import Fit, Load, Sweep
+from vllm_qualify.report.details import MOST_SAMPLES, Details, details_of, thinned
+from vllm_qualify.report.model import Report, read_report
+
+# The measured part of the load: what bench did before it is warm-up.
+MEASURED = (ENOUGH[0] + 5, ENOUGH[1])
+TRIED = Tried(found={"max-num-seqs": 8}, tries=[Try(arguments={"max-num-seqs": 8}, kv_cache_tok=800, holds=9)])
+SHOWN = ("sweep", "speculation", "startup", "fit", "course")
+WRONG_TEXT = ["", "{", "null", "\x00"]
+
+
+def plan_of(**changes: Any) -> CellPlan:
+    """Of a cell that has everything. Its sweep's load is one of the simulated server."""
+    plan = approved_report().plan
+    drafting = plan.server.arguments | {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
+    given = {
+        "server": plan.server.model_copy(update={"arguments": drafting}),
+        "undrafted": plan.server,
+        "load": SETTINGS,
+        "sweep": Sweep(concurrencies=[1, 4], min_duration_s=0.5),
+        "fit": Fit(max_num_seqs=True),
+        "watched": True,
+    }
+    return plan.model_copy(update=given | changes)
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    """What real servers left, and a simulated one's sweep."""
+    folder = tmp_path / "evidence"
+    shutil.copytree(SPECULATION, folder / "speculation")
+    shutil.copytree(WATCHED / "enough", folder / "serve")
+    (folder / "serve" / "startup_s").write_text(f"{CPU_STARTUP_S}\n")
+    (folder / "serve" / "launched_at").write_text(f"{LAUNCHED}\n")
+    (folder / "serve" / "server.log").write_text(CPU_LOG)
+    began, ended = ENOUGH
+    (folder / "load").mkdir()
+    (folder / "load" / "bench-1.json").write_text(json.dumps({"duration": ended - MEASURED[0]}))
+    (folder / "load" / "client-1.json").write_text(json.dumps({"cpu_s": [[began, 0.0], [ended, 1.0]], "max_rss_mib": 1}))
+    (folder / "fit").mkdir()
+    (folder / "fit" / FOUND).write_text(TRIED.model_dump_json())
+    (folder / "sweep").mkdir()
+    sweep.measure(as_if_watched, sweep_plan(plan_of()), folder / "sweep")
+    return folder
+
+
+def as_if_watched(load: Load, rate: float | None, into: Path) -> None:
+    """A simulated run at a moment at which the real machine was looked at."""
+    Capacity().run(load, rate, into)
+    ended = read(WATCHED / "enough").host[5].time
+    began = ended - json.loads((into / "bench-1.json").read_text())["duration"]
+    (into / "client-1.json").write_text(json.dumps({"cpu_s": [[began, 0.0], [ended, 0.1]], "max_rss_mib": 1}))
+
+
+def test_everything_is_read(evidence: Path) -> None:
+    found = details_of(plan_of(), evidence)
+    assert (found.notes, found.course_notes) == ([], [])
+    assert found.sweep is not None
+    assert found.sweep == sweep.parse(evidence / "sweep", sweep_plan(plan_of()))
+    assert [point.clients for point in found.sweep.curve] == [1, 4]
+    assert found.speculation == speculation.document(evidence / "speculation", SETTINGS)
+    assert found.startup is not None
+    assert (found.startup.compile_s, found.startup.warm) == (51.0, False)
+    assert found.fit == TRIED
+    assert found.course is not None
+    assert found.course == series(evidence / "serve", *MEASURED)
+    assert 0 < len(found.course.time_s) < len(series(evidence / "serve").time_s)
+
+
+def test_a_cell_that_asks_for_nothing_of_it_has_no_details_and_no_notes(tmp_path: Path) -> None:
+    assert details_of(approved_report().plan, tmp_path) == Details()
+
+
+def test_what_left_nothing_is_absent_with_its_reason(tmp_path: Path) -> None:
+    found = details_of(plan_of(), tmp_path)
+    assert [getattr(found, name) for name in SHOWN] == [None] * len(SHOWN)
+    assert found.notes == [
+        "sweep: the stage left nothing",
+        "speculative decoding: the stage left nothing",
+        "start-up: no usable evidence: No such file or directory: startup_s",
+        "fit: no usable evidence: No such file or directory: found.json",
+        "the server during the load: the stage left nothing",
+    ]
+
+
+def test_gains_that_no_gate_asks_for_are_kept(evidence: Path) -> None:
+    gained = valid("speculative_speedup", 1.25, "speculation/", sample_count=4)
+    assert details_of(plan_of(), evidence, [gained]).speedups == [gained]
+
+
+def test_a_machine_without_room_for_both_servers_is_told(evidence: Path) -> None:
+    found = details_of(plan_of(undrafted=None), evidence)
+    assert found.speculation is None
+    assert found.notes == ["speculative decoding: the machine has no room for the same server without it"]
+
+
+@pytest.mark.parametrize("text", WRONG_TEXT)
+@pytest.mark.parametrize(
+    ("path", "absent"),
+    [
+        ("serve/startup_s", "startup"),
+        ("serve/launched_at", "startup"),
+        ("fit/found.json", "fit"),
+        ("load/client-1.json", "course"),
+        ("load/bench-1.json", "course"),
+    ],
+)
+def test_an_unusable_file_takes_only_its_own_away(path: str, absent: str, text: str, evidence: Path) -> None:
+    (evidence / path).write_text(text)
+    found = details_of(plan_of(), evidence)
+    assert [name for name in SHOWN if getattr(found, name) is None] == [absent]
+    assert len(found.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda folder: (folder / "load/client-1.json").unlink(), "no client told when it asked"),
+        (lambda folder: (folder / "load/bench-1.json").write_text('{"duration": 0}'), "repeat 1 lasted 0.0 s"),
+        (lambda folder: (folder / "load/bench-1.json").write_text('{"duration": NaN}'), "repeat 1 lasted nan s"),
+        (lambda folder: (folder / "serve" / SCRAPES).write_text(""), "no sample of it tells anything"),
+    ],
+)
+def test_a_course_without_samples_or_times_is_absent(spoil: Callable[[Path], None], reason: str, evidence: Path) -> None:
+    spoil(evidence)
+    found = details_of(plan_of(), evidence)
+    assert found.course is None
+    assert found.notes == [f"the server during the load: {reason}"]
+
+
+def test_a_thinned_course_keeps_peaks_dips_gaps_and_ends() -> None:
+    long = course(7200)
+    short = thinned(long)
+    assert len(short.time_s) <= MOST_SAMPLES
+    assert (short.time_s[0], short.time_s[-1]) == (long.time_s[0], long.time_s[-1])
+    assert short.waiting.count(37.0) == 1
+    assert short.time_s[short.waiting.index(37.0)] == long.time_s[long.waiting.index(37.0)]
+    assert short.running.count(None) == 1
+    for name in ("running", "waiting", "kv_cache_usage", "output_tok_s"):
+        known = [[value for value in getattr(of, name) if value is not None] for of in (short, long)]
+        assert (min(known[0]), max(known[0])) == (min(known[1]), max(known[1]))
+
+
+def test_the_samples_of_a_thinned_course_are_those_that_were() -> None:
+    long = course(1000)
+    short = thinned(long, 50)
+    assert len(short.time_s) <= 50
+    whole = [set(zip(*of.model_dump().values(), strict=True)) for of in (short, long)]
+    assert whole[0] < whole[1]
+
+
+def test_a_course_that_is_short_enough_stays_as_it_is() -> None:
+    assert thinned(course(MOST_SAMPLES)) == course(MOST_SAMPLES)
+
+
+def test_every_line_may_jump_in_every_sample() -> None:
+    count = 5000
+    lines = [[None if at % prime == 0 else float(at * prime % 101) for at in range(count)] for prime in (3, 5, 7, 11)]
+    names = ("running", "waiting", "kv_cache_usage", "output_tok_s")
+    jumping = Series.model_validate({"time_s": [float(at) for at in range(count)]} | dict(zip(names, lines, strict=True)))
+    assert 100 < len(thinned(jumping).time_s) <= MOST_SAMPLES
+
+
+def test_too_few_samples_to_thin_to_are_refused() -> None:
+    with pytest.raises(ValueError, match="fewer than 14 samples"):
+        thinned(course(100), 13)
+
+
+def test_a_report_with_details_is_read_back_as_it_was() -> None:
+    report = detailed_report()
+    assert read_report(report.model_dump_json(), "here") == report
+
+
+def test_an_older_report_has_no_details(approved: Report) -> None:
+    older = approved.model_dump(mode="json")
+    del older["details"]
+    assert read_report(json.dumps(older), "here").details == Details()
+
+
+def test_a_run_that_is_judged_has_its_details_in_report_and_page(
+    evidence: Path, approved: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judging itself, which takes seconds to import, is not what is asked here."""
+    monkeypatch.setenv("VLLM_QUALIFY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(qualification, "judge", lambda *_, **__: approved.judgement)
+    run = qualification.start_run(plan_of())
+    evidence.rename(run.evidence)
+    report = qualification.judge_run(run, [])
+    assert report.details == details_of(run.plan, run.evidence)
+    assert [name for name in SHOWN if getattr(report.details, name) is None] == []
+    assert '<h2 id="course">' in (run.folder / "report.html").read_text()

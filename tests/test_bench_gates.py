@@ -1,0 +1,112 @@
+"""`make bench-gates`: its figures can be read, are the same for a seed, and the peers' gates are theirs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from infra.bench import accuracy, peers, simulation, speed, worlds
+from vllm_qualify.evidence.answers import BLOCKS
+from vllm_qualify.evidence.sequential import Sides
+
+HERE = Path(__file__).parent.parent
+QUESTIONS = 1319
+KEYS = {
+    "false_alarm",
+    "undecided",
+    "detected_at_1_5_points",
+    "approved_past_margin",
+    "questions_share",
+    "slowdown_detected",
+    "slowdown_false_alarm",
+}
+
+
+def test_the_last_line_has_the_figures() -> None:
+    """How good they are is for a run with many releases to say."""
+    command = [sys.executable, "-m", "infra.bench.gates", "--runs", "4", "--seed", "7"]
+    told = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.splitlines()
+    figures = json.loads(told[-1])
+    assert figures.keys() == KEYS
+    assert all(value >= 0 for value in figures.values())
+    assert all(any(line.startswith(gate) for line in told) for gate in (*peers.ACCURACY, *peers.SPEED, "paired", "in turns"))
+
+
+def test_one_seed_gives_the_same_rates_whatever_the_processes() -> None:
+    wanted: list[simulation.Setting] = [accuracy.Setting(250, 0.01, 0.04, 0.02), speed.Setting(0.01, 0.05, 0.025)]
+    first = simulation.simulate(wanted, 130, seed=3, processes=1)
+    assert first == simulation.simulate(wanted, 130, seed=3, processes=2)
+    assert first != simulation.simulate(wanted, 130, seed=4, processes=1)
+
+
+@pytest.mark.parametrize("flips", [0.01, 0.05])
+@pytest.mark.parametrize("lost", [0.0, 0.015, 0.06])
+def test_builds_differ_by_just_what_is_lost(flips: float, lost: float) -> None:
+    rng = np.random.default_rng(1)
+    found = [worlds.builds(rng, QUESTIONS, flips, lost) for _ in range(50)]
+    for pair in found:
+        assert pair.baseline.mean() == pytest.approx(worlds.BASE_ACCURACY, abs=0.5 / QUESTIONS)
+        assert pair.baseline.mean() - pair.candidate.mean() == pytest.approx(lost)
+        assert (pair.candidate > pair.baseline).any()
+        assert ((pair.candidate > -1e-9) & (pair.candidate < 1 + 1e-9)).all()
+    assert np.mean([2 * chance * (1 - chance) for chance, _ in found]) == pytest.approx(flips, rel=0.1)
+
+
+def test_tensorrt_llms_threshold_is_the_published_one() -> None:
+    assert peers.tensorrt_llm_threshold(91.0, QUESTIONS) == pytest.approx(91 - 3.20, abs=0.005)
+    assert peers.tensorrt_llm_visible(QUESTIONS) == pytest.approx(4.84, abs=0.005)
+
+
+def test_wilsons_lower_bound_is_scipys() -> None:
+    wilson = stats.binomtest(1200, QUESTIONS).proportion_ci(0.9, method="wilson")
+    assert peers.wilson_lower(1200, QUESTIONS) == pytest.approx(wilson.low)
+
+
+@pytest.mark.parametrize(
+    ("gate", "least"),
+    [
+        ("vLLM, 8 % relative", 1105),  # .91 * .92 of 1,319 is 1,104.3
+        ("vLLM, .08 absolute", 1095),  # .83 of them is 1,094.8
+        ("TensorRT-LLM, hypothesis test", 1159),  # .8780 of them is 1,158.05
+        ("InferenceX, .90", 1188),  # .9 of them is 1,187.1
+        ("tt-inference-server, 5 %", 1140),  # .91 * .95 of them is 1,140.3, rounded down
+    ],
+)
+def test_a_peer_passes_from_its_published_bound_on(gate: str, least: int) -> None:
+    passes = peers.ACCURACY[gate]
+    assert passes(least, QUESTIONS, 0.91)
+    assert not passes(least - 1, QUESTIONS, 0.91)
+
+
+def test_a_tolerance_of_8_percent_lets_five_points_go() -> None:
+    rng, passed = np.random.default_rng(1), []
+    for _ in range(1000):
+        chance = worlds.builds(rng, QUESTIONS, 0.03, 0.05).candidate
+        passed.append(peers.vllm_relative(int(worlds.answered(rng, chance).sum()), QUESTIONS, 0.91))
+    assert np.mean(passed) >= 0.999
+
+
+def test_a_slower_candidate_is_one_that_takes_longer() -> None:
+    ten = peers.one_number(0.10)
+    assert ten(109.0, 100.0)
+    assert not ten(111.0, 100.0)
+
+
+def test_without_early_looks_as_many_answers_are_needed_as_the_rates_say() -> None:
+    """Then the bound at 5 % is as far from no loss as 5 % of releases come."""
+    setting = accuracy.Setting(QUESTIONS, 0.03, 0.0, 0.0075)
+    repetitions = accuracy.fixed_answers(setting, 0.05, 0.05, baseline_repetitions=6)
+    error = np.sqrt(0.015 / QUESTIONS * (1 / 6 + 1 / repetitions))
+    assert error * 2 * stats.norm.isf(0.05) == pytest.approx(0.0075, rel=0.01)
+    assert accuracy.fixed_answers(setting, 0.05, 1e-9, baseline_repetitions=1) == float("inf")
+
+
+def test_looks_are_after_each_block_of_the_products_steps() -> None:
+    looks = accuracy.looks(QUESTIONS, 3)
+    assert len(looks) == 3 * BLOCKS
+    assert looks[BLOCKS - 1 :: BLOCKS] == (QUESTIONS, 2 * QUESTIONS, 3 * QUESTIONS)
+    assert accuracy.bounds(looks, QUESTIONS, 3, simulation.levels()["alone"])[0] < Sides(0.01, 0.01)

@@ -1,0 +1,140 @@
+"""The commands of approvals, as a release manager types them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.approval.builder import CELL, NEWER, RUN, made_key, publish_report, with_gate
+from vllm_qualify import cli
+from vllm_qualify.approval.signing import PRIVATE_KEY, PUBLIC_KEY
+from vllm_qualify.publish.store import Store, open_store
+
+Command = Callable[..., tuple[int, str, str]]
+WHO = ("--by", "Ada", "--reason", "it is faster")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The default store, with a run that passed, and a key pair in the environment."""
+    monkeypatch.setenv("VLLM_QUALIFY_HOME", str(tmp_path))
+    made_key(tmp_path / "approver.pem")
+    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(tmp_path / "approver.pem"))
+    monkeypatch.setenv(f"{PUBLIC_KEY}_FILE", str(tmp_path / "approver.pem.pub"))
+    found = open_store((tmp_path / "store").as_uri())
+    publish_report(found, tmp_path / "runs")
+    return found
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line; its exit code, output and errors."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def called(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["vllm-qualify", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, " ".join(told.err.split())
+
+    return called
+
+
+@pytest.mark.usefixtures("store")
+def test_a_report_is_approved_listed_deployed_verified_and_revoked(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("approve", RUN, *WHO)
+    assert (code, "approved by Ada on" in out) == (0, True)
+    code, out, _ = command("approved", "list", "--json")
+    (cell,) = json.loads(out)
+    assert (code, cell["cell"], cell["state"], cell["last"]["run_id"]) == (0, CELL, "approved", RUN)
+    assert "approved" in command("approved", "list")[1]
+    code, out, _ = command("approved", "get", CELL, "--format", "config")
+    assert (code, out.splitlines()[0].startswith(f"# cell {CELL}; run {RUN}")) == (0, True)
+    code, out, _ = command("verify", CELL)
+    assert (code, f"{CELL}, run {RUN}: approved by Ada" in out) == (0, True)
+    code, out, _ = command("approved", "export", CELL, str(tmp_path / "bundle"))
+    assert command("verify", out.strip())[0] == code == 0
+    assert command("revoke", CELL, "--by", "Eve", "--reason", "it crashes")[0] == 0
+    for looked in (("verify", CELL), ("approved", "get", CELL)):
+        code, _, err = command(*looked)
+        assert (code, f"run {RUN} was revoked by Eve" in err) == (14, True)
+    assert json.loads(command("approved", "list", "--json")[1])[0]["state"] == "revoked"
+
+
+@pytest.mark.usefixtures("store")
+def test_a_name_is_shown_as_it_is(command: Command) -> None:
+    assert command("approve", RUN, "--by", "Ada [/ops]", "--reason", "it is faster")[0] == 0
+    code, out, _ = command("approved", "list")
+    assert (code, "Ada [/ops]" in out) == (0, True)
+
+
+@pytest.mark.usefixtures("store")
+def test_waiting_where_nobody_can_answer_is_a_mistake(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    code, _, err = command("run", "reference", "--decision-timeout-s", "60")
+    assert (code, "set PREFECT_API_URL" in err) == (2, True)
+
+
+@pytest.mark.usefixtures("store")
+def test_a_rejection_is_final(command: Command) -> None:
+    assert command("reject", RUN, "--by", "Bob", "--reason", "we do not need it")[0] == 0
+    code, _, err = command("approve", RUN, *WHO)
+    assert (code, f"run {RUN} was already rejected by Bob" in err) == (2, True)
+
+
+def test_what_did_not_pass_is_not_approved(store: Store, command: Command, tmp_path: Path) -> None:
+    publish_report(store, tmp_path / "runs", NEWER, with_gate("fail"))
+    code, _, err = command("approve", NEWER, *WHO)
+    assert (code, "ttft_p99_ms: fail" in err, "waive each gate by name" in err) == (2, True, True)
+
+
+def test_each_way_not_to_hold_has_its_exit_code(store: Store, command: Command, tmp_path: Path) -> None:
+    command("approve", RUN, *WHO)
+    older = f"approvals/{CELL}/{RUN}/approval.json"
+    made_key(tmp_path / "other.pem")
+    code, _, err = command("verify", CELL, "--public-key", str(tmp_path / "other.pem.pub"))
+    assert (code, "signed by key" in err) == (11, True)
+    publish_report(store, tmp_path / "runs", NEWER)
+    command("approve", NEWER, *WHO)
+    code, _, err = command("verify", store.locate(older))
+    assert (code, f"superseded by run {NEWER}" in err) == (13, True)
+    evidence = next(path for key in store.keys("evidence/") if NEWER in (path := Path(store.locate(key))).read_text())
+    evidence.unlink()
+    code, _, err = command("verify", CELL)
+    assert (code, "it is missing" in err, str(evidence) in err) == (10, True, True)
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("approve", "no-such-run", *WHO), "no whole run 'no-such-run'"),
+        (("approve", RUN, "--by", " ", "--reason", "x"), "give a name and a reason"),
+        (("verify", CELL), f"nothing is approved in {CELL}"),
+        (("verify", "my cell"), "write it as RECIPE/VARIANT/GPU_TYPE/PROFILE"),
+        (("verify", "missing.json"), "cannot be read"),
+        (("revoke", CELL, "--by", "Eve", "--reason", "x"), "nothing is approved"),
+    ],
+)
+def test_a_mistake_is_told_with_its_remedy(command: Command, arguments: tuple[str, ...], told: str) -> None:
+    code, out, err = command(*arguments)
+    assert code in (2, 3)
+    assert (out, told in err) == ("", True), err
+
+
+@pytest.mark.usefixtures("store")
+def test_without_a_key_nothing_is_decided(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(f"{PRIVATE_KEY}_FILE")
+    code, _, err = command("approve", RUN, *WHO)
+    assert (code, "vllm-qualify key new" in err) == (2, True)
+    assert not (tmp_path / "store" / "approvals").exists()
+
+
+def test_a_key_is_made_once(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "fresh.pem"
+    code, out, _ = command("key", "new", str(path))
+    assert (code, f"{path}.pub" in out, path.stat().st_mode & 0o777) == (0, True, 0o600)
+    code, _, err = command("key", "new", str(path))
+    assert (code, "keys are not replaced" in err) == (2, True)

@@ -1,0 +1,93 @@
+"""What a release manager, or the recipe, does: approve, reject, revoke. Each step can be repeated and then changes nothing."""
+
+from datetime import datetime
+
+from vllm_qualify.approval.decision import Decision, Ruling, StoredDecision, decide
+from vllm_qualify.approval.errors import TamperedError
+from vllm_qualify.approval.index import index_problem
+from vllm_qualify.approval.layout import JSON, approval_key
+from vllm_qualify.approval.pointer import Entry, Pointer, Revocation, advance, check_can_advance, mark_revoked
+from vllm_qualify.approval.published import PublishedRun, stored_object
+from vllm_qualify.approval.signing import PrivateKey, open_envelope, sign
+from vllm_qualify.approval.statement import statement
+from vllm_qualify.errors import AlreadyExistsError
+from vllm_qualify.publish.bundle import StoredObject
+from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.model import Frozen
+
+
+class Approved(Frozen):
+    """Where an approval went."""
+
+    decision: Decision
+    approval: StoredObject
+    pointer: Pointer
+    index_problem: str | None = None
+
+
+class Revoked(Frozen):
+    """What was revoked, and the pointer that says so."""
+
+    entry: Entry
+    pointer: Pointer
+    index_problem: str | None = None
+
+
+def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, signer: PrivateKey, now: datetime) -> Approved:
+    """Decide, sign, move the cell's pointer, and bring the index up to date.
+
+    A second call goes on from where the first one stopped, with its decision.
+
+    Raises:
+        CallerError: the run did not pass; DecidedError: it was decided otherwise.
+        OvertakenError: a newer report is approved, or somebody else moved the pointer meanwhile.
+        RevokedError: this approval was revoked.
+        OtherKeyError: the run's approval is there already, signed by another key.
+        TamperedError, StoreError: what is in the store cannot be trusted or read.
+    """
+    if wanted.verdict != "approve":
+        raise ValueError("a rejection approves nothing")
+    check_can_advance(store, run.cell, run.run_id)
+    stored = decide(store, run, wanted, valid_days, now)
+    approval = _put_approval(store, run, stored, signer)
+    pointer = advance(store, run.cell, entry_of(stored.decision, approval))
+    problem = index_problem(store, run.cell)
+    return Approved(decision=stored.decision, approval=approval, pointer=pointer, index_problem=problem)
+
+
+def reject(store: Store, run: PublishedRun, wanted: Ruling, now: datetime) -> Decision:
+    """Decide that the run is not to be deployed, whatever its verdict. Raises DecidedError, StoreError."""
+    if wanted.verdict != "reject":
+        raise ValueError("an approval rejects nothing")
+    return decide(store, run, wanted, 0, now).decision
+
+
+def revoke(store: Store, cell: str, run_id: str | None, by: Revocation) -> Revoked:
+    """Take an approval back, without a run the cell's last one: in force as soon as the pointer says so.
+
+    Raises:
+        CallerError: there is no such approval; DecidedError: it was revoked already.
+        StoreError: the store refuses, or the pointer changes all the time.
+    """
+    pointer, entry = mark_revoked(store, cell, run_id, by)
+    return Revoked(entry=entry, pointer=pointer, index_problem=index_problem(store, cell))
+
+
+def entry_of(decision: Decision, approval: StoredObject) -> Entry:
+    """What the pointer says of an approval. Raises ValueError of a rejection."""
+    if decision.expires is None:
+        raise ValueError("a rejection is in no pointer")
+    return Entry(run_id=decision.run_id, approval=approval, by=decision.by, at=decision.at, expires=decision.expires)
+
+
+def _put_approval(store: Store, run: PublishedRun, stored: StoredDecision, signer: PrivateKey) -> StoredObject:
+    key, payload = approval_key(run.cell, run.run_id), statement(run, stored)
+    body = sign(payload, signer)
+    try:
+        store.put_new(key, body, JSON)
+    except AlreadyExistsError:
+        # Raises OtherKeyError if it is there by another key.
+        if open_envelope(store.get(key), [signer.public_key], store.locate(key)).payload != payload:
+            problem = "the approval that is there states something else"
+            raise TamperedError(problem, "do not trust this run", store.locate(key)) from None
+    return stored_object(key, body)

@@ -1,0 +1,185 @@
+"""Decisions: what a release manager, or the recipe's own rule, says about one report. Each is made once."""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal, Self
+
+from pydantic import ValidationError, model_validator
+
+from vllm_qualify.approval.errors import DecidedError
+from vllm_qualify.approval.layout import JSON, Line, Moment, day, decision_key, in_plain_words, one_line, reason_of
+from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
+from vllm_qualify.judge.verdict import GateVerdict, Verdict, worst
+from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.recipe.model import Frozen, Waiver
+from vllm_qualify.report.model import Report
+
+RECIPE = "recipe"
+DONE = {"approve": "approved", "reject": "rejected"}
+
+
+class Ruling(Frozen):
+    """What is to be decided. The recipe itself only approves, and needs no reason."""
+
+    verdict: Literal["approve", "reject"]
+    by: Line
+    automatic: bool = False
+    reason: Line | None = None
+
+    @model_validator(mode="after")
+    def _is_somebodys(self) -> Self:
+        if self.automatic != (self.by == RECIPE):
+            raise ValueError(f"'{RECIPE}' decides automatically, and nobody else")
+        if self.automatic and self.verdict != "approve":
+            raise ValueError("nothing is rejected automatically")
+        if self.reason is None and not self.automatic:
+            raise ValueError("a decision needs a reason")
+        return self
+
+
+AUTOMATIC = Ruling(verdict="approve", by=RECIPE, automatic=True)
+
+
+class Decision(Ruling):
+    """`expires` is the first day, by UTC, on which the approval holds no longer; None of a rejection."""
+
+    decision_version: Literal[1] = 1
+    run_id: str
+    cell: str
+    at: Moment
+    expires: date | None
+    report_sha256: str
+    manifest_sha256: str
+
+    @property
+    def done(self) -> str:
+        """`approved by Ada on 2026-03-14`"""
+        return f"{DONE[self.verdict]} by {self.by} on {day(self.at)}"
+
+
+@dataclass(frozen=True)
+class StoredDecision:
+    """A decision with its bytes in the store."""
+
+    decision: Decision
+    body: bytes
+
+
+def ruling(verdict: Literal["approve", "reject"], by: str, reason: str) -> Ruling:
+    """A person's, in their own words. Raises CallerError if name or reason are missing or cannot be shown."""
+    with in_plain_words():
+        return Ruling(verdict=verdict, by=one_line(by), reason=one_line(reason))
+
+
+def decide(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> StoredDecision:
+    """The decision about the run, which is made now unless the same was made before.
+
+    Raises:
+        CallerError: an approval of a run that did not pass on this day, or that the recipe itself cannot give.
+        DecidedError: somebody else decided, or otherwise; but what the recipe approved anybody may approve again.
+        StoreError: the decision that is there is about another report.
+    """
+    key = decision_key(run.cell, run.run_id)
+    try:
+        return _same(read_decision(store, run.cell, run.run_id), run, wanted, store.locate(key))
+    except MissingObjectError:
+        body = _decision(run, wanted, valid_days, now).model_dump_json(indent=2).encode()
+    try:
+        store.put_new(key, body, JSON)
+    except AlreadyExistsError:
+        return _same(read_decision(store, run.cell, run.run_id), run, wanted, store.locate(key))
+    return parse_decision(body, store.locate(key))
+
+
+def read_decision(store: Store, cell: str, run_id: str) -> StoredDecision:
+    """Raises MissingObjectError before there is one."""
+    key = decision_key(cell, run_id)
+    return parse_decision(store.get(key), store.locate(key))
+
+
+def parse_decision(body: bytes, place: str) -> StoredDecision:
+    """Raises StoreError if it is no decision of this version."""
+    try:
+        return StoredDecision(Decision.model_validate_json(body), body)
+    except ValidationError as error:
+        raise StoreError(f"not a decision: {reason_of(error)}", "read it with the version that wrote it", place) from error
+
+
+def check_passed(report: Report, today: date) -> None:
+    """Raises CallerError if a gate did not pass and no waiver holds for it on this day."""
+    if _verdict_on(report, today) == "pass" and report.approved:
+        return
+    gates = [f"{found.gate.label}: {_why(found, today)}" for found in report.judgement.gates if _on(found, today) != "pass"]
+    without = f"its verdict is {report.judgement.verdict}" if report.judgement.gates else "no gate was judged"
+    problem = f"run {report.run_id} cannot be approved: {'; '.join(gates) or without}"
+    remedy = (
+        f"qualify again, or waive each gate by name in the recipe and judge again with `vllm-qualify rejudge {report.run_id}`"
+    )
+    raise CallerError(problem, remedy, "REPORT")
+
+
+def waivers_of(report: Report) -> list[Waiver]:
+    """Those that the verdict rests on."""
+    return [found.waiver for found in report.judgement.gates if found.waiver and found.counts_as != found.verdict]
+
+
+def _decision(run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> Decision:
+    today, expires = now.astimezone(UTC).date(), None
+    if wanted.verdict == "approve":
+        check_passed(run.report, today)
+        _check_automatic(run.report, wanted)
+        expires = min(today + timedelta(days=valid_days), *(_day_after(waiver) for waiver in waivers_of(run.report)), date.max)
+    return Decision(
+        **wanted.model_dump(),
+        run_id=run.run_id,
+        cell=run.cell,
+        at=now,
+        expires=expires,
+        report_sha256=run.report_object.sha256,
+        manifest_sha256=run.manifest_object.sha256,
+    )
+
+
+def _day_after(waiver: Waiver) -> date:
+    """A waiver holds on its last day too."""
+    return waiver.expires if waiver.expires == date.max else waiver.expires + timedelta(days=1)
+
+
+def _check_automatic(report: Report, wanted: Ruling) -> None:
+    if wanted.automatic and waivers_of(report):
+        names = ", ".join(waiver.gate for waiver in waivers_of(report))
+        problem = f"run {report.run_id} rests on a waiver ({names}), and is approved by nobody automatically"
+        raise CallerError(problem, f"decide by name: `vllm-qualify approve {report.run_id}`", "REPORT")
+
+
+def _same(found: StoredDecision, run: PublishedRun, wanted: Ruling, place: str) -> StoredDecision:
+    decision = found.decision
+    about = (decision.cell, decision.run_id, decision.report_sha256, decision.manifest_sha256)
+    if about != (run.cell, run.run_id, run.report_object.sha256, run.manifest_object.sha256):
+        raise StoreError("the decision is about another report", "do not trust this run", place)
+    # Nobody else could complete what the recipe began.
+    is_completed = decision.automatic and wanted.verdict == decision.verdict
+    if (decision.verdict, decision.by) != (wanted.verdict, wanted.by) and not is_completed:
+        raise DecidedError(f"run {run.run_id} was already {decision.done}", _instead(decision), "REPORT")
+    return found
+
+
+def _instead(decision: Decision) -> str:
+    if decision.verdict == "reject":
+        return "qualify the cell again"
+    return f"revoke it if it must not hold; if `approved list` does not have it, approve it again as {decision.by}"
+
+
+def _verdict_on(report: Report, today: date) -> Verdict:
+    return worst([_on(found, today) for found in report.judgement.gates])
+
+
+def _on(found: GateVerdict, today: date) -> Verdict:
+    """What the verdict counts as on a day."""
+    return found.verdict if found.waiver and today > found.waiver.expires else found.counts_as
+
+
+def _why(found: GateVerdict, today: date) -> str:
+    waiver = found.expired or (found.waiver if found.waiver and today > found.waiver.expires else None)
+    return f"{found.verdict}, its waiver expired after {waiver.expires}" if waiver else found.verdict

@@ -1,0 +1,336 @@
+"""What was qualified, in the forms that people deploy. By image digest, and with the config file's own text wherever a form
+can carry a file."""
+
+import hashlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import yaml
+from pydantic import JsonValue
+
+from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, command_line
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.server import (
+    CONFIG_INSIDE,
+    HF_HOME_INSIDE,
+    PASSED,
+    ServerPlan,
+    config_text,
+    container_of,
+    model_binds,
+)
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.model import VLLM
+
+Format = Literal["config", "docker", "compose", "kubernetes", "json"]
+Annotations = Mapping[str, str]
+
+# What Docker, Compose and Kubernetes all take as a name.
+MOST_NAME_LETTERS = 63
+NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MOST_NAME_LETTERS - 2}}}[a-z0-9]")
+CONFIG_FILE = PurePosixPath(CONFIG_INSIDE).name
+PUBLISHED = f"{SERVED_PORT}:{SERVED_PORT}"
+# The host's own, as for a qualification. A shell and Compose both expand it.
+HUB_CACHE = "${HF_HOME:-${HOME}/.cache/huggingface}"
+HUB_VOLUME = f"{HUB_CACHE}:{HF_HOME_INSIDE}"
+HEALTH = "/health"
+# An image of an engine has Python, and need not have curl.
+ASK_HEALTH = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{SERVED_PORT}{HEALTH}')"
+# Compose and Kubernetes read a bare 1e3, 0o7, -.5 or y as a number or as true.
+ELSEWHERE_NO_TEXT = re.compile(r"[-+.\d]|.?$")
+PROBE_EVERY_S = 10
+# What Kubernetes allows by default for a rollout; here it is left for the pull, before the start.
+PULL_WITHIN_S = 600
+
+
+def deployable(plan: ServerPlan, format: Format, name: str, annotations: Annotations) -> str:  # noqa: A002  (the option's name)
+    """The server of `plan`, with its port 8000, in one form:
+
+    - `config`: the config file as the server read it, after a comment with the annotations and the command that reads it.
+    - `docker`: a `docker run` line for a POSIX shell that needs no other file: the options stand on it as vLLM itself makes
+      them of the config file.
+    - `compose`: a Compose file (2.23.1 or later) with the config file in it.
+    - `kubernetes`: ConfigMap, Deployment and Service. Weights of the hub are loaded into each pod anew, local weights are
+      expected at their path on the node. A Secret `hf-token` may hold the hub's token as `token`. The pod's /dev/shm is bounded
+      by its memory alone, as the host's was.
+    - `json`: `name`, `annotations`, `image` by digest, `plan`, `config` (the file's text) and `docker`, the arguments of
+      `docker run`; null are `image` where there is none and `docker` where `docker` is refused. One argument is left for a
+      shell to expand, the hub cache's volume.
+
+    GPUs are given by their number: indices are those of the machine that qualified. Variables that the qualification took
+    from its own environment are taken from the deployer's. `name` is the container's, service's and objects'. Keys of
+    `annotations` (cell, run, expiry, …) are names in Kubernetes' sense.
+
+    Raises:
+        CallerError: the name does not fit, or what was qualified has no such form.
+    """
+    if not NAME.fullmatch(name):
+        remedy = "use 2 to 63 lower-case letters, digits and '-', a letter first and no '-' last"
+        raise CallerError(f"{name!r} cannot name a deployment", remedy, "name")
+    return _FORMS[format](plan, name, annotations)
+
+
+def deployment_name(cell: str) -> str:
+    """What a cell's server can be named in every form, like `vllm-reference-bf16-cpu-balanced`."""
+    name = f"vllm-{re.sub('[^a-z0-9]+', '-', cell)}"
+    if len(name) <= MOST_NAME_LETTERS:
+        return name
+    # Two long cells must not have one name.
+    mark = hashlib.sha256(cell.encode()).hexdigest()[:8]
+    return f"{name[: MOST_NAME_LETTERS - len(mark) - 1].rstrip('-')}-{mark}"
+
+
+def _config(plan: ServerPlan, _name: str, annotations: Annotations) -> str:
+    return _comment(annotations, shlex.join(_reader(plan))) + _text(plan)
+
+
+def _text(plan: ServerPlan) -> str:
+    return config_text(plan, SERVED_PORT)
+
+
+def _reader(plan: ServerPlan) -> list[str]:
+    arguments = plan.engine_kind.arguments(plan.served(SERVED_PORT), "FILE")
+    if isinstance(plan.engine, EngineImage):
+        return [plan.engine.pinned, *arguments]
+    variables = [f"{name}={value}" for name, value in plan.environment.items()]
+    return [*(("env", *variables) if variables else ()), "vllm", "serve", *arguments]
+
+
+def _comment(annotations: Annotations, *more: str) -> str:
+    """One line, whatever is in it: a line break would begin something that is no comment."""
+    text = "; ".join([*(f"{name} {value}" for name, value in annotations.items()), *more])
+    return f"# {''.join(map(_visible, text))}\n"
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def _docker(plan: ServerPlan, name: str, _annotations: Annotations) -> str:
+    lines: list[list[str]] = [[]]
+    for part in _docker_run(plan, name):
+        if part.startswith("--") or part == _image(plan, "docker").pinned:
+            lines.append([])
+        lines[-1].append(f'"{part}"' if part == HUB_VOLUME else shlex.quote(part))
+    return " \\\n  ".join(map(" ".join, lines)) + "\n"
+
+
+def _docker_run(plan: ServerPlan, name: str) -> list[str]:
+    planned = _container(plan, name, "docker")
+    if plan.kind != VLLM:
+        problem = f"{plan.engine_kind.title} does not take all its options on a command line"
+        raise CallerError(problem, "take compose or kubernetes, which carry the config file", "--format docker")
+    planned = planned.model_copy(update={"arguments": list(_flags(_text(plan)))})
+    command = command_line(planned)
+    here = [
+        *(("--gpus", str(len(plan.gpus))) if plan.gpus else ()),
+        *("--publish", PUBLISHED),
+        *(() if plan.is_local else ("--volume", HUB_VOLUME)),
+    ]
+    after_run = command.index("--detach")
+    return [*command[:after_run], *here, *command[after_run:]]
+
+
+def _container(plan: ServerPlan, name: str, form: Format) -> ContainerPlan:
+    """The qualified container without what was the machine's: its GPUs, its port, its hub cache and the config file's place."""
+    _image(plan, form)
+    planned = container_of(plan, Path(CONFIG_FILE), SERVED_PORT, {})
+    passed = [variable for variable in PASSED if variable not in planned.environment]
+    own: dict[str, Any] = {"name": name, "passed": passed, "binds": _weights(plan), "labels": {}, "gpus": [], "port": None}
+    return planned.model_copy(update=own)
+
+
+def _image(plan: ServerPlan, form: Format) -> EngineImage:
+    """Raises CallerError if the engine is no image with a digest."""
+    place = f"--format {form}"
+    if not isinstance(plan.engine, EngineImage):
+        remedy = "take config or json, or qualify an image"
+        raise CallerError("what was qualified ran as a process: there is no image to deploy", remedy, place)
+    if plan.engine.digest is None:
+        raise CallerError(f"{plan.engine.reference} has no digest", "take the plan of a run, which has resolved it", place)
+    return plan.engine
+
+
+def _weights(plan: ServerPlan) -> list[Bind]:
+    return [bind for bind in model_binds(plan) if bind.read_only]
+
+
+def _flags(config: str) -> Iterator[str]:
+    """What vLLM puts in a config file's place on its command line. `config_text` leaves it no mapping and no `false`."""
+    for option, value in yaml.safe_load(config).items():
+        if value == []:
+            continue
+        yield f"--{option}"
+        if value is not True:
+            yield from map(str, value if isinstance(value, list) else [value])
+
+
+def _compose(plan: ServerPlan, name: str, annotations: Annotations) -> str:
+    planned = _container(plan, name, "compose")
+    service: dict[str, Any] = {
+        "image": planned.image,
+        "platform": planned.platform,
+        "command": _doubled(planned.arguments),
+        "environment": _doubled(planned.environment) | dict.fromkeys(planned.passed),
+        "configs": [{"source": "server", "target": CONFIG_INSIDE}],
+        "volumes": _compose_volumes(plan),
+        "ports": [PUBLISHED],
+        "ipc": "host",
+        "healthcheck": {
+            "test": ["CMD", "python3", "-c", ASK_HEALTH],
+            "interval": f"{PROBE_EVERY_S}s",
+            "start_period": f"{math.ceil(plan.startup_timeout_s)}s",
+        },
+    }
+    if planned.memory_limit_mib:
+        service["mem_limit"] = f"{planned.memory_limit_mib}m"
+    if plan.gpus:
+        devices = [{"count": len(plan.gpus), "capabilities": ["gpu"]}]
+        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
+    file = {"services": {name: service}, "configs": {"server": {"content": _doubled(_text(plan))}}}
+    return _comment(annotations) + _yaml(file)
+
+
+def _compose_volumes(plan: ServerPlan) -> list[dict[str, Any]]:
+    """Weights that are not there are an error; a cache is made."""
+    weights = [
+        {
+            "type": "bind",
+            "source": _doubled(str(bind.source)),
+            "target": bind.target,
+            "read_only": True,
+            "bind": {"create_host_path": False},
+        }
+        for bind in _weights(plan)
+    ]
+    cache = {"type": "bind", "source": HUB_CACHE, "target": HF_HOME_INSIDE, "bind": {"create_host_path": True}}
+    return weights if plan.is_local else [cache, *weights]
+
+
+def _doubled(value: Any) -> Any:
+    """Text, or texts in a list or mapping, with what Compose and Kubernetes read as the begin of a variable escaped."""
+    if isinstance(value, dict):
+        return {key: _doubled(inner) for key, inner in value.items()}
+    return list(map(_doubled, value)) if isinstance(value, list) else value.replace("$", "$$")
+
+
+def _kubernetes(plan: ServerPlan, name: str, annotations: Annotations) -> str:
+    planned = _container(plan, name, "kubernetes")
+    labels = {"app.kubernetes.io/name": name}
+    described = {"labels": labels, "annotations": {f"vllm-qualify/{key}": value for key, value in annotations.items()}}
+    about = {"name": name, **described}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {CONFIG_FILE: _text(plan)}}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": about,
+        "spec": {
+            "replicas": 1,
+            "progressDeadlineSeconds": PULL_WITHIN_S + math.ceil(plan.startup_timeout_s),
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": described, "spec": _pod(plan, planned)},
+        },
+    }
+    port = {"name": "http", "port": SERVED_PORT, "targetPort": "http"}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"selector": labels, "ports": [port]}}
+    return _yaml(config, deployment, service)
+
+
+def _pod(plan: ServerPlan, planned: ContainerPlan) -> dict[str, Any]:
+    os, architecture = planned.platform.split("/")[:2]
+    mounts = list(_mounts(plan, str(planned.name)))
+    return {
+        # They would set VLLM_PORT to an address for a service called vllm.
+        "enableServiceLinks": False,
+        "nodeSelector": {"kubernetes.io/os": os, "kubernetes.io/arch": architecture},
+        "containers": [
+            {
+                "name": planned.name,
+                "image": planned.image,
+                "args": _doubled(planned.arguments),
+                "env": _variables(planned),
+                "ports": [{"name": "http", "containerPort": SERVED_PORT}],
+                "resources": {"limits": _limits(plan, planned)},
+                "startupProbe": _probe() | {"failureThreshold": math.ceil(plan.startup_timeout_s / PROBE_EVERY_S)},
+                "readinessProbe": _probe(),
+                "volumeMounts": [mount for mount, _ in mounts],
+            }
+        ],
+        "volumes": [volume for _, volume in mounts],
+    }
+
+
+def _mounts(plan: ServerPlan, config_map: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each mount of the container with the pod's volume that it is of."""
+
+    def mounted(name: str, path: str, source: dict[str, Any], **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"name": name, "mountPath": path, **more}, {"name": name, **source}
+
+    yield mounted("config", CONFIG_INSIDE, {"configMap": {"name": config_map}}, subPath=CONFIG_FILE, readOnly=True)
+    yield mounted("shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})  # noqa: S108  (every container's own)
+    if not plan.is_local:
+        yield mounted("hub-cache", HF_HOME_INSIDE, {"emptyDir": {}})
+    for bind in _weights(plan):
+        on_node = {"hostPath": {"path": str(bind.source), "type": "Directory"}}
+        yield mounted(PurePosixPath(bind.target).name, bind.target, on_node, readOnly=True)
+
+
+def _variables(planned: ContainerPlan) -> list[dict[str, Any]]:
+    token = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
+    given = [{"name": name, "value": _doubled(value)} for name, value in planned.environment.items()]
+    return [*given, {"name": "HF_TOKEN", "valueFrom": token}]
+
+
+def _limits(plan: ServerPlan, planned: ContainerPlan) -> dict[str, JsonValue]:
+    gpus: dict[str, JsonValue] = {"nvidia.com/gpu": len(plan.gpus)} if plan.gpus else {}
+    return gpus | ({"memory": f"{planned.memory_limit_mib}Mi"} if planned.memory_limit_mib else {})
+
+
+def _probe() -> dict[str, Any]:
+    return {"httpGet": {"path": HEALTH, "port": "http"}, "periodSeconds": PROBE_EVERY_S}
+
+
+def _json(plan: ServerPlan, name: str, annotations: Annotations) -> str:
+    has_line = isinstance(plan.engine, EngineImage) and plan.kind == VLLM
+    content = {
+        "name": name,
+        "annotations": dict(annotations),
+        "image": plan.engine.pinned if isinstance(plan.engine, EngineImage) else None,
+        "plan": plan.model_dump(mode="json"),
+        "config": _text(plan),
+        "docker": _docker_run(plan, name) if has_line else None,
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lines stay lines, text stays text for other readers than PyYAML, and what stands twice is written twice."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else "'" if ELSEWHERE_NO_TEXT.match(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text_node)
+
+
+def _yaml(*documents: dict[str, Any]) -> str:
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=math.inf)
+
+
+_FORMS: dict[Format, Callable[[ServerPlan, str, Annotations], str]] = {
+    "config": _config,
+    "docker": _docker,
+    "compose": _compose,
+    "kubernetes": _kubernetes,
+    "json": _json,
+}

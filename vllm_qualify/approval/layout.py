@@ -1,0 +1,113 @@
+"""Where approvals lie in the store, and how their documents are written."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationError
+
+from vllm_qualify.errors import CallerError
+
+JSON = "application/json"
+INDEX_KEY = "index.json"
+
+_NAME = r"[a-z0-9][a-z0-9._-]*"
+_CELL = re.compile(rf"{_NAME}(/{_NAME}){{3}}")
+_APPROVAL = re.compile(rf"approvals/(?P<cell>{_CELL.pattern})/(?P<run_id>[A-Za-z0-9_-]+)/approval\.json")
+
+
+def _is_one_line(text: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("write it in one line, without control characters")
+    return text
+
+
+def _utc(at: datetime) -> datetime:
+    return at.astimezone(UTC)
+
+
+Line = Annotated[str, Field(strict=True, min_length=1, max_length=500), AfterValidator(_is_one_line)]
+"""Text by a person that is shown to others, also on a terminal."""
+Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
+
+
+def one_line(text: str) -> str:
+    """What somebody wrote in a form, its line breaks as spaces."""
+    return " ".join(text.split())
+
+
+@contextmanager
+def in_plain_words() -> Iterator[None]:
+    """Within the block, a name or a reason that is missing or cannot be shown is a CallerError."""
+    try:
+        yield
+    except ValidationError as error:
+        raise CallerError(reason_of(error), "give a name and a reason in plain words") from error
+
+
+def checked_cell(text: str) -> str:
+    """A cell's id as somebody gave it. Raises CallerError if it cannot be one."""
+    if not _CELL.fullmatch(text):
+        raise CallerError("this is no cell", "write it as RECIPE/VARIANT/GPU_TYPE/PROFILE", "CELL")
+    return text
+
+
+def approval_at(key: str) -> tuple[str, str] | None:
+    """Cell and run of an approval's key; None if it is no such key."""
+    found = _APPROVAL.fullmatch(key)
+    return (found["cell"], found["run_id"]) if found else None
+
+
+def decision_key(cell: str, run_id: str) -> str:
+    return f"approvals/{cell}/{run_id}/decision.json"
+
+
+def approval_key(cell: str, run_id: str) -> str:
+    return f"approvals/{cell}/{run_id}/approval.json"
+
+
+def pointer_key(cell: str) -> str:
+    return f"approvals/{cell}/pointer.json"
+
+
+def manifest_key(cell: str, run_id: str) -> str:
+    return f"reports/{cell}/{run_id}/manifest.json"
+
+
+def sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def canonical(document: object) -> bytes:
+    """What is hashed or signed: equal documents give equal bytes."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def readable(document: object) -> bytes:
+    """The same for people and for diffs."""
+    return json.dumps(document, sort_keys=True, indent=2).encode() + b"\n"
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """Raises ValueError if it is no JSON object."""
+    try:
+        document = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return document
+
+
+def reason_of(error: ValidationError) -> str:
+    """Where and why, on one line and without the document's own text."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+
+
+def day(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d}"

@@ -1,0 +1,245 @@
+"""The pointer of a cell: all its approvals, the newest last. What it says is what holds."""
+
+from datetime import date, datetime
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from vllm_qualify.approval.errors import DecidedError, OvertakenError, RevokedError, TamperedError
+from vllm_qualify.approval.layout import (
+    JSON,
+    Line,
+    Moment,
+    approval_key,
+    canonical,
+    checked_cell,
+    day,
+    in_plain_words,
+    one_line,
+    parsed,
+    pointer_key,
+    readable,
+    reason_of,
+    sha256,
+)
+from vllm_qualify.errors import CallerError, StoreBusyError, StoreError
+from vllm_qualify.publish.bundle import StoredObject
+from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
+from vllm_qualify.recipe.model import Frozen
+
+State = Literal["approved", "expired", "superseded", "revoked"]
+# Each approver tries once and each revocation ends, so that a revocation comes through long before.
+MOST_TRIES = 50
+
+
+class Revocation(Frozen):
+    by: Line
+    at: Moment
+    reason: Line
+
+    @property
+    def done(self) -> str:
+        return f"revoked by {self.by} on {day(self.at)}: {self.reason}"
+
+
+def revocation(by: str, reason: str, now: datetime) -> Revocation:
+    """A person's, in their own words. Raises CallerError if name or reason are missing or cannot be shown."""
+    with in_plain_words():
+        return Revocation(by=one_line(by), at=now, reason=one_line(reason))
+
+
+class Entry(Frozen):
+    """One approval. `expires` is the first day, by UTC, on which it holds no longer."""
+
+    run_id: str
+    approval: StoredObject
+    by: Line
+    at: Moment
+    expires: date
+    revoked: Revocation | None = None
+
+    @property
+    def done(self) -> str:
+        return f"approved by {self.by} on {day(self.at)}"
+
+
+class Pointer(Frozen):
+    pointer_version: Literal[1] = 1
+    cell: str
+    entries: Annotated[list[Entry], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_of_its_cell(self) -> Self:
+        runs = [entry.run_id for entry in self.entries]
+        if runs != sorted(set(runs)):
+            raise ValueError("the runs are not in their order")
+        if any(entry.approval.key != approval_key(self.cell, entry.run_id) for entry in self.entries):
+            raise ValueError("an approval is not of this cell")
+        return self
+
+    @property
+    def last(self) -> Entry:
+        return self.entries[-1]
+
+    def entry(self, run_id: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.run_id == run_id), None)
+
+
+def state_of(entry: Entry, pointer: Pointer, today: date) -> State:
+    if entry.revoked:
+        return "revoked"
+    if entry.run_id != pointer.last.run_id:
+        return "superseded"
+    return "expired" if today >= entry.expires else "approved"
+
+
+def read_pointer(store: Store, cell: str) -> Pointer | None:
+    """None before the cell's first approval.
+
+    Raises:
+        CallerError: `cell` is none.
+        TamperedError: it is not as it was written.
+    """
+    current = _current(store, checked_cell(cell))
+    return current.pointer if current else None
+
+
+def parse_pointer(body: bytes, cell: str, place: str) -> Pointer:
+    """Raises TamperedError if it is not as it was written, StoreError if it is of another version."""
+    try:
+        document = parsed(body)
+        told = document.pop("sha256", None)
+    except ValueError as error:
+        raise _tampered(place) from error
+    if told != sha256(canonical(document)) or _with_sha256(document) != body:
+        raise _tampered(place)
+    try:
+        pointer = Pointer.model_validate_json(canonical(document))
+    except ValidationError as error:
+        raise StoreError(f"not a pointer: {reason_of(error)}", "read it with the version that wrote it", place) from error
+    if pointer.cell != cell:
+        raise TamperedError("this is the pointer of another cell", "restore it from an earlier version", place)
+    return pointer
+
+
+def pointer_bytes(pointer: Pointer) -> bytes:
+    return _with_sha256(pointer.model_dump(mode="json"))
+
+
+def advance(store: Store, cell: str, entry: Entry) -> Pointer:
+    """Append the approval to the cell's pointer, unless it is there.
+
+    Raises:
+        OvertakenError: a newer report is approved, or the pointer was changed meanwhile.
+        RevokedError: this approval was revoked.
+        TamperedError: the pointer is not as it was written.
+    """
+    key, seen = pointer_key(cell), list[str]()
+    for number in range(MOST_TRIES):
+        found = _current(store, cell)
+        before = found.pointer.entries if found else []
+        if _is_in(before, entry):
+            return Pointer(cell=cell, entries=before)
+        if number:
+            _check_not_overtaken(seen, before, entry, store.locate(key))
+        _check_newer(before, entry.run_id, cell)
+        moved = Pointer(cell=cell, entries=[*before, entry])
+        try:
+            store.swap(key, pointer_bytes(moved), JSON, found.tag if found else None)
+        except ChangedError:
+            # A revocation meanwhile changes nothing for this approval; another approval does.
+            seen = [other.run_id for other in before]
+            continue
+        return moved
+    raise StoreBusyError("the pointer changes all the time", "approve it again", store.locate(key))
+
+
+def check_can_advance(store: Store, cell: str, run_id: str) -> None:
+    """Raises OvertakenError if the cell's pointer is at a newer report than this run's, which it does not have."""
+    pointer = read_pointer(store, cell)
+    if pointer and not pointer.entry(run_id):
+        _check_newer(pointer.entries, run_id, cell)
+
+
+def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) -> tuple[Pointer, Entry]:
+    """Revoke an approval, without a run the last one; the pointer, and what was revoked in it.
+
+    The same by the same person again changes nothing.
+
+    Raises:
+        CallerError: there is no such approval.
+        DecidedError: it was revoked already, by somebody else or for another reason.
+        StoreBusyError: the pointer changes all the time.
+    """
+    for _ in range(MOST_TRIES):
+        found = _current(store, checked_cell(cell))
+        entry = found and (found.pointer.last if run_id is None else found.pointer.entry(run_id))
+        if not found or not entry:
+            which = f"run {run_id} has no approval in force" if run_id else "nothing is approved"
+            raise CallerError(f"{which} in {cell}", "see `vllm-qualify approved list`", "CELL")
+        if entry.revoked:
+            if (entry.revoked.by, entry.revoked.reason) == (by.by, by.reason):
+                return found.pointer, entry
+            raise DecidedError(f"run {entry.run_id} was already {entry.revoked.done}", "nothing is left to be done", "CELL")
+        revoked = entry.model_copy(update={"revoked": by})
+        entries = [revoked if other == entry else other for other in found.pointer.entries]
+        changed = Pointer(cell=cell, entries=entries)
+        try:
+            store.swap(pointer_key(cell), pointer_bytes(changed), JSON, found.tag)
+        except ChangedError:
+            # What is to be revoked is known by its run: the newest one may be another by now.
+            run_id = entry.run_id
+            continue
+        return changed, revoked
+    raise StoreBusyError("the pointer changes all the time", "revoke it again", store.locate(pointer_key(cell)))
+
+
+class _Current(NamedTuple):
+    pointer: Pointer
+    tag: str
+
+
+def _current(store: Store, cell: str) -> _Current | None:
+    key = pointer_key(cell)
+    try:
+        stored = store.read(key)
+    except MissingObjectError:
+        return None
+    return _Current(parse_pointer(stored.body, cell, store.locate(key)), stored.tag)
+
+
+def _is_in(entries: list[Entry], entry: Entry) -> bool:
+    known = next((known for known in entries if known.run_id == entry.run_id), None)
+    if known and known.revoked:
+        raise RevokedError(f"run {entry.run_id} was {known.revoked.done}", "qualify the cell again", "REPORT")
+    if known and known != entry:
+        raise StoreError("the pointer has another approval of this run", "look who changed it", "REPORT")
+    return known is not None
+
+
+def _check_newer(entries: list[Entry], run_id: str, cell: str) -> None:
+    if entries and run_id < entries[-1].run_id:
+        last = entries[-1]
+        if last.revoked:
+            done, remedy = last.revoked.done, "qualify the cell again, or judge the run again: vllm-qualify rejudge RUN"
+        else:
+            done, remedy = last.done, "keep that one, or qualify the cell again"
+        raise OvertakenError(f"run {run_id} is older than run {last.run_id} of {cell}, which was {done}", remedy, "REPORT")
+
+
+def _check_not_overtaken(seen: list[str], now: list[Entry], entry: Entry, place: str) -> None:
+    """Raises OvertakenError if another run was approved since the pointer had the `seen` ones, TamperedError if one is gone."""
+    others = [other for other in now if other.run_id not in seen]
+    if len(now) - len(others) < len(seen):
+        raise TamperedError("approvals went from the pointer", "restore it from an earlier version of the object", place)
+    if others:
+        problem = f"run {entry.run_id} lost: the pointer was moved meanwhile, run {others[-1].run_id} was {others[-1].done}"
+        raise OvertakenError(problem, "look at it, and approve again if this report is to take its place", place)
+
+
+def _with_sha256(document: dict[str, object]) -> bytes:
+    return readable(document | {"sha256": sha256(canonical(document))})
+
+
+def _tampered(place: str) -> TamperedError:
+    return TamperedError("the pointer is not as it was written", "restore it from an earlier version of the object", place)

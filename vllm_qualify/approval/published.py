@@ -1,0 +1,91 @@
+"""A run as it lies in the store: its report, held against its manifest."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from vllm_qualify.approval.layout import manifest_key, parsed, reason_of, sha256
+from vllm_qualify.errors import StoreError
+from vllm_qualify.publish.bundle import Manifest, StoredObject, evidence_key
+from vllm_qualify.publish.store import Store
+from vllm_qualify.report.model import Report, read_report
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """`document` is the report as it was written, also what this version's model of it does not know or has besides."""
+
+    manifest_object: StoredObject
+    manifest: Manifest
+    report_object: StoredObject
+    report: Report
+    document: dict[str, Any]
+
+    @property
+    def cell(self) -> str:
+        return self.manifest.cell
+
+    @property
+    def run_id(self) -> str:
+        return self.manifest.run_id
+
+
+def read_run(store: Store, cell: str, run_id: str) -> PublishedRun:
+    """The run of a cell. Its evidence is not read.
+
+    Raises:
+        StoreError: it was not published whole, or its report is not what its manifest says.
+    """
+    key = manifest_key(cell, run_id)
+    manifest_body = store.get(key)
+    manifest = parse_manifest(manifest_body, store.locate(key))
+    named = report_object(manifest, store.locate(key))
+    run = published(stored_object(key, manifest_body), manifest, store.get(named.key), store.locate(named.key))
+    if (run.cell, run.run_id) != (cell, run_id):
+        raise _untrusted("it is of another run", store.locate(key))
+    return run
+
+
+def parse_manifest(body: bytes, place: str) -> Manifest:
+    try:
+        return Manifest.model_validate_json(body)
+    except ValidationError as error:
+        raise _untrusted(f"not a manifest: {reason_of(error)}", place) from error
+
+
+def report_object(manifest: Manifest, place: str) -> StoredObject:
+    key = manifest_key(manifest.cell, manifest.run_id).replace("manifest.json", "report.json")
+    named = [entry for entry in manifest.objects if entry.key == key]
+    if len(named) != 1:
+        raise _untrusted("the manifest does not name the run's report", place)
+    return named[0]
+
+
+def published(manifest_object: StoredObject, manifest: Manifest, report_body: bytes, place: str) -> PublishedRun:
+    """Raises StoreError if the report is not the manifest's, or has evidence that the manifest does not name."""
+    named = report_object(manifest, place)
+    if stored_object(named.key, report_body) != named:
+        raise _untrusted("the report is not what its manifest says", place)
+    report = read_report(report_body, place)
+    told = (report.plan.cell.id, report.run_id, report.plan.run_id, report.outcome)
+    if told != (manifest.cell, manifest.run_id, manifest.run_id, manifest.outcome):
+        raise _untrusted("the report is of another run than its manifest", place)
+    known = {(entry.key, entry.sha256) for entry in manifest.objects}
+    if not known.issuperset((evidence_key(file), file.sha256) for file in report.files):
+        raise _untrusted("the report has evidence that its manifest does not name", place)
+    return PublishedRun(
+        manifest_object=manifest_object,
+        manifest=manifest,
+        report_object=named,
+        report=report,
+        document=parsed(report_body),
+    )
+
+
+def stored_object(key: str, body: bytes) -> StoredObject:
+    return StoredObject(key=key, sha256=sha256(body), size=len(body))
+
+
+def _untrusted(problem: str, place: str) -> StoreError:
+    return StoreError(problem, "do not trust this run", place)

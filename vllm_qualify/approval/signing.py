@@ -1,0 +1,221 @@
+"""Ed25519 keys and DSSE envelopes, by securesystemslib. It takes 0.2 s to import, which only those pay who sign or verify."""
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key, load_pem_public_key
+from pydantic import Field, ValidationError
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import UnverifiedSignatureError
+from securesystemslib.signer import (  # type: ignore[attr-defined]  # it lists no names as its own
+    CryptoSigner,
+    Signature,
+    SSlibKey,
+)
+
+from vllm_qualify.approval.errors import OtherKeyError, TamperedError
+from vllm_qualify.approval.layout import readable
+from vllm_qualify.errors import CallerError, HostError, QualifyError
+from vllm_qualify.recipe.model import Frozen
+
+PublicKey = SSlibKey
+PrivateKey = CryptoSigner
+
+PRIVATE_KEY, PUBLIC_KEY = "VLLM_QUALIFY_PRIVATE_KEY", "VLLM_QUALIFY_PUBLIC_KEY"
+PASSWORD = f"{PRIVATE_KEY}_PASSWORD"
+IN_TOTO: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
+_MAKE_ONE = "make a key pair with `vllm-qualify key new PATH`"
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
+
+
+class Opened(NamedTuple):
+    """What a trusted key signed."""
+
+    payload: bytes
+    key_id: str
+
+
+def shown(key_id: str) -> str:
+    """As much of a key's id as people compare."""
+    return key_id[:16]
+
+
+def new_key(path: Path) -> PublicKey:
+    """A new key pair: the private key in `path`, for its owner alone, and the public one beside it, in `<path>.pub`.
+
+    Raises:
+        CallerError: one of the two is there already.
+        HostError: they cannot be written.
+    """
+    key = Ed25519PrivateKey.generate()
+    signer = CryptoSigner(key)
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    beside = path.with_name(f"{path.name}.pub")
+    _create(path, signer.private_bytes, 0o600)
+    try:
+        _create(beside, public, 0o644)
+    except QualifyError:
+        path.unlink()
+        raise
+    return signer.public_key
+
+
+def private_key(text: str | None = None) -> PrivateKey:
+    """The key to sign with: `text`, a PEM; else VLLM_QUALIFY_PRIVATE_KEY, else the file VLLM_QUALIFY_PRIVATE_KEY_FILE.
+
+    The password of an encrypted one is VLLM_QUALIFY_PRIVATE_KEY_PASSWORD.
+
+    Raises:
+        CallerError: there is none, it is no Ed25519 key, its password is missing or wrong, or others may read its file.
+    """
+    body, place = _given(text, PRIVATE_KEY, is_secret=True)
+    key = _private(body, place)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise CallerError("this is no Ed25519 key", _MAKE_ONE, place)
+    return CryptoSigner(key)
+
+
+def public_keys(files: Sequence[Path] = ()) -> list[PublicKey]:
+    """The keys to trust: of the files, else VLLM_QUALIFY_PUBLIC_KEY, else the file VLLM_QUALIFY_PUBLIC_KEY_FILE.
+
+    Each may hold several, one PEM after the other.
+
+    Raises:
+        CallerError: there is none, or one is no public Ed25519 key.
+    """
+    given = [(_read(file, is_secret=False), str(file)) for file in files] or [_given(None, PUBLIC_KEY, is_secret=False)]
+    return [_public(block, place) for body, place in given for block in _blocks(body, place)]
+
+
+def sign(statement: bytes, key: PrivateKey) -> bytes:
+    """The statement in a DSSE envelope. The same key signs the same bytes in the same way."""
+    envelope = Envelope(statement, IN_TOTO, {})
+    envelope.sign(key)
+    return readable(envelope.to_dict())
+
+
+def open_envelope(body: bytes, trusted: Sequence[PublicKey], place: str) -> Opened:
+    """What is in an envelope that one of the keys signed.
+
+    Raises:
+        TamperedError: it is no envelope as `sign` writes it, or what is in it is not what was signed.
+        OtherKeyError: none of the keys signed it.
+    """
+    envelope = _envelope(body, place)
+    for signature in envelope.signatures.values():
+        for key in trusted:
+            if _signed_by(key, signature, envelope.pae()):
+                if signature.keyid != key.keyid:
+                    raise _tampered("the signature names another key than the one that made it", place)
+                return Opened(envelope.payload, key.keyid)
+    signers, known = [list(envelope.signatures), [key.keyid for key in trusted]]
+    if set(signers) & set(known):
+        raise _tampered("what is signed is not what the key signed", place)
+    told = f"signed by key {', '.join(map(shown, signers))}; trusted: {', '.join(map(shown, known)) or 'none'}"
+    raise OtherKeyError(told, "trust it only with the public key from whoever approves your releases", place)
+
+
+class _SignatureForm(Frozen):
+    keyid: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sig: str
+
+
+class _EnvelopeForm(Frozen):
+    payload: str
+    payloadType: Literal["application/vnd.in-toto+json"]  # noqa: N815  (DSSE's name)
+    signatures: Annotated[list[_SignatureForm], Field(min_length=1)]
+
+
+def _envelope(body: bytes, place: str) -> Envelope:
+    try:
+        envelope = Envelope.from_dict(_EnvelopeForm.model_validate_json(body).model_dump())
+    except (ValidationError, ValueError) as error:
+        raise _tampered("this is no signed approval", place) from error
+    # Base64 and JSON can be written in many ways, of which one only was signed and stored.
+    if readable(envelope.to_dict()) != body:
+        raise _tampered("the envelope is not as it was written", place)
+    return envelope
+
+
+def _signed_by(key: PublicKey, signature: Signature, content: bytes) -> bool:
+    try:
+        # By the key alone: the id in an envelope is a hint that nobody signed.
+        key.verify_signature(Signature(key.keyid, signature.signature), content)
+    except UnverifiedSignatureError:
+        return False
+    return True
+
+
+def _tampered(problem: str, place: str) -> TamperedError:
+    return TamperedError(problem, "do not trust it; get the approval again from the store", place)
+
+
+def _given(text: str | None, name: str, *, is_secret: bool) -> tuple[bytes, str]:
+    """A key's PEM and where it is from."""
+    if text is not None:
+        return text.encode(), "key"
+    if value := os.environ.get(name):
+        return value.encode(), name
+    if file := os.environ.get(f"{name}_FILE"):
+        return _read(Path(file), is_secret=is_secret), f"{name}_FILE"
+    raise CallerError("there is no key", f"set {name} to a PEM, or {name}_FILE to its file; {_MAKE_ONE}", name)
+
+
+def _read(path: Path, *, is_secret: bool) -> bytes:
+    try:
+        with path.expanduser().open("rb") as file:
+            if is_secret and os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+                raise CallerError("every user of this machine may use the private key", f"chmod 600 {path}", str(path))
+            return file.read()
+    except OSError as error:
+        raise CallerError(f"the key cannot be read: {error.strerror}", "give the file of a key", str(path)) from error
+
+
+def _private(body: bytes, place: str) -> PrivateKeyTypes:
+    is_encrypted = b"ENCRYPTED" in body
+    password = os.environ.get(PASSWORD)
+    if is_encrypted and not password:
+        raise CallerError("the private key is encrypted", f"set {PASSWORD}", place)
+    try:
+        return load_pem_private_key(body, password.encode() if password and is_encrypted else None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # Not chained: the library's text may tell of the key.
+        problem = f"{PASSWORD} does not open the private key" if is_encrypted else "this is no private key in PEM"
+        raise CallerError(problem, _MAKE_ONE if not is_encrypted else f"correct {PASSWORD}", place) from None
+
+
+def _blocks(body: bytes, place: str) -> list[bytes]:
+    found = [match[0] for match in _BLOCK.finditer(body)]
+    if not found:
+        raise CallerError("this is no public key in PEM", "give the file that ends in .pub", place)
+    return found
+
+
+def _public(block: bytes, place: str) -> PublicKey:
+    if b"PRIVATE KEY" in block:
+        raise CallerError("this is a private key", "give the public one, the file that ends in .pub", place)
+    try:
+        key = load_pem_public_key(block)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise CallerError("this is no public key in PEM", "give the file that ends in .pub", place) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise CallerError("this is no Ed25519 key", _MAKE_ONE, place)
+    return SSlibKey.from_crypto(key)
+
+
+def _create(path: Path, body: bytes, mode: int) -> None:
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(body)
+    except FileExistsError as error:
+        problem = "there is a file already, and keys are not replaced"
+        raise CallerError(problem, "choose another path", str(path)) from error
+    except OSError as error:
+        raise HostError(f"the key cannot be written: {error.strerror}", "choose another path", str(path)) from error

@@ -1,0 +1,199 @@
+"""The signed statement: in-toto's Statement v1 with the predicate test-result v0.1.
+
+It follows from the run's manifest, its report and the decision alone, byte by byte: a verifier makes it again and compares.
+What is taken over from the report is taken as it was written, so that later versions of the report's model make the same of it.
+Whoever changes what is stated must give it another version, and keep making this one for what was signed before.
+"""
+
+from datetime import date
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vllm_qualify.approval.decision import StoredDecision, check_passed
+from vllm_qualify.approval.layout import Moment, canonical, decision_key, reason_of
+from vllm_qualify.approval.published import PublishedRun, stored_object
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.errors import StoreError
+from vllm_qualify.judge.verdict import GateVerdict
+from vllm_qualify.publish.bundle import StoredObject, evidence_key
+
+STATEMENT_VERSION: Literal[1] = 1
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://in-toto.io/attestation/test-result/v0.1"
+
+CONFIG = "serve/server.yaml"
+INSTALLED = "SHA-256 over the sorted lines of its wheel's RECORD that tell of its own files, joined by newlines"
+FOLDER = "SHA-256 over its files, sorted by path: path, null, SHA-256 of the content in hexadecimal, newline"
+
+Document = dict[str, Any]
+
+
+class _Reading(BaseModel):
+    """What this project reads of a statement; it may say more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Deciding(_Reading):
+    by: str
+    automatic: bool
+    reason: str | None
+    at: Moment
+    object: StoredObject
+
+
+class Qualification(_Reading):
+    """`qualification` in the predicate. `server`, `fingerprint`, … are as the report has them."""
+
+    version: Literal[1]
+    run_id: str
+    cell: dict[str, Any]
+    server: dict[str, Any]
+    manifest: StoredObject
+    report: StoredObject
+    decision: Deciding
+    expires: date
+
+    @property
+    def cell_id(self) -> str:
+        return str(self.cell["id"])
+
+
+class Predicate(_Reading):
+    result: Literal["PASSED", "WARNED"]
+    qualification: Qualification
+
+
+class Statement(_Reading):
+    type_: Annotated[Literal["https://in-toto.io/Statement/v1"], Field(alias="_type")]
+    predicate_type: Annotated[Literal["https://in-toto.io/attestation/test-result/v0.1"], Field(alias="predicateType")]
+    predicate: Predicate
+
+    @property
+    def qualification(self) -> Qualification:
+        return self.predicate.qualification
+
+
+def read_statement(payload: bytes, place: str) -> Statement:
+    """Raises StoreError if it is no statement of this version."""
+    try:
+        return Statement.model_validate_json(payload)
+    except ValidationError as error:
+        problem = f"not a statement of version {STATEMENT_VERSION}: {reason_of(error)}"
+        raise StoreError(problem, "read it with the version that wrote it", place) from error
+
+
+def statement(run: PublishedRun, stored: StoredDecision) -> bytes:
+    """The statement about an approved run, as it is signed.
+
+    Raises:
+        CallerError: the run had not passed on the day of the decision.
+        ValueError: the decision is a rejection.
+    """
+    decision, report = stored.decision, run.report
+    if decision.verdict != "approve" or decision.expires is None:
+        raise ValueError("nothing is stated of a rejected run")
+    check_passed(report, decision.at.date())
+    gates = report.judgement.gates
+    warned = [found.gate.label for found in gates if found.verdict != "pass"]
+    return canonical(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [_engine_subject(run), *_model_subjects(run)],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {
+                "result": "WARNED" if warned else "PASSED",
+                "configuration": _configuration(run),
+                "passedTests": [found.gate.label for found in gates if found.verdict == "pass"],
+                "warnedTests": warned,
+                "failedTests": [],
+                "qualification": _qualification(run, stored) | {"expires": decision.expires.isoformat()},
+            },
+        }
+    )
+
+
+def _engine_subject(run: PublishedRun) -> Document:
+    engine, identity = run.report.plan.server.engine, run.report.plan.cell.release.engine
+    digest = {"sha256": identity.digest.removeprefix("sha256:")}
+    if isinstance(engine, EngineImage):
+        return {"name": engine.repository, "digest": digest}
+    return {"name": f"{identity.kind} {identity.version}", "digest": digest, "annotations": {"digest": INSTALLED}}
+
+
+def _model_subjects(run: PublishedRun) -> list[Document]:
+    """A commit of the hub; or a local folder, and each of its files."""
+    release = run.report.plan.cell.release
+    if not run.report.plan.server.is_local:
+        return [{"name": release.model, "digest": {"gitCommit": release.revision}}]
+    digest = {"sha256": release.revision.removeprefix("sha256:")}
+    folder = {"name": release.model, "digest": digest, "annotations": {"digest": FOLDER}}
+    return [
+        folder,
+        *({"name": f"{release.model}/{path}", "digest": {"sha256": sha256}} for path, sha256 in release.files.items()),
+    ]
+
+
+def _configuration(run: PublishedRun) -> list[Document]:
+    """The report, which has the whole plan, and the server's config file as it was written."""
+    files = [file for file in run.report.files if file.path == CONFIG]
+    found = {run.report_object.key: run.report_object.sha256} | {evidence_key(file): file.sha256 for file in files}
+    return [{"name": key, "digest": {"sha256": sha256}} for key, sha256 in found.items()]
+
+
+def _qualification(run: PublishedRun, stored: StoredDecision) -> Document:
+    decision, report, document = stored.decision, run.report, run.document
+    plan = document["plan"]
+    gates = list(zip(report.judgement.gates, document["judgement"]["gates"], strict=True))
+    decided = stored_object(decision_key(run.cell, run.run_id), stored.body)
+    return {
+        "version": STATEMENT_VERSION,
+        "run_id": run.run_id,
+        "rejudged_from": report.rejudged_from,
+        "baseline": report.plan.baseline.run_id if report.plan.baseline else None,
+        "created_at": document["created_at"],
+        "cell": {"id": run.cell, **plan["cell"]},
+        "server": plan["server"],
+        "fingerprint": plan["fingerprint"],
+        "gates": [_gate(gate, raw) for gate, raw in gates],
+        "not_judged": [gate.label for gate in report.judgement.not_judged],
+        "waivers": [raw["waiver"] for gate, raw in gates if gate.counts_as != gate.verdict],
+        "tools": _tools(run),
+        "decision": {
+            "by": decision.by,
+            "automatic": decision.automatic,
+            "reason": decision.reason,
+            "at": decision.at.isoformat(),
+            "object": _object(decided),
+        },
+        "manifest": _object(run.manifest_object),
+        "report": _object(run.report_object),
+    }
+
+
+def _gate(found: GateVerdict, raw: Document) -> Document:
+    interval = found.interval
+    return {
+        "name": found.gate.label,
+        "gate": raw["gate"],
+        "bound": found.gate.bound,
+        "unit": found.gate.unit,
+        "verdict": found.verdict,
+        "value": found.value,
+        "interval": {"lower": interval.lower, "upper": interval.upper} if interval else None,
+        "sample_count": found.sample_count,
+        "waived": found.counts_as != found.verdict,
+    }
+
+
+def _tools(run: PublishedRun) -> dict[str, str]:
+    """Versions of all that measured and judged."""
+    report, engine = run.report, run.report.plan.cell.release.engine
+    name, _, version = report.made_by.partition(" ")
+    tools = {name: version, engine.kind: engine.version, "load client": report.plan.client_version}
+    return tools | {tool: version for stage in report.stages for tool, version in stage.tools.items()}
+
+
+def _object(stored: StoredObject) -> Document:
+    return {"key": stored.key, "sha256": stored.sha256, "size": stored.size}

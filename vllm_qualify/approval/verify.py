@@ -1,0 +1,250 @@
+"""Verification: from the signature to the statement, the decision, the manifest, the report, the evidence and the pointer."""
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from vllm_qualify.approval.actions import entry_of
+from vllm_qualify.approval.decision import StoredDecision, parse_decision
+from vllm_qualify.approval.errors import (
+    ExpiredError,
+    NotApprovedError,
+    NotInForceError,
+    RevokedError,
+    SupersededError,
+    TamperedError,
+)
+from vllm_qualify.approval.layout import (
+    JSON,
+    approval_at,
+    approval_key,
+    checked_cell,
+    decision_key,
+    manifest_key,
+    parsed,
+    pointer_key,
+)
+from vllm_qualify.approval.pointer import Pointer, State, parse_pointer, read_pointer, state_of
+from vllm_qualify.approval.published import PublishedRun, parse_manifest, published, stored_object
+from vllm_qualify.approval.signing import Opened, PublicKey, open_envelope, shown
+from vllm_qualify.approval.statement import Qualification, read_statement, statement
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.publish.bundle import StoredObject
+from vllm_qualify.publish.store import MissingObjectError, Store, open_store
+from vllm_qualify.recipe.model import Frozen
+
+_OWN_OBJECTS = 4  # decision, approval, manifest and pointer
+_DEPTH = 7  # of approvals/<recipe>/<variant>/<GPU type>/<profile>/<run id>/approval.json
+
+
+class Verified(Frozen):
+    """An approval that holds. `statement` is what was signed.
+
+    Without `is_whole` it is of a file alone: the evidence and the pointer were not there to be checked, and it may have been
+    superseded or revoked. An exported folder knows that as of its export.
+    """
+
+    cell: str
+    run_id: str
+    by: str
+    at: datetime
+    expires: date
+    key_id: str
+    is_whole: bool
+    objects_checked: int
+    statement: dict[str, Any]
+
+    @property
+    def server(self) -> ServerPlan:
+        """What was qualified."""
+        return ServerPlan.model_validate(self.statement["predicate"]["qualification"]["server"])
+
+    @property
+    def told(self) -> str:
+        """One line."""
+        checked = f"{self.objects_checked} objects checked" if self.is_whole else "evidence and revocation not checked"
+        name = f"{self.cell}, run {self.run_id}"
+        return f"{name}: approved by {self.by}, until {self.expires}, key {shown(self.key_id)}; {checked}"
+
+
+def verify(store: Store, name: str, trusted: Sequence[PublicKey], today: date) -> Verified:
+    """Check a cell's last approval, or the one at a key like `approvals/<cell>/<run id>/approval.json`, with all it rests on.
+
+    Raises:
+        CallerError: `name` is neither, or nothing is approved there.
+        TamperedError: an object is missing, or is not what was approved.
+        OtherKeyError: none of the keys signed it.
+        RevokedError, SupersededError, ExpiredError: it holds no more. NotInForceError: it never did.
+        StoreError: the store cannot be read, or holds what another version wrote.
+    """
+    cell, run_id = approval_at(name) or (checked_cell(name), last_run(store, name))
+    key = approval_key(cell, run_id)
+    approval = _bytes(store, key)
+    opened = open_envelope(approval, trusted, store.locate(key))
+    stated = _stated(opened, cell, run_id, store.locate(key))
+    run = _run(store, stated)
+    body = _intact(store, stated.decision.object)
+    decided = parse_decision(body, store.locate(stated.decision.object.key))
+    _check_restated(run, decided, opened.payload, store.locate(key))
+    pointer = _pointer(store, cell)
+    entry = pointer.entry(run_id)
+    if entry is None:
+        problem = f"run {run_id} was signed, and the pointer of {cell} does not name it"
+        raise NotInForceError(problem, "approve it again, which goes on from there", store.locate(key))
+    if entry.model_copy(update={"revoked": None}) != entry_of(decided.decision, stored_object(key, approval)):
+        raise _tampered("the pointer does not say what was signed", store.locate(pointer_key(cell)))
+    _check_state(state_of(entry, pointer, today), run_id, pointer, store.locate(key))
+    return _verified(opened, stated, is_whole=True, objects=len(run.manifest.objects) + _OWN_OBJECTS)
+
+
+def verify_file(path: Path, trusted: Sequence[PublicKey], today: date) -> Verified:
+    """Check the file of an approval: with all it rests on where it lies in a store or in an exported folder, else alone.
+
+    Raises:
+        CallerError: there is no such file.
+        NotApprovedError: as `verify`.
+    """
+    path = path.expanduser().resolve()
+    key = "/".join(path.parts[-_DEPTH:])
+    if approval_at(key) and path.is_file():
+        return verify(open_store(path.parents[_DEPTH - 1].as_uri()), key, trusted, today)
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise CallerError(f"the approval cannot be read: {error.strerror}", "give its file or its cell", str(path)) from error
+    opened = open_envelope(body, trusted, str(path))
+    stated = read_statement(opened.payload, str(path)).qualification
+    if today >= stated.expires:
+        raise _expired(stated.run_id, stated.expires, str(path))
+    return _verified(opened, stated, is_whole=False, objects=0)
+
+
+def export(store: Store, cell: str, folder: Path, run_id: str | None = None) -> StoredObject:
+    """Copy an approval, by default the cell's last one, with all that `verify` reads, into a new folder that is a store itself.
+
+    The pointer goes last: without it an export is not whole. Nothing is verified.
+
+    Raises:
+        CallerError: there is no such approval, or the folder is not empty.
+        HostError: the folder cannot be read.
+        TamperedError, StoreError: an object is missing or not as it was written.
+    """
+    run_id = run_id or last_run(store, checked_cell(cell))
+    pointer_body = _bytes(store, pointer_key(cell))
+    entry = parse_pointer(pointer_body, cell, store.locate(pointer_key(cell))).entry(run_id)
+    if entry is None:
+        raise CallerError(f"run {run_id} has no approval in force in {cell}", "see `vllm-qualify approved list`", "RUN")
+    _check_empty(folder)
+    target = open_store(folder.absolute().as_uri())
+    manifest_body = _bytes(store, manifest_key(cell, run_id))
+    manifest = parse_manifest(manifest_body, store.locate(manifest_key(cell, run_id)))
+    for named in [*manifest.objects, entry.approval]:
+        target.put_new(named.key, _intact(store, named), "")
+    target.put_new(manifest_key(cell, run_id), manifest_body, JSON)
+    target.put_new(decision_key(cell, run_id), _bytes(store, decision_key(cell, run_id)), JSON)
+    target.put_new(pointer_key(cell), pointer_body, JSON)
+    return entry.approval
+
+
+def last_run(store: Store, cell: str) -> str:
+    """The run of a cell's last approval, whatever its state. Raises CallerError if nothing is approved."""
+    pointer = read_pointer(store, cell)
+    if pointer:
+        return pointer.last.run_id
+    if any(True for _ in store.keys(f"approvals/{cell}/")):
+        raise _missing(store.locate(pointer_key(cell)))
+    raise CallerError(f"nothing is approved in {cell}", "see `vllm-qualify approved list`", "CELL")
+
+
+def _stated(opened: Opened, cell: str, run_id: str, place: str) -> Qualification:
+    stated = read_statement(opened.payload, place).qualification
+    keys = (stated.manifest.key, stated.decision.object.key)
+    if (stated.cell_id, stated.run_id, *keys) != (cell, run_id, manifest_key(cell, run_id), decision_key(cell, run_id)):
+        raise _tampered("this is the approval of another run", place)
+    return stated
+
+
+def _run(store: Store, stated: Qualification) -> PublishedRun:
+    """The run with every object of its manifest checked."""
+    place = store.locate(stated.manifest.key)
+    manifest = parse_manifest(_intact(store, stated.manifest), place)
+    report = b""
+    for named in manifest.objects:
+        body = _intact(store, named)
+        report = body if named.key == stated.report.key else report
+    return published(stated.manifest, manifest, report, store.locate(stated.report.key))
+
+
+def _check_restated(run: PublishedRun, decided: StoredDecision, payload: bytes, place: str) -> None:
+    try:
+        again = statement(run, decided)
+    except (CallerError, ValueError) as error:
+        raise _tampered("what was signed could not be approved", place) from error
+    if again != payload:
+        raise _tampered("the report does not say what was signed", place)
+
+
+def _intact(store: Store, named: StoredObject) -> bytes:
+    body = _bytes(store, named.key)
+    if stored_object(named.key, body) != named:
+        raise _tampered("it is not what was approved", store.locate(named.key))
+    return body
+
+
+def _bytes(store: Store, key: str) -> bytes:
+    try:
+        return store.get(key)
+    except MissingObjectError as error:
+        raise _missing(store.locate(key)) from error
+
+
+def _pointer(store: Store, cell: str) -> Pointer:
+    return parse_pointer(_bytes(store, pointer_key(cell)), cell, store.locate(pointer_key(cell)))
+
+
+def _check_empty(folder: Path) -> None:
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise CallerError("the folder is not empty", "name a new one", str(folder))
+    except OSError as error:
+        raise HostError(f"the folder cannot be read: {error.strerror}", "name a new one", str(folder)) from error
+
+
+def _check_state(state: State, run_id: str, pointer: Pointer, place: str) -> None:
+    entry, last = pointer.entry(run_id), pointer.last
+    assert entry is not None  # noqa: S101  (its state is known)
+    remedy = f"use the last one, of run {last.run_id}, or qualify the cell again"
+    if entry.revoked:
+        raise RevokedError(f"run {run_id} was {entry.revoked.done}", "qualify the cell again", place)
+    if state == "superseded":
+        raise SupersededError(f"run {run_id} was superseded by run {last.run_id}, {last.done}", remedy, place)
+    if state == "expired":
+        raise _expired(run_id, entry.expires, place)
+
+
+def _expired(run_id: str, expires: date, place: str) -> NotApprovedError:
+    return ExpiredError(f"the approval of run {run_id} expired on {expires}", "qualify the cell again", place)
+
+
+def _missing(place: str) -> TamperedError:
+    return _tampered("it is missing", place)
+
+
+def _tampered(problem: str, place: str) -> TamperedError:
+    return TamperedError(problem, "do not deploy it; find out who changed the store", place)
+
+
+def _verified(opened: Opened, stated: Qualification, *, is_whole: bool, objects: int) -> Verified:
+    return Verified(
+        cell=stated.cell_id,
+        run_id=stated.run_id,
+        by=stated.decision.by,
+        at=stated.decision.at,
+        expires=stated.expires,
+        key_id=opened.key_id,
+        is_whole=is_whole,
+        objects_checked=objects,
+        statement=parsed(opened.payload),
+    )

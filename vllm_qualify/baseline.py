@@ -1,0 +1,272 @@
+"""The baseline of a cell: the approved run that it is compared with, found, held against the plan, and brought beside it.
+
+A baseline is a run that was told to become one: it asked its questions as often as its noise calls for, and was approved by its
+other gates. Later runs are all compared with it, and not each with the one before, so that small losses cannot add up.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from vllm_qualify.engine import image
+from vllm_qualify.engine.environment import content_digest
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.plan import Baseline, CellPlan, Selection
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreBusyError, StoreError
+from vllm_qualify.evidence.measurement import EvidenceFile, describe
+from vllm_qualify.judge.compare import LOAD_STAGE, answers_path, load_differs, task_differs, unusable_baseline
+from vllm_qualify.publish.bundle import evidence_key, read_manifest
+from vllm_qualify.publish.store import Store
+from vllm_qualify.qualification import find_run, trusted_report
+from vllm_qualify.recipe.model import Frozen, Recipe
+from vllm_qualify.report.model import Report, load_report
+
+Tell = Callable[[str], None]
+PLACE = "--baseline"
+
+
+class Against(Frozen):
+    """What cells are compared with. By default the newest baseline of each in the store; `run` names another one.
+
+    `establish` makes the run itself the baseline: `always`, or only if there is `none`. With `in_turns` the baseline is served
+    beside the candidate for the load, where that can be done on this machine.
+    """
+
+    run: str | None = None
+    establish: Literal["never", "none", "always"] = "never"
+    in_turns: bool = True
+
+
+def with_baseline(plan: CellPlan, store: Store, against: Against, tell: Tell) -> CellPlan:
+    """The plan with what its gates need of a baseline.
+
+    Raises:
+        CallerError: they need one and there is none, or what was measured then cannot be compared with what is to be.
+        StoreError: it cannot be read.
+    """
+    if not plan.comparing:
+        if against.run or against.establish == "always":
+            tell(f"{plan.cell.id} has no gate against a baseline: it is compared with none, and is none")
+        return plan
+    found = None if against.establish == "always" else _find(plan, store, against)
+    if found is None:
+        if against.establish == "never":
+            raise _no_baseline(plan.cell.id, plan.baseline_cell, store)
+        return _establishing(plan, tell)
+    report, folder = found
+    _check_cell(plan, report)
+    compared = plan.model_copy(update={"baseline": _baseline(report, folder)})
+    _check_accuracy(compared)
+    beside, why_not = _beside(compared, report.plan, tell) if against.in_turns else (None, "--no-in-turns")
+    compared = compared.model_copy(update={"beside": beside})
+    if beside is None:
+        _check_history(compared, why_not)
+    tell(f"{plan.cell.id} is compared with run {report.run_id} of {report.plan.cell.id}{_how(compared, why_not)}")
+    return compared
+
+
+def _establishing(plan: CellPlan, tell: Tell) -> CellPlan:
+    if plan.baseline_variant != plan.cell.variant:
+        problem = f"{plan.cell.id} is compared with {plan.baseline_cell}, and cannot be a baseline itself"
+        raise CallerError(problem, f"establish it with --variant {plan.baseline_variant}", "--establish-baseline")
+    tell(f"{plan.cell.id} is to be a baseline: what is against one is not judged")
+    tasks = [task.model_copy(update={"sequential": False}) for task in plan.accuracy]
+    return plan.model_copy(update={"accuracy": tasks, "establishes": True})
+
+
+def _check_cell(plan: CellPlan, report: Report) -> None:
+    ours, theirs = plan.cell, report.plan.cell
+    if (ours.gpu_type, ours.profile) != (theirs.gpu_type, theirs.profile):
+        problem = f"run {report.run_id} is of {theirs.id}, another GPU type or profile than {ours.id}"
+        raise CallerError(problem, "choose its profile with --profile, or name another run", PLACE)
+
+
+def _how(plan: CellPlan, why_not: str) -> str:
+    if not _compares_load(plan):
+        return ""
+    return ", its load in turns" if plan.beside else f", its load as it was then ({why_not})"
+
+
+def check_early(selection: Selection, recipe: Recipe, store: Store, against: Against) -> None:
+    """What of `with_baseline` is told before an engine is known. Raises CallerError if a cell needs a baseline and has none."""
+    if against.run:
+        named_baseline(store, against.run)
+    if against.run or against.establish != "never":
+        return
+    compared_with = selection.variant.baseline or selection.variant_name
+    for name, profile in selection.profiles.items():
+        cell, wanted = (f"{recipe.name}/{of}/{selection.gpu_type}/{name}" for of in (selection.variant_name, compared_with))
+        needs_one = any(gate.is_against_baseline for gate in recipe.gates_of(profile))
+        if needs_one and newest_baseline(store, wanted) is None:
+            raise _no_baseline(cell, wanted, store)
+
+
+def _no_baseline(cell: str, wanted: str, store: Store) -> CallerError:
+    return CallerError(
+        f"{cell} has gates against a baseline, and {store.url} has none of {wanted}",
+        "name a run with --baseline, or let this one become the baseline with --establish-baseline",
+        PLACE,
+    )
+
+
+Found = tuple[Report, Path | None]
+
+
+def _find(plan: CellPlan, store: Store, against: Against) -> Found | None:
+    if against.run is not None:
+        return named_baseline(store, against.run)
+    newest = newest_baseline(store, plan.baseline_cell)
+    return (newest, None) if newest else None
+
+
+def named_baseline(store: Store, name: str) -> Found:
+    """The run of this machine, with its folder, or of the store that a caller named. Raises CallerError, StoreError."""
+    folder: Path | None = None
+    try:
+        folder = find_run(name).folder
+        report = load_report(folder)
+    except CallerError:
+        folder, report = None, _stored(store, name)
+    if not report.approved or not report.is_baseline:
+        problem = f"run {report.run_id} was {report.outcome}" if not report.approved else f"run {report.run_id} is no baseline"
+        raise CallerError(problem, "name an approved run that was made with --establish-baseline, not judged again", PLACE)
+    return report, folder
+
+
+def _stored(store: Store, run_id: str) -> Report:
+    try:
+        return trusted_report(store, run_id)
+    except StoreBusyError:
+        raise
+    except StoreError as error:
+        problem = f"neither this machine nor the store has it: {error.problem}"
+        raise CallerError(problem, "give the id of a published run, or a run's folder", PLACE) from error
+
+
+def newest_baseline(store: Store, cell: str) -> Report | None:
+    """The newest approved run of a cell that was made to be a baseline. Raises StoreError."""
+    manifests = [key for key in store.keys(f"reports/{cell}/") if key.endswith("/manifest.json")]
+    for key in reversed(manifests):
+        manifest = read_manifest(store, key)
+        if manifest.establishes and manifest.outcome == "approved":
+            return trusted_report(store, manifest.run_id)
+    return None
+
+
+def _baseline(report: Report, folder: Path | None) -> Baseline:
+    return Baseline(
+        run_id=report.run_id,
+        folder=folder,
+        cell=report.plan.cell,
+        fingerprint=report.plan.fingerprint,
+        client_version=report.plan.client_version,
+        accuracy=[task.settings for task in report.plan.accuracy],
+        load=report.plan.load,
+    )
+
+
+def _compares_load(plan: CellPlan) -> bool:
+    return any(gate.max_worsening is not None for gate in plan.gates)
+
+
+def _check_accuracy(plan: CellPlan) -> None:
+    for task in plan.accuracy:
+        if problem := task_differs(plan, task):
+            raise CallerError(problem, "make a new baseline with --establish-baseline, or mend the recipe", PLACE)
+
+
+def _check_history(plan: CellPlan, why_not: str) -> None:
+    """Told before a GPU is used, and not by a verdict after hours."""
+    problem = load_differs(plan) if _compares_load(plan) else None
+    if problem:
+        remedy = "take the same client with --client-image, or make a new baseline with --establish-baseline"
+        raise CallerError(f"{problem}, and the two cannot be measured in turns ({why_not})", remedy, PLACE)
+
+
+def _beside(plan: CellPlan, then: CellPlan, tell: Tell) -> tuple[ServerPlan | None, str]:
+    """The baseline's server as it can be started beside the candidate's, or why it cannot."""
+    if not _compares_load(plan):
+        return None, "no gate compares loads"
+    problem = _cannot_be_beside(plan, then)
+    if problem:
+        return None, problem
+    server = then.server
+    try:
+        engine = server.engine
+        if isinstance(engine, EngineImage):
+            # By its digest: what its tag means by now is another matter.
+            engine = engine.model_copy(update={"tag": None})
+            image.pull(engine, tell)
+        identity = engine.identity()
+    except QualifyError as error:
+        return None, f"its engine is not here: {error.problem}"
+    if identity.digest != then.cell.release.engine.digest:
+        return None, "its engine is not here any more"
+    first = len(plan.server.gpus)
+    gpus = plan.fingerprint.devices[first : first + len(server.gpus)]
+    return server.model_copy(update={"engine": engine, "gpus": gpus}), ""
+
+
+def _cannot_be_beside(plan: CellPlan, then: CellPlan) -> str | None:
+    ours, theirs, release = plan.server, then.server, then.cell.release
+    by_us, by_them = ((server.arguments, server.environment, server.draft_digest) for server in (ours, theirs))
+    if (plan.cell.release, by_us) == (release, by_them):
+        return "it is the same release with the same server"
+    if ours.engine.launcher != theirs.engine.launcher:
+        return "it is launched in another way"
+    if then.fingerprint.gpu_type != plan.fingerprint.gpu_type:
+        return f"it is for {then.fingerprint.gpu_type}"
+    if theirs.gpus and len(plan.fingerprint.devices) < len(ours.gpus) + len(theirs.gpus):
+        return "this machine has too few GPUs for both"
+    if theirs.gpus and theirs.engine.launcher == "process" and "CUDA_VISIBLE_DEVICES" in os.environ:
+        return "CUDA_VISIBLE_DEVICES is set, and both would get its GPUs"
+    if theirs.is_local and not _is_unchanged(Path(theirs.model), release.revision):
+        return "its weights are not here any more"
+    in_own_image = ours.engine.launcher == "docker" and plan.client_image is None
+    if in_own_image and release.engine.version != plan.client_version:
+        return "each would have the load client of its own image"
+    return None
+
+
+def _is_unchanged(folder: Path, revision: str) -> bool:
+    return folder.is_dir() and content_digest(folder) == revision
+
+
+def bring(plan: CellPlan, store: Store, folder: Path) -> None:
+    """Put into `folder` what of the baseline's run its comparison needs: its report, its answers, its load's measurements.
+
+    Raises:
+        StoreError: the store does not have it, or it is not what the report says.
+    """
+    report, read = _source(plan.compared_with, store)
+    (folder / "report.json").write_text(report.model_dump_json(indent=2))
+    for stage in report.stages:
+        if stage.stage == "load":
+            (folder / LOAD_STAGE).write_text(stage.model_dump_json(indent=2))
+    for path in (answers_path(task.name) for task in plan.accuracy):
+        for file in report.files:
+            if file.path == path:
+                target = folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(read(file))
+                if describe(target, folder) != file:
+                    raise StoreError("the baseline's evidence is not what its report says", "do not trust this run", path)
+    if problem := unusable_baseline(plan, folder):
+        raise CallerError(f"run {report.run_id} cannot be a baseline here: {problem}", "make a new one", PLACE)
+
+
+def _source(baseline: Baseline, store: Store) -> tuple[Report, Callable[[EvidenceFile], bytes]]:
+    folder = baseline.folder
+    if folder is None:
+        return trusted_report(store, baseline.run_id), lambda file: store.get(evidence_key(file))
+    return load_report(folder), lambda file: _here(folder / "evidence" / file.path)
+
+
+def _here(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problem = f"the baseline's evidence cannot be read: {error.strerror}"
+        raise HostError(problem, "restore it, or name another run with --baseline", str(path)) from error

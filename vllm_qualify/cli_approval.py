@@ -1,0 +1,197 @@
+"""The commands of approvals: decide, revoke, look up, deploy, verify."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vllm_qualify.approval.published import PublishedRun
+    from vllm_qualify.approval.signing import PublicKey
+    from vllm_qualify.publish.store import Store
+
+CODES = (
+    "Exit codes: 0 done, or it holds, 2 the caller's mistake, 3 the world's fault, 10 missing or tampered with,"
+    " 11 another key's, 12 expired, 13 superseded, 14 revoked, 15 signed and never in force."
+)
+
+
+class Format(StrEnum):
+    config = "config"
+    docker = "docker"
+    compose = "compose"
+    kubernetes = "kubernetes"
+    json = "json"
+
+
+ReportArgument = Annotated[str, typer.Argument(metavar="REPORT", help="A run's id, its folder or its report.json.")]
+CellArgument = Annotated[str, typer.Argument(metavar="CELL", help="Like reference/bf16/cpu/balanced.")]
+By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who decides.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept.")]
+StoreOption = Annotated[
+    str | None, typer.Option(help="s3://bucket/prefix or file:///folder; by default a folder below VLLM_QUALIFY_HOME.")
+]
+PublicKeys = Annotated[
+    list[Path] | None,
+    typer.Option("--public-key", metavar="FILE", help="To trust, also repeated; by default VLLM_QUALIFY_PUBLIC_KEY[_FILE]."),
+]
+
+approved_app = typer.Typer(help="Look up approvals and deploy what they approve.", no_args_is_help=True)
+key_app = typer.Typer(help="Keys that sign approvals.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (approve, reject, revoke, verify):
+        app.command(epilog=CODES)(command)
+    app.add_typer(approved_app, name="approved")
+    app.add_typer(key_app, name="key")
+
+
+def approve(
+    report: ReportArgument,
+    by: By,
+    reason: Reason,
+    store: StoreOption = None,
+    valid_days: Annotated[int | None, typer.Option(min=1, max=3650, help="By default the recipe's.")] = None,
+) -> None:
+    """Approve a published report that passed: sign it, and make it the cell's approval.
+
+    The key is VLLM_QUALIFY_PRIVATE_KEY (PEM) or VLLM_QUALIFY_PRIVATE_KEY_FILE.
+    """
+    from vllm_qualify.approval.actions import approve as sign_and_publish
+    from vllm_qualify.approval.decision import ruling
+    from vllm_qualify.approval.signing import private_key
+
+    wanted, key, opened = ruling("approve", by, reason), private_key(), _store(store)
+    run = _run(opened, report)
+    days = valid_days or run.report.plan.approval.valid_days
+    done = sign_and_publish(opened, run, wanted, days, key, datetime.now(UTC))
+    typer.echo(f"{run.cell}: {done.decision.done}, until {done.decision.expires}")
+    typer.echo(opened.locate(done.approval.key))
+    _warn(done.index_problem)
+
+
+def reject(report: ReportArgument, by: By, reason: Reason, store: StoreOption = None) -> None:
+    """Decide that a published report is not to be deployed, whatever its verdict."""
+    from vllm_qualify.approval.actions import reject as keep_rejection
+    from vllm_qualify.approval.decision import ruling
+
+    wanted, opened = ruling("reject", by, reason), _store(store)
+    run = _run(opened, report)
+    typer.echo(f"{run.cell}: {keep_rejection(opened, run, wanted, datetime.now(UTC)).done}")
+
+
+def revoke(
+    cell: CellArgument,
+    by: By,
+    reason: Reason,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="By default the cell's last approval.")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Take an approval back, at once. No key is needed; the right to write the pointer is."""
+    from vllm_qualify.approval.actions import revoke as take_back
+    from vllm_qualify.approval.layout import checked_cell
+    from vllm_qualify.approval.pointer import revocation
+
+    by_whom = revocation(by, reason, datetime.now(UTC))
+    done = take_back(_store(store), checked_cell(cell), run, by_whom)
+    typer.echo(f"{cell}: run {done.entry.run_id} is revoked")
+    if not done.pointer.last.revoked:
+        typer.echo(f"run {done.pointer.last.run_id}, {done.pointer.last.done}, is in force", err=True)
+    _warn(done.index_problem)
+
+
+@approved_app.command("list", epilog=CODES)
+def approved_list(
+    store: StoreOption = None, json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False
+) -> None:
+    """Every cell that was ever approved, with the state of its last approval. Signatures are not checked: see verify."""
+    from vllm_qualify.approval.matrix import as_json, matrix, table
+
+    cells = matrix(_store(store), datetime.now(UTC).date())
+    if json:
+        typer.echo(as_json(cells))
+    else:
+        from rich.console import Console
+
+        Console().print(table(cells))
+
+
+@approved_app.command("get", epilog=CODES)
+def approved_get(
+    cell: CellArgument,
+    format: Annotated[Format, typer.Option("--format", help="What to deploy it with.")] = Format.config,  # noqa: A002  (the option's name)
+    public_key: PublicKeys = None,
+    store: StoreOption = None,
+) -> None:
+    """The configuration that was qualified, ready to be deployed. The approval is verified first."""
+    from vllm_qualify.approval.formats import deployable, deployment_name
+    from vllm_qualify.approval.verify import verify
+
+    found = verify(_store(store), cell, _keys(public_key), datetime.now(UTC).date())
+    known = {"cell": found.cell, "run": found.run_id, "approved-by": found.by, "expires": str(found.expires)}
+    typer.echo(deployable(found.server, format.value, deployment_name(cell), known), nl=False)
+
+
+@approved_app.command("export", epilog=CODES)
+def approved_export(
+    cell: CellArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or an empty one.")],
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="By default the cell's last approval.")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Copy an approval with all its evidence into a folder, where `verify` needs no network."""
+    from vllm_qualify.approval.verify import export
+
+    typer.echo(folder.absolute() / export(_store(store), cell, folder, run).key)
+
+
+def verify(
+    what: Annotated[str, typer.Argument(metavar="FILE|CELL", help="An approval.json, or a cell of the store.")],
+    public_key: PublicKeys = None,
+    store: StoreOption = None,
+    json: Annotated[bool, typer.Option("--json", help="What holds, with the signed statement, as JSON.")] = False,
+) -> None:
+    """Check an approval: signature, state and expiry, and the digest of every piece of evidence."""
+    from vllm_qualify.approval.verify import verify as verify_cell
+    from vllm_qualify.approval.verify import verify_file
+
+    today, keys = datetime.now(UTC).date(), _keys(public_key)
+    is_file = what.endswith(".json") or Path(what).is_file()
+    found = verify_file(Path(what), keys, today) if is_file else verify_cell(_store(store), what, keys, today)
+    typer.echo(found.model_dump_json(indent=2) if json else found.told)
+
+
+@key_app.command("new", epilog="Exit codes: 0 done, 2 the caller's mistake, 3 the world's fault.")
+def key_new(file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; the public one is FILE.pub.")]) -> None:
+    """Make a key pair to sign approvals with (Ed25519)."""
+    from vllm_qualify.approval.signing import new_key, shown
+
+    key = new_key(file.expanduser())
+    typer.echo(f"key {shown(key.keyid)}: keep {file} secret, and give {file}.pub to whoever verifies")
+
+
+def _warn(problem: str | None) -> None:
+    if problem:
+        typer.echo(f"warning: {problem}", err=True)
+
+
+def _store(url: str | None) -> "Store":
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.qualification import default_store_url
+
+    return open_store(url or default_store_url())
+
+
+def _run(store: "Store", name: str) -> "PublishedRun":
+    from vllm_qualify.qualification import published_run, run_id_of
+
+    return published_run(store, run_id_of(name))
+
+
+def _keys(files: list[Path] | None) -> "list[PublicKey]":
+    from vllm_qualify.approval.signing import public_keys
+
+    return public_keys(files or [])

@@ -1,0 +1,157 @@
+"""`vllm bench serve` beside a server, in a process that stays: starting anew it takes 10 s to 20 s, in which a GPU idles."""
+
+import inspect
+import json
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_qualify.engine import bench_worker, container
+from vllm_qualify.engine.bench_worker import MARK
+from vllm_qualify.engine.container import Watched
+from vllm_qualify.engine.process import (
+    POLL_S,
+    PROGRESS,
+    Progress,
+    Running,
+    RunningProcess,
+    guarded,
+    quiet_environment,
+    tail,
+    text_of,
+)
+from vllm_qualify.engine.server import RESULTS_INSIDE, Client
+from vllm_qualify.errors import HostError, writing
+from vllm_qualify.recipe.model import Frozen
+
+STAGE = "load"
+
+
+class Bench(Frozen):
+    """Where it takes its orders: ids and places, no handle. `letter_box` is a folder where the client runs."""
+
+    client: Client
+    process: RunningProcess | Watched
+    letter_box: str
+
+
+@contextmanager
+def staying(client: Client, log: Path) -> Iterator[Bench]:
+    """It runs within the block, its output in `log`; it needs no server yet.
+
+    Raises:
+        HostError: it cannot be started.
+    """
+    if client.container_id is not None:
+        letter_box = f"{RESULTS_INSIDE}-orders-{secrets.token_hex(4)}"
+        command = [client.python, "-u", "-c", inspect.getsource(bench_worker), letter_box]
+        with container.executing(client.container_id, command, log, STAGE) as executed:
+            yield Bench(client=client, process=executed, letter_box=letter_box)
+        return
+    with tempfile.TemporaryDirectory(prefix="vllm-qualify-bench-") as letter_box:
+        command = [client.python, "-u", bench_worker.__file__, letter_box]
+        with guarded(command, quiet_environment(), log) as process:
+            yield Bench(client=client, process=process, letter_box=letter_box)
+
+
+def run(
+    bench: Bench,
+    command: list[str],
+    result: str,
+    log: Path,
+    time_limit_s: float,
+    check: Callable[[], None],
+    progress: Progress,
+) -> None:
+    """Run a command, `vllm bench serve …`, to its end. `log` gets what it printed.
+
+    Beside `log` lie then the file `result` of its `results_folder`, and `client-….json` with what the client used.
+
+    Raises:
+        HostError: it failed, took longer than `time_limit_s`, or Docker Engine went away.
+        whatever `check` raises.
+    """
+    name, place = f"{time.monotonic_ns():020d}", log.parent.name
+    log_from = bench.process.log.stat().st_size
+    _order(bench, name, json.dumps(command[command.index("serve") + 1 :]), place)
+    done = _await(bench, name, log_from, time_limit_s, check, progress, place)
+    with writing(str(log)):
+        log.write_text(_since(bench.process.log, log_from))
+        log.with_name(f"client-{log.stem.rpartition('-')[2]}.json").write_text(done)
+    if bench.client.container_id is not None:
+        container.fetch(bench.client.container_id, f"{RESULTS_INSIDE}/{result}", log.with_name(result), place)
+
+
+def give(bench: Bench, file: Path) -> str:
+    """A local file, brought to where the client runs; its path there. Raises HostError."""
+    if bench.client.container_id is None:
+        return str(file)
+    with writing(str(file)):
+        body = file.read_bytes()
+    container.put(bench.client.container_id, f"{bench.letter_box}/given/{file.name}", body, STAGE)
+    return f"{bench.letter_box}/given/{file.name}"
+
+
+def _order(bench: Bench, name: str, text: str, place: str) -> None:
+    if bench.client.container_id is not None:
+        # Docker writes the whole file and then its name, or the worker would read a half.
+        container.put(bench.client.container_id, f"{bench.letter_box}/{name}.json", text.encode(), place)
+        return
+    with writing(place):
+        part = Path(bench.letter_box, f"{name}.part")
+        part.write_text(text)
+        part.replace(part.with_suffix(".json"))
+
+
+def _since(log: Path, log_from: int) -> str:
+    return text_of(log, max(0, log.stat().st_size - log_from))
+
+
+def _await(
+    bench: Bench,
+    name: str,
+    log_from: int,
+    time_limit_s: float,
+    check: Callable[[], None],
+    progress: Progress,
+    place: str,
+) -> str:
+    """What it says at the end of an order."""
+    wanted = re.compile(rf"^{re.escape(MARK)} {name} (\{{.*\}})$", re.MULTILINE)
+    started, told = time.monotonic(), (0, 0)
+    while True:
+        written = _since(bench.process.log, log_from)
+        told = _tell(written, told, progress)
+        if found := wanted.search(written):
+            return found[1]
+        check()
+        _check_running(bench.process, place)
+        if time.monotonic() - started > time_limit_s:
+            raise HostError(
+                f"{place} took longer than its {time_limit_s:g} s",
+                "raise time_limit_s in the recipe, or find what slows it",
+                place,
+                tail(bench.process.log),
+            )
+        # Besides its log, the server, the client and the clock are watched, so that nothing can just be waited for.
+        time.sleep(POLL_S)
+
+
+def _check_running(process: Running, place: str) -> None:
+    end = process.end()
+    if end is not None:
+        raise HostError(
+            f"vllm bench serve ended with exit code {end.exit_code}", "see the last lines of its log", place, tail(process.log)
+        )
+
+
+def _tell(written: str, told: tuple[int, int], progress: Progress) -> tuple[int, int]:
+    found = PROGRESS.findall(written[-4096:]) or PROGRESS.findall(written)
+    now = (int(found[-1][0]), int(found[-1][1])) if found else told
+    if now != told:
+        progress(*now)
+    return now

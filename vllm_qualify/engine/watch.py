@@ -1,0 +1,351 @@
+"""What the server and the machine say during a run, sampled by a thread and written line by line.
+
+`server-metrics.jsonl` has a `Scrape` a line, `host.jsonl` a `HostSample`. A line is in its file as soon as it is made: of a run
+that is killed only the last one may be torn.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+import pynvml
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
+from vllm_qualify.recipe.model import CountOrNone, Frozen, Number
+from vllm_qualify.recipe.tables import table_of
+
+SCRAPES, HOST_SAMPLES = "server-metrics.jsonl", "host.jsonl"
+# A page that takes longer would leave out too many samples, and hold up the end of the run.
+SCRAPE_TIMEOUT_S = 5.0
+MIB = 2**20
+
+WANTED: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    # The other name is that of vLLM's first engine.
+    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "preemptions": (PREEMPTIONS,),
+    "prefix_queries": (PREFIX_QUERIES, "vllm:gpu_prefix_cache_queries"),
+    "prefix_hits": (PREFIX_HITS, "vllm:gpu_prefix_cache_hits"),
+    "prompt_tokens": ("vllm:prompt_tokens",),
+    "generation_tokens": ("vllm:generation_tokens",),
+    "drafts": ("vllm:spec_decode_num_drafts",),
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens",),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
+    "accepted_tokens_per_position": ("vllm:spec_decode_num_accepted_tokens_per_pos",),
+    "succeeded": ("vllm:request_success",),
+}
+"""What is kept of a server's metrics, and the names that each has had, the newest first; a counter's without `_total`."""
+
+# The first two are of the GPU's own protection, the third of its driver's, the fourth of the host's power supply.
+SLOWDOWNS: dict[str, int] = {
+    "hw_slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
+    "hw_thermal_slowdown": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+    "sw_thermal_slowdown": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+    "hw_power_brake_slowdown": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+}
+SW_POWER_CAP = "sw_power_cap"
+CLOCK_REASONS: dict[str, int] = SLOWDOWNS | {
+    SW_POWER_CAP: pynvml.nvmlClocksThrottleReasonSwPowerCap,
+    "gpu_idle": pynvml.nvmlClocksThrottleReasonGpuIdle,
+    "applications_clocks_setting": pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
+    "sync_boost": pynvml.nvmlClocksThrottleReasonSyncBoost,
+    "display_clock_setting": pynvml.nvmlClocksThrottleReasonDisplayClockSetting,
+}
+"""NVML's reasons why a GPU's clocks are not higher, by nvidia-smi's names of them."""
+
+Roots = Callable[[], Collection[int]]
+"""Tells, at every sample, the ids of the processes whose trees are looked at together; none before they start."""
+
+
+class Kept(NamedTuple):
+    """The metrics of a version, by what they mean; `lacking` are the meanings that it has no metric for."""
+
+    names: dict[str, str]
+    lacking: list[str]
+
+
+def kept(version: str) -> Kept:
+    """Which of WANTED a version of vLLM has. Raises CallerError if the catalog has no table of it."""
+    has = frozenset(table_of(version).metrics)
+    found = {meaning: next((name for name in names if name in has), None) for meaning, names in WANTED.items()}
+    return Kept(
+        {meaning: name for meaning, name in found.items() if name is not None},
+        [meaning for meaning, name in found.items() if name is None],
+    )
+
+
+class Scrape(Frozen):
+    """A look at the server's metrics at `time`, unix seconds: values by name and labels, or the error that there was."""
+
+    time: Number
+    values: dict[str, Number] = {}
+    error: str | None = None
+
+
+class ProcessSample(Frozen):
+    """Trees of processes: the CPU time that they have used since their start, and their resident memory together."""
+
+    cpu_s: Number
+    rss_mib: Number
+
+
+class GpuSample(Frozen):
+    """A GPU by its index in NVML. None is what this product does not tell; with an `error` nothing could be read."""
+
+    index: CountOrNone
+    sm_mhz: CountOrNone | None = None
+    memory_mhz: CountOrNone | None = None
+    clock_reasons: list[str] | None = None
+    memory_used_mib: CountOrNone | None = None
+    power_w: Number | None = None
+    temperature_c: CountOrNone | None = None
+    error: str | None = None
+
+
+class HostSample(Frozen):
+    """The machine at `time`, unix seconds. `cpu_share` is that of all cores since the line before, None in the first.
+
+    `processes` has None for those of which there is none, or none that this machine knows.
+    """
+
+    time: Number
+    cpu_share: Number | None
+    load_1min: Number
+    memory_available_mib: Number
+    processes: dict[str, ProcessSample | None] = {}
+    gpus: list[GpuSample] = []
+
+
+@contextmanager
+def watching(
+    metrics_url: str,
+    families: Collection[str],
+    folder: Path,
+    roots: Mapping[str, Roots],
+    gpus: Sequence[int] = (),
+    every_s: float = 1.0,
+) -> Iterator[None]:
+    """Within the block, sample every `every_s` into the two files in `folder`, after what stands there.
+
+    `families` are names of metrics, as in `kept`. The thread never raises into the block, and ends with it: up to
+    SCRAPE_TIMEOUT_S later where the server does not answer. What it cannot read is a line that says so; where it cannot write,
+    lines are missing.
+    """
+    over = threading.Event()
+    sampler = threading.Thread(
+        target=_sample_until, args=(over, metrics_url, families, folder, roots, gpus, every_s), name="watch", daemon=True
+    )
+    sampler.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sampler.join()
+
+
+def tree(pid: int) -> Roots:
+    """A process of this machine and all below it, like a guard (`RunningProcess.guard_pid`) with its server."""
+    return lambda: (pid,)
+
+
+def first_in_container(container_id: str) -> Roots:
+    """A container's own first process: its server. None where its engine is on another machine."""
+    return lambda: [pid for pid in _tops(container_id) if _is_first(pid)]
+
+
+def scrape(metrics_url: str, families: Collection[str]) -> Scrape:
+    """Gauges and counters of these families, now; never what belongs to a histogram."""
+    now = time.time()
+    try:
+        page = httpx.get(metrics_url, timeout=SCRAPE_TIMEOUT_S, follow_redirects=True).raise_for_status().text
+        return Scrape(time=now, values=parsed(page, families))
+    except (httpx.HTTPError, ValueError) as error:
+        return Scrape(time=now, error=f"{type(error).__name__}: {error}"[:200])
+
+
+def parsed(page: str, families: Collection[str]) -> dict[str, float]:
+    """A metrics page's gauges and counters of these families, each as `name{label="value",…}`. Raises ValueError."""
+    return {
+        _key(sample.name, sample.labels): float(sample.value)
+        for family in text_string_to_metric_families(page)
+        if family.name in families and family.type in ("gauge", "counter")
+        for sample in family.samples
+        # When a counter was made is no count, and NaN no value.
+        if not sample.name.endswith("_created") and math.isfinite(sample.value)
+    }
+
+
+def family_of(key: str) -> str:
+    """The family of one of `parsed`'s keys."""
+    return key.partition("{")[0].removesuffix("_total")
+
+
+def _key(name: str, labels: Mapping[str, str]) -> str:
+    told = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    return f"{name}{{{told}}}" if told else name
+
+
+def _sample_until(
+    over: threading.Event,
+    metrics_url: str,
+    families: Collection[str],
+    folder: Path,
+    roots: Mapping[str, Roots],
+    gpus: Sequence[int],
+    every_s: float,
+) -> None:
+    # A disk that is full stops the run by its own writes; here only lines end, and who reads them counts them.
+    with _devices(gpus) as devices, suppress(OSError):
+        # What psutil tells of a time before its first call has no beginning.
+        psutil.cpu_percent()
+        is_first = True
+        for _ in _ticks(over, every_s):
+            _append(folder / HOST_SAMPLES, _host_sample(roots, devices, is_first))
+            _append(folder / SCRAPES, scrape(metrics_url, families))
+            is_first = False
+
+
+def _ticks(over: threading.Event, every_s: float) -> Iterator[None]:
+    """Until it is `over`. A tick that comes while a sample is still being taken is left out."""
+    started, ticks = time.monotonic(), 0
+    while not over.is_set():
+        yield
+        ticks = max(ticks + 1, int((time.monotonic() - started) / every_s) + 1)
+        over.wait(started + ticks * every_s - time.monotonic())
+
+
+def _append(path: Path, line: Scrape | HostSample) -> None:
+    with path.open("a") as file:
+        file.write(f"{line.model_dump_json(exclude_defaults=True)}\n")
+
+
+def _host_sample(roots: Mapping[str, Roots], devices: "Devices", is_first: bool) -> HostSample:
+    share = psutil.cpu_percent() / 100
+    return HostSample(
+        time=time.time(),
+        cpu_share=None if is_first else share,
+        load_1min=os.getloadavg()[0],
+        memory_available_mib=psutil.virtual_memory().available / MIB,
+        processes={name: _process_sample(asked) for name, asked in roots.items()},
+        gpus=[_gpu_sample(index, device) for index, device in devices.items()],
+    )
+
+
+def _process_sample(asked: Roots) -> ProcessSample | None:
+    try:
+        found = [_of_tree(psutil.Process(pid)) for pid in asked()]
+    except (psutil.Error, OSError):
+        # It ended meanwhile.
+        return None
+    return ProcessSample(cpu_s=sum(one.cpu_s for one in found), rss_mib=sum(one.rss_mib for one in found)) if found else None
+
+
+def _of_tree(root: psutil.Process) -> ProcessSample:
+    """Raises psutil.Error if the root is gone; what is gone of the others has left its time to its parent."""
+    found = [_of_process(root)]
+    for process in root.children(recursive=True):
+        with suppress(psutil.Error):
+            found.append(_of_process(process))
+    return ProcessSample(cpu_s=sum(one.cpu_s for one in found), rss_mib=sum(one.rss_mib for one in found))
+
+
+def _of_process(process: psutil.Process) -> ProcessSample:
+    with process.oneshot():
+        times = process.cpu_times()
+        used_s = times.user + times.system + times.children_user + times.children_system
+        return ProcessSample(cpu_s=used_s, rss_mib=process.memory_info().rss / MIB)
+
+
+def _tops(container_id: str) -> list[int]:
+    """The processes of a container on this machine whose parents are not in it."""
+    inside = {pid for pid in psutil.pids() if container_id in _text(pid, "cgroup")}
+    return [pid for pid in inside if _status(pid, "PPid") not in map(str, inside)]
+
+
+def _is_first(pid: int) -> bool:
+    """Whether its own namespace counts it as 1: the last of its ids, the outermost namespace's first."""
+    return _status(pid, "NSpid").split()[-1:] == ["1"]
+
+
+def _status(pid: int, name: str) -> str:
+    lines = (line.partition(":") for line in _text(pid, "status").splitlines())
+    return next((value.strip() for key, _, value in lines if key == name), "")
+
+
+def _text(pid: int, name: str) -> str:
+    """Empty for a process that has ended. What a process calls itself may be any bytes."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+Devices = dict[int, object]
+"""NVML's handles by index, or in words why there is none."""
+
+
+@contextmanager
+def _devices(gpus: Sequence[int]) -> Iterator[Devices]:
+    if not gpus:
+        yield {}
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield dict.fromkeys(gpus, str(error))
+        return
+    try:
+        yield {index: _handle(index) for index in gpus}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _handle(index: int) -> object:
+    try:
+        return pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as error:
+        return str(error)
+
+
+def _gpu_sample(index: int, device: object) -> GpuSample:
+    if isinstance(device, str):
+        return GpuSample(index=index, error=device)
+    try:
+        reasons = _told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, device)
+        memory = _told(pynvml.nvmlDeviceGetMemoryInfo, device)
+        power_mw = _told(pynvml.nvmlDeviceGetPowerUsage, device)
+        return GpuSample(
+            index=index,
+            sm_mhz=_told(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
+            memory_mhz=_told(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_MEM),
+            clock_reasons=None if reasons is None else reason_names(reasons),
+            memory_used_mib=None if memory is None else memory.used // MIB,
+            power_w=None if power_mw is None else power_mw / 1000,
+            temperature_c=_told(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
+        )
+    except pynvml.NVMLError as error:
+        return GpuSample(index=index, error=str(error))
+
+
+def _told(function: Callable[..., Any], *arguments: object) -> Any:
+    """None where the product does not tell it. Raises pynvml.NVMLError."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError_NotSupported:
+        return None
+
+
+def reason_names(bits: int) -> list[str]:
+    """NVML's bit mask of clock reasons in words; a bit that it has no word for here is `0x…`."""
+    known = [name for name, bit in CLOCK_REASONS.items() if bits & bit]
+    others = bits & ~sum(CLOCK_REASONS.values())
+    return [*known, *([hex(others)] if others else [])]

@@ -1,0 +1,261 @@
+"""Answers: what lm-eval kept of each question, read from its own files, typed and checked."""
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm_qualify.engine.plan import TaskPlan
+from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, Told
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import Accuracy, CountOrNone, Frozen, Share
+
+BLOCKS, LEAST_BLOCK = 5, 2
+# Of a task's configuration what tells where its data lies, not how it asks and scores. Each question has a hash of its own.
+WHERE = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata")
+# lm-eval writes a function that it has no source of with its address in memory.
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class Step(NamedTuple):
+    """A block of questions that are asked together. Repetitions and the blocks in them count from 1."""
+
+    repetition: int
+    block: int
+    questions: list[int]
+
+    @property
+    def folder(self) -> str:
+        return f"r{self.repetition}-b{self.block}"
+
+
+class Answer(Frozen):
+    """What came back to a question once. `scores` are by `<metric>,<filter>`, the hashes lm-eval's own.
+
+    `length` is that of the reply in characters, None where likelihoods were compared. The scores of one that is `unanswered`,
+    because its reply was empty, say nothing. `traced_to` is relative to the task's folder.
+    """
+
+    question: CountOrNone
+    repetition: int
+    doc_hash: str
+    prompt_hash: str
+    target_hash: str
+    scores: dict[str, Share]
+    length: CountOrNone | None
+    unanswered: bool
+    traced_to: str
+
+
+class Head(Frozen):
+    """What a task was. `config_hash` is of its prompts and its scoring: the same in every run on every machine."""
+
+    task: str
+    task_version: str
+    config_hash: str
+    output_type: str
+    lm_eval: str
+
+
+class Answered(Head):
+    """A task with its answers, in the order of the steps."""
+
+    answers: list[Answer]
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """(metric, filter) of what was scored."""
+        return [(metric, name) for metric, _, name in (key.partition(",") for key in self.answers[0].scores)]
+
+
+class _Line(Head):
+    """The first line of a file of answers; the count tells a cut one."""
+
+    answers: int
+
+
+def steps(settings: Accuracy, available: int, repetitions: int, *, sequential: bool) -> list[Step]:
+    """All steps of a task with so many questions: the same in every run with the same settings.
+
+    Each repetition asks the same questions in another order, with `sequential` in blocks.
+    """
+    asked = _shuffled(list(range(available)), settings.seed, "asked")[: settings.num_questions]
+    found = []
+    for repetition in range(1, repetitions + 1):
+        order = _shuffled(asked, settings.seed, repetition)
+        blocks = _split(order, max(1, min(BLOCKS, len(order) // LEAST_BLOCK)) if sequential else 1)
+        found += [Step(repetition, number, block) for number, block in enumerate(blocks, start=1)]
+    return found
+
+
+def _shuffled(questions: list[int], seed: int, what: object) -> list[int]:
+    """Ordered by a hash: no other Python, and no other library, orders them in another way."""
+    return sorted(questions, key=lambda question: hashlib.sha256(f"{seed} {what} {question}".encode()).digest())
+
+
+def _split(order: list[int], parts: int) -> list[list[int]]:
+    bounds = [len(order) * part // parts for part in range(parts + 1)]
+    blocks = [order[start:end] for start, end in pairwise(bounds)]
+    return [block for block in blocks if block]
+
+
+def planned(folder: Path, task: TaskPlan) -> list[Step]:
+    """The steps of a task that was begun, from what its folder says of it."""
+    told = Told.model_validate_json((folder / TASK).read_bytes())
+    return steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
+
+
+def finished(folder: Path, task: TaskPlan) -> list[Step]:
+    """Those of the planned steps that have a folder. Raises one of UNUSABLE if they are not the first ones."""
+    all_steps = planned(folder, task)
+    found = {path.name for path in folder.glob("r*-b*")}
+    done = all_steps[: len(found)]
+    if not found or found != {step.folder for step in done}:
+        raise ValueError(
+            f"{', '.join(sorted(found)) or 'no blocks'} where the first blocks from {all_steps[0].folder} on were expected"
+        )
+    return done
+
+
+def read(folder: Path, task: TaskPlan) -> Answered:
+    """The answers of a task from lm-eval's files of its finished steps.
+
+    Raises one of UNUSABLE unless every question of each step was scored, once by each filter and with the prompt of its other
+    repetitions, and lm-eval's own scores are those of its samples.
+    """
+    available = Told.model_validate_json((folder / TASK).read_bytes()).available
+    parts = [_read_step(folder, step, task.name, available) for step in finished(folder, task)]
+    heads = {head for head, _ in parts}
+    if len(heads) != 1:
+        raise ValueError("the blocks were not measured with one version of the task")
+    answers = [answer for _, found in parts for answer in found]
+    _check_alike(answers)
+    return Answered(**parts[0][0].model_dump(), answers=answers)
+
+
+def only(folder: Path, pattern: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} files {pattern} in {folder.name} where one was expected")
+    return found[0]
+
+
+def _read_step(folder: Path, step: Step, task: str, available: int) -> tuple[Head, list[Answer]]:
+    results = json.loads(only(folder / step.folder, "results_*.json").read_text())
+    path = only(folder / step.folder, "samples_*.jsonl")
+    rows = [(number, json.loads(line)) for number, line in _lines(path)]
+    keys = _scored(results["results"][task])
+    filters = list(dict.fromkeys(name for _, name in keys))
+    told = results["n-samples"][task]
+    by_filter = {name: [(number, row) for number, row in rows if row["filter"] == name] for name in filters}
+    for name in filters:
+        _check_complete([row for _, row in by_filter[name]], step, told, available, name)
+    for metric, name in keys:
+        _check_score(metric, name, [row for _, row in by_filter[name]], results["results"][task], step)
+    head = _head(results, task)
+    lines = {name: {row["doc_id"]: row for _, row in by_filter[name]} for name in filters}
+    answers = [
+        _answer(step, number, path, [(metric, name, lines[name][row["doc_id"]]) for metric, name in keys], head.output_type)
+        for number, row in by_filter[filters[0]]
+    ]
+    return head, answers
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered from 1. Not by `splitlines`: lm-eval leaves U+2028, U+0085 and the like in a reply as they are."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from enumerate(file, start=1)
+
+
+def _scored(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """(metric, filter) of lm-eval's `exact_match,strict-match` keys, as far as the metric is a declared score."""
+    pairs = [(metric, name) for metric, comma, name in (key.partition(",") for key in result) if comma]
+    scored = [(metric, name) for metric, name in pairs if metric in METRICS and METRICS[metric].is_score]
+    if not scored:
+        raise ValueError(f"no known metric among {list(result)}")
+    return scored
+
+
+def _check_complete(rows: list[dict[str, Any]], step: Step, told: dict[str, Any], available: int, name: str) -> None:
+    wanted = len(step.questions)
+    if told != {"original": available, "effective": wanted}:
+        raise ValueError(f"lm-eval counts {told} in {step.folder}, where {wanted} of {available} questions were asked")
+    if Counter(row["doc_id"] for row in rows) != Counter(step.questions):
+        raise ValueError(f"{len(rows)} samples of {name} in {step.folder} are not of its {wanted} questions, each once")
+
+
+def _check_score(metric: str, name: str, rows: list[dict[str, Any]], result: dict[str, Any], step: Step) -> None:
+    scores = [float(row[metric]) for row in rows]
+    # Each comparison is false for NaN.
+    if not all(0 <= score <= 1 for score in scores):
+        raise ValueError(f"a sample's {metric} of {name} in {step.folder} is not between 0 and 1")
+    told, mean = float(result[f"{metric},{name}"]), math.fsum(scores) / len(scores)
+    if not abs(told - mean) <= 1e-6:
+        raise ValueError(f"lm-eval's {metric} of {name} in {step.folder}, {told}, is not its samples' {mean}")
+
+
+def _head(results: dict[str, Any], task: str) -> Head:
+    config = results["configs"][task]
+    lasting = {name: value for name, value in config.items() if name not in WHERE}
+    text = ADDRESS.sub("", json.dumps(lasting, sort_keys=True))
+    return Head(
+        task=task,
+        task_version=str(results["versions"][task]),
+        config_hash=hashlib.sha256(text.encode()).hexdigest(),
+        output_type=config["output_type"],
+        lm_eval=results["lm_eval_version"],
+    )
+
+
+def _answer(step: Step, number: int, path: Path, scored: list[tuple[str, str, dict[str, Any]]], output_type: str) -> Answer:
+    _, _, row = scored[0]
+    replies = _replies(row) if output_type == GENERATES else None
+    return Answer(
+        question=row["doc_id"],
+        repetition=step.repetition,
+        doc_hash=row["doc_hash"],
+        prompt_hash=row["prompt_hash"],
+        target_hash=row["target_hash"],
+        scores={f"{metric},{name}": float(row[metric]) for metric, name, row in scored},
+        length=None if replies is None else sum(map(len, replies)),
+        unanswered=replies is not None and not all(reply.strip() for reply in replies),
+        traced_to=f"{step.folder}/{path.name}:{number}",
+    )
+
+
+def _replies(row: dict[str, Any]) -> list[str]:
+    """What the model said; a task may ask a question several times."""
+    replies = ["" if reply is None else str(reply) for replies in row["resps"] for reply in replies]
+    if not replies:
+        raise ValueError(f"question {row['doc_id']} has no reply, not even an empty one")
+    return replies
+
+
+def _check_alike(answers: list[Answer]) -> None:
+    """A question is the same each time it is asked."""
+    hashes: dict[int, tuple[str, str, str]] = {}
+    for answer in answers:
+        found = (answer.doc_hash, answer.prompt_hash, answer.target_hash)
+        if hashes.setdefault(answer.question, found) != found:
+            raise ValueError(f"question {answer.question} was asked with another prompt in repetition {answer.repetition}")
+
+
+def write(answered: Answered, path: Path) -> None:
+    """As JSON lines: the task, and then each answer."""
+    line = _Line(**(answered.model_dump() | {"answers": len(answered.answers)}))
+    path.write_text("".join(f"{each.model_dump_json()}\n" for each in (line, *answered.answers)), encoding="utf-8")
+
+
+def load(path: Path) -> Answered:
+    """What `write` wrote. Raises one of UNUSABLE if the file is anything else, or cut."""
+    first, *others = [line for _, line in _lines(path)]
+    line = _Line.model_validate_json(first, strict=True)
+    answers = [Answer.model_validate_json(other, strict=True) for other in others]
+    if len(answers) != line.answers:
+        raise ValueError(f"{len(answers)} answers of {line.answers} in {path.name}")
+    return Answered(**(line.model_dump() | {"answers": answers}))

@@ -1,0 +1,207 @@
+"""Fit: what of a server's options is found on the machine itself, by starting it, before the cell is qualified.
+
+In this order: the smallest tensor-parallel size with which the server starts; as `max-num-seqs` as many requests of the
+workload's full length as its KV cache holds, which another start under the load confirms, since more sequences leave the cache
+less memory; of several `max-num-batched-tokens` the one with the highest output throughput. Each is found with those before it.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm_qualify.engine.plan import CellPlan, fitted
+from vllm_qualify.errors import QualifyError, RecipeError
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.startup import KvCache
+from vllm_qualify.recipe.model import Count, CountOrNone, Frozen, Number, ServerArguments
+
+STAGE = "fit"
+TENSOR_PARALLEL, SEQUENCES, BATCHED = "tensor-parallel-size", "max-num-seqs", "max-num-batched-tokens"
+# What more GPUs can mend.
+TOO_SMALL = ("cuda-out-of-memory", "kv-cache-too-small")
+# vLLM's usual block, where the server does not tell: a request takes whole ones. On the CPU a block is 128 tokens.
+BLOCK_TOK = 16
+# The first block is vLLM's own, for places that need none ("null block").
+OWN_BLOCKS = 1
+# A number that did not do is lowered to this share of it, or to what the cache then holds, until it does: so many are tried.
+LOWERED, MOST_CONFIRMATIONS = 0.75, 5
+TRY, FOUND = "try.json", "found.json"
+CACHE = "vllm:cache_config_info"
+
+
+class Try(Frozen):
+    """One start with these options over the recipe's.
+
+    `failed_because`: it did not start, its load is invalid, or it does not take as many requests at once as it was told to.
+    `holds` counts the workload's requests that the KV cache holds.
+    """
+
+    arguments: ServerArguments
+    failed_because: str | None = None
+    kv_cache_tok: Count | None = None
+    holds: CountOrNone | None = None
+    output_throughput_tok_s: Number | None = None
+
+
+class Tried(Frozen):
+    """What was found, and every start that it took."""
+
+    found: ServerArguments
+    tries: list[Try]
+
+
+class Started(NamedTuple):
+    """A server that is tried: what it says of its KV cache, and what can be measured on it with the plan's load.
+
+    `throughput` is the output's, over the planned repeats. `preemptions` counts those of one repeat.
+    """
+
+    kv_cache: KvCache | None
+    throughput: Callable[[], Measurement]
+    preemptions: Callable[[], int]
+
+
+Attempt = Callable[[CellPlan, Path], AbstractContextManager[Started]]
+"""Serves a plan's server with its files in this folder. Raises QualifyError with a kind where it does not start."""
+
+
+Then = Callable[[Started, Try], Try]
+"""What is measured on a started server: the try with what that tells."""
+
+
+def _as_it_is(_started: Started, tried: Try) -> Try:
+    return tried
+
+
+def _measured(started: Started, tried: Try) -> Try:
+    found = started.throughput()
+    return tried.model_copy(update={"failed_because": found.invalid_because, "output_throughput_tok_s": found.value})
+
+
+def block_tok(page: str) -> int | None:
+    """Of how many tokens a block of the KV cache is, by the server's /metrics; None where it does not tell."""
+    infos = (family for family in text_string_to_metric_families(page) if family.name == CACHE)
+    sizes = [sample.labels.get("block_size", "") for family in infos for sample in family.samples]
+    return max((int(size) for size in sizes if size.isdecimal() and int(size)), default=None)
+
+
+class Fitting:
+    """The search; each start goes to a folder `try-N`."""
+
+    def __init__(self, plan: CellPlan, attempt: Attempt, folder: Path) -> None:
+        self.plan, self.attempt, self.folder = plan, attempt, folder
+        self.tries: list[Try] = []
+
+    def find(self) -> Tried:
+        """Raises RecipeError where nothing fits, QualifyError where the server fails for another reason than its memory."""
+        fit = self.plan.fit
+        if fit is None:
+            raise ValueError("the plan has nothing to fit")
+        found: ServerArguments = {}
+        first = self._smallest(fit.tensor_parallel_sizes) if fit.tensor_parallel_sizes else None
+        if first:
+            found |= first.arguments
+        if fit.max_num_seqs:
+            found |= self._sequences(first or self._start({}))
+        if fit.max_num_batched_tokens:
+            found |= self._fastest(found, fit.max_num_batched_tokens)
+        return Tried(found=found, tries=self.tries)
+
+    def _smallest(self, sizes: list[int]) -> Try:
+        for size in sizes:
+            tried = self._start({TENSOR_PARALLEL: size}, TOO_SMALL)
+            if tried.failed_because is None:
+                return tried
+        told = [str(tried.failed_because) for tried in self.tries]
+        raise RecipeError(
+            f"the model fits none of the tensor-parallel sizes {sizes}",
+            "add a larger one, or shorten max-model-len",
+            f"{STAGE}.tensor_parallel_sizes",
+            told,
+        )
+
+    def _sequences(self, first: Try) -> ServerArguments:
+        """As many as the KV cache holds with that many; the sizes before and after are told by each start's own log.
+
+        Fewer where the server has too little memory for them, or preempts requests under the load.
+        """
+        known = {name: value for name, value in first.arguments.items() if name == TENSOR_PARALLEL}
+        wanted, told = self._held(first), list[str]()
+        while wanted and len(told) < MOST_CONFIRMATIONS:
+            tried = self._start({**known, SEQUENCES: wanted}, TOO_SMALL, partial(self._confirm, wanted))
+            if tried.failed_because is None:
+                return {SEQUENCES: wanted}
+            told.append(f"{SEQUENCES} {wanted}: {tried.failed_because}")
+            wanted = tried.holds if tried.holds and tried.holds < wanted else math.floor(LOWERED * wanted)
+        raise RecipeError(
+            f"{len(told)} numbers of {SEQUENCES} were tried, and the server takes none of them under the load",
+            f"give {SEQUENCES} under 'server', or mend what each start failed by",
+            f"{STAGE}.max_num_seqs",
+            told,
+        )
+
+    def _confirm(self, wanted: int, started: Started, tried: Try) -> Try:
+        """Raises RecipeError where not one request has room."""
+        held, because = self._held(tried), None
+        if held < wanted:
+            because = f"its KV cache holds {held} requests"
+        elif preemptions := started.preemptions():
+            because = f"{preemptions} preemptions under the load"
+        return tried.model_copy(update={"failed_because": because})
+
+    def _held(self, tried: Try) -> int:
+        if not tried.holds:
+            size = f"{tried.kv_cache_tok:,} tokens" if tried.kv_cache_tok else "an unknown size"
+            raise RecipeError(
+                f"the KV cache has {size}, and does not hold one request of the workload",
+                "raise gpu-memory-utilization or tensor_parallel_sizes, or shorten the workload's lengths",
+                f"{STAGE}.max_num_seqs",
+            )
+        return tried.holds
+
+    def _fastest(self, found: ServerArguments, sizes: list[int]) -> ServerArguments:
+        tries = [self._start({**found, BATCHED: size}, TOO_SMALL, _measured) for size in sizes]
+        measured = [tried for tried in tries if tried.output_throughput_tok_s is not None]
+        if not measured:
+            told = [str(tried.failed_because) for tried in tries]
+            raise RecipeError(
+                f"no load of max_num_batched_tokens {sizes} is valid",
+                "mend what makes them invalid",
+                f"{STAGE}.max_num_batched_tokens",
+                told,
+            )
+        best = max(measured, key=lambda tried: tried.output_throughput_tok_s or 0)
+        return {BATCHED: best.arguments[BATCHED]}
+
+    def _start(self, arguments: ServerArguments, refuses: tuple[str, ...] = (), then: Then = _as_it_is) -> Try:
+        """A start that fails with one of the kinds is kept as such; any other failure is raised, with its place."""
+        folder = self.folder / f"try-{len(self.tries) + 1}"
+        folder.mkdir()
+        try:
+            with self.attempt(fitted(self.plan, arguments), folder) as started:
+                tried = then(started, self._told(arguments, started.kv_cache))
+        except QualifyError as error:
+            if error.kind not in refuses:
+                options = ", ".join(f"{name} {value}" for name, value in arguments.items())
+                error.add_note(f"{STAGE}/{folder.name}: the server was started with {options or 'those of the recipe'}")
+                raise
+            tried = Try(arguments=arguments, failed_because=error.problem)
+        (folder / TRY).write_text(tried.model_dump_json(indent=2))
+        self.tries.append(tried)
+        return tried
+
+    def _told(self, arguments: ServerArguments, kv_cache: KvCache | None) -> Try:
+        if kv_cache is None:
+            return Try(arguments=arguments)
+        return Try(arguments=arguments, kv_cache_tok=kv_cache.tokens, holds=self._holds(kv_cache))
+
+    def _holds(self, kv_cache: KvCache) -> int:
+        """How many requests of the most tokens, each in whole blocks."""
+        block_tok = kv_cache.block_tok or BLOCK_TOK
+        of_request = math.ceil((self.plan.load.longest_tok or 1) / block_tok)
+        return max(0, kv_cache.tokens // block_tok - OWN_BLOCKS) // of_request

@@ -1,0 +1,288 @@
+"""lm-eval in a process of its own that stays: it measures one task block by block, and imports and loads only once.
+
+Its orders are files in a letter box, a folder, from `accuracy.Asking`. `task.json` is its first answer: what the task is, or
+why it cannot be measured. For `NAME.order` it leaves lm-eval's own files in the order's folder, and then `NAME.done`. It ends
+with another exit code than 0 as soon as anything goes wrong.
+"""
+
+import dataclasses
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import httpx
+from ruamel.yaml import YAML
+
+from vllm_qualify.recipe.model import Frozen
+
+TASK, JOB, ORDER = "task.json", "job.json", "order"
+POLL_S = 0.02
+GENERATES = "generate_until"
+
+
+class Job(Frozen):
+    """What is asked, of which server, and how. `test` and `shots` are local questions in place of the task's own."""
+
+    task: str
+    api: Literal["completions", "chat"]
+    model: str
+    url: str
+    num_fewshot: int
+    num_concurrent: int
+    max_gen_toks: int
+    seed: int
+    timeout_s: int
+    folder: Path
+    task_folder: Path | None = None
+    test: Path | None = None
+    shots: Path | None = None
+
+
+class Order(Frozen):
+    """A block of questions, by their place in the task's data, and where lm-eval's files of it go."""
+
+    questions: list[int]
+    folder: Path
+
+
+class Told(Frozen):
+    """The worker's first answer: how many questions the task has; or `problem` and `remedy`, once it refuses the task."""
+
+    available: int = 0
+    problem: str = ""
+    remedy: str = ""
+
+
+def write_whole(path: Path, document: Frozen) -> None:
+    """Who sees the file sees all of it."""
+    part = path.with_suffix(".part")
+    part.write_text(document.model_dump_json(indent=2))
+    part.replace(path)
+
+
+def main(letter_box: Path) -> None:
+    job = Job.model_validate_json((letter_box / JOB).read_bytes())
+    worker = _Worker(job, letter_box)
+    while True:
+        for path in sorted(letter_box.glob(f"*.{ORDER}")):
+            order = Order.model_validate_json(path.read_bytes())
+            path.unlink()
+            worker.measure(order)
+            path.with_suffix(".done").touch()
+        # Files are how the two talk: the guard has the worker's standard input.
+        time.sleep(POLL_S)
+
+
+class _Worker:
+    def __init__(self, job: Job, letter_box: Path) -> None:
+        # All that the first block needs is imported while the server loads.
+        import lm_eval.evaluator
+        import lm_eval.models.openai_completions  # noqa: F401  (imported for its own sake)
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import setup_logging
+
+        setup_logging("INFO")
+        self.job, self.letter_box = job, letter_box
+        # It knows no names: to know all of them, lm-eval reads 14,000 files.
+        self.manager = TaskManager(include_defaults=False)
+        self._seed()
+        self.task = self._load()
+        if job.api == "chat" and not self._generates:
+            self._refuse(
+                f"lm-eval cannot measure {job.task} by chat: it compares likelihoods, which chat does not give",
+                "set api to completions",
+            )
+        if getattr(self.task, "UNSAFE_CODE", False):
+            self._refuse(f"{job.task} runs code that the model writes on this machine", "choose another task")
+        _keep_questions(self.task)
+        _keep_prompts(self.task)
+        self._tell(Told(available=len(self.task.eval_docs)))
+
+    def _seed(self) -> None:
+        """As lm-eval does before it loads a task: some shuffle their choices when they are loaded."""
+        import numpy as np
+
+        random.seed(self.job.seed)
+        np.random.seed(self.job.seed)
+
+    def _tell(self, told: Told) -> None:
+        write_whole(self.letter_box / TASK, told)
+
+    def _refuse(self, problem: str, remedy: str) -> NoReturn:
+        self._tell(Told(problem=problem, remedy=remedy))
+        sys.exit(f"{problem}: {remedy}")
+
+    def _load(self) -> Any:
+        path = self._file()
+        if self.job.test:
+            path = self._over_local_questions(path)
+        return next(iter(self.manager.load([str(path)])["tasks"].values()))
+
+    def _file(self) -> Path:
+        """The task's YAML file: one of `task_folder` comes before lm-eval's own."""
+        from lm_eval.tasks import TaskManager
+
+        task, folder = self.job.task, self.job.task_folder
+        manager = TaskManager(include_path=folder, include_defaults=False)
+        if task not in manager.task_index:
+            if usual := _usual_file(task):
+                return usual
+            manager = TaskManager(include_path=folder)
+        if task not in manager.task_index:
+            where = f"lm-eval {metadata.version('lm-eval')}" + (f" and {folder}" if folder else "")
+            self._refuse(f"there is no task '{task}' in {where}", "`lm-eval ls tasks` lists lm-eval's")
+        if task not in manager.all_subtasks:
+            members = sorted(set(_members(manager, task)))
+            some = ", ".join(members[:8]) + (f" and {len(members) - 8} others" if len(members) > 8 else "")
+            self._refuse(f"'{task}' is a group of {len(members)} tasks", f"name one or more of its tasks: {some}")
+        return Path(manager.task_index[task].yaml_path)
+
+    def _over_local_questions(self, original: Path) -> Path:
+        """The task as lm-eval has it, prompt and filters untouched, over local questions."""
+        path = self.job.folder / "tasks" / f"{self.job.task}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        local = {
+            "include": str(original),
+            "task": self.job.task,
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": {"train": str(self.job.shots), "test": str(self.job.test)}},
+        }
+        YAML(typ="safe").dump(local, path)
+        return path
+
+    def measure(self, order: Order) -> None:
+        from lm_eval import simple_evaluate
+        from lm_eval.loggers import EvaluationTracker
+
+        task, seed = self.job.task, self.job.seed
+        tracker = EvaluationTracker(output_path=str(order.folder / "results.json"))
+        results = simple_evaluate(
+            model=self.model,
+            # only recorded: the model is there
+            model_args=self.model_args,
+            tasks=[self.task],
+            task_manager=self.manager,
+            # lm-eval takes the n-th of them for the task's n-th, so that they must rise
+            samples={task: sorted(order.questions)},
+            num_fewshot=self.job.num_fewshot,
+            apply_chat_template=self.job.api == "chat",
+            evaluation_tracker=tracker,
+            # the intervals are ours
+            bootstrap_iters=0,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+        samples = results.pop("samples")
+        tracker.save_results_aggregated(results=results, samples=samples)
+        tracker.save_results_samples(task_name=task, samples=samples[task])
+        # lm-eval only logs that it could not save them.
+        if not (any(order.folder.glob("results_*.json")) and any(order.folder.glob("samples_*.jsonl"))):
+            sys.exit("lm-eval could not save its results")
+
+    @cached_property
+    def model(self) -> Any:
+        """Built when the first block is asked: the server need not answer before."""
+        from lm_eval.api.registry import get_model
+
+        model = get_model("local-chat-completions" if self.job.api == "chat" else "local-completions")(**self.model_args)
+        if model.tokenizer is not None:
+            # A question's choices share its prompt, and each call is a request.
+            model.tokenizer.encode = lru_cache(maxsize=64)(model.tokenizer.encode)
+        return model
+
+    @cached_property
+    def model_args(self) -> dict[str, Any]:
+        chat = self.job.api == "chat"
+        return {
+            "model": self.job.model,
+            "base_url": f"{self.job.url}/v1/{'chat/' if chat else ''}completions",
+            "num_concurrent": self.job.num_concurrent,
+            "max_gen_toks": self.job.max_gen_toks,
+            # With lm-eval's own 300 s it would leave a long answer and ask again.
+            "timeout": self.job.timeout_s,
+            **(self._without_tokens() if self._generates else self._servers_tokens()),
+        }
+
+    @property
+    def _generates(self) -> bool:
+        return bool(self.task.get_config("output_type") == GENERATES)
+
+    def _without_tokens(self) -> dict[str, Any]:
+        """The server tokenizes: nothing on this side then needs torch or the model's tokenizer."""
+        return {"tokenizer_backend": None, "tokenized_requests": False}
+
+    def _servers_tokens(self) -> dict[str, Any]:
+        """Likelihoods are of tokens: the server tells them, and how many it takes. By itself lm-eval takes 2,048."""
+        from lm_eval.utils import check_remote_tokenizer_support
+
+        if not check_remote_tokenizer_support(self.job.url):
+            self._refuse(
+                f"{self.job.task} compares likelihoods, for which lm-eval needs the server's tokenizer; it tells none",
+                "add `enable-tokenizer-info-endpoint: true` to the server's options",
+            )
+        told = httpx.post(f"{self.job.url}/tokenize", json={"model": self.job.model, "prompt": "one"}, timeout=60).json()
+        return {"tokenizer_backend": "remote", "tokenized_requests": True, "max_length": told["max_model_len"]}
+
+
+def _usual_file(task: str) -> Path | None:
+    """lm-eval's own file of a task, where it is named as usual: found without looking at all of them, which takes 11 s."""
+    import lm_eval.tasks
+
+    path = Path(lm_eval.tasks.__file__).parent / task / f"{task}.yaml"
+    return path if path.is_file() and f"task: {task}" in path.read_text().splitlines() else None
+
+
+def _members(manager: Any, name: str) -> Iterable[str]:
+    entry = manager.task_index.get(name)
+    if entry is None or name in manager.all_subtasks:
+        yield name
+        return
+    listed = (entry.cfg or {}).get("task", []) if name in manager.all_groups else entry.tags
+    for member in listed:
+        named = member if isinstance(member, str) else member.get("task", member.get("group"))
+        if isinstance(named, str):
+            yield from _members(manager, named)
+
+
+def _keep_questions(task: Any) -> None:
+    """Some tasks prepare their questions anew, choices shuffled, each time they are looked at."""
+    questions = task.eval_docs
+    setattr(task, "test_docs" if task.has_test_docs() else "validation_docs", lambda: questions)
+
+
+def _keep_prompts(task: Any) -> None:
+    """Give each question the prompt that it has when lm-eval asks the whole task.
+
+    lm-eval draws the examples of one prompt after the other: built for a block alone, they would depend on the block.
+    """
+    build = task.build_all_requests
+    whole: dict[int, list[Any]] = {}
+
+    def build_block(*, samples: list[int], **others: Any) -> None:
+        if not whole:
+            build(samples=None, **others)
+            for request in task.instances:
+                whole.setdefault(request.doc_id, []).append(request)
+        task._instances = [
+            dataclasses.replace(request, metadata=(request.task_name, place, request.repeats), resps=[], filtered_resps={})
+            for place, question in enumerate(samples)
+            for request in whole[question]
+        ]
+
+    task.build_all_requests = build_block
+
+
+if __name__ == "__main__":
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    logging.captureWarnings(True)
+    main(Path(sys.argv[1]))

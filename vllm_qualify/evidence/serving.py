@@ -1,0 +1,140 @@
+"""A server with the tools that measure it: all start together, so that a GPU waits for none of them."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from vllm_qualify.engine import bench as benches
+from vllm_qualify.engine import watch
+from vllm_qualify.engine.bench import Bench
+from vllm_qualify.engine.container import Watched
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.server import STAGE, Client, Server, ServerPlan, Starting, await_ready, client_in, launch
+from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
+from vllm_qualify.errors import writing
+from vllm_qualify.evidence import accuracy
+from vllm_qualify.evidence.accuracy import LmEval
+from vllm_qualify.evidence.load import Driven
+from vllm_qualify.recipe.model import VLLM, Frozen
+
+Tell = Callable[[str], None]
+BENCH_LOG, LM_EVAL, LAUNCHED = "bench.log", "lm-eval", "launched_at"
+# Twice as often as what is read of it needs: a busy server misses some.
+EVERY_S = 0.5
+
+
+class Served(Frozen):
+    """A cell's server with its tools: addresses, ids and places, no handle. `lm_eval` is by task."""
+
+    server: Server
+    bench: Bench
+    lm_eval: dict[str, LmEval] = {}
+
+    def driven(self, plan: CellPlan) -> Driven:
+        return Driven(self.server, self.bench, benches.give(self.bench, plan.prompts) if plan.prompts else None)
+
+
+@contextmanager
+def serving(plan: CellPlan, folder: Path, tell: Tell, port: int | None = None) -> Iterator[Served]:
+    """The cell's server for the length of the block, watched, with its tools, which start while it loads.
+
+    Its files go to `folder`, with those of the tools and what was watched.
+
+    Raises:
+        QualifyError: as `launch` and `await_ready`, or lm-eval refuses a task.
+    """
+    with ExitStack() as stack:
+        starting = stack.enter_context(_launched(plan.server, folder, port, plan.labels))
+        client = stack.enter_context(_client(starting, plan.server, plan, folder, plan.labels))
+        bench = stack.enter_context(benches.staying(client, folder / BENCH_LOG))
+        lm_eval = {task.name: stack.enter_context(_lm_eval(starting, plan, task.name, folder)) for task in plan.accuracy}
+
+        def check() -> None:
+            for each in lm_eval.values():
+                each.check()
+
+        server = await_ready(plan.server, starting, tell, check)
+        stack.enter_context(watched(server, plan, folder))
+        yield Served(server=server, bench=bench, lm_eval=lm_eval)
+
+
+def see_the_same(folder: Path, other: Path) -> None:
+    """What is watched into `folder`, until the server stops and after, is in `other` too: for another cell of the server.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    with writing(STAGE):
+        for name in (SCRAPES, HOST_SAMPLES):
+            (other / name).hardlink_to(folder / name)
+
+
+@contextmanager
+def another(other: ServerPlan, plan: CellPlan, folder: Path, tell: Tell, like: Served | None = None) -> Iterator[Served]:
+    """Another server of the cell, with a bench only; of the same program as that of `like`. Raises as `serving`."""
+    labels = plan.labels | {"run": f"{plan.run_id}-{folder.name}"}
+    with (
+        _launched(other, folder, None, labels) as starting,
+        _client(starting, other, plan, folder, labels) as client,
+        benches.staying(_same_program(client, like), folder / BENCH_LOG) as bench,
+    ):
+        server = await_ready(other, starting, tell)
+        tell(f"serving{' another server beside it' if like else ''} at {server.url} after {server.startup_s:.0f} s")
+        yield Served(server=server, bench=bench)
+
+
+def _same_program(client: Client, like: Served | None) -> Client:
+    """A process measures with the candidate's own program; containers have the client image, or the same version."""
+    if like is None or client.container_id:
+        return client
+    ours = like.server.client
+    return client.model_copy(update={"program": ours.program, "python": ours.python})
+
+
+@contextmanager
+def started(plan: ServerPlan, folder: Path, labels: dict[str, str], tell: Tell) -> Iterator[Server]:
+    """A server alone. Raises as `serving`."""
+    with _launched(plan, folder, None, labels) as starting:
+        yield await_ready(plan, starting, tell)
+
+
+@contextmanager
+def _launched(plan: ServerPlan, folder: Path, port: int | None, labels: dict[str, str]) -> Iterator[Starting]:
+    with writing(STAGE):
+        (folder / LAUNCHED).write_text(f"{time.time():.3f}\n")
+    with launch(plan, folder, port, labels) as starting:
+        yield starting
+
+
+@contextmanager
+def _client(starting: Starting, of: ServerPlan, plan: CellPlan, folder: Path, labels: dict[str, str]) -> Iterator[Client]:
+    """Beside the server, or in a container of the client image where one is named."""
+    if plan.client_image is None:
+        yield starting.client
+    else:
+        with client_in(plan.client_image, of, starting, folder, labels) as client:
+            yield client
+
+
+@contextmanager
+def _lm_eval(starting: Starting, plan: CellPlan, name: str, folder: Path) -> Iterator[LmEval]:
+    (task,) = (task for task in plan.accuracy if task.name == name)
+    with accuracy.loading(starting, plan.server.served_model_name, task, folder / LM_EVAL / name) as lm_eval:
+        yield lm_eval
+
+
+@contextmanager
+def watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
+    """What is watched of the plan's server and of the machine goes to `folder`. Raises HostError if it cannot be written."""
+    process = server.process
+    of_server = (
+        watch.first_in_container(process.container_id) if isinstance(process, Watched) else watch.tree(process.guard_pid)
+    )
+    families = watch.kept(plan.cell.release.engine.version).names.values() if plan.server.kind == VLLM else ()
+    url = f"{server.url}{server.metrics_path}"
+    with writing(STAGE):
+        for name in (SCRAPES, HOST_SAMPLES):
+            (folder / name).touch()
+    with watch.watching(url, families, folder, {"server": of_server}, plan.server.gpus, EVERY_S):
+        yield

@@ -1,0 +1,417 @@
+"""Speculation: a server with speculative decoding beside the same server without it, in turns.
+
+Both are asked the same prompts greedily, and both are put under the profile's load and under one request at a time. What the
+draft is worth, the server's own counters tell. Below the stage's folder:
+
+    greedy.json                     what was asked
+    drafted.jsonl, undrafted.jsonl  the replies, one a line
+    greedy-before.txt, …-after.txt  the counters of the server that drafts, around them
+    batch1/drafted/ …               bench's results and the counters around them, as `load` has them; also profile/, undrafted/
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm_qualify.engine.server import Server, ServerPlan
+from vllm_qualify.evidence import load
+from vllm_qualify.evidence.measurement import (
+    UNUSABLE,
+    Measurement,
+    geometric_mean,
+    in_words,
+    invalid,
+    repeat_interval,
+    share_interval,
+    valid,
+)
+from vllm_qualify.evidence.sequential import Levels, Sides, shared_sides
+from vllm_qualify.recipe.metrics import ACCEPTANCE_BATCH1, METRICS, SAME_TEXT
+from vllm_qualify.recipe.model import Count, Frozen, Load, Seconds, Text
+
+STAGE = "speculation"
+DRAFTED, UNDRAFTED = "drafted", "undrafted"
+SIDES = (DRAFTED, UNDRAFTED)
+BATCH1, PROFILE = "batch1", "profile"
+GREEDY, GREEDY_PAGES = "greedy.json", ("greedy-before.txt", "greedy-after.txt")
+RATE = "output_throughput_tok_s"
+DRAFTS, DRAFT_TOKENS = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+# Fewer requests, one after another, hardly have a steady state; of fewer pairs nobody knows the noise.
+LEAST_PROMPTS, LEAST_REPEATS = 20, 2
+
+Run = Callable[[Server, Load, Path, int], None]
+"""Runs bench once on a server, as repeat N of the load, into a folder, as `load.run` does."""
+
+
+class Greedy(Frozen):
+    """What both servers are asked at temperature 0: one prompt after another, each for at most so many tokens."""
+
+    prompts: list[Text]
+    max_tokens: Count
+    time_limit_s: Seconds = 300.0
+
+
+class Pair(NamedTuple):
+    """A server with speculative decoding, and the same without it."""
+
+    drafted: Server
+    undrafted: Server
+
+    def in_turn(self, turn: int) -> list[tuple[str, Server]]:
+        """Both with their names; every other time the one that was last goes first, so that a drift favours neither."""
+        both = list(zip(SIDES, self, strict=True))
+        return both if turn % 2 == 0 else both[::-1]
+
+
+class Acceptance(Frozen):
+    """What became of drafts: how many there were, of how many tokens, and how many were accepted at each position."""
+
+    drafts: int
+    draft_tokens: int
+    accepted_at: list[int]
+
+    @property
+    def length_tok(self) -> float:
+        """Tokens per step: those of the draft that were accepted, and the one that the model adds."""
+        return 1 + sum(self.accepted_at) / self.drafts
+
+    @property
+    def rate(self) -> float:
+        """Share of the drafted tokens that were accepted."""
+        return sum(self.accepted_at) / self.draft_tokens
+
+    @property
+    def rates(self) -> list[float]:
+        """Share of the drafts whose token at a position was accepted, by position."""
+        return [accepted / self.drafts for accepted in self.accepted_at]
+
+
+class SameText(Frozen):
+    """Of each prompt the character at which the two texts part; None where they are the same."""
+
+    parts_at: list[int | None]
+
+    @property
+    def same(self) -> int:
+        return self.parts_at.count(None)
+
+    @property
+    def share(self) -> float:
+        return self.same / len(self.parts_at)
+
+
+class FailedError(ValueError):
+    """A load whose requests do not count; the message says why."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Drafting(Frozen):
+    """For the report: what drafts were worth with so many requests at once, or why nobody knows."""
+
+    max_concurrency: int
+    length_tok: float | None = None
+    rate: float | None = None
+    rates: list[float] = []
+    invalid_because: str | None = None
+
+
+class Document(Frozen):
+    """For the report. `texts` is None where the replies are unusable.
+
+    `greedy` is over the prompts of `texts`: random prompts are continued by chance, and a draft of chance is rarely accepted.
+    """
+
+    greedy: Drafting
+    batch1: Drafting
+    profile: Drafting
+    texts: SameText | None
+
+
+def loads_of(settings: Load) -> dict[str, Load]:
+    """The two loads by the name of their folder, each with a fixed number of repeats. They are not held against an SLO."""
+    repeats = max(LEAST_REPEATS, settings.repeats)
+    fixed = {"repeats": repeats, "most_repeats": repeats, "slo": None}
+    clients = settings.max_concurrency
+    alone = {
+        "max_concurrency": 1,
+        "num_prompts": min(settings.num_prompts, max(LEAST_PROMPTS, math.ceil(settings.num_prompts / clients))),
+        "num_warmups": math.ceil(settings.num_warmups / clients),
+    }
+    return {
+        BATCH1: Load.model_validate(settings.model_dump() | fixed | alone),
+        PROFILE: Load.model_validate(settings.model_dump() | fixed),
+    }
+
+
+def measure(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: Run) -> None:
+    """Ask both servers, then `run` both loads on both, all in turns. `settings` is the profile's load.
+
+    Raises:
+        ReleaseError: a server has ended.
+        whatever `run` raises.
+    """
+    (folder / GREEDY).write_text(greedy.model_dump_json(indent=2))
+    before, after = (folder / page for page in GREEDY_PAGES)
+    before.write_text(servers.drafted.metrics_page())
+    _ask(servers, greedy, folder)
+    after.write_text(servers.drafted.metrics_page())
+    for name, each in loads_of(settings).items():
+        for side in SIDES:
+            (folder / name / side).mkdir(parents=True)
+        for repeat in range(1, each.repeats + 1):
+            for side, server in servers.in_turn(repeat - 1):
+                run(server, each, folder / name / side, repeat)
+
+
+def _ask(servers: Pair, greedy: Greedy, folder: Path) -> None:
+    with httpx.Client(timeout=greedy.time_limit_s) as client:
+        for turn, prompt in enumerate(greedy.prompts):
+            for side, server in servers.in_turn(turn):
+                answer = _answer(client, server, request_of(prompt, greedy, server.served_model_name))
+                with (folder / f"{side}.jsonl").open("a") as file:
+                    file.write(json.dumps(answer) + "\n")
+
+
+def request_of(prompt: str, greedy: Greedy, model: str) -> dict[str, Any]:
+    return {"model": model, "prompt": prompt, "max_tokens": greedy.max_tokens, "temperature": 0, "seed": 0}
+
+
+def _answer(client: httpx.Client, server: Server, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        answer = client.post(f"{server.url}/v1/completions", json=request)
+    except httpx.HTTPError as error:
+        server.check_alive()
+        return {"request": request, "status": None, "error": f"{type(error).__name__}: {error}"}
+    return {"request": request, "status": answer.status_code, "body": answer.text}
+
+
+def acceptance(before: str, after: str) -> Acceptance:
+    """What became of the drafts between two /metrics pages.
+
+    Raises:
+        ValueError: the counters are missing, went down or contradict each other, or nothing was drafted.
+    """
+    then, now = _counted(before), _counted(after)
+    if then.keys() != now.keys():
+        raise ValueError("the server counts its drafts by other names afterwards")
+    gained = {key: now[key] - then[key] for key in now}
+    # `not … <=`: NaN is no count.
+    if not all(0 <= count < math.inf for count in gained.values()):
+        raise ValueError("the server's counters of its drafts went down: it was started anew")
+    drafts, tokens, accepted = (int(gained[name, None]) for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED))
+    if drafts == 0:
+        raise ValueError("the server drafted nothing")
+    found = Acceptance(drafts=drafts, draft_tokens=tokens, accepted_at=_by_position(gained))
+    if sum(found.accepted_at) != accepted or not accepted <= tokens or max(found.accepted_at) > drafts:
+        raise ValueError(f"the server's counters of its drafts contradict each other: {accepted} accepted, and {found}")
+    return found
+
+
+Key = tuple[str, int | None]
+
+
+def _counted(page: str) -> dict[Key, float]:
+    """The counters of drafts, by name and position, over all engines. Raises ValueError where one is missing."""
+    totals: dict[Key, float] = {}
+    for name, position, value in _samples(page):
+        totals[name, position] = totals.get((name, position), 0.0) + value
+    lacking = {DRAFTS, DRAFT_TOKENS, ACCEPTED, ACCEPTED_AT} - {name for name, _ in totals}
+    if lacking:
+        raise ValueError(f"the server's /metrics has no {', '.join(sorted(lacking))}")
+    return totals
+
+
+def _samples(page: str) -> Iterator[tuple[str, int | None, float]]:
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name in (DRAFTS, DRAFT_TOKENS, ACCEPTED):
+                yield sample.name, None, sample.value
+            elif sample.name == ACCEPTED_AT:
+                yield sample.name, int(sample.labels["position"]), sample.value
+
+
+def _by_position(gained: dict[Key, float]) -> list[int]:
+    """Raises ValueError where a position is left out."""
+    found = {position: count for (_, position), count in gained.items() if position is not None}
+    if sorted(found) != list(range(len(found))):
+        raise ValueError(f"the server's counters have the positions {sorted(found)}")
+    return [int(found[position]) for position in sorted(found)]
+
+
+def together(parts: Sequence[Acceptance]) -> Acceptance:
+    """Several stretches as one. Raises ValueError where drafts are not equally long."""
+    return Acceptance(
+        drafts=sum(part.drafts for part in parts),
+        draft_tokens=sum(part.draft_tokens for part in parts),
+        accepted_at=[sum(counts) for counts in zip(*(part.accepted_at for part in parts), strict=True)],
+    )
+
+
+def same_text(ours: Sequence[str], theirs: Sequence[str]) -> SameText:
+    """Where the texts of two servers part, prompt by prompt.
+
+    Raises:
+        ValueError: there are none, or not as many of the one as of the other.
+    """
+    if not ours:
+        raise ValueError("no prompt was asked")
+    return SameText(parts_at=[_parts_at(*pair) for pair in zip(ours, theirs, strict=True)])
+
+
+def _parts_at(one: str, other: str) -> int | None:
+    if one == other:
+        return None
+    shorter = min(len(one), len(other))
+    return next((at for at in range(shorter) if one[at] != other[at]), shorter)
+
+
+def parse(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> list[Measurement]:
+    """The acceptance length at batch 1 and the share of the same texts. `settings` is the profile's load, `server` drafts.
+
+    What is gained takes two servers to be compared: see `rates` and judge.compare.speedup.
+    """
+    return [_acceptance_length(folder, settings, levels, server), _same_text(folder, levels)]
+
+
+def rates(folder: Path, name: str, settings: Load, levels: Levels, servers: Sequence[ServerPlan]) -> list[Measurement]:
+    """Output tokens per second under BATCH1 or PROFILE, in the order of SIDES; `servers` are the plans of the two."""
+    return [_rate(folder, name, side, settings, levels, server) for side, server in zip(SIDES, servers, strict=True)]
+
+
+def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
+    found = load.parse(folder / name / side, loads_of(settings)[name], levels, server.kind, server.arguments)
+    (rate,) = (measurement for measurement in found if measurement.metric == RATE)
+    above = f"{folder.name}/{name}/"
+    return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})
+
+
+def sides_of(metric: str, settings: Load, levels: Levels) -> Sides:
+    """The sides of an interval over repeats that are looked at once, when all are there."""
+    return shared_sides(METRICS[metric].direction, levels, loads_of(settings)[PROFILE].looks, 0)
+
+
+def _acceptance_length(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
+    place = f"{folder.name}/{BATCH1}/{DRAFTED}"
+    source = f"{place}/metrics-*.txt"
+    rate = _rate(folder, BATCH1, DRAFTED, settings, levels, server)
+    if rate.invalid_because is not None:
+        return invalid(ACCEPTANCE_BATCH1, rate.invalid_because, source)
+    try:
+        parts = _acceptances(folder / BATCH1 / DRAFTED, loads_of(settings)[BATCH1].repeats)
+        lengths = [part.length_tok for part in parts]
+        interval = repeat_interval(lengths, sides_of(ACCEPTANCE_BATCH1, settings, levels))
+        traced = [path for repeat in range(1, len(parts) + 1) for path in _lines_of(folder / BATCH1 / DRAFTED, place, repeat)]
+    except UNUSABLE as error:
+        return invalid(ACCEPTANCE_BATCH1, f"no usable counters: {in_words(error)}", source)
+    count = sum(part.drafts for part in parts)
+    others = {"sample_count": count, "repeats": lengths, "interval": interval, "traced_to": traced}
+    return valid(ACCEPTANCE_BATCH1, geometric_mean(lengths), source, **others)
+
+
+def _acceptances(folder: Path, repeats: int) -> list[Acceptance]:
+    """Of each repeat. Raises one of UNUSABLE."""
+    return [_between(folder, _pages(repeat)) for repeat in range(1, repeats + 1)]
+
+
+def _between(folder: Path, pages: tuple[str, str]) -> Acceptance:
+    """Raises one of UNUSABLE."""
+    return acceptance(*((folder / page).read_text() for page in pages))
+
+
+def _pages(repeat: int) -> tuple[str, str]:
+    return f"metrics-{repeat}-before.txt", f"metrics-{repeat}-after.txt"
+
+
+def _lines_of(folder: Path, place: str, repeat: int) -> Iterator[str]:
+    """Where the accepted tokens stand before and after a repeat, as `path:line`."""
+    for page in _pages(repeat):
+        lines = (folder / page).read_text().splitlines()
+        yield f"{place}/{page}:{next(number for number, line in enumerate(lines, 1) if line.startswith(ACCEPTED))}"
+
+
+def _same_text(folder: Path, levels: Levels) -> Measurement:
+    source = f"{folder.name}/{DRAFTED}.jsonl beside {folder.name}/{UNDRAFTED}.jsonl"
+    try:
+        found = _texts(folder)
+    except UNUSABLE as error:
+        return invalid(SAME_TEXT, f"no usable replies: {in_words(error)}", source)
+    count, direction = len(found.parts_at), METRICS[SAME_TEXT].direction
+    interval = share_interval(found.same, count, shared_sides(direction, levels, [1], 0))
+    parted = [number for number, at in enumerate(found.parts_at, 1) if at is not None]
+    traced = [f"{folder.name}/{side}.jsonl:{number}" for number in parted or [1] for side in SIDES]
+    if parted:
+        first = parted[0]
+        source += f": {len(parted)} of {count} texts part, the first that of prompt {first} at character"
+        source += f" {found.parts_at[first - 1]}"
+    return valid(SAME_TEXT, found.share, source, sample_count=count, interval=interval, traced_to=traced)
+
+
+def _texts(folder: Path) -> SameText:
+    """Raises one of UNUSABLE."""
+    greedy = Greedy.model_validate_json((folder / GREEDY).read_bytes())
+    ours, theirs = (_replies(folder / f"{side}.jsonl", greedy) for side in SIDES)
+    return same_text(ours, theirs)
+
+
+def _replies(path: Path, greedy: Greedy) -> list[str]:
+    """The texts of one server, all of them. Raises one of UNUSABLE."""
+    answers = [json.loads(line) for line in path.read_text().splitlines()]
+    if [answer["request"]["prompt"] for answer in answers] != greedy.prompts:
+        raise ValueError(f"{path.name} has {len(answers)} replies, and not one to each of {len(greedy.prompts)} prompts")
+    return [_text(answer, greedy) for answer in answers]
+
+
+def _text(answer: dict[str, Any], greedy: Greedy) -> str:
+    if answer["status"] != httpx.codes.OK:
+        raise ValueError(answer.get("error") or f"HTTP {answer['status']}: {answer['body'][:200]}")
+    body = json.loads(answer["body"])
+    text, reason = body["choices"][0]["text"], body["choices"][0]["finish_reason"]
+    if not (isinstance(text, str) and text):
+        raise ValueError("a reply is empty")
+    if reason not in ("stop", "length"):
+        raise ValueError(f"a reply ended by {reason!r}")
+    if reason == "length" and (tokens := body["usage"]["completion_tokens"]) != greedy.max_tokens:
+        raise ValueError(f"a reply was cut after {tokens} of {greedy.max_tokens} tokens")
+    return text
+
+
+def document(folder: Path, settings: Load) -> Document:
+    """What the report shows beside the measurements, from the stage's files alone."""
+    try:
+        texts = _texts(folder)
+    except UNUSABLE:
+        # The measurement says why.
+        texts = None
+    greedy = _drafting(1, lambda: _between(folder, GREEDY_PAGES))
+    batch1, profile = (_under_load(folder / name / DRAFTED, each) for name, each in loads_of(settings).items())
+    return Document(greedy=greedy, batch1=batch1, profile=profile, texts=texts)
+
+
+def _under_load(folder: Path, settings: Load) -> Drafting:
+    """With requests that failed nobody knows: the drafts for them are counted, and their replies are not there."""
+    return _drafting(settings.max_concurrency, lambda: _of_whole_repeats(folder, settings))
+
+
+def _of_whole_repeats(folder: Path, settings: Load) -> Acceptance:
+    """Raises one of UNUSABLE."""
+    for number in range(1, settings.repeats + 1):
+        if problems := load.request_problems(load.read(folder, folder.name, number).result, settings):
+            raise FailedError(f"repeat {number}: {'; '.join(problems)}")
+    return together(_acceptances(folder, settings.repeats))
+
+
+def _drafting(clients: int, read: Callable[[], Acceptance]) -> Drafting:
+    try:
+        found = read()
+    except UNUSABLE as error:
+        return Drafting(max_concurrency=clients, invalid_because=in_words(error))
+    return Drafting(max_concurrency=clients, length_tok=found.length_tok, rate=found.rate, rates=found.rates)

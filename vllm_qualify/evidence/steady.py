@@ -1,0 +1,369 @@
+"""Steady state: the part of a load in which every client is under way and the server has warmed up.
+
+Each of bench's clients sends its next prompt as soon as one has ended. Bench's own figures are over everything: over the first
+wave, whose prompts all come at once, and over the tail, in which ever fewer requests are under way. Here both are cut off.
+
+Of the requests in the order of their starts a wave is as many as there are clients. The first wave is cut off, and so is the
+last: what started before it ends under full load. How much more to cut, MSER-5 says (White 1997, "An effective truncation
+heuristic for bias reduction in simulation output", Simulation 69; White, Cobb & Spratt 2000, "A comparison of five steady-state
+truncation heuristics for simulation") of the requests' latencies: with a fixed number under way, throughput is that number over
+the mean latency.
+
+Equally long requests keep step, more or less, so that tokens come in waves too, and a window with edges anywhere would count
+one in part. A window therefore goes from one wave to another, from each request of the one to its fellow in the other, and its
+rates are those over all of these stretches. Where replies are not equally long, the rate of tokens is still right, that of
+requests is not.
+
+Requests that are sent at a rate, each at a moment of its own, have no fixed number under way. There the first of them find an
+empty server and the last leave one: cut off are a warm-up, by MSER-5 too, and all from the first on that was still under way
+when the last was sent.
+
+Chunks that a client reads at once were sent before that, at times that nobody knows: only the last of them is in time. A time
+per token is therefore taken from the end of a reply's first read to its last token, over the tokens in between. Where each
+chunk is read alone, that is what bench has.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
+from vllm_qualify.recipe.model import Slo
+
+Array = np.ndarray
+BATCH = 5
+# Of all requests; MSER is not trusted beyond the half of what it is given, as its authors have it.
+LEAST_SHARE = 0.5
+# Of the clients, on average over the window: the rest is bench's time between two requests, which is much where they are short
+# and the machine is busy.
+LEAST_UNDER_WAY = 0.75
+# Of bench's duration, that its requests need not fill where bench does not tell when they started.
+SLACK_ALLOWED = 0.05
+# What one half of a window may differ from the other where latencies rise or fall all along, with this chance of an accident.
+DRIFT_ALLOWED, DRIFT_BY_CHANCE = 0.25, 0.001
+REMEDY = "use more num_prompts"
+# Of requests sent at a rate: how many more may be sent than end in the second half of the sending, as a share, and how many
+# times the noise of the number under way. A rate that the server keeps up with leaves that number as it is.
+SHORTFALL_ALLOWED, SHORTFALL_SPREADS = 0.05, 2.0
+# In so many groups, in the order of their starts, the latencies of requests sent at a rate are looked at for a trend.
+GROUPS = 20
+
+# Chunks nearer to each other were read at once: no model is so fast. Each such gap makes another one longer, so that few of the
+# gaps may be such. Of the replies so many must not have come in one read, and show a time per token: which these are depends on
+# when the client had time to read, and little on the server.
+AT_ONCE_S, AT_ONCE_ALLOWED, LEAST_SHOWN = 50e-6, 0.01, 0.25
+AT_ONCE_REMEDY = "give the client a core or a host of its own, with no proxy between that collects chunks"
+
+
+class UnsteadyError(Exception):
+    """There is no steady state to be measured; the message says why, and what to do."""
+
+
+class OverloadError(Exception):
+    """Requests were sent faster than the server can answer, so that ever more are under way; the message has the numbers."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What bench tells of each request, in the order of their starts; times in s. `gaps` are those between its chunks.
+
+    `rebuilt` says that bench did not tell the starts.
+    """
+
+    starts: Array
+    ttfts: Array
+    gaps: list[Array]
+    inputs: Array
+    outputs: Array
+    rebuilt: bool = False
+
+    @property
+    def latencies(self) -> Array:
+        """To the last chunk, as bench has them."""
+        return np.asarray(self.ttfts + [gaps.sum() for gaps in self.gaps])
+
+    @property
+    def tpots(self) -> Array:
+        """As bench has them for goodput: 0 where there is but one token."""
+        return np.asarray((self.latencies - self.ttfts) / np.maximum(self.outputs - 1, 1))
+
+    @property
+    def settled_tpots(self) -> Array:
+        """From the end of each reply's first read; NaN where that had all of it, 0 where there is but one token."""
+        return np.asarray([_settled_tpot(*each) for each in zip(self.gaps, self.outputs, strict=True)])
+
+    def without_openings(self) -> "Requests":
+        """Of chats, whose first chunk has no token: from the second on."""
+        opened = np.asarray([gaps[:1].sum() for gaps in self.gaps])
+        return replace(self, ttfts=self.ttfts + opened, gaps=[gaps[1:] for gaps in self.gaps])
+
+
+def _settled_tpot(gaps: Array, output: float) -> float:
+    if output <= 1:
+        return 0.0
+    at_once = next((number for number, gap in enumerate(gaps) if gap >= AT_ONCE_S), len(gaps))
+    if at_once == len(gaps):
+        return math.nan
+    # Of several tokens in a chunk bench tells only how many the reply has.
+    return float(gaps[at_once:].sum() / ((output - 1) * (1 - at_once / len(gaps))))
+
+
+@dataclass(frozen=True)
+class Window:
+    """Requests `first` to before `last` in the order of their starts, and stretches of time, each with as many starts."""
+
+    requests: Requests
+    first: int
+    last: int
+    begins: Array
+    ends: Array
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first
+
+    @property
+    def length_s(self) -> float:
+        """On average over its stretches."""
+        return float((self.ends - self.begins).mean())
+
+
+def requests_of(result: dict[str, Any], clients: int) -> Requests:
+    """The requests of one of bench's detailed results, all of which must have been answered.
+
+    vLLM's bench tells their starts from 0.15 on. Before, they follow from the latencies: whichever client ends sends the next.
+
+    Raises:
+        UnsteadyError: they do not follow.
+        LookupError, TypeError, ValueError: it is no such result.
+    """
+    ttfts = np.asarray(result["ttfts"], dtype=float)
+    gaps = [np.asarray(each, dtype=float) for each in result["itls"]]
+    rebuilt = "start_times" not in result
+    latencies = [float(ttft + each.sum()) for ttft, each in zip(ttfts, gaps, strict=True)]
+    starts = _rebuilt(latencies, clients, result["duration"]) if rebuilt else np.asarray(result["start_times"], dtype=float)
+    inputs, outputs = (np.asarray(result[name], dtype=float) for name in ("input_lens", "output_lens"))
+    if not len(starts) == len(ttfts) == len(inputs) == len(outputs):
+        raise ValueError("its lists of requests are not equally long")
+    order = np.argsort(starts, kind="stable")
+    return Requests(starts[order], ttfts[order], [gaps[at] for at in order], inputs[order], outputs[order], rebuilt)
+
+
+def _rebuilt(latencies: list[float], clients: int, duration: float) -> Array:
+    """Starts from 0 on, stretched over the duration: bench needs a little time between two requests."""
+    free, starts = [0.0] * clients, []
+    for latency in latencies:
+        starts.append(heapq.heappop(free))
+        heapq.heappush(free, starts[-1] + latency)
+    if not 1 - SLACK_ALLOWED <= max(free) / duration <= 1:
+        raise UnsteadyError(
+            f"its requests, one after another, take {max(free):.3g} s of its {duration:.3g} s, and this version of bench does"
+            " not tell when each started"
+        )
+    return np.asarray(starts) * (duration / max(free))
+
+
+def whole(requests: Requests, duration: float) -> Window:
+    """All requests and bench's whole duration, as bench counts."""
+    begin = requests.starts[:1]
+    # Times that were added up may miss the end by a rounding.
+    return Window(requests, 0, len(requests.starts), begin, begin + duration * (1 + 1e-9))
+
+
+def find(requests: Requests, clients: int) -> Window:
+    """The window of the steady state.
+
+    Raises:
+        UnsteadyError: there is none.
+    """
+    total = len(requests.starts)
+    waves = total // clients - 2
+    spare = math.floor(waves - LEAST_SHARE * total / clients)
+    if spare < 0:
+        kept = max(0, waves) * clients
+        raise UnsteadyError(f"{kept} of {total} requests lie between the first and the last wave of {clients}: {REMEDY}")
+    last = (waves + 1) * clients
+    cut = truncation(requests.latencies[clients:last], spare * clients)
+    first = clients * (1 + math.ceil(cut / clients))
+    begins, ends = (requests.starts[at : at + clients] for at in (first, last))
+    found = Window(requests, first, last, begins, ends)
+    _check_full(found, clients)
+    _check_drift(found, clients)
+    return found
+
+
+def find_open(requests: Requests) -> Window:
+    """The window of requests that were sent at a rate, whether or not others had ended.
+
+    Raises:
+        OverloadError: the server did not keep up with the rate.
+        UnsteadyError: there is no steady state for another reason.
+    """
+    if requests.rebuilt:
+        raise UnsteadyError(
+            "this version of bench does not tell when each request started, which a rate needs: use 0.15 or later"
+        )
+    total, ended = len(requests.starts), requests.starts + requests.latencies
+    if total < 2 or not np.isfinite(ended).all() or not requests.starts[0] < requests.starts[-1]:
+        raise UnsteadyError(f"the starts of its {total} requests are no times")
+    _check_kept_up(requests)
+    last = int(np.argmax(ended > requests.starts[-1]))
+    least = math.ceil(LEAST_SHARE * total)
+    if last < least:
+        raise UnsteadyError(f"{last} of {total} requests were sent before the first that outlived the sending: {REMEDY}")
+    first = truncation(requests.latencies[:last], last - least)
+    return Window(requests, first, last, requests.starts[first : first + 1], requests.starts[last : last + 1])
+
+
+def _check_kept_up(requests: Requests) -> None:
+    """Raises OverloadError where latencies rise all along, and either far or with ever more requests under way."""
+    latencies = requests.latencies
+    settled = latencies[truncation(latencies, len(latencies) // 2) :]
+    groups = [float(group.mean()) for group in np.array_split(settled, min(GROUPS, len(settled)))]
+    trend = stats.kendalltau(range(len(groups)), groups)
+    if len(groups) < 2 or not (trend.statistic > 0 and trend.pvalue < DRIFT_BY_CHANCE):
+        return
+    middle = len(settled) // 2
+    change = float(settled[middle:].mean() / settled[:middle].mean()) - 1
+    sent, answered, noise = _second_half(requests)
+    if change > DRIFT_ALLOWED or sent - answered > max(SHORTFALL_ALLOWED * sent, SHORTFALL_SPREADS * noise):
+        raise OverloadError(
+            f"its requests took ever longer, in its second half {change:+.0%}, and while {sent} of them were sent there,"
+            f" {answered} ended"
+        )
+
+
+def _second_half(requests: Requests) -> tuple[int, int, float]:
+    """How many requests were sent, and how many ended, in the second half of the sending; and the noise of their difference.
+
+    The number under way scatters as the arrivals do: by its own root, at either end of the half. Of the two the smaller counts,
+    since a queue that has grown is no noise.
+    """
+    begin, end = (requests.starts[0] + requests.starts[-1]) / 2, requests.starts[-1]
+    ended = requests.starts + requests.latencies
+    sent, answered = (int(((times > begin) & (times <= end)).sum()) for times in (requests.starts, ended))
+    under_way = [int(((requests.starts <= at) & (ended > at)).sum()) for at in (begin, end)]
+    return sent, answered, math.sqrt(2 * min(under_way))
+
+
+def truncation(series: Array, most: int) -> int:
+    """How many of the first values, at most `most`, belong to the warm-up, by MSER-5: a multiple of 5.
+
+    Cut where the standard error of what is left, as if it were independent, is least.
+    """
+    batches = series[: len(series) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
+    candidates = range(min(most // BATCH, len(batches) - 1) + 1)
+    errors = [float(np.var(batches[cut:]) / (len(batches) - cut)) for cut in candidates]
+    return BATCH * int(np.argmin(errors)) if errors else 0
+
+
+def _check_full(window: Window, clients: int) -> None:
+    requests, begin, end = window.requests, window.begins[0], window.ends[-1]
+    inside = np.minimum(requests.starts + requests.latencies, end) - np.maximum(requests.starts, begin)
+    under_way = float(np.maximum(inside, 0).sum() / (end - begin)) if end > begin else math.nan
+    # `not … <=`: NaN is no number under way.
+    if not LEAST_UNDER_WAY * clients <= under_way <= 1.01 * clients:
+        raise UnsteadyError(
+            f"on average {under_way:.3g} of {clients} requests were under way in what should be its steady state: bench did not"
+            " keep up, or did not tell the truth"
+        )
+
+
+def _check_drift(window: Window, clients: int) -> None:
+    """Latencies that rise or fall all along, and far: a short warm-up is cut off, and noise goes up and down."""
+    latencies = window.requests.latencies
+    waves = latencies[clients : window.last].reshape(-1, clients).mean(axis=1)
+    if len(waves) < 2 or not stats.kendalltau(range(len(waves)), waves).pvalue < DRIFT_BY_CHANCE:
+        return
+    middle = (window.first + window.last) // 2
+    change = float(latencies[middle : window.last].mean() / latencies[window.first : middle].mean()) - 1
+    if not abs(change) <= DRIFT_ALLOWED:
+        trend = "longer" if change > 0 else "shorter"
+        raise UnsteadyError(f"its requests took ever {trend}, in its second half {change:+.0%}: {REMEDY}")
+
+
+def figures(window: Window, slo: Slo | None, *, as_bench: bool = False) -> dict[str, float]:
+    """Every load metric that a window's requests show, in the metric's unit; what nothing shows is 0, as bench has it.
+
+    Times per token are the settled ones, or else those of bench.
+
+    Output tokens are those that came within it. Requests, their inputs and latencies are those that started in it: as many as
+    ended in it, and chosen without a look at how long they took.
+    """
+    requests, chosen, rate = window.requests, slice(window.first, window.last), window.count / window.length_s
+    tokens, tpots = _tokens(window) / window.length_s, requests.tpots if as_bench else requests.settled_tpots
+    found = {
+        "request_throughput_req_s": rate,
+        "output_throughput_tok_s": tokens,
+        "total_throughput_tok_s": tokens + rate * float(requests.inputs[chosen].mean()),
+    }
+    if slo:
+        found[GOODPUT] = rate * _share_met(window, slo, tpots)
+    times = {
+        "ttft": requests.ttfts[chosen],
+        "tpot": tpots[chosen][(requests.outputs[chosen] > 1) & ~np.isnan(tpots[chosen])],
+        "itl": np.concatenate(requests.gaps[chosen]),
+        "e2el": requests.latencies[chosen],
+    }
+    return found | {name: value for latency, each in times.items() for name, value in _statistics(latency, each)}
+
+
+def _tokens(window: Window) -> float:
+    """On average over its stretches."""
+    requests = window.requests
+    total = 0.0
+    for start, ttft, gaps, output in zip(requests.starts, requests.ttfts, requests.gaps, requests.outputs, strict=True):
+        came = start + ttft + np.concatenate(([0.0], np.cumsum(gaps)))
+        stretches = np.searchsorted(window.begins, came, side="right") - np.searchsorted(window.ends, came, side="right")
+        # Of several tokens in a chunk bench tells only how many the reply has: with a draft model, or when it fell behind.
+        each = np.full(len(came), (output - 1) / max(len(gaps), 1))
+        each[0] = 1 if len(gaps) else output
+        total += float((each * stretches).sum())
+    return total / len(window.begins)
+
+
+def _share_met(window: Window, slo: Slo, tpots: Array) -> float:
+    """Of the requests that show whether they met it; 0 where none does."""
+    requests, chosen = window.requests, slice(window.first, window.last)
+    times = {"ttft": requests.ttfts, "tpot": tpots, "e2el": requests.latencies}
+    wanted = [(times[name][chosen], limit / 1000) for name, limit in slo.wanted.items()]
+    shown = ~np.any([np.isnan(each) for each, _ in wanted], axis=0)
+    met = np.all([each <= limit for each, limit in wanted], axis=0)[shown]
+    return float(met.mean()) if len(met) else 0.0
+
+
+def untold(window: Window, slo: Slo | None) -> dict[str, str]:
+    """Why metrics of the times between tokens are not to be trusted, by metric: too many chunks were read at once."""
+    requests, chosen = window.requests, slice(window.first, window.last)
+    gaps = np.concatenate([np.zeros(0), *requests.gaps[chosen]])
+    at_once, found = int((gaps < AT_ONCE_S).sum()), dict[str, str]()
+    if at_once > AT_ONCE_ALLOWED * len(gaps):
+        told = f"{at_once} of {len(gaps)} gaps between chunks are under {1e6 * AT_ONCE_S:.0f} µs: they were read at once"
+        found |= dict.fromkeys(_named("itl"), f"{told}, {AT_ONCE_REMEDY}")
+    tpots = requests.settled_tpots[chosen][requests.outputs[chosen] > 1]
+    shown = int((~np.isnan(tpots)).sum())
+    told = f"{shown} of {len(tpots)} replies show a time per token, the others came in one read: {AT_ONCE_REMEDY}"
+    of_tpot = [*_named("tpot"), *([GOODPUT] if slo and slo.tpot_ms else [])]
+    return found | {name: told for name in of_tpot if shown < _least_shown(name, len(tpots))}
+
+
+def _least_shown(name: str, replies: int) -> float:
+    """How many replies must show a metric. That a percentile needs more than there are at all is told by their number."""
+    return max(LEAST_SHOWN * replies, min(least_requests(name), replies))
+
+
+def _named(latency: str) -> list[str]:
+    return [name for name in METRICS if name.startswith(f"{latency}_")]
+
+
+def _statistics(latency: str, times: Array) -> list[tuple[str, float]]:
+    quantiles = {name: METRICS[name].quantile for name in _named(latency)}
+    of = times if len(times) else np.zeros(1)
+    return [
+        (name, 1000 * float(of.mean() if quantile is None else np.percentile(of, 100 * quantile)))
+        for name, quantile in quantiles.items()
+    ]

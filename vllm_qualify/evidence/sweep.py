@@ -1,0 +1,631 @@
+"""Sweep: one load at many levels, for the curve of throughput against speed, and the highest level that meets an SLO.
+
+What to run next follows from the points measured so far and from nothing else (`next_step`), so that a sweep can go on where it
+was interrupted, and what it found can be read from its files at any later time.
+
+A search is by bisection: latencies rise with the load. Its answer has met the SLO in two runs with other prompts each, since
+the highest of several levels that met once is likely one that was lucky. A run that is invalid neither meets nor misses: it is
+made once more, and if that is invalid too, the search has no answer.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import model_validator
+
+from vllm_qualify.evidence import load, steady
+from vllm_qualify.evidence.load import Repeat
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
+from vllm_qualify.recipe.metrics import (
+    GOODPUT,
+    METRICS,
+    SLO_CONCURRENCY,
+    SLO_COST,
+    SLO_GOODPUT,
+    SLO_RATE,
+    least_prompts,
+    least_requests,
+)
+from vllm_qualify.recipe.model import (
+    LEAST_PROMPTS_PER_CLIENT,
+    VLLM,
+    Count,
+    CountOrNone,
+    EngineName,
+    Frozen,
+    Load,
+    Number,
+    Seconds,
+    ServerArguments,
+    Slo,
+    Sweep,
+)
+
+STAGE, SERVE = "sweep", "serve"
+ASKED = "asked.json"
+# How much longer a run is made than it must last: the rate that it is planned by is a guess.
+MARGIN = 1.25
+# Requests are sent at a rate for at least so many times their latency: one of these is warm-up, and one is the tail.
+LATENCIES_SENT = 5.0
+# A level is measured at most so often without a valid result, each time with twice as many prompts.
+MOST_INVALID = 2
+# A level is the answer where so many valid runs met the SLO, and none missed it.
+RUNS_TO_CONFIRM = 2
+RUNS_KEPT = 2
+RATE_DIGITS = 4
+OUTPUT, REQUESTS, TPOT = "output_throughput_tok_s", "request_throughput_req_s", "tpot_p50_ms"
+
+Purpose = Literal["curve", "concurrency", "request_rate"]
+Goal = Literal["concurrency", "request_rate"]
+UNITS: dict[Purpose, str] = {"curve": "clients", "concurrency": "clients", "request_rate": "req/s"}
+Run = Callable[[Load, float | None, Path], None]
+"""Runs bench once, with this load and at this rate in req/s, into this folder, and leaves there what repeat 1 of a load leaves.
+
+Without a rate each of the load's clients sends its next request as one has ended. With one, bench must be given no
+`--max-concurrency`: the load has none that means anything, and a limit would hold requests back unseen.
+"""
+
+
+class Plan(Frozen):
+    """What a sweep needs. `load` is the profile's own, with the lengths and the seed.
+
+    `gpus` are those of the server, 1 for a CPU. `most_concurrency` is the sweep's, or else as many as the server takes at once.
+    With `watched` a run counts only with what was watched during it, in the folder SERVE beside the stage's.
+    """
+
+    sweep: Sweep
+    load: Load
+    most_concurrency: Count
+    gpus: Count
+    price_usd_gpu_hour: Seconds | None = None
+    kind: EngineName = VLLM
+    arguments: ServerArguments = {}
+    watched: bool = False
+
+    @property
+    def goals(self) -> list[Goal]:
+        """What is searched for, concurrency first: the rate begins with what it found."""
+        goals: tuple[Goal, ...] = ("concurrency", "request_rate")
+        return [goal for goal in goals if self.sweep.slo and goal in self.sweep.search]
+
+    @property
+    def curve(self) -> list[int]:
+        """The curve's points; a search over the rate alone begins with the throughput of the profile's own load."""
+        if not self.sweep.concurrencies and self.goals == ["request_rate"]:
+            return [min(self.load.max_concurrency, self.most_concurrency)]
+        return self.sweep.concurrencies
+
+    @property
+    def slo_of_request(self) -> Slo | None:
+        """What one request must meet to be in time: of each latency the bound on its highest percentile. None without any."""
+        limits: dict[str, float] = {}
+        for name in sorted(self.sweep.slo, key=lambda name: METRICS[name].quantile or 0):
+            latency = f"{name.split('_')[0]}_ms"
+            if METRICS[name].quantile is not None and latency in Slo.model_fields:
+                limits[latency] = self.sweep.slo[name]
+        return Slo.model_validate(limits) if limits else None
+
+
+class Asked(Frozen):
+    """What a run was made for, and with which load. With a rate the load's `max_concurrency` means nothing."""
+
+    purpose: Purpose
+    load: Load
+    request_rate_req_s: Seconds | None = None
+
+    @property
+    def level(self) -> float:
+        """Clients, or requests per second."""
+        return self.load.max_concurrency if self.request_rate_req_s is None else self.request_rate_req_s
+
+    @property
+    def is_open(self) -> bool:
+        return self.request_rate_req_s is not None
+
+
+class Point(Frozen):
+    """One run. It has its steady state's figures by metric, or the reason why there are none.
+
+    With `overloaded_because` there is a result, though no figures: the server does not keep up with the rate, which misses any
+    SLO. `meets_slo` is None where the run is invalid, or there is no SLO. `answered_req_s` is over the whole run, None where
+    not all requests were answered. `untold` has why metrics have no figure.
+    """
+
+    folder: str
+    asked: Asked
+    figures: dict[str, Number] = {}
+    untold: dict[str, str] = {}
+    sample_count: CountOrNone = 0
+    answered_req_s: Number | None = None
+    meets_slo: bool | None = None
+    overloaded_because: str | None = None
+    invalid_because: str | None = None
+    traced_to: list[str] = []
+
+    @model_validator(mode="after")
+    def _figures_or_reason(self) -> "Point":
+        if sum((bool(self.figures), self.overloaded_because is not None, self.invalid_because is not None)) != 1:
+            raise ValueError("a point has either figures or the reason why it has none")
+        return self
+
+
+class CurvePoint(Frozen):
+    """Throughput against speed at a number of clients, from the run in `folder`.
+
+    `tok_s_per_user` is 1000 / tpot_p50_ms, as InferenceMAX has its interactivity: how fast the reply of a request in the middle
+    comes, once it has begun.
+    """
+
+    clients: Count
+    folder: str
+    output_tok_s_per_gpu: Number
+    tok_s_per_user: Number
+    is_on_front: bool
+
+
+class Found(Frozen):
+    """The highest level that meets the SLO, or why none can be named. `note` says how near the next level is that misses it."""
+
+    value: Number | None = None
+    note: str = ""
+    invalid_because: str | None = None
+
+    @model_validator(mode="after")
+    def _value_or_reason(self) -> "Found":
+        if (self.value is None) != (self.invalid_because is not None):
+            raise ValueError("a search has either an answer or the reason why it has none")
+        return self
+
+
+class Swept(Frozen):
+    """All that a sweep measured: its points in the order of their runs, the curve, and what its searches found.
+
+    `curve_problems` has a sentence for each of the curve's points that is missing.
+    """
+
+    points: list[Point] = []
+    curve: list[CurvePoint] = []
+    curve_problems: list[str] = []
+    concurrency: Found | None = None
+    request_rate: Found | None = None
+
+    def found(self, goal: Goal) -> Found | None:
+        return self.concurrency if goal == "concurrency" else self.request_rate
+
+
+class Step(NamedTuple):
+    """The next run: at so many clients, or so many requests per second."""
+
+    purpose: Purpose
+    level: float
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A search for the highest level from `least` to `most` that meets; the first one tried is `first`.
+
+    It goes on until the next one that misses is nearer than `resolution` times the level, and where levels are `whole` nearer
+    than 1 in any case, in at most `most_runs` runs.
+    """
+
+    first: float
+    least: float
+    most: float
+    resolution: float
+    most_runs: int
+    whole: bool
+    unit: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whether a run at a level met the SLO, None where it was invalid and why. `is_new`: the search itself asked for it."""
+
+    level: float
+    meets: bool | None
+    is_new: bool = True
+    invalid_because: str | None = None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Levels that met in every valid run, with how many there were; and those that missed in any."""
+
+    met: dict[float, int]
+    missed: set[float]
+
+    @property
+    def highest(self) -> float | None:
+        return max(self.met, default=None)
+
+    @property
+    def confirmed(self) -> float | None:
+        """The highest level that met often enough."""
+        return max((level for level, runs in self.met.items() if runs >= RUNS_TO_CONFIRM), default=None)
+
+    def next_missed(self, level: float) -> float | None:
+        """The lowest level above one that missed."""
+        return min((missed for missed in self.missed if missed > level), default=None)
+
+
+def decide(aim: Aim, told: Sequence[Told]) -> float | Found:
+    """The level that a search runs next, or its end. The order of what it is told does not matter."""
+    new = [each for each in told if each.is_new]
+    bad = [each for each in new if each.meets is None]
+    known = _known([each for each in told if each.meets is not None and each.level <= aim.most])
+    counts = Counter(each.level for each in bad)
+    if twice := [each for each in bad if counts[each.level] >= MOST_INVALID]:
+        return Found(invalid_because=_unmeasured(aim, twice[-1], known))
+    left = aim.most_runs - len(new)
+    level = _next_level(aim, known, left)
+    return _end(aim, known, level) if level is None or left <= 0 else level
+
+
+def _known(valid_runs: Sequence[Told]) -> _Known:
+    missed = {each.level for each in valid_runs if not each.meets}
+    met = [each.level for each in valid_runs if each.level not in missed]
+    return _Known({level: met.count(level) for level in met}, missed)
+
+
+def _next_level(aim: Aim, known: _Known, left: int) -> float | None:
+    """The last runs are kept for the confirmation, what met but once being no answer, and for another where that fails."""
+    between = _between(aim, known)
+    if known.highest is not None and known.highest != known.confirmed and (between is None or left <= RUNS_KEPT):
+        return known.highest
+    return between
+
+
+def _between(aim: Aim, known: _Known) -> float | None:
+    """A level that makes the bracket smaller, None where it is small enough or ends at what may be tried at all."""
+    if known.highest is None:
+        lowest = min(known.missed, default=None)
+        if lowest is None:
+            return aim.first
+        return None if lowest <= aim.least else max(aim.least, _rounded(aim, lowest / 2))
+    above = known.next_missed(known.highest)
+    if above is None:
+        return None if known.highest >= aim.most else min(aim.most, 2 * known.highest)
+    if above - known.highest <= _step(aim, known.highest):
+        return None
+    return _rounded(aim, math.sqrt(known.highest * above))
+
+
+def _step(aim: Aim, level: float) -> float:
+    # Times a little more than 1: a difference of decimals is not exact.
+    return max(float(aim.whole), aim.resolution * level) * (1 + 1e-9)
+
+
+def _rounded(aim: Aim, level: float) -> float:
+    """The geometric mean of two levels that lie more than a step apart lies between them after it is rounded, too."""
+    return math.floor(level + 0.5) if aim.whole else _short(level)
+
+
+def _short(rate: float) -> float:
+    return float(f"{rate:.{RATE_DIGITS}g}")
+
+
+def _at(aim: Aim, level: float) -> str:
+    return f"{level:g} {aim.unit.removesuffix('s') if aim.whole and level == 1 else aim.unit}"
+
+
+def _unmeasured(aim: Aim, bad: Told, known: _Known) -> str:
+    met = "" if known.highest is None else f"; {_at(aim, known.highest)} met the SLO"
+    return f"{MOST_INVALID} runs at {_at(aim, bad.level)} were invalid: {bad.invalid_because}{met}"
+
+
+def _end(aim: Aim, known: _Known, wanted: float | None) -> Found:
+    """`wanted` is what another run would be made at."""
+    spent = f"{aim.most_runs} runs were not enough"
+    if known.confirmed is not None:
+        return Found(
+            value=known.confirmed, note=_note(aim, known, known.confirmed, f"; {spent} to come nearer" if wanted else "")
+        )
+    if known.highest is not None:
+        return Found(invalid_because=f"{spent}: {_at(aim, known.highest)} met the SLO in one run, which nothing confirmed")
+    missed = f"even {_at(aim, min(known.missed))} missed the SLO" if known.missed else "none was valid"
+    return Found(invalid_because=f"{spent}: {missed}" if wanted else missed)
+
+
+def _note(aim: Aim, known: _Known, value: float, spent: str) -> str:
+    met, missed = f"{_at(aim, value)} met the SLO", known.next_missed(value)
+    if missed is not None:
+        return f"{met}, {missed:g} missed it{spent}"
+    if value >= aim.most:
+        return f"{met}, the most that were tried: more may meet it too"
+    return f"{met}, and nothing missed it{spent}"
+
+
+def next_step(plan: Plan, points: Sequence[Point]) -> Step | None:
+    """The run that follows from those made so far; None where the sweep is complete."""
+    for clients in plan.curve:
+        runs = [each for each in points if each.asked.purpose == "curve" and each.asked.level == clients]
+        if len(runs) < MOST_INVALID and all(each.invalid_because for each in runs):
+            return Step("curve", clients)
+    for goal in plan.goals:
+        level = _decided(plan, goal, points)
+        if not isinstance(level, Found):
+            return Step(goal, level)
+    return None
+
+
+def _decided(plan: Plan, goal: Goal, points: Sequence[Point]) -> float | Found:
+    aim = _aim(plan, goal, points)
+    return Found(invalid_because=aim) if isinstance(aim, str) else decide(aim, _told(goal, points))
+
+
+def _told(goal: Goal, points: Sequence[Point]) -> list[Told]:
+    """The curve's runs count as if they had been made before."""
+    of = (goal,) if goal == "request_rate" else (goal, "curve")
+    return [
+        Told(each.asked.level, each.meets_slo, each.asked.purpose == goal, each.invalid_because)
+        for each in points
+        if each.asked.purpose in of
+    ]
+
+
+def _aim(plan: Plan, goal: Goal, points: Sequence[Point]) -> Aim | str:
+    """What is searched, or why it cannot be."""
+    resolution, most_runs = plan.sweep.resolution, plan.sweep.most_runs
+    if goal == "concurrency":
+        return Aim(1, 1, plan.most_concurrency, resolution, most_runs, True, UNITS[goal])
+    if any(each.meets_slo is False and each.asked.level == 1 for each in _closed(points)):
+        return "even 1 client missed the SLO"
+    measured = [each for each in _closed(points) if each.figures]
+    if not measured:
+        return "no valid run with a number of clients tells which rate to begin with"
+    rate = max(measured, key=lambda point: point.asked.level).figures[REQUESTS]
+    # At a lower rate its prompts would not end in time.
+    least = MARGIN * _least_prompts(plan) / plan.load.time_limit_s
+    return Aim(max(least, _short(rate)), least, math.inf, resolution, most_runs, False, UNITS[goal])
+
+
+def _closed(points: Sequence[Point]) -> list[Point]:
+    return [each for each in points if not each.asked.is_open]
+
+
+def measure(run: Run, plan: Plan, folder: Path) -> None:
+    """Run the sweep into the stage's folder, each point into a folder of its own, as `concurrency-8` or `rate-2.5-again`.
+
+    What is there already is not run again.
+
+    Raises:
+        ValueError: a folder in it is no point.
+        OSError: it cannot be read or written.
+    """
+    points = read_points(folder, plan)
+    while step := next_step(plan, points):
+        asked, into = _asked(plan, step, points), folder / _name(step, points)
+        into.mkdir()
+        (into / ASKED).write_text(asked.model_dump_json(indent=1))
+        run(asked.load, asked.request_rate_req_s, into)
+        points.append(read_point(into, plan))
+
+
+def _name(step: Step, points: Sequence[Point]) -> str:
+    before = len(_same(step, points))
+    again = "" if not before else "-again" if before == 1 else f"-again-{before}"
+    return f"{'rate' if step.purpose == 'request_rate' else 'concurrency'}-{step.level:g}{again}"
+
+
+def _same(step: Step, points: Sequence[Point]) -> list[Point]:
+    is_open = step.purpose == "request_rate"
+    return [each for each in points if (each.asked.is_open, each.asked.level) == (is_open, step.level)]
+
+
+def _asked(plan: Plan, step: Step, points: Sequence[Point]) -> Asked:
+    # Another seed each run, and none of the load's repeats': the same prompts again would measure the prefix cache.
+    seed = plan.load.seed + plan.load.looks[-1] + len(points)
+    is_open = step.purpose == "request_rate"
+    clients = 1 if is_open else int(step.level)
+    of = _load(plan, clients, _prompts(plan, step, points), seed)
+    return Asked(purpose=step.purpose, load=of, request_rate_req_s=step.level if is_open else None)
+
+
+def _load(plan: Plan, clients: int, prompts: int, seed: int) -> Load:
+    changed = {
+        "max_concurrency": clients,
+        "num_prompts": prompts,
+        "seed": seed,
+        "repeats": 1,
+        "most_repeats": 1,
+        "min_duration_s": plan.sweep.min_duration_s,
+        "slo": plan.slo_of_request,
+    }
+    return Load.model_validate(plan.load.model_dump() | changed)
+
+
+def _prompts(plan: Plan, step: Step, points: Sequence[Point]) -> int:
+    """As many as the SLO's percentiles need, and enough to last; twice as many where a run was invalid before."""
+    before = [each.asked.load.num_prompts for each in _same(step, points) if each.invalid_because]
+    lasting = _open_prompts(plan, step, points) if step.purpose == "request_rate" else _closed_prompts(plan, step, points)
+    return max(_least_prompts(plan), math.ceil(lasting), 2 * max(before, default=0))
+
+
+def _least_prompts(plan: Plan) -> int:
+    return max((least_prompts(name) for name in plan.sweep.slo), default=1)
+
+
+def _open_prompts(plan: Plan, step: Step, points: Sequence[Point]) -> float:
+    busiest = max((each for each in _closed(points) if each.figures), key=lambda point: point.asked.level)
+    latency_s = busiest.figures["e2el_mean_ms"] / 1000
+    return step.level * max(MARGIN * plan.sweep.min_duration_s, LATENCIES_SENT * latency_s)
+
+
+def _closed_prompts(plan: Plan, step: Step, points: Sequence[Point]) -> float:
+    """By the rate of the nearest point, as if more clients were answered all the faster, and fewer no slower."""
+    least = LEAST_PROMPTS_PER_CLIENT * step.level
+    known = [(each.asked.level, each.answered_req_s) for each in _closed(points) if each.answered_req_s]
+    if not known:
+        return least
+    clients, rate = min(known, key=lambda each: abs(math.log(each[0] / step.level)))
+    return max(least, MARGIN * plan.sweep.min_duration_s * rate * max(1.0, step.level / clients))
+
+
+def read_points(folder: Path, plan: Plan) -> list[Point]:
+    """The points in the stage's folder, in the order of their runs. Raises as `read_point`."""
+    points = [read_point(each, plan) for each in folder.iterdir() if each.is_dir()]
+    return sorted(points, key=lambda point: point.asked.load.seed)
+
+
+def read_point(folder: Path, plan: Plan) -> Point:
+    """One point from its files. Raises one of UNUSABLE where they do not tell which it is."""
+    asked = Asked.model_validate_json((folder / ASKED).read_bytes())
+    about: dict[str, Any] = {"folder": folder.name, "asked": asked}
+    try:
+        repeat = load.read(folder, f"{STAGE}/{folder.name}", 1)
+        about |= {"traced_to": [repeat.line_of("output_throughput")], "answered_req_s": _answered(repeat)}
+        return Point.model_validate(about | _examined(folder, repeat, plan, asked))
+    except steady.OverloadError as error:
+        missed = False if plan.sweep.slo else None
+        return Point.model_validate(about | {"overloaded_because": str(error), "meets_slo": missed})
+    except steady.UnsteadyError as error:
+        return Point.model_validate(about | {"invalid_because": str(error)})
+    except UNUSABLE as error:
+        return Point(folder=folder.name, asked=asked, invalid_because=f"bench left no usable result: {in_words(error)}")
+
+
+def _answered(repeat: Repeat) -> float | None:
+    result = repeat.result
+    rate = result["completed"] / result["duration"]
+    return rate if result["failed"] == 0 and 0 < rate < math.inf else None
+
+
+def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: Asked) -> dict[str, Any]:
+    """What is known of a point that its steady state shows, or why it is invalid. Raises as `load.steady_of`."""
+    problems = [
+        *_other_than_asked(repeat.result, plan, asked),
+        *load.problems_of(folder, repeat, asked.load, plan.kind, plan.arguments, _watched(folder, plan), may_queue=True),
+    ]
+    if problems:
+        return {"invalid_because": "; ".join(problems)}
+    found = load.steady_of(repeat.result, asked.load, asked.is_open)
+    if unshown := _unshown(plan.sweep.slo, found):
+        return {"invalid_because": unshown}
+    meets = all(found.values[name] <= bound for name, bound in plan.sweep.slo.items()) if plan.sweep.slo else None
+    return {"figures": found.values, "untold": found.untold, "sample_count": found.requests, "meets_slo": meets}
+
+
+def _watched(folder: Path, plan: Plan) -> Path | None:
+    return folder.parents[1] / SERVE if plan.watched else None
+
+
+def _other_than_asked(result: dict[str, Any], plan: Plan, asked: Asked) -> list[str]:
+    """Bench tells how it sent: requests held back by a limit would look like a server that keeps up."""
+    of = asked.load
+    problems = []
+    if of != _load(plan, of.max_concurrency, of.num_prompts, of.seed):
+        problems.append("its load is not that of the profile")
+    wanted = {"request_rate": asked.request_rate_req_s or "inf", "max_concurrency": None if asked.is_open else asked.level}
+    if asked.is_open:
+        wanted["burstiness"] = 1.0
+    told = {name: result[name] for name in wanted}
+    return [*problems, *(f"bench had {name} {told[name]}, not {wanted[name]}" for name in wanted if told[name] != wanted[name])]
+
+
+def _unshown(slo: dict[str, float], found: load.Steady) -> str | None:
+    """Why a point's requests do not show whether the SLO is met."""
+    for name in slo:
+        if found.requests < (needed := least_requests(name)):
+            return f"{found.requests} requests in its steady state, and {name} needs {needed}: {steady.REMEDY}"
+        if name in found.untold:
+            return found.untold[name]
+        if not found.values[name] > 0:
+            return _speechless(name)
+    return None
+
+
+def _speechless(name: str) -> str:
+    return f"its replies show no {name}: they have one token, or came in one piece"
+
+
+def parse(folder: Path, plan: Plan) -> Swept:
+    """All that a sweep measured, from the files of the stage's folder alone; without points where they cannot be told apart."""
+    try:
+        points = read_points(folder, plan)
+    except UNUSABLE as error:
+        nothing = Found(invalid_because=f"the points cannot be told apart: {in_words(error)}")
+        searched: dict[str, Any] = dict.fromkeys(plan.goals, nothing)
+        return Swept(curve_problems=[str(nothing.invalid_because)], **searched)
+    found: dict[str, Any] = {goal: _found(plan, goal, points) for goal in plan.goals}
+    return Swept(points=points, curve=curve(plan, points), curve_problems=_curve_problems(plan, points), **found)
+
+
+def _found(plan: Plan, goal: Goal, points: Sequence[Point]) -> Found:
+    decided = _decided(plan, goal, points)
+    if not isinstance(decided, Found):
+        return Found(invalid_because=f"the search was not finished: {decided:g} {UNITS[goal]} would be next")
+    return decided
+
+
+def curve(plan: Plan, points: Sequence[Point]) -> list[CurvePoint]:
+    """The first valid run at each number of clients, searched ones too; not those whose replies show no time per token."""
+    chosen: dict[float, Point] = {}
+    for point in _closed(points):
+        if point.figures.get(TPOT, 0) > 0:
+            chosen.setdefault(point.asked.level, point)
+    ordered = [chosen[level] for level in sorted(chosen)]
+    both = [(each.figures[OUTPUT] / plan.gpus, 1000 / each.figures[TPOT]) for each in ordered]
+    return [
+        CurvePoint(
+            clients=int(point.asked.level),
+            folder=point.folder,
+            output_tok_s_per_gpu=throughput,
+            tok_s_per_user=speed,
+            is_on_front=on_front,
+        )
+        for point, (throughput, speed), on_front in zip(ordered, both, pareto_front(both), strict=True)
+    ]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Of each point whether no other is as good in both and better in one; more is better."""
+    return [not any(other != point and other[0] >= point[0] and other[1] >= point[1] for other in points) for point in points]
+
+
+def _curve_problems(plan: Plan, points: Sequence[Point]) -> list[str]:
+    shown = {point.clients for point in curve(plan, points)}
+    missing = [clients for clients in plan.curve if clients not in shown]
+    return [f"{clients} clients: {_why_missing([p for p in points if p.asked.level == clients])}" for clients in missing]
+
+
+def _why_missing(runs: Sequence[Point]) -> str:
+    closed = _closed(runs)
+    if not closed:
+        return "they were not measured"
+    return closed[-1].invalid_because or closed[-1].untold.get(TPOT) or _speechless(TPOT)
+
+
+def measurements(swept: Swept, plan: Plan) -> list[Measurement]:
+    """The metrics of what was searched for; goodput and cost are those at the concurrency found, or else at the rate found.
+
+    There is no goodput where the SLO has no percentile of ttft, tpot or e2el, and no cost without a price.
+    """
+    rows = {"concurrency": SLO_CONCURRENCY, "request_rate": SLO_RATE}
+    found = [_measurement(rows[goal], swept, goal, None) for goal in plan.goals]
+    if plan.goals and plan.slo_of_request:
+        found.append(_measurement(SLO_GOODPUT, swept, plan.goals[0], lambda figures: figures[GOODPUT]))
+    if plan.goals and plan.price_usd_gpu_hour is not None:
+        usd_s = plan.price_usd_gpu_hour * plan.gpus / 3600
+        found.append(_measurement(SLO_COST, swept, plan.goals[0], lambda figures: 1e6 * usd_s / figures[OUTPUT]))
+    return found
+
+
+def _measurement(metric: str, swept: Swept, goal: Goal, of: Callable[[dict[str, float]], float] | None) -> Measurement:
+    """The level found, or `of` the figures of the runs there on average."""
+    found = swept.found(goal)
+    if found is None or found.value is None:
+        reason = found.invalid_because if found else None
+        return invalid(metric, reason or f"the {goal} was not searched for", f"{STAGE}/")
+    step = Step(goal, found.value)
+    at = [each for each in _same(step, swept.points) if each.figures]
+    traced_to = [line for each in at for line in each.traced_to]
+    about = {"sample_count": sum(each.sample_count for each in at), "traced_to": traced_to}
+    source = f"{STAGE}/: {found.note}"
+    if of is None:
+        return valid(metric, found.value, source, **about)
+    values = [of(each.figures) for each in at]
+    return valid(metric, math.fsum(values) / len(values), source, repeats=values, **about)

@@ -1,0 +1,287 @@
+"""What `engine.watch` wrote during a run, read back: why a load does not count, and its course for people."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+from vllm_qualify.engine.watch import (
+    HOST_SAMPLES,
+    SCRAPES,
+    SLOWDOWNS,
+    SW_POWER_CAP,
+    WANTED,
+    HostSample,
+    Scrape,
+    family_of,
+)
+from vllm_qualify.evidence.measurement import UNUSABLE, in_words
+from vllm_qualify.recipe.model import Frozen, Number
+
+# vLLM's documentation, "Optimization and Tuning", section "Preemption".
+PREEMPTION_REMEDY = (
+    "raise gpu-memory-utilization, lower max-num-seqs or max-num-batched-tokens, "
+    "or raise tensor-parallel-size or pipeline-parallel-size"
+)
+QUEUE_REMEDY = "raise max-num-batched-tokens or gpu-memory-utilization, or use more GPUs"
+SLOWDOWN_REMEDY = "mend this host's cooling and power supply, see `nvidia-smi -q -d PERFORMANCE`, and measure again"
+MISSED_REMEDY = "see what holds up this machine or the server's /metrics, and measure again"
+
+# With fewer than half of its samples, a GPU may have been slowed down for the longer part of a load.
+LEAST_SAMPLES = 0.5
+# A busy server answers late: queues are told by samples in which it was asked seldom, too, and all else by what it counts.
+LEAST_SCRAPES = 0.1
+# A request that waits for one scheduler step waits for 1 of its output_len + 1 steps; in a wave of long prompts, for some more.
+# Only replies of under ten tokens would explain a tenth.
+WAITING_ALLOWED = 0.10
+# So many of its standard errors the share must lie above that: a wave that one sample happens to see waiting is no queue.
+WAITING_ERRORS = 2.0
+# A deviation of fewer samples tells nothing.
+LEAST_FOR_A_SHARE = 5
+
+Sample = TypeVar("Sample", Scrape, HostSample)
+
+
+class Watched(Frozen):
+    """Both files of a folder, in order of time."""
+
+    scrapes: list[Scrape]
+    host: list[HostSample]
+
+
+def read(folder: Path) -> Watched:
+    """Without a last line that is torn: the run was killed there. Raises one of UNUSABLE."""
+    return Watched(scrapes=_lines(folder / SCRAPES, Scrape), host=_lines(folder / HOST_SAMPLES, HostSample))
+
+
+def value_of(scrape: Scrape, meaning: str) -> float | None:
+    """What a scrape has for one of WANTED, over all its labels: the sum, or of shares the largest. None if it has none."""
+    found = [value for key, value in scrape.values.items() if family_of(key) in WANTED[meaning]]
+    if not found:
+        return None
+    return max(found) if meaning == "kv_cache_usage" else sum(found)
+
+
+def problems(
+    folder: Path, began: float, ended: float, clients: int, max_num_seqs: int | None, every_s: float = 1.0
+) -> list[str]:
+    """Why a load between two unix times does not count, each with its remedy. For a vLLM server.
+
+    Preemptions are not among them: `load` has the server's count right before it and right after. Without `max_num_seqs` nobody
+    knows whether `clients` should have waited. Of samples every `every_s` a tenth is enough, and of GPUs the half.
+    """
+    try:
+        watched = read(folder)
+        return [
+            *_missed(watched, began, ended, every_s),
+            *_queueing(watched.scrapes, began, ended, clients, max_num_seqs),
+            *_slowdowns(_within(watched.host, began, ended)),
+        ]
+    except UNUSABLE as error:
+        return [f"what was watched during the load cannot be read: {in_words(error)}"]
+
+
+def notes(folder: Path, began: float, ended: float) -> list[str]:
+    """What is worth a word of a load that counts nevertheless."""
+    try:
+        watched = read(folder)
+    except UNUSABLE as error:
+        return [f"what was watched during the load cannot be read: {in_words(error)}"]
+    host = _within(watched.host, began, ended)
+    capped = [f"GPU {index}: in {count} of {len(host)} samples" for index, count in _counted(host, [SW_POWER_CAP]).items()]
+    return [f"the power limit lowered the clocks, as it may under load: {'; '.join(capped)}"] if capped else []
+
+
+class Series(Frozen):
+    """A run's course for plots, a value a sample. None is what a sample does not tell; a rate begins with the second one."""
+
+    time_s: list[Number]
+    running: list[Number | None]
+    waiting: list[Number | None]
+    kv_cache_usage: list[Number | None]
+    output_tok_s: list[Number | None]
+
+
+def series(folder: Path, began: float = -math.inf, ended: float = math.inf) -> Series:
+    """The server's course between two unix times, in seconds from the first sample. Raises one of UNUSABLE."""
+    scrapes = _within(read(folder).scrapes, began, ended)
+    return Series(
+        time_s=[scrape.time - scrapes[0].time for scrape in scrapes],
+        running=[value_of(scrape, "running") for scrape in scrapes],
+        waiting=[value_of(scrape, "waiting") for scrape in scrapes],
+        kv_cache_usage=[value_of(scrape, "kv_cache_usage") for scrape in scrapes],
+        output_tok_s=[None, *(_rate(one, other) for one, other in pairwise(scrapes))][: len(scrapes)],
+    )
+
+
+def _rate(one: Scrape, other: Scrape) -> float | None:
+    before, after = value_of(one, "generation_tokens"), value_of(other, "generation_tokens")
+    if before is None or after is None or after < before or other.time <= one.time:
+        return None
+    return (after - before) / (other.time - one.time)
+
+
+def _lines(path: Path, kind: type[Sample]) -> list[Sample]:
+    whole, _, _torn = path.read_text().rpartition("\n")
+    return [kind.model_validate_json(line) for line in whole.splitlines()]
+
+
+def _within(samples: Sequence[Sample], began: float, ended: float) -> list[Sample]:
+    return [sample for sample in samples if began <= sample.time <= ended]
+
+
+def _missed(watched: Watched, began: float, ended: float, every_s: float) -> Iterator[str]:
+    scrapes, host = _within(watched.scrapes, began, ended), _within(watched.host, began, ended)
+    wanted = max(1, math.floor((ended - began) / every_s))
+    answered = [scrape for scrape in scrapes if value_of(scrape, "running") is not None]
+    # Of so few samples `_queueing`, which is all that they are for, tells nothing.
+    if wanted >= LEAST_FOR_A_SHARE and len(answered) < LEAST_SCRAPES * wanted:
+        why = next((f" ({scrape.error})" for scrape in reversed(scrapes) if scrape.error), "")
+        yield f"the server's metrics were read only {len(answered)} of {wanted} times{why}: {MISSED_REMEDY}"
+    if len(host) < _least_looks(watched, wanted):
+        yield f"the machine was looked at only {len(host)} of {wanted} times: {MISSED_REMEDY}"
+    for index, errors in _gpu_errors(host).items():
+        if len(host) - len(errors) < LEAST_SAMPLES * wanted:
+            told = len(host) - len(errors)
+            yield f"GPU {index} was read only {told} of {wanted} times ({errors[-1]}): {MISSED_REMEDY}"
+
+
+def _least_looks(watched: Watched, wanted: int) -> float:
+    """A machine without GPUs has nothing that is slowed down unseen, and is looked at in turn with the server."""
+    if any(sample.gpus for sample in watched.host):
+        return LEAST_SAMPLES * wanted
+    return LEAST_SCRAPES * wanted if wanted >= LEAST_FOR_A_SHARE else 0
+
+
+def _gpu_errors(host: Sequence[HostSample]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for sample in host:
+        for gpu in sample.gpus:
+            # A product that does not tell its clocks' reasons cannot rule a slowdown out.
+            if gpu.error or gpu.clock_reasons is None:
+                found.setdefault(gpu.index, []).append(gpu.error or "it tells no reasons of its clocks")
+    return found
+
+
+def _queueing(scrapes: Sequence[Scrape], began: float, ended: float, clients: int, max_num_seqs: int | None) -> Iterator[str]:
+    if max_num_seqs is None or clients > max_num_seqs:
+        return
+    told = [(value_of(scrape, "waiting"), value_of(scrape, "running")) for scrape in _within(scrapes, began, ended)]
+    both = [(waiting, waiting + running) for waiting, running in told if waiting is not None and running is not None]
+    share, least = _share(both)
+    if share is not None and least > WAITING_ALLOWED:
+        yield (
+            f"on average {share:.0%} of the requests in the server waited, although {clients} clients are no more than its"
+            f" max-num-seqs {max_num_seqs}: {QUEUE_REMEDY}"
+        )
+
+
+def _share(parts: Sequence[tuple[float, float]]) -> tuple[float | None, float]:
+    """The first numbers' share of the second ones, and what it is at least: WAITING_ERRORS of its standard errors less."""
+    part, whole = (math.fsum(numbers) for numbers in zip(*parts, strict=True)) if parts else (0.0, 0.0)
+    if len(parts) < LEAST_FOR_A_SHARE or not whole > 0:
+        return None, 0.0
+    share = part / whole
+    squares = math.fsum((one - share * of) ** 2 for one, of in parts)
+    error = math.sqrt(len(parts) / (len(parts) - 1) * squares) / whole
+    return share, share - WAITING_ERRORS * error
+
+
+def _slowdowns(host: Sequence[HostSample]) -> Iterator[str]:
+    for index, count in _counted(host, SLOWDOWNS).items():
+        reasons = sorted({reason for sample in host for reason in _reasons(sample, index) if reason in SLOWDOWNS})
+        yield f"GPU {index} was slowed down in {count} of {len(host)} samples ({', '.join(reasons)}): {SLOWDOWN_REMEDY}"
+
+
+def _counted(host: Sequence[HostSample], reasons: Collection[str]) -> dict[int, int]:
+    """In how many samples a GPU had one of the reasons, by the GPU's index."""
+    indices = sorted({gpu.index for sample in host for gpu in sample.gpus})
+    counts = {index: sum(any(one in reasons for one in _reasons(sample, index)) for sample in host) for index in indices}
+    return {index: count for index, count in counts.items() if count}
+
+
+def _reasons(sample: HostSample, index: int) -> list[str]:
+    return [reason for gpu in sample.gpus if gpu.index == index for reason in gpu.clock_reasons or ()]
+
+
+# Of the drawing, in its own units; it takes the width that it is given.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 160, 56, 8, 24, 24
+WRITTEN_WHOLE, SUFFIXES = 10_000, ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+DASHES = ("", "6 3", "2 3", "8 3 2 3")
+
+
+def chart(title: str, unit: str, time_s: Sequence[float], lines: Mapping[str, Sequence[float | None]]) -> str:
+    """A line chart over time as an inline SVG in the text's own colour; a line is broken where a value is None.
+
+    Numbers have up to four digits, from 10,000 on with k, M or G for thousands, millions or billions: 32, 12.5k, 1.2M.
+
+    Raises ValueError if a line has not a value a time, there are more than four, or nothing is there to be drawn.
+    """
+    if len(lines) > len(DASHES) or any(len(values) != len(time_s) for values in lines.values()):
+        raise ValueError("a chart takes up to four lines, each with a value a time")
+    known = [value for values in lines.values() for value in values if value is not None]
+    if not known:
+        raise ValueError("a chart needs at least one value")
+    largest, last_s = max(*known, 0.0) or 1.0, max(time_s[-1], 0.0) or 1.0
+    across = _scale(last_s, LEFT, WIDTH - RIGHT)
+    up = _scale(largest, HEIGHT - BOTTOM, TOP)
+    drawn = [_drawn(time_s, values, across, up, dash) for values, dash in zip(lines.values(), DASHES, strict=False)]
+    return "\n".join(
+        [
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg"'
+            ' fill="none" stroke="currentColor" font-family="sans-serif" font-size="11">',
+            f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke-opacity="0.4"/>',
+            *drawn,
+            '<g fill="currentColor" stroke="none">',
+            f'<text x="{LEFT}" y="{TOP - 10}">{escape(title)}</text>',
+            f'<text x="{LEFT - 4}" y="{TOP + 4}" text-anchor="end">{_short(largest)}</text>',
+            f'<text x="{LEFT - 4}" y="{TOP + 18}" text-anchor="end">{escape(unit)}</text>',
+            f'<text x="{LEFT - 4}" y="{HEIGHT - BOTTOM}" text-anchor="end">0</text>',
+            f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{_short(last_s)} s</text>',
+            "</g>",
+            *_legend(list(lines)),
+            "</svg>",
+        ]
+    )
+
+
+def _short(number: float) -> str:
+    rounded = float(f"{number:.4g}")
+    if rounded < WRITTEN_WHOLE:
+        return f"{rounded:.4g}"
+    size, suffix = next(each for each in SUFFIXES if rounded >= each[0])
+    return f"{rounded / size:.4g}{suffix}"
+
+
+def _scale(largest: float, start: float, end: float) -> Callable[[float], float]:
+    return lambda value: round(start + (end - start) * value / largest, 1)
+
+
+def _drawn(
+    time_s: Sequence[float],
+    values: Sequence[float | None],
+    across: Callable[[float], float],
+    up: Callable[[float], float],
+    dash: str,
+) -> str:
+    path, is_down = [], False
+    for time, value in zip(time_s, values, strict=True):
+        if value is not None:
+            path.append(f"{'L' if is_down else 'M'}{across(time):g} {up(value):g}")
+        is_down = value is not None
+    # A value that stands alone is a dot: a round cap shows a line without length.
+    return f'<path d="{"".join(_with_dots(path))}" stroke-width="1.5" stroke-linecap="round" stroke-dasharray="{dash}"/>'
+
+
+def _with_dots(path: Sequence[str]) -> Iterator[str]:
+    for step, following in zip(path, [*path[1:], "M"], strict=True):
+        yield f"{step}h0" if step.startswith("M") and following.startswith("M") else step
+
+
+def _legend(names: Sequence[str]) -> Iterator[str]:
+    for place, (name, dash) in enumerate(zip(names, DASHES, strict=False)):
+        x = WIDTH - RIGHT - 110 * (len(names) - place)
+        yield f'<path d="M{x} {TOP - 14}h20" stroke-width="1.5" stroke-dasharray="{dash}"/>'
+        yield f'<text x="{x + 24}" y="{TOP - 10}" fill="currentColor" stroke="none">{escape(name)}</text>'

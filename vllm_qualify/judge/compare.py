@@ -1,0 +1,396 @@
+"""The cell beside its baseline: measurements of what was lost, from the evidence of both.
+
+Compared is only what is alike: the same questions with the same prompts, the same load by the same client on the same machine
+type. Else the comparison is invalid and says what differs.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from vllm_qualify.engine.plan import CellPlan, TaskPlan
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.evidence import accuracy, answers, load, speculation
+from vllm_qualify.evidence.answers import Answer, Answered
+from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
+from vllm_qualify.evidence.sequential import Sides, levels_of, shared_sides, sides
+from vllm_qualify.judge import paired, relative
+from vllm_qualify.judge.paired import Answers
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1, Direction
+from vllm_qualify.recipe.model import LEAST_REPETITIONS, Gate, Load, label_of
+
+RATE = "output_throughput_tok_s"
+BASELINE, LOAD_STAGE = "baseline", "load.json"
+# Of a task's settings those that its answers depend on. What its questions are is told by their hashes.
+SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
+# MLPerf Inference wants replies of at least 0.9 times the reference's length; far longer ones are as little the same work.
+LENGTHS = (0.9, 1.1)
+
+
+def compare(
+    plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], gates: Sequence[Gate] | None = None
+) -> list[Measurement]:
+    """One measurement for each of `gates`, by default all, that is against the baseline; none without a baseline."""
+    if plan.baseline is None:
+        return []
+    comparing = [gate for gate in (plan.gates if gates is None else gates) if gate.is_against_baseline]
+
+    @cache
+    def loads() -> list[Measurement]:
+        """The baseline's, read once for all gates."""
+        return _beside(plan.beside, plan, evidence) if plan.beside else _history(plan, evidence)
+
+    return [_compared(gate, plan, evidence, measurements, loads) for gate in comparing]
+
+
+Loads = Callable[[], list[Measurement]]
+
+
+def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], loads: Loads) -> Measurement:
+    about = {"task": gate.task, "filter": gate.filter, "against": plan.compared_with.run_id}
+    try:
+        ours = _own(gate, measurements)
+        if ours.invalid_because is not None:
+            return invalid(gate.metric, ours.invalid_because, ours.source, **about)
+        if gate.max_loss is not None:
+            found = _loss(gate, plan, evidence, about)
+        else:
+            found = _worsening(gate, plan, evidence, ours, loads, about)
+    except UNUSABLE as error:
+        return invalid(gate.metric, f"no usable comparison: {in_words(error)}", "", **about)
+    return found
+
+
+def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
+    """The cell's own measurement: what is invalid in itself cannot be compared. Raises ValueError if there is none."""
+    own = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
+    before_filters = label_of(gate.metric, gate.task, None, against_baseline=False)
+    found = [measurement for measurement in measurements if measurement.label in (own, before_filters)]
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} measurements of {own}")
+    return found[0]
+
+
+class UnlikeError(ValueError):
+    """What was measured of the two is not alike."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _task_of(plan: CellPlan, gate: Gate) -> TaskPlan:
+    for task in plan.accuracy:
+        if task.name == gate.task:
+            return task
+    raise UnlikeError(f"the run was not asked {gate.task}")
+
+
+def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measurement]) -> list[tuple[Gate, Measurement]]:
+    """The gates that nobody could ever be held to with this run as their baseline, each with what is lacking."""
+    if not plan.establishes:
+        return []
+    found = []
+    for gate in plan.comparing:
+        try:
+            own = _own(gate, measurements)
+            problem = own.invalid_because
+            if problem is None and gate.max_loss is not None:
+                problem = _too_seldom(answers.read(evidence / "accuracy" / str(gate.task), _task_of(plan, gate)))
+        except UNUSABLE as error:
+            problem = in_words(error)
+        if problem:
+            about = {"task": gate.task, "filter": gate.filter, "against": plan.run_id}
+            found.append((gate, invalid(gate.metric, f"it cannot be a baseline for this: {problem}", "", **about)))
+    return found
+
+
+def _too_seldom(answered: Answered) -> str | None:
+    asked = max(answer.repetition for answer in answered.answers)
+    return f"its questions were asked {asked} times, and {LEAST_REPETITIONS} are needed" if asked < LEAST_REPETITIONS else None
+
+
+def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
+    """Why nothing can be compared with the answers in a `baseline` folder, whatever the cell is going to answer."""
+    for task in plan.accuracy:
+        for gate in paired_gates(plan, task):
+            try:
+                repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate)
+            except UNUSABLE as error:
+                return in_words(error)
+    return None
+
+
+def answers_path(task: str) -> str:
+    """Below the evidence: the answers of the cell itself, and below `baseline/` those that it is compared with."""
+    return f"accuracy/{task}/{accuracy.ANSWERS}"
+
+
+def paired_gates(plan: CellPlan, task: TaskPlan) -> list[Gate]:
+    return [gate for gate in plan.comparing if gate.task == task.name and gate.max_loss is not None]
+
+
+def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
+    """How often all questions of a task may be asked: what its most demanding comparison calls for, within the recipe's bound.
+
+    The baseline's noise tells that. A run that is to be a baseline learns its own as it goes.
+    """
+    if plan.establishes:
+        return task.repetitions
+    try:
+        old = answers.load(evidence / BASELINE / answers_path(task.name)) if paired_gates(plan, task) else None
+    except UNUSABLE:
+        # The comparison is going to say why it is invalid; asking more would not mend the baseline.
+        old = None
+    needed = [1]
+    for gate in paired_gates(plan, task):
+        with suppress(*UNUSABLE):
+            needed += [repetitions_to_establish(old, task, gate)] if old else []
+    return max(needed)
+
+
+def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate) -> int:
+    """How often all questions must be asked for the gate's margin, by the noise of these answers.
+
+    Raises:
+        ValueError: no question was answered twice.
+    """
+    scores = _sums(answered.answers, _key(gate), _questions(answered.answers))
+    if scores.spare == 0:
+        raise UnlikeError("the baseline was asked each question once, so that nobody knows the noise: establish it anew")
+    needed = paired.repetitions_for(gate.bound, scores.noise, len(scores.asked))
+    return min(needed, task.settings.most_repetitions)
+
+
+def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | None]) -> Measurement:
+    task = _task_of(plan, gate)
+    source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}"
+    if problem := task_differs(plan, task):
+        return invalid(gate.metric, problem, source, **about)
+    new = answers.read(evidence / "accuracy" / task.name, task)
+    old = answers.load(evidence / BASELINE / answers_path(task.name))
+    if problem := _unlike(old, new):
+        return invalid(gate.metric, problem, source, **about)
+    questions = _questions(old.answers)
+    ours, theirs = (_sums(found.answers, _key(gate), questions) for found in (new, old))
+    if theirs.spare == 0:
+        raise UnlikeError("the baseline was asked each question once, so that nobody knows the noise: establish it anew")
+    # Judged again by a wider margin, fewer repetitions would do than there are.
+    planned = max(repetitions(plan, evidence, task), max(answer.repetition for answer in new.answers))
+    looks = _looks(task, len(questions), planned)
+    asked = len(new.answers)
+    if asked not in looks:
+        return invalid(gate.metric, f"{asked} answers, where the gates are looked at after {looks}", source, **about)
+    found = paired.loss(theirs, ours, gate.bound)
+    known = paired.information(looks, len(questions), int(theirs.asked.max()))
+    interval = paired.interval(found, sides("lower", levels_of(plan.judged), known, looks.index(asked)))
+    length = _length_ratio(new.answers, old.answers)
+    # A loss that is sure stays one, whatever the replies' length.
+    is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > gate.bound
+    if not is_comparable and asked >= len(questions):
+        problem = f"replies are {length:.2f} times as long as the baseline's, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
+        return invalid(gate.metric, problem, source, **about)
+    traced = sorted({answer.traced_to.rpartition(":")[0] for answer in new.answers})
+    return valid(
+        gate.metric,
+        found.value,
+        source,
+        sample_count=found.asked,
+        # Of a part of the questions the lengths say little yet: it is undecided, and asking goes on.
+        interval=interval if is_comparable else None,
+        traced_to=[f"accuracy/{task.name}/{path}" for path in traced],
+        **about,
+    )
+
+
+def _looks(task: TaskPlan, questions: int, repetitions: int) -> list[int]:
+    steps = answers.steps(task.settings, questions, repetitions, sequential=task.sequential)
+    return [int(asked) for asked in np.cumsum([len(step.questions) for step in steps])]
+
+
+def _key(gate: Gate) -> str:
+    return f"{gate.metric},{gate.filter}"
+
+
+def _questions(found: Iterable[Answer]) -> list[int]:
+    return sorted({answer.question for answer in found})
+
+
+def _unlike(old: Answered, new: Answered) -> str | None:
+    """Why the answers of two builds are not to the same questions."""
+    if (old.task_version, old.config_hash) != (new.task_version, new.config_hash):
+        return f"the task {new.task} is not the baseline's: its prompts or its scoring changed"
+    before = {answer.question: (answer.doc_hash, answer.prompt_hash, answer.target_hash) for answer in old.answers}
+    other = [
+        answer.question
+        for answer in new.answers
+        if before.get(answer.question) != (answer.doc_hash, answer.prompt_hash, answer.target_hash)
+    ]
+    return (
+        f"{len(set(other))} questions are not the baseline's, or have other prompts: {sorted(set(other))[:5]}"
+        if other
+        else None
+    )
+
+
+def _sums(found: Iterable[Answer], key: str, questions: Sequence[int]) -> Answers:
+    """Unanswered questions count as not asked."""
+    places = {question: place for place, question in enumerate(questions)}
+    total, squares, asked = np.zeros(len(questions)), np.zeros(len(questions)), np.zeros(len(questions), dtype=np.int64)
+    for answer in found:
+        if answer.unanswered:
+            continue
+        place, score = places[answer.question], answer.scores[key]
+        total[place] += score
+        squares[place] += score**2
+        asked[place] += 1
+    return Answers(total, squares, asked)
+
+
+def _length_ratio(new: Iterable[Answer], old: Iterable[Answer]) -> float:
+    """Mean length of the replies to the baseline's, over the questions that both answered; 1 for tasks without replies."""
+    ours, theirs = _lengths(new), _lengths(old)
+    common = ours.keys() & theirs.keys()
+    before = sum(theirs[question] for question in common)
+    return sum(ours[question] for question in common) / before if before else 1.0
+
+
+def _lengths(found: Iterable[Answer]) -> dict[int, float]:
+    lengths: dict[int, list[int]] = {}
+    for answer in found:
+        if answer.length is not None and not answer.unanswered:
+            lengths.setdefault(answer.question, []).append(answer.length)
+    return {question: fmean(given) for question, given in lengths.items()}
+
+
+def _worsening(
+    gate: Gate,
+    plan: CellPlan,
+    evidence: Path,
+    ours: Measurement,
+    loads: Loads,
+    about: dict[str, str | None],
+) -> Measurement:
+    theirs = _only(loads(), gate.metric)
+    if theirs.invalid_because is not None:
+        return invalid(gate.metric, f"the baseline's: {theirs.invalid_because}", theirs.source, **about)
+    at = _at("lower", plan, evidence)
+    if plan.beside:
+        ours, theirs = _paired(ours, theirs)
+    judged = relative.in_turns if plan.beside else relative.from_history
+    worse = judged(ours.repeats, theirs.repeats, METRICS[gate.metric].direction, at)
+    return valid(
+        gate.metric,
+        worse.value,
+        f"{ours.source} beside {theirs.source}",
+        sample_count=ours.sample_count + theirs.sample_count,
+        interval=worse.interval,
+        traced_to=[*ours.traced_to, *theirs.traced_to],
+        **about,
+    )
+
+
+def _at(direction: Direction, plan: CellPlan, evidence: Path) -> Sides:
+    return shared_sides(direction, levels_of(plan.judged), plan.load.looks, load.look_of(evidence / "load", plan.load))
+
+
+def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:
+    """Both with the repeats that both have: of either the first can have been left out as warm-up."""
+    count = min(len(ours.repeats), len(theirs.repeats))
+    one, other = (
+        found.model_copy(update={"repeats": found.repeats[-count:], "traced_to": found.traced_to[-count:]})
+        for found in (ours, theirs)
+    )
+    return one, other
+
+
+def _only(measurements: Iterable[Measurement], metric: str) -> Measurement:
+    found = [measurement for measurement in measurements if measurement.metric == metric and measurement.against is None]
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} measurements of {metric}")
+    return found[0]
+
+
+def _beside(server: ServerPlan, plan: CellPlan, evidence: Path) -> list[Measurement]:
+    """The load of the baseline's server, measured in turns with the cell's."""
+    return load.parse(evidence / "load" / load.BESIDE, plan.load, levels_of(plan.judged), server.kind, server.arguments)
+
+
+def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    """The baseline's load as it was measured at its own time, if it was measured as this one was."""
+    if problem := load_differs(plan):
+        raise UnlikeError(problem)
+    return StageEvidence.model_validate_json((evidence / BASELINE / LOAD_STAGE).read_bytes()).measurements
+
+
+def task_differs(plan: CellPlan, task: TaskPlan) -> str | None:
+    """Why the baseline's answers to a task cannot be compared with the cell's, as far as their settings tell."""
+    paired = any(gate.task == task.name and gate.max_loss is not None for gate in plan.gates)
+    before = next((settings for settings in plan.compared_with.accuracy if settings.task == task.name), None)
+    if not paired:
+        return None
+    if before is None:
+        return f"the baseline was not asked {task.name}"
+    then, now = (settings.model_dump(include=set(SAME_QUESTIONS)) for settings in (before, task.settings))
+    changed = [f"{name} {then[name]}, now {now[name]}" for name in SAME_QUESTIONS if then[name] != now[name]]
+    return f"the baseline was asked {task.name} in another way: {'; '.join(changed)}" if changed else None
+
+
+def load_differs(plan: CellPlan) -> str | None:
+    """Why the baseline's load, as it was measured at its own time, cannot be compared with the cell's."""
+    then = plan.compared_with
+    if then.fingerprint.id != plan.fingerprint.id:
+        return f"the baseline was measured on {then.fingerprint.id}, and this is {plan.fingerprint.id}"
+    if then.client_version != plan.client_version:
+        return f"the baseline's load client was vLLM {then.client_version}, and this one is {plan.client_version}"
+    if _workload(then.load, plan) != _workload(plan.load, plan):
+        return "the baseline's load was another one: other lengths, concurrency, number of prompts, seed or SLO"
+    return None
+
+
+def speedup(plan: CellPlan, evidence: Path, measurements: Sequence[Measurement]) -> list[Measurement]:
+    """What speculative decoding gains at the profile's load and at batch 1, where its stage is among the `measurements`."""
+    measured_on = [found.fingerprint for found in measurements if METRICS[found.metric].stage == speculation.STAGE]
+    if plan.undrafted is None or not measured_on:
+        return []
+    on = {"fingerprint": measured_on[0]}
+    problem = None if measured_on[0] == plan.fingerprint.id else "it was not measured on the planned machine"
+    found = [
+        _gained(metric, name, plan.undrafted, plan, evidence) if problem is None else invalid(metric, problem, "")
+        for metric, name in ((SPEEDUP, speculation.PROFILE), (SPEEDUP_BATCH1, speculation.BATCH1))
+    ]
+    return [gained.model_copy(update=on) for gained in found]
+
+
+def _gained(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan, evidence: Path) -> Measurement:
+    levels = levels_of(plan.judged)
+    try:
+        ours, theirs = speculation.rates(evidence / speculation.STAGE, name, plan.load, levels, (plan.server, undrafted))
+        for whose, rate in (("", ours), ("without it: ", theirs)):
+            if rate.invalid_because is not None:
+                return invalid(metric, f"{whose}{rate.invalid_because}", rate.source)
+        ours, theirs = _paired(ours, theirs)
+        # A gain is the worsening of the server without it.
+        at = speculation.sides_of(metric, plan.load, levels)
+        gained = relative.in_turns(theirs.repeats, ours.repeats, METRICS[RATE].direction, at)
+    except UNUSABLE as error:
+        return invalid(metric, f"no usable comparison: {in_words(error)}", "")
+    return valid(
+        metric,
+        1 + gained.value,
+        f"{ours.source} beside {theirs.source}",
+        sample_count=ours.sample_count + theirs.sample_count,
+        repeats=[with_it / without for with_it, without in zip(ours.repeats, theirs.repeats, strict=True)],
+        interval=Interval(lower=1 + gained.interval.lower, upper=1 + gained.interval.upper),
+        traced_to=[*ours.traced_to, *theirs.traced_to],
+    )
+
+
+def _workload(load: Load, plan: CellPlan) -> dict[str, object]:
+    """What of a load's settings its measurements depend on: of a file its content, and on the SLO only goodput does."""
+    compares_goodput = any(gate.metric == GOODPUT and gate.is_against_baseline for gate in plan.gates)
+    without = {"repeats", "most_repeats", "min_duration_s", "time_limit_s", "prompts", *(() if compares_goodput else ("slo",))}
+    return load.model_dump(exclude=without)

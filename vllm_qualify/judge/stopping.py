@@ -1,0 +1,64 @@
+"""When a stage has measured enough: every gate on it is decided, or nothing more could help."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan, TaskPlan
+from vllm_qualify.evidence import answers
+from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.evidence.stages import parse_unfinished
+from vllm_qualify.judge.compare import UnlikeError, compare, paired_gates, repetitions_to_establish
+from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import LEAST_REPETITIONS, Gate
+
+
+def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
+    """Whether asking the task's questions on would change no verdict of the cell. One gate that surely fails decides it."""
+    gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "accuracy" and gate.task == task.name]
+    measured = [found for found in parse_unfinished("accuracy", plan, evidence) if found.task == task.name]
+    paired = paired_gates(plan, task)
+    if plan.establishes and paired:
+        return any(surely_misses(gate, measured) for gate in gates) or _is_established(evidence, task, paired)
+    known = [*measured, *compare(plan, evidence, measured, gates)]
+    if any(surely_misses(gate, known) for gate in gates):
+        return True
+    # Asked again, the same questions tell an absolute gate nothing new.
+    waiting = [gate for gate in gates if gate.is_against_baseline] if _all_were_asked(evidence, task) else gates
+    return all(is_decided(gate, known) for gate in waiting)
+
+
+def _all_were_asked(evidence: Path, task: TaskPlan) -> bool:
+    folder = evidence / "accuracy" / task.name
+    done = answers.finished(folder, task)
+    return sum(len(step.questions) for step in done) >= task.settings.num_questions
+
+
+def load_decided(plan: CellPlan, evidence: Path) -> bool:
+    """Whether more repeats of the load would change no verdict of the cell."""
+    gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "load"]
+    measured = parse_unfinished("load", plan, evidence)
+    compared = compare(plan, evidence, measured, gates)
+    known = [*measured, *compared]
+    return any(surely_misses(gate, known) for gate in gates) or all(is_decided(gate, known) for gate in gates)
+
+
+def _deciding(plan: CellPlan) -> list[Gate]:
+    """Without those that are waived today: whatever they say, the cell's verdict is that of the others."""
+    today = datetime.now(UTC).date()
+    waived = {waiver.gate for waiver in plan.waivers if today <= waiver.expires}
+    return [gate for gate in plan.judged if gate.label not in waived]
+
+
+def _is_established(evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
+    """Whether the questions were asked as often as their own noise calls for, or what came back is unusable for good."""
+    try:
+        answered = answers.read(evidence / "accuracy" / task.name, task)
+        needed = max(repetitions_to_establish(answered, task, gate) for gate in gates)
+    except UnlikeError:
+        # One repetition tells no noise.
+        return False
+    except UNUSABLE:
+        return True
+    return max(answer.repetition for answer in answered.answers) >= max(LEAST_REPETITIONS, needed)

@@ -1,0 +1,240 @@
+"""A store below a directory."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
+from vllm_qualify.publish.store import (
+    PLACE,
+    PROBE_BODY,
+    PROBE_KEY,
+    SWAP_PROBE_KEY,
+    Stored,
+    already_exists,
+    changed,
+    checked_key,
+    checked_prefix,
+    listed,
+    missing,
+    require_create_only,
+    require_swap,
+)
+
+LOCK_WAIT_S = 30.0
+LOCK_POLL_S = 0.01
+
+
+class DirectoryStore:
+    """Files below a directory, which `check`, `put_new` and `swap` make when it is not there. See `Store` for the methods.
+
+    An object appears by a hard link from a finished temporary file in the same directory, so the file system must support
+    hard links. A changeable object is replaced by renaming such a file, under a lock (`flock`) of its own in `.locks`; its tag
+    is the SHA-256 of its content. A process that is killed frees its lock, and may leave a temporary file (`.new-…`); that is
+    never listed and may be deleted. What is in `.locks` must stay while the store is in use. Objects are files without write
+    permission; the content type is not kept.
+
+    On NFS this relies on what all clients of a mount with its defaults give: a link and a rename happen once on the server, an
+    `flock` holds for all clients (not with `nolock` or `local_lock`), and a file that is opened after a lock was taken is read
+    anew.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    def locate(self, key: str) -> str:
+        return str(self._path(key))
+
+    def put_new(self, key: str, body: bytes, content_type: str) -> None:  # noqa: ARG002  # files have no content type
+        _write(self._path(key), body, _link)
+
+    def get(self, key: str) -> bytes:
+        return self.read(key).body
+
+    def read(self, key: str) -> Stored:
+        return self._read(self._path(key))
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:  # noqa: ARG002  # as above
+        return self._swap(self._path(key), body, tag)
+
+    def exists(self, key: str) -> bool:
+        path = self._path(key)
+        with _told(path):
+            self._require_root()
+            return path.is_file()
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        folder = self._root / checked_prefix(prefix).rpartition("/")[0]
+        with _told(folder):
+            self._require_root()
+            return listed(self._files_below(folder), prefix)
+
+    def check(self) -> None:
+        probe, swapped = self._root / PROBE_KEY, self._root / SWAP_PROBE_KEY
+        require_create_only(lambda: _write(probe, PROBE_BODY, _link), self.url)
+        require_swap(lambda: self._read(swapped), lambda body, tag: self._swap(swapped, body, tag), self.url)
+        with _told(self._root):
+            os.listdir(self._root)
+
+    def _path(self, key: str) -> Path:
+        return self._root / checked_key(key)
+
+    def _require_root(self) -> None:
+        # A mistyped or unmounted directory must not look like an empty store.
+        os.listdir(self._root)
+
+    def _files_below(self, folder: Path) -> Iterator[str]:
+        if not folder.is_dir():
+            return
+        for parent, _, names in os.walk(folder, onerror=_raise):
+            for name in names:
+                yield Path(parent, name).relative_to(self._root).as_posix()
+
+    def _read(self, path: Path) -> Stored:
+        with _told(path):
+            try:
+                body = path.read_bytes()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._require_root()
+                raise missing(str(path)) from None
+        return Stored(body, _tag(body))
+
+    def _swap(self, path: Path, body: bytes, tag: str | None) -> str:
+        with _told(path), self._locked(path):
+            if _tag_of(path) != tag:
+                raise changed(str(path))
+            if tag is None:
+                _write_first(path, body)
+            else:
+                _write(path, body, _replace)
+        return _tag(body)
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        lock = self._root / ".locks" / _tag(str(path.relative_to(self._root)).encode())
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with open(lock, "ab") as file:
+            _wait_for(file, path)
+            yield
+
+
+def _tag(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _tag_of(path: Path) -> str | None:
+    try:
+        return _tag(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _wait_for(file: BinaryIO, path: Path) -> None:
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                problem = f"{path} has been locked by another writer for {LOCK_WAIT_S:.0f} s"
+                raise StoreBusyError(problem, "try again later, or find the process that hangs", PLACE) from None
+        time.sleep(LOCK_POLL_S)  # another writer holds the lock for as long as a small file takes to be written
+
+
+def _write(path: Path, body: bytes, place: Callable[[Path, Path], None]) -> None:
+    temporary = path.parent / f".new-{uuid4().hex}"
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_through(temporary, body)
+            place(temporary, path)
+            _sync_directory(path.parent)
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+
+
+def _write_first(path: Path, body: bytes) -> None:
+    try:
+        _write(path, body, _link)
+    except AlreadyExistsError:
+        # `put_new` takes no lock.
+        raise changed(str(path)) from None
+
+
+def _write_through(path: Path, body: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb") as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # A network file system repeats a request whose answer was lost, and then finds the link that it just made.
+        if not os.path.samefile(temporary, path):
+            raise already_exists(str(path)) from None
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    written = temporary.stat().st_ino
+    try:
+        os.replace(temporary, path)
+    except FileNotFoundError:
+        # As above: the repeated request no longer finds what the first one renamed.
+        if path.stat().st_ino != written:
+            raise
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _error(error, path) from error
+
+
+_REMEDIES: Mapping[int, str] = {
+    errno.ENOSPC: "free space on that disk, or choose another store",
+    errno.EDQUOT: "raise the quota of this user, or choose another store",
+    errno.EACCES: "give this user the right to read and write there, or choose another store",
+    errno.EPERM: "give this user the right to write there; the file system must also support hard links",
+    errno.ENOTSUP: "the file system must support hard links and locks: choose another store",
+    errno.ENOLCK: "mount the file system with locks, or choose another store",
+    errno.EROFS: "mount the file system for writing, or choose another store",
+    errno.ENOTDIR: "one of the names on this path is a file: choose another directory or key",
+    errno.EEXIST: "one of the names on this path is a file: choose another directory or key",
+    errno.ENOENT: "check the store's URL and that its file system is mounted",
+}
+_PASSING = frozenset({errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN})
+
+
+def _error(error: OSError, path: Path) -> StoreError:
+    kind = StoreBusyError if error.errno in _PASSING else StoreError
+    remedy = _REMEDIES.get(error.errno or 0, "look after that disk, or choose another store")
+    return kind(f"{path} cannot be used: {error.strerror or type(error).__name__}", remedy, PLACE)

@@ -1,0 +1,400 @@
+"""A store in S3, through boto3: the only module that imports it."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import boto3
+from botocore import exceptions as e
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from vllm_qualify.errors import CallerError, StoreBusyError, StoreError
+from vllm_qualify.publish.store import (
+    PLACE,
+    PROBE_BODY,
+    PROBE_KEY,
+    SWAP_PROBE_KEY,
+    MissingObjectError,
+    Stored,
+    already_exists,
+    changed,
+    checked_key,
+    checked_prefix,
+    listed,
+    missing,
+    require_create_only,
+    require_swap,
+)
+
+if TYPE_CHECKING:
+    from botocore.client import ClientMeta
+    from mypy_boto3_s3 import S3Client
+
+# By what is done. Only who may list is told that an object is missing, and not that it is forbidden; If-Match also reads.
+ACTIONS: Mapping[str, Sequence[str]] = {
+    "write": ("s3:PutObject",),
+    "change": ("s3:PutObject", "s3:GetObject"),
+    "read": ("s3:GetObject", "s3:ListBucket"),
+    "list": ("s3:ListBucket",),
+}
+LOCK_ACTION = "s3:PutObjectRetention"
+KMS_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
+S3_ACTIONS = "s3:PutObject, s3:GetObject, s3:ListBucket"
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+_PAUSES_S = (0.1, 0.4, 1.5, 0)
+
+
+# --- settings
+
+SSE = "VLLM_QUALIFY_S3_SSE"
+SSE_KMS_KEY_ID = "VLLM_QUALIFY_S3_SSE_KMS_KEY_ID"
+OBJECT_LOCK = "VLLM_QUALIFY_S3_OBJECT_LOCK"
+STORAGE_CLASS = "VLLM_QUALIFY_S3_STORAGE_CLASS"
+
+_ENCRYPTIONS = ("AES256", "aws:kms")
+# Archives are not among them: evidence must be there when somebody verifies it.
+_STORAGE_CLASSES = ("STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
+_LOCK = re.compile(r"(governance|compliance):([1-9][0-9]{0,4})")
+_LOCK_DAYS = 36_500  # S3 takes no more
+
+
+class Settings(NamedTuple):
+    """What the environment asks of S3 for the objects that are written; each may be empty."""
+
+    encryption: str
+    kms_key: str
+    storage_class: str
+    lock_mode: str
+    lock_days: int
+
+    def arguments(self, once: bool) -> dict[str, Any]:
+        """Those of boto3's `put_object`, for an object that is written once or for a changeable one."""
+        every = {"ServerSideEncryption": self.encryption, "SSEKMSKeyId": self.kms_key}
+        only_once = {"StorageClass": self.storage_class, **self._lock()} if once else {}
+        return {name: value for name, value in (every | only_once).items() if value}
+
+    def actions(self, action: str) -> list[str]:
+        return [*ACTIONS[action], *([LOCK_ACTION] if action == "write" and self.lock_mode else [])]
+
+    def probe_key(self) -> str:
+        """Other settings have another probe, so that a check finds out whether the store takes these."""
+        once = (self.encryption, self.kms_key, self.storage_class, self.lock_mode)
+        return f"{PROBE_KEY}-{hashlib.sha256(repr(once).encode()).hexdigest()[:12]}" if any(once) else PROBE_KEY
+
+    def _lock(self) -> dict[str, Any]:
+        until = datetime.now(UTC) + timedelta(days=self.lock_days)
+        return {"ObjectLockMode": self.lock_mode, "ObjectLockRetainUntilDate": until} if self.lock_mode else {}
+
+
+def settings_of(environment: Mapping[str, str]) -> Settings:
+    """Raises CallerError, which names the variable and what it may be."""
+    encryption = _one_of(environment, SSE, _ENCRYPTIONS)
+    kms_key = environment.get(SSE_KMS_KEY_ID, "")
+    if kms_key and encryption != "aws:kms":
+        remedy = f"set {SSE}=aws:kms, or unset {SSE_KMS_KEY_ID}"
+        raise CallerError("a key is set, but not its encryption", remedy, SSE_KMS_KEY_ID)
+    lock_mode, lock_days = _lock_of(environment.get(OBJECT_LOCK, ""))
+    return Settings(encryption, kms_key, _one_of(environment, STORAGE_CLASS, _STORAGE_CLASSES), lock_mode, lock_days)
+
+
+def _one_of(environment: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
+    value = environment.get(name, "")
+    if value and value not in allowed:
+        raise CallerError(f"{value!r} is not one of its values", f"set it to {' or '.join(allowed)}, or unset it", name)
+    return value
+
+
+def _lock_of(value: str) -> tuple[str, int]:
+    found = _LOCK.fullmatch(value)
+    if found and int(found[2]) <= _LOCK_DAYS:
+        return found[1].upper(), int(found[2])
+    if value:
+        remedy = f"set it to governance:<days> or compliance:<days>, with 1 to {_LOCK_DAYS} days, or unset it"
+        raise CallerError(f"{value!r} is no object lock", remedy, OBJECT_LOCK)
+    return "", 0
+
+
+# --- the store
+
+
+class S3Store:
+    """Objects in a bucket, below a prefix, through boto3. See `Store` for the methods.
+
+    An object is one PUT with `If-None-Match: *`, or with `If-Match` and the ETag of what is replaced; a tag is an ETag without
+    its quotes, as Ceph wants it and AWS takes it. Each PUT carries a random number of its call as metadata (`write-id`): when
+    the server refuses the condition, that number tells whether the object is this very call's, whose answer was lost and which
+    boto3 then sent again, or another one's.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        self._bucket = bucket
+        self._base = f"{prefix}/" if prefix else ""
+        self._settings = settings_of(os.environ)
+        self._client = _s3_client(bucket)
+        self._told = _Errors(bucket, self._base, self._settings, self._client.meta)
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._base}".removesuffix("/")
+
+    def locate(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._name(key)}"
+
+    def put_new(self, key: str, body: bytes, content_type: str) -> None:
+        self._create(self._name(key), body, content_type)
+
+    def get(self, key: str) -> bytes:
+        return self.read(key).body
+
+    def read(self, key: str) -> Stored:
+        return self._read(self._name(key))
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        return self._swap(self._name(key), body, content_type, tag)
+
+    def exists(self, key: str) -> bool:
+        # Not HEAD: it has no body, and so does not tell a missing bucket from a missing object.
+        name = self._name(key)
+        with self._told.by("list"):
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
+        return any(entry["Key"] == name for entry in answer.get("Contents", []))
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        start = self._base + checked_prefix(prefix)
+        with self._told.by("list"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start)
+            names = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        return listed((name.removeprefix(self._base) for name in names), prefix)
+
+    def check(self) -> None:
+        probe, swapped = self._base + self._settings.probe_key(), self._base + SWAP_PROBE_KEY
+        require_create_only(lambda: self._create(probe, PROBE_BODY, "text/plain"), self.url)
+        self._read(probe)
+        require_swap(lambda: self._read(swapped), lambda body, tag: self._swap(swapped, body, "text/plain", tag), self.url)
+        with self._told.by("list"):
+            self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._base, MaxKeys=1)
+
+    def _name(self, key: str) -> str:
+        return self._base + checked_key(key)
+
+    def _read(self, name: str) -> Stored:
+        def whole() -> Stored:
+            answer = self._client.get_object(Bucket=self._bucket, Key=name)
+            return Stored(answer["Body"].read(), _unquoted(answer["ETag"]))
+
+        with self._told.by("read", name):
+            return _again_when_cut(whole)
+
+    def _create(self, name: str, body: bytes, content_type: str) -> None:
+        if self._write("write", name, body, content_type, None) is None:
+            raise already_exists(f"s3://{self._bucket}/{name}")
+
+    def _swap(self, name: str, body: bytes, content_type: str, tag: str | None) -> str:
+        # An empty If-Match would be no condition.
+        new = None if tag == "" else self._write("change", name, body, content_type, tag)
+        if new is None:
+            raise changed(f"s3://{self._bucket}/{name}")
+        return new
+
+    def _write(self, action: str, name: str, body: bytes, content_type: str, tag: str | None) -> str | None:
+        """The object's new tag; None when it had another tag than this one, or was there although None was asked for."""
+        write_id = uuid4().hex
+        arguments = {
+            "ContentType": content_type,
+            "Metadata": {"write-id": write_id},
+            **({"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}),
+            **self._settings.arguments(once=action == "write"),
+        }
+        for pause_s in _PAUSES_S:
+            if written := self._put(action, name, body, arguments):
+                return written
+            there = self._head(name)
+            if there.write_id == write_id:
+                return there.tag
+            if there.tag != tag:
+                return None
+            # Refused although the condition holds: another write is under way, and may still fail.
+            time.sleep(pause_s)
+        raise self._told.busy(f"other writes of {name} keep getting in the way")
+
+    def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> str | None:
+        # A bucket with object lock takes nothing without such a sum.
+        md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+        with self._told.by(action, name):
+            try:
+                answer = self._client.put_object(Bucket=self._bucket, Key=name, Body=body, ContentMD5=md5, **arguments)
+            except ClientError as error:
+                if not _refuses_condition(error):
+                    raise
+                return None
+        return _unquoted(answer["ETag"])
+
+    def _head(self, name: str) -> "_Head":
+        try:
+            with self._told.by("read", name):
+                answer = self._client.head_object(Bucket=self._bucket, Key=name)
+        except MissingObjectError:
+            return _Head(None, None)
+        return _Head(answer["Metadata"].get("write-id"), _unquoted(answer["ETag"]))
+
+
+class _Head(NamedTuple):
+    """Whose write an object is, and its tag; None when there is no object."""
+
+    write_id: str | None
+    tag: str | None
+
+
+def _unquoted(etag: str) -> str:
+    return etag.strip('"')
+
+
+def _again_when_cut(read: Callable[[], Stored]) -> Stored:
+    """boto3 sends a request again, but not when the connection breaks within the answer's body."""
+    for pause_s in _PAUSES_S[:-1]:
+        try:
+            return read()
+        except (e.ResponseStreamingError, e.IncompleteReadError):
+            time.sleep(pause_s)
+    return read()
+
+
+def _refuses_condition(error: ClientError) -> bool:
+    """Whether the answer says that the object is not as the condition asks for, or is about to change."""
+    return _status(error) in (409, 412) or _code(error) == "NoSuchKey"
+
+
+def _s3_client(bucket: str) -> "S3Client":
+    # A custom endpoint is addressed by path without being told, unless the AWS settings say otherwise.
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"mode": "standard"},
+        # Ceph and other gateways refuse, or store wrongly, the checksum trailers that newer SDKs send unasked.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    try:
+        return boto3.session.Session().client("s3", config=config)
+    except (BotoCoreError, ValueError) as error:
+        raise StoreError(
+            f"the AWS settings for the bucket {bucket} cannot be used ({type(error).__name__})",
+            "check AWS_PROFILE, AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the files in ~/.aws",
+            PLACE,
+        ) from None
+
+
+def _without_user(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _code(error: ClientError) -> str:
+    return error.response.get("Error", {}).get("Code", "")
+
+
+_NO_OBJECT = frozenset({"NoSuchKey", "404"})
+_THROTTLED = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"})
+_WRONG_REGION = frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
+_FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"})
+_CREDENTIAL_REMEDIES: Mapping[str, str] = {
+    "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID or the profile, and that they belong to this endpoint",
+    "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY or the profile; a proxy that rewrites requests also causes this",
+    "ExpiredToken": "get new temporary credentials",
+    "InvalidToken": "check AWS_SESSION_TOKEN: it must belong to the access key, and be unset for a permanent key",
+    "RequestTimeTooSkewed": "set this machine's clock",
+}
+
+
+class _Errors:
+    """boto3's errors about one bucket, in our words.
+
+    They are not chained to the original: its text is not ours to answer for, and can hold a session token (a header that boto3
+    could not send).
+    """
+
+    def __init__(self, bucket: str, base: str, settings: Settings, client: "ClientMeta") -> None:
+        self._where = f"the bucket {bucket} at {_without_user(client.endpoint_url)}"
+        self._bucket_arn = f"arn:{client.partition}:s3:::{bucket}"
+        self._objects_arn = f"{self._bucket_arn}/{base}*"
+        self._settings = settings
+
+    @contextmanager
+    def by(self, action: str, name: str = "") -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            raise self._refused(error, action, name) from None
+        except BotoCoreError as error:
+            raise self._not_answered(error) from None
+
+    def busy(self, problem: str) -> StoreBusyError:
+        return StoreBusyError(f"{self._where}: {problem}", "try again later", PLACE)
+
+    def _refused(self, error: ClientError, action: str, name: str) -> StoreError:
+        code, status = _code(error), _status(error)
+        answer = f"{action} {name}".rstrip() + f" was answered {status} {code}"
+        if code in _NO_OBJECT and name:
+            return missing(f"{name} in {self._where}")
+        if code in _FULL or status == 507:
+            return self._error(f"is full: {answer}", "free space, raise the quota, or choose another store")
+        if code in _THROTTLED or status in (408, 429) or (status >= 500 and status != 501):
+            return self.busy(answer)
+        return self._error(*self._final(error, action, answer))
+
+    def _final(self, error: ClientError, action: str, answer: str) -> tuple[str, str]:
+        code, status = _code(error), _status(error)
+        if code == "NoSuchBucket":
+            return "does not exist", "create it, or check the store's URL, AWS_ENDPOINT_URL and AWS_PROFILE"
+        if code in _WRONG_REGION or status in (301, 307):
+            region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+            return f"is in another region: {answer}", f"set AWS_DEFAULT_REGION to the bucket's region {region}".rstrip()
+        if code in _CREDENTIAL_REMEDIES:
+            return f"does not accept the credentials: {answer}", _CREDENTIAL_REMEDIES[code]
+        if status in (401, 403):
+            return f"does not allow this: {answer}", self._permission(action)
+        if status == 501:
+            return f"lacks a needed function: {answer}", "use one with conditional writes (If-None-Match, If-Match)"
+        settings = "the store's URL, AWS_ENDPOINT_URL, what VLLM_QUALIFY_S3_* ask for"
+        return f"refuses: {answer}", f"check {settings}, and that the policy allows {S3_ACTIONS}"
+
+    def _permission(self, action: str) -> str:
+        actions = self._settings.actions(action)
+        arns = {self._bucket_arn if name == "s3:ListBucket" else self._objects_arn for name in actions}
+        statement = json.dumps({"Effect": "Allow", "Action": actions, "Resource": sorted(arns)})
+        key = f"; for its key also {' and '.join(KMS_ACTIONS)}" if self._settings.encryption == "aws:kms" else ""
+        return f"add to the policy of these credentials {statement}{key}; and see that no other statement denies it"
+
+    def _not_answered(self, error: BotoCoreError) -> StoreError:
+        broken = (e.ConnectionClosedError, e.ReadTimeoutError, e.ResponseStreamingError, e.IncompleteReadError)
+        kind = type(error).__name__
+        if isinstance(error, e.SSLError):
+            return self._error(
+                f"has no valid TLS certificate ({kind})", "check AWS_ENDPOINT_URL, and AWS_CA_BUNDLE for a private CA"
+            )
+        if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
+            remedy = f"set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with the right to {S3_ACTIONS}"
+            return self._error(f"needs credentials, and none were found ({kind})", remedy)
+        if isinstance(error, (e.ConnectionError, *broken)):
+            remedy = "check AWS_ENDPOINT_URL, the network and the server; then try again"
+            return StoreBusyError(f"{self._where} does not answer ({kind})", remedy, PLACE)
+        return self._error(f"could not be asked ({kind})", "check the AWS settings: credentials, AWS_ENDPOINT_URL, AWS_PROFILE")
+
+    def _error(self, problem: str, remedy: str) -> StoreError:
+        return StoreError(f"{self._where} {problem}", remedy, PLACE)

@@ -1,0 +1,181 @@
+"""What a report shows beside its measurements: a sweep's points, drafts, the start in parts, the fit, the server's course."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence import load, speculation, startup, sweep, watched
+from vllm_qualify.evidence.fitting import Tried
+from vllm_qualify.evidence.load import ClientUse
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
+from vllm_qualify.evidence.serving import LAUNCHED
+from vllm_qualify.evidence.speculation import Document
+from vllm_qualify.evidence.stages import found_by_fit, sweep_plan
+from vllm_qualify.evidence.startup import Startup
+from vllm_qualify.evidence.sweep import Swept
+from vllm_qualify.evidence.watched import Series
+from vllm_qualify.recipe.model import VLLM, Frozen
+
+MOST_SAMPLES = 300
+# Of each line its largest, its smallest and a missing value; and the course's first sample and its last.
+KEPT_OF_A_LINE, KEPT_OF_ALL = 3, 2
+
+T = TypeVar("T")
+
+
+class Details(Frozen):
+    """Each is None where there is none; where there should be one, `notes` has the reason.
+
+    `speedups` are what speculative decoding gains, whether a gate asks for it or not. `course` is the server's during the load,
+    thinned; `course_notes` are worth a word of a load that counts nevertheless.
+    """
+
+    sweep: Swept | None = None
+    speculation: Document | None = None
+    speedups: list[Measurement] = []
+    startup: Startup | None = None
+    fit: Tried | None = None
+    course: Series | None = None
+    course_notes: list[str] = []
+    notes: list[str] = []
+
+
+def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] = ()) -> Details:
+    """What the evidence folder of a run has of it, by its files alone; `speedups` are those of judge.compare.speedup."""
+    notes: list[str] = []
+
+    def read(what: str, of: Callable[[CellPlan, Path], T | None]) -> T | None:
+        try:
+            return of(plan, evidence)
+        except UNUSABLE as error:
+            notes.append(f"{what}: {_reason(error)}")
+            return None
+
+    swept = read("sweep", _swept)
+    document = read("speculative decoding", _document)
+    parts = read("start-up", _startup)
+    tried = read("fit", _tried)
+    course, course_notes = read("the server during the load", _course) or (None, [])
+    return Details(
+        sweep=swept,
+        speculation=document,
+        speedups=list(speedups),
+        startup=parts,
+        fit=tried,
+        course=course,
+        course_notes=course_notes,
+        notes=notes,
+    )
+
+
+class _NothingError(ValueError):
+    """There should be something; the message says why there is not."""
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, _NothingError) else f"no usable evidence: {in_words(error)}"
+
+
+def _swept(plan: CellPlan, evidence: Path) -> Swept | None:
+    return sweep.parse(_left(evidence / sweep.STAGE), sweep_plan(plan)) if plan.sweep else None
+
+
+def _document(plan: CellPlan, evidence: Path) -> Document | None:
+    if not plan.is_speculative:
+        return None
+    if plan.undrafted is None:
+        raise _NothingError("the machine has no room for the same server without it")
+    return speculation.document(_left(evidence / speculation.STAGE), plan.load)
+
+
+def _tried(plan: CellPlan, evidence: Path) -> Tried | None:
+    return found_by_fit(evidence) if plan.fit else None
+
+
+def _left(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise _NothingError("the stage left nothing")
+    return folder
+
+
+def _startup(plan: CellPlan, evidence: Path) -> Startup | None:
+    """Only vLLM's logs are read; nobody recorded when an older run launched its server, and its plan does not ask for it."""
+    folder = evidence / "serve"
+    if plan.server.kind != VLLM or not (plan.watched or (folder / LAUNCHED).exists()):
+        return None
+    whole_s, launched = (float((folder / name).read_text()) for name in ("startup_s", LAUNCHED))
+    log = (folder / "server.log").read_text(errors="replace")
+    return startup.startup(log, whole_s, launched, plan.pulled_s)
+
+
+def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
+    # Of another engine nothing is read that could be drawn.
+    if not plan.watched or plan.server.kind != VLLM:
+        return None
+    began, ended = _span(evidence / load.STAGE)
+    folder = evidence / "serve"
+    found = watched.series(folder, began, ended)
+    if not any(value is not None for line in _lines(found) for value in line):
+        raise _NothingError("no sample of it tells anything")
+    return thinned(found), watched.notes(folder, began, ended)
+
+
+def _span(folder: Path) -> tuple[float, float]:
+    """From the begin of the first repeat's measured part to the end of the last one, by the client's clock."""
+    stretches = [_stretch(folder, int(path.stem.removeprefix("client-"))) for path in _left(folder).glob("client-*.json")]
+    if not stretches:
+        raise _NothingError("no client told when it asked")
+    return min(began for began, _ in stretches), max(ended for _, ended in stretches)
+
+
+def _stretch(folder: Path, number: int) -> tuple[float, float]:
+    use = ClientUse.model_validate_json((folder / f"client-{number}.json").read_bytes())
+    ended, _ = use.cpu_s[-1]
+    duration = float(load.read(folder, folder.name, number).result["duration"])
+    if not 0 < duration < math.inf:
+        raise _NothingError(f"repeat {number} lasted {duration} s")
+    return ended - duration, ended
+
+
+def thinned(course: Series, most: int = MOST_SAMPLES) -> Series:
+    """At most so many of the samples, whole as they were, with every peak and every dip.
+
+    The samples are parted into stretches of equal counts. Of each stretch those stay in which some line is at its largest or
+    its smallest there, and one in which it is missing, so that it stays broken. Stretches become longer until that is little
+    enough. Raises ValueError where `most` is too little for one stretch.
+    """
+    count = len(course.time_s)
+    if count <= most:
+        return course
+    largest = KEPT_OF_A_LINE * len(_lines(course)) + KEPT_OF_ALL
+    if most < largest:
+        raise ValueError(f"a course cannot be thinned to fewer than {largest} samples")
+    stretches = most
+    while len(kept := _kept(course, stretches)) > most:
+        stretches = stretches * 3 // 4
+    return Series.model_validate({name: [line[at] for at in kept] for name, line in course.model_dump().items()})
+
+
+def _lines(course: Series) -> list[list[float | None]]:
+    return [course.running, course.waiting, course.kv_cache_usage, course.output_tok_s]
+
+
+def _kept(course: Series, stretches: int) -> list[int]:
+    count = len(course.time_s)
+    edges = [count * number // stretches for number in range(stretches + 1)]
+    places = [range(begin, end) for begin, end in pairwise(edges)]
+    telling = {at for line in _lines(course) for stretch in places for at in _telling(line, stretch)}
+    return sorted({0, count - 1} | telling)
+
+
+def _telling(line: Sequence[float | None], stretch: range) -> Iterator[int]:
+    known = [(value, at) for at in stretch if (value := line[at]) is not None]
+    if known:
+        yield max(known)[1]
+        yield min(known)[1]
+    missing = next((at for at in stretch if line[at] is None), None)
+    if missing is not None:
+        yield missing

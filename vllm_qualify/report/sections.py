@@ -1,0 +1,256 @@
+"""The details of a report as rows, figures and a drawing, for its page. Outside text is still to be escaped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from vllm_qualify.evidence.fitting import Tried, Try
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.speculation import Document, Drafting, SameText
+from vllm_qualify.evidence.startup import PARTS, Startup
+from vllm_qualify.evidence.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Found, Plan, Point, Swept
+from vllm_qualify.evidence.watched import Series, chart
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import ServerArguments
+from vllm_qualify.report import words
+from vllm_qualify.report.words import DASH
+
+# What a sweep without an SLO shows of each point.
+LATENCIES = ("ttft_p50_ms", TPOT)
+PURPOSES = {
+    "curve": "curve",
+    "concurrency": "search for the most clients",
+    "request_rate": "search for the highest rate",
+}
+GOALS = {"concurrency": "most clients", "request_rate": "highest rate of requests"}
+WARMTH = {
+    True: "warm: what is compiled came from a cache",
+    False: "cold: it compiled",
+    None: "nobody knows whether it was cold or warm",
+}
+# Of the drawing, in its own units; it takes the width that it is given.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640.0, 320.0, 64.0, 40.0, 32.0, 40.0
+Told = tuple[str, str, str]
+"""What it is, its value or DASH, and a word on it or the reason why there is none."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, and in words the range of each of its lines."""
+
+    svg: Markup
+    text: str
+
+
+@dataclass(frozen=True)
+class Dot:
+    x: float
+    y: float
+    label: str
+    is_on_front: bool
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The curve with the largest of both axes in words; `front` is a path through the points of the front."""
+
+    dots: list[Dot]
+    front: str
+    most_per_user: str
+    most_per_gpu: str
+
+
+@dataclass(frozen=True)
+class PointRow:
+    """One run of a sweep. DASH where there is no figure; then the note has the reason."""
+
+    run: str
+    purpose: str
+    level: str
+    per_gpu: str
+    per_user: str
+    latencies: list[str]
+    meets: str
+    note: str
+    is_invalid: bool
+
+
+@dataclass(frozen=True)
+class SweepSection:
+    slo: list[str]
+    latencies: list[str]
+    plot: Plot | None
+    points: list[PointRow]
+    found: list[Told]
+    problems: list[str]
+
+
+@dataclass(frozen=True)
+class DraftingRow:
+    """Drafts at a number of requests at once; the rates are by position."""
+
+    name: str
+    clients: str
+    length: str
+    rate: str
+    rates: str
+    note: str
+
+
+@dataclass(frozen=True)
+class TryRow:
+    """One start of a fit; the chosen one had just the options that were found."""
+
+    options: str
+    kv_cache: str
+    holds: str
+    throughput: str
+    note: str
+    is_chosen: bool
+
+
+def figures(course: Series) -> list[Figure]:
+    """The server's course; without those of which no sample tells anything."""
+    found = [
+        _figure("Requests in the server", "req", course, {"running": course.running, "waiting": course.waiting}),
+        _figure("KV cache in use", "share", course, {"in use": course.kv_cache_usage}),
+        _figure("Output tokens per second", "tok/s", course, {"output": course.output_tok_s}),
+    ]
+    return [figure for figure in found if figure is not None]
+
+
+def _figure(title: str, unit: str, course: Series, lines: dict[str, list[float | None]]) -> Figure | None:
+    known = {name: [value for value in line if value is not None] for name, line in lines.items()}
+    if not any(known.values()):
+        return None
+    told = [f"{name} {_range(values, unit)}" for name, values in known.items()]
+    missing = sum(any(line[at] is None for line in lines.values()) for at in range(len(course.time_s)))
+    gaps = f"; samples that do not tell it all: {missing} of {len(course.time_s)}" if missing else ""
+    drawn = chart(title, unit, course.time_s, lines)
+    # The chart escapes what it is given.
+    return Figure(Markup(drawn), f"{'; '.join(told)}{gaps}")  # noqa: S704  (our own drawing, its labels escaped)
+
+
+def _range(values: Sequence[float], unit: str) -> str:
+    if not values:
+        return "not told"
+    ends = (min(values), max(values))
+    if unit == "req":
+        return " to ".join(f"{number:,g}" for number in ends)
+    return " to ".join(words.value(number, "fraction" if unit == "share" else unit) for number in ends)
+
+
+def sweep_section(swept: Swept, planned: Plan) -> SweepSection:
+    slo = planned.sweep.slo
+    latencies = list(slo) or list(LATENCIES)
+    on_curve = {point.folder: point for point in swept.curve}
+    goals = [(goal, swept.found(goal)) for goal in planned.goals]
+    return SweepSection(
+        slo=[f"{name} ≤{words.NO_BREAK}{bound:,g} ms" for name, bound in slo.items()],
+        latencies=latencies,
+        plot=plot(swept.curve) if swept.curve else None,
+        points=[_point_row(point, on_curve.get(point.folder), latencies, planned.gpus) for point in swept.points],
+        found=[_found(GOALS[goal], UNITS[goal], found) for goal, found in goals],
+        problems=swept.curve_problems,
+    )
+
+
+def _found(name: str, unit: str, found: Found | None) -> Told:
+    if found is None or found.value is None:
+        return name, DASH, (found.invalid_because if found else None) or "it was not searched for"
+    return name, f"{found.value:,g} {unit}", found.note
+
+
+def _point_row(point: Point, on_curve: CurvePoint | None, latencies: Sequence[str], gpus: int) -> PointRow:
+    figures, unit = point.figures, UNITS["request_rate" if point.asked.is_open else "concurrency"]
+    return PointRow(
+        run=point.folder,
+        purpose=PURPOSES[point.asked.purpose],
+        level=f"{point.asked.level:,g} {unit}",
+        per_gpu=words.value(figures[OUTPUT] / gpus, "tok/s") if OUTPUT in figures else DASH,
+        per_user=words.value(1000 / figures[TPOT], "tok/s") if figures.get(TPOT, 0.0) > 0 else DASH,
+        latencies=[words.value(figures.get(name), "ms") for name in latencies],
+        meets={True: "met", False: "missed", None: DASH}[point.meets_slo],
+        note=point.invalid_because or point.overloaded_because or ("on the front" if on_curve and on_curve.is_on_front else ""),
+        is_invalid=point.invalid_because is not None,
+    )
+
+
+def plot(curve: Sequence[CurvePoint]) -> Plot:
+    """The points in the drawing's units, both axes from 0."""
+    most_user = max(each.tok_s_per_user for each in curve)
+    most_gpu = max(each.output_tok_s_per_gpu for each in curve)
+    dots = [
+        Dot(
+            x=round(LEFT + (WIDTH - LEFT - RIGHT) * each.tok_s_per_user / most_user, 1),
+            y=round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * each.output_tok_s_per_gpu / most_gpu, 1),
+            label=f"{each.clients:,}",
+            is_on_front=each.is_on_front,
+        )
+        for each in curve
+    ]
+    front = sorted((dot.x, dot.y) for dot in dots if dot.is_on_front)
+    path = "".join(f"{'L' if at else 'M'}{x:g} {y:g}" for at, (x, y) in enumerate(front))
+    return Plot(dots, path, words.value(most_user, "tok/s"), words.value(most_gpu, "tok/s"))
+
+
+def drafting_rows(found: Document) -> list[DraftingRow]:
+    named = {"fixed prompts, greedy": found.greedy, "one request at a time": found.batch1, "the profile's load": found.profile}
+    return [_drafting_row(name, drafting) for name, drafting in named.items()]
+
+
+def _drafting_row(name: str, found: Drafting) -> DraftingRow:
+    return DraftingRow(
+        name=name,
+        clients=f"{found.max_concurrency:,}",
+        length=words.value(found.length_tok, "tok"),
+        rate=words.value(found.rate, "fraction"),
+        rates=" · ".join(words.value(rate, "fraction") for rate in found.rates) or DASH,
+        note=found.invalid_because or "",
+    )
+
+
+def speedup_rows(speedups: Sequence[Measurement]) -> list[Told]:
+    """Each with its interval beside it, or the reason why there is no value."""
+    rows = [words.measurement_row(found) for found in speedups]
+    return [(f"{row.metric}: {row.meaning}", row.value, row.note or f"interval {row.interval}") for row in rows]
+
+
+def same_text(texts: SameText | None) -> str:
+    """How many texts are the same without speculative decoding, and where the others part, in a sentence."""
+    if texts is None:
+        return "Nobody knows whether the texts are the same without it: the measurement speculative_same_text has the reason."
+    parted = [f"that of prompt {number} at character {at:,}" for number, at in enumerate(texts.parts_at, 1) if at is not None]
+    told = f"{texts.same} of {len(texts.parts_at)} greedy texts are the same without it"
+    return f"{told}; they part: {', '.join(parted)}." if parted else f"{told}."
+
+
+def startup_rows(found: Startup) -> list[Told]:
+    """The whole, then its parts, in the order in which they come."""
+    parts = [(part, metric, getattr(found, part)) for part, metric in PARTS.items()]
+    rows = [(METRICS[metric].meaning, _seconds(value), found.because.get(part, "")) for part, metric, value in parts]
+    return [(METRICS["startup_s"].meaning, _seconds(found.startup_s), ""), *rows]
+
+
+def _seconds(value: float | None) -> str:
+    return words.duration(value) if value is not None else DASH
+
+
+def try_rows(tried: Tried) -> list[TryRow]:
+    return [_try_row(each, tried.found) for each in tried.tries]
+
+
+def _try_row(tried: Try, found: ServerArguments) -> TryRow:
+    return TryRow(
+        options=options(tried.arguments) or "those of the recipe",
+        kv_cache=f"{tried.kv_cache_tok:,} tok" if tried.kv_cache_tok is not None else DASH,
+        holds=f"{tried.holds:,} req" if tried.holds is not None else DASH,
+        throughput=words.value(tried.output_throughput_tok_s, "tok/s"),
+        note=tried.failed_because or "",
+        is_chosen=tried.failed_because is None and tried.arguments == found,
+    )
+
+
+def options(arguments: ServerArguments) -> str:
+    return ", ".join(f"{name} {value}" for name, value in arguments.items())
