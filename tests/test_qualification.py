@@ -369,8 +369,8 @@ def test_a_run_counts_though_the_index_could_not_be_written(run: Run, report: Re
     writes = Observed(store)
     publish_run(report, run, writes)
     folder = run.folder / "fails at the index"
-    with pytest.raises(StoreError, match="the disk is full"):
-        publish_run(report, run, Observed(store_in(folder), fails_at=len(writes.written)))
+    published = publish_run(report, run, Observed(store_in(folder), fails_at=len(writes.written)))
+    assert "the disk is full" in (published.index_problem or "")
     assert trusted_report(store_in(folder), run.id) == report
     publish_run(report, run, store_in(folder))
     assert store_in(folder).get("index.json") == store.get("index.json")

@@ -256,7 +256,7 @@ def test_too_short_a_point_is_run_once_more_by_its_rate(tmp_path: Path) -> None:
     found = swept(server, plan, tmp_path)
     first, second = found.points
     assert (first.folder, second.folder) == ("concurrency-2", "concurrency-2-again")
-    assert first.invalid_because == "it lasted 0.2 s, under min_duration_s 4"
+    assert first.invalid_because == "it lasted 0.2 s, under min_duration_s 4: use more num_prompts"
     assert second.figures
     assert [load.num_prompts for load, _ in server.runs] == [10, math.ceil(1.25 * 4 * 2 / (4 * 0.012))]
     assert found.curve_problems == []

@@ -421,7 +421,8 @@ def request_problems(result: dict[str, Any], settings: Load) -> list[str]:
         problems.append(f"{other} replies do not have {least if least == most else f'{least} to {most}'} tokens")
     # `not … <=`: NaN is no duration.
     if not settings.min_duration_s <= result["duration"] < math.inf:
-        problems.append(f"it lasted {result['duration']:.1f} s, under min_duration_s {settings.min_duration_s:g}")
+        remedy = f": {steady.REMEDY}" if math.isfinite(result["duration"]) else ""
+        problems.append(f"it lasted {result['duration']:.1f} s, under min_duration_s {settings.min_duration_s:g}{remedy}")
     return problems
 
 

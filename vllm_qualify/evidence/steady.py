@@ -56,7 +56,8 @@ GROUPS = 20
 # gaps may be such. Of the replies so many must not have come in one read, and show a time per token: which these are depends on
 # when the client had time to read, and little on the server.
 AT_ONCE_S, AT_ONCE_ALLOWED, LEAST_SHOWN = 50e-6, 0.01, 0.25
-AT_ONCE_REMEDY = "give the client a core or a host of its own, with no proxy between that collects chunks"
+KEEP_UP_REMEDY = "give the client a core or a host of its own"
+AT_ONCE_REMEDY = f"{KEEP_UP_REMEDY}, with no proxy between that collects chunks"
 
 
 class UnsteadyError(Exception):
@@ -269,7 +270,7 @@ def _check_full(window: Window, clients: int) -> None:
     if not LEAST_UNDER_WAY * clients <= under_way <= 1.01 * clients:
         raise UnsteadyError(
             f"on average {under_way:.3g} of {clients} requests were under way in what should be its steady state: bench did not"
-            " keep up, or did not tell the truth"
+            f" keep up, or did not tell the truth: {KEEP_UP_REMEDY}"
         )
 
 
