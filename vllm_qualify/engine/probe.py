@@ -227,6 +227,11 @@ class AbsentModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def can_be_imported(name: str) -> bool:
+    """Code that was compiled for another CPU ends the process that imports it: another one tries first."""
+    return ended(apart(is_importable, name)) is True and is_importable(name)
+
+
+def is_importable(name: str) -> bool:
     try:
         importlib.import_module(name)
     except (ImportError, OSError):
