@@ -1,12 +1,17 @@
-"""The qualification of a release."""
+"""The qualification of a release: on this machine, or on the fleet's hosts."""
+
+from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.approve import ask, automatic_ruling, check_signing_key, decide_approval
 from tasks.check import check, check_drift, find_baselines, plan, provide_engines
 from tasks.decide import judge, publish
 from tasks.embedded import without_heartbeats
+from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet, state_of
+from tasks.machine import machine
 from tasks.measure import (
     bring_baseline,
     fit,
@@ -17,15 +22,17 @@ from tasks.measure import (
     serving,
     smoke_test,
 )
+from tasks.reuse import begin_attempt, not_covered, published_before, take_over
 from vllm_qualify.baseline import Against
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.plan import CellPlan, Choice, sharing_a_server
 from vllm_qualify.evidence.serving import Served
-from vllm_qualify.qualification import Published, Run, default_store_url, keeping_evidence, start_run
+from vllm_qualify.publish.kept import Reuse
+from vllm_qualify.qualification import Published, Run, default_store_url, keeping_evidence, lacking, start_run
 
 
-class QualifyRelease(BaseModel):
-    """What to qualify, and where the results go."""
+class QualifyCell(BaseModel):
+    """What to qualify on one machine, and where the results go."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,11 +45,12 @@ class QualifyRelease(BaseModel):
     against: Against = Field(default=Against(), description="What the cells are compared with.")
     port: int | None = Field(default=None, ge=1, le=65535, description="The server's port; by default a free one.")
     price_usd_gpu_hour: float | None = Field(default=None, gt=0, description="What a GPU costs an hour; over the recipe's.")
-    decision_timeout_s: float = Field(
-        default=0,
+    reuse: Reuse = Field(default=Reuse(), description="Whose finished stages are taken over, where their inputs are the same.")
+    renew_days: int | None = Field(
+        default=None,
         ge=0,
-        description="How long to wait here for a release manager's decision about each report that passed and is not approved"
-        " automatically. 0 does not wait: decide with `vllm-qualify approve` or `reject`.",
+        description="Leave out cells whose approval is of the same inputs and holds for more than so many days."
+        " Empty qualifies all.",
     )
     signing_key_block: str = Field(
         default="vllm-qualify-private-key",
@@ -50,7 +58,25 @@ class QualifyRelease(BaseModel):
     )
 
 
-class QualifyCells(BaseModel):
+class QualifyRelease(QualifyCell):
+    """What to qualify, on which GPU types, and who decides."""
+
+    gpu_types: list[str] = Field(
+        default=[], description="On the fleet: the GPU types whose hosts qualify it. Empty qualifies on this machine."
+    )
+    queue: str = Field(default=RELEASE, description="On the fleet: the work queue. A release goes before a requalification.")
+    release_key: str | None = Field(
+        default=None, description="Of the event that started this: another run with the same key does nothing."
+    )
+    decision_timeout_s: float = Field(
+        default=0,
+        ge=0,
+        description="On this machine: how long to wait for a release manager's decision about each report that passed and is"
+        " not approved automatically. 0 does not wait: decide with the deployment `decide`, or `vllm-qualify approve`.",
+    )
+
+
+class ServeCells(BaseModel):
     """Planned cells that one server serves."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,46 +84,96 @@ class QualifyCells(BaseModel):
     plans: list[CellPlan] = Field(min_length=1)
     store: str
     port: int | None = None
+    reuse: Reuse = Reuse()
 
 
 @flow(name="qualify-release", flow_run_name="qualify {request.recipe}", validate_parameters=True)
 def qualify_release(request: QualifyRelease) -> list[Published]:
-    """Qualify every chosen cell of a recipe; those that one server can serve, together."""
+    """Qualify every chosen cell of a recipe; on the fleet, each GPU type on a host of its own."""
     check_signing_key(request.signing_key_block, request.decision_timeout_s)
+    if request.gpu_types:
+        if claim(request.store, request.release_key):
+            pinned = request.model_copy(update={"launch": resolve(request.launch)})
+            run_on_fleet({gpu_type: on_host(pinned, gpu_type) for gpu_type in request.gpu_types}, request.queue)
+        return []
+    return [settle(published, request) for published in qualify_here(request)]
+
+
+def on_host(request: QualifyRelease, gpu_type: str) -> dict[str, Any]:
+    """What a host of this GPU type is asked, as JSON."""
+    choice = pin_revision(request.recipe, request.choice.model_copy(update={"gpu_type": gpu_type}))
+    asked = {name: getattr(request, name) for name in QualifyCell.model_fields} | {"choice": choice}
+    return QualifyCell(**asked).model_dump(mode="json")
+
+
+@flow(name="qualify-cell", flow_run_name="qualify {request.recipe} on {request.choice.gpu_type}", validate_parameters=True)
+def qualify_cell(request: QualifyCell) -> State[str]:
+    """Qualify the chosen cells on this machine, and tell in the run's state what became of them."""
+    check_signing_key(request.signing_key_block, 0)
+    return state_of(qualify_here(request))
+
+
+def qualify_here(request: QualifyCell) -> list[Published]:
+    """All chosen cells; those that one server can serve, together."""
     engines = check(request.recipe, request.choice, request.launch, request.store)
     pulled_s = provide_engines(engines)
     plans = plan(request.recipe, request.choice, engines, pulled_s, request.price_usd_gpu_hour)
-    plans = find_baselines(plans, request.store, request.against)
-    check_drift(plans)
-    groups = [QualifyCells(plans=cells, store=request.store, port=request.port) for cells in sharing_a_server(plans)]
+    before = published_before(plans, request.store)
+    left = [cell for cell in plans if cell.cell.id not in {each.run.plan.cell.id for each in before}]
+    left = find_baselines(not_covered(left, request.store, request.renew_days), request.store, request.against)
+    check_drift(left)
+    begin_attempt(left, request.store)
+    groups = sharing_a_server(left)
+    settled = [approve_automatically(each, request) for each in before]
     with without_heartbeats():
-        reported = [approve_automatically(each, request) for group in groups for each in qualify_cells(group)]
-    return [settle(published, request) for published in reported]
+        for cells in groups:
+            of_group = ServeCells(plans=cells, store=request.store, port=request.port, reuse=request.reuse)
+            settled += [approve_automatically(each, request) for each in qualify_cells(of_group)]
+    return settled
 
 
 @flow(name="qualify-cells", flow_run_name="{request.plans[0].run_id}")
-def qualify_cells(request: QualifyCells) -> list[Published]:
+def qualify_cells(request: ServeCells) -> list[Published]:
     """Serve, check, measure, judge and publish cells. A failed gate is a verdict; exceptions are for the world."""
-    runs = [fit(start_run(cell)) if cell.fit else start_run(cell) for cell in request.plans]
+    first = request.plans[0]
+    with machine(f"run {first.run_id}", first.server.engine.launcher):
+        runs = [begin(cell, request) for cell in request.plans]
+        with keeping_evidence(runs):
+            measure_all(runs, request)
     with keeping_evidence(runs):
-        for run in runs:
-            if run.plan.baseline:
-                bring_baseline(run, request.store)
-        with serving(runs, request.port) as served:
-            for run in runs:
-                measure(served, run, runs[0])
         return [decide(run, request.store) for run in runs]
 
 
-def measure(served: Served, run: Run, first: Run) -> None:
+def begin(cell: CellPlan, request: ServeCells) -> Run:
+    """The cell's run, with what need not be measured again."""
+    run = start_run(cell)
+    if cell.fit:
+        run = fit(run, request.store, request.reuse)
+    take_over(run, request.store, request.reuse)
+    return run
+
+
+def measure_all(runs: list[Run], request: ServeCells) -> None:
+    """Without anything to measure, no server is started."""
+    for run in runs:
+        if run.plan.baseline:
+            bring_baseline(run, request.store)
+    if all(run.stage("serve") and not lacking(run) for run in runs):
+        return
+    with serving(runs, request.port, request.store) as served:
+        for run in runs:
+            measure(served, run, runs[0], request.store)
+
+
+def measure(served: Served, run: Run, first: Run, store: str) -> None:
     """One cell's stages on the server; what it shares with the server's first cell is not asked again."""
-    smoke_test(served, run)
-    measure_accuracy(served, run, first)
-    measure_load(served, run)
+    smoke_test(served, run, store)
+    measure_accuracy(served, run, first, store)
+    measure_load(served, run, store)
     if run.plan.is_speculative:
-        measure_speculation(served, run)
+        measure_speculation(served, run, store)
     if run.plan.sweep:
-        measure_sweep(served, run)
+        measure_sweep(served, run, store)
 
 
 def decide(run: Run, store: str) -> Published:
@@ -105,7 +181,7 @@ def decide(run: Run, store: str) -> Published:
     return publish(run, store)
 
 
-def approve_automatically(published: Published, request: QualifyRelease) -> Published:
+def approve_automatically(published: Published, request: QualifyCell) -> Published:
     """As soon as a cell's servers were stopped: what becomes of the others does not hold it up."""
     wanted = automatic_ruling(published, request.signing_key_block)
     return decide_approval(published, wanted, request.store, request.signing_key_block) if wanted else published

@@ -24,7 +24,7 @@ from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY, PrivateKey, private_key
 from vllm_qualify.errors import CallerError
 from vllm_qualify.publish.store import MissingObjectError, Store, open_store
-from vllm_qualify.qualification import Published
+from vllm_qualify.qualification import Published, published_run
 from vllm_qualify.report.model import Report
 
 
@@ -142,6 +142,19 @@ def decide_approval(published: Published, wanted: Ruling | None, store: str, blo
     told = told or f"{decision.done}{until}"
     get_run_logger().info(f"{cell}: {told}")
     return published.model_copy(update={"told": told, "rejected": decision.verdict == "reject"})
+
+
+@task(name="decide", task_run_name="{wanted.verdict} {run_id}", cache_policy=NO_CACHE)
+def decide_report(store: str, run_id: str, wanted: Ruling, block: str) -> None:
+    """What a release manager decided about a published report.
+
+    Raises:
+        CallerError: it cannot be approved, or was decided otherwise. OvertakenError, RevokedError: it came too late.
+        StoreError: there is no such run, or the store refuses.
+    """
+    opened = open_store(store)
+    if problem := _decided(opened, published_run(opened, run_id), wanted, block):
+        raise CallerError(problem, "see its report, and `vllm-qualify approved list`", "run")
 
 
 def _decided(store: Store, run: PublishedRun, wanted: Ruling, block: str) -> str | None:

@@ -1,6 +1,6 @@
-"""The stages that need the server: serve, smoke, accuracy, load."""
+"""The stages that need the server: serve, smoke, accuracy, load. One that was taken over is not measured again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -16,12 +16,14 @@ from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.evidence.serving import Served, see_the_same
 from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.judge import compare, stopping
+from vllm_qualify.publish.kept import Reuse, keep, take_over
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import Run, start_run
+from vllm_qualify.recipe.metrics import Stage
 
 
 @contextmanager
-def serving(runs: list[Run], port: int | None) -> Iterator[Served]:
+def serving(runs: list[Run], port: int | None, store: str) -> Iterator[Served]:
     """The server of several cells, with its tools, for the length of the block; then each one's evidence of it.
 
     Raises:
@@ -36,14 +38,16 @@ def serving(runs: list[Run], port: int | None) -> Iterator[Served]:
         yield served
     stages.start_again(first.plan, folder, teller())
     for run in runs:
-        run.save_stage(stages.serve_stage(served.server, run.plan, run.evidence, started_at, folder))
+        _keep(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, folder), store)
     get_run_logger().info("server stopped")
 
 
 @task(name="fit", task_run_name="fit", cache_policy=NO_CACHE)
-def fit(run: Run) -> Run:
+def fit(run: Run, store: str, reuse: Reuse) -> Run:
     """Find what the profile leaves open, and plan with it. Raises QualifyError."""
-    _saved(run, stages.fit_stage(run.plan, run.evidence, teller()))
+    if before := take_over(open_store(store), "fit", run.plan, run.evidence, reuse):
+        run.save_stage(before)
+    _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller()))
     found = stages.found_by_fit(run.evidence).found
     get_run_logger().info(f"found: {found}")
     return start_run(fitted(run.plan, found))
@@ -52,46 +56,56 @@ def fit(run: Run) -> Run:
 @task(name="baseline", task_run_name="baseline", cache_policy=NO_CACHE)
 def bring_baseline(run: Run, store: str) -> StageEvidence:
     """The evidence of the run that this one is compared with. Raises StoreError."""
-    return _saved(run, stages.baseline_stage(run.plan, run.evidence, lambda folder: bring(run.plan, open_store(store), folder)))
+    brought = partial(bring, run.plan, open_store(store))
+    return _once(run, "baseline", store, lambda: stages.baseline_stage(run.plan, run.evidence, brought))
 
 
 @task(name="smoke", task_run_name="smoke", cache_policy=NO_CACHE)
-def smoke_test(served: Served, run: Run) -> StageEvidence:
-    return _saved(run, stages.smoke_stage(served, run.plan, run.evidence))
+def smoke_test(served: Served, run: Run, store: str) -> StageEvidence:
+    return _once(run, "smoke", store, lambda: stages.smoke_stage(served, run.plan, run.evidence))
 
 
 @task(name="accuracy", task_run_name="accuracy", cache_policy=NO_CACHE)
-def measure_accuracy(served: Served, run: Run, first: Run) -> StageEvidence:
+def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
     """Of the server's first cell, where all that determines it is the same, the answers are taken over."""
     plan, evidence = run.plan, run.evidence
-    if run != first and stages.asks_alike(plan, first.plan):
-        return _saved(run, stages.taken_over("accuracy", plan, evidence, first.evidence, first.stages()))
-    asking = stages.Asking(
-        repetitions=lambda task: compare.repetitions(plan, evidence, task),
-        is_decided=lambda task: stopping.accuracy_decided(plan, evidence, task),
-    )
-    return _saved(run, stages.accuracy_stage(served, plan, evidence, counter("accuracy", "questions"), asking))
+
+    def measure() -> StageEvidence:
+        if run != first and stages.asks_alike(plan, first.plan):
+            return stages.taken_over("accuracy", plan, evidence, first.evidence, first.stages())
+        asking = stages.Asking(
+            repetitions=lambda task: compare.repetitions(plan, evidence, task),
+            is_decided=lambda task: stopping.accuracy_decided(plan, evidence, task),
+        )
+        return stages.accuracy_stage(served, plan, evidence, counter("accuracy", "questions"), asking)
+
+    return _once(run, "accuracy", store, measure)
 
 
 @task(name="load", task_run_name="load", cache_policy=NO_CACHE)
-def measure_load(served: Served, run: Run) -> StageEvidence:
+def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     plan, evidence = run.plan, run.evidence
-    progress = counter("load", "requests")
-    decided = partial(stopping.load_decided, plan, evidence)
-    return _saved(run, stages.load_stage(served, plan, evidence, progress, decided, teller()))
+    progress, decided = counter("load", "requests"), partial(stopping.load_decided, plan, evidence)
+    return _once(run, "load", store, lambda: stages.load_stage(served, plan, evidence, progress, decided, teller()))
 
 
 @task(name="speculation", task_run_name="speculation", cache_policy=NO_CACHE)
-def measure_speculation(served: Served, run: Run) -> StageEvidence:
-    return _saved(run, stages.speculation_stage(served, run.plan, run.evidence, teller()))
+def measure_speculation(served: Served, run: Run, store: str) -> StageEvidence:
+    return _once(run, "speculation", store, lambda: stages.speculation_stage(served, run.plan, run.evidence, teller()))
 
 
 @task(name="sweep", task_run_name="sweep", cache_policy=NO_CACHE)
-def measure_sweep(served: Served, run: Run) -> StageEvidence:
-    return _saved(run, stages.sweep_stage(served, run.plan, run.evidence, teller()))
+def measure_sweep(served: Served, run: Run, store: str) -> StageEvidence:
+    return _once(run, "sweep", store, lambda: stages.sweep_stage(served, run.plan, run.evidence, teller()))
 
 
-def _saved(run: Run, stage: StageEvidence) -> StageEvidence:
+def _once(run: Run, stage: Stage, store: str, measure: Callable[[], StageEvidence]) -> StageEvidence:
+    """The run's stage; measured, and kept in the store, where the run does not have it yet."""
+    return run.stage(stage) or _keep(run, measure(), store)
+
+
+def _keep(run: Run, stage: StageEvidence, store: str) -> StageEvidence:
     run.save_stage(stage)
+    keep(open_store(store), run.plan, stage, run.evidence)
     get_run_logger().info(f"{stage.stage} done in {stage.duration_s:.0f} s, {len(stage.files)} files of evidence")
     return stage

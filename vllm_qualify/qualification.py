@@ -1,12 +1,15 @@
 """One qualification of one cell on disk: its folder, and what needs no server (judge, report, publish, judge again)."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from vllm_qualify.approval.index import index_problem
+from vllm_qualify.approval.layout import JSON, manifest_key
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.engine.plan import CellPlan, new_run_id
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError, writing
@@ -14,9 +17,10 @@ from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, descr
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
+from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import ManifestHead, evidence_key, publish
 from vllm_qualify.publish.store import Store, open_store
-from vllm_qualify.recipe.metrics import STAGES
+from vllm_qualify.recipe.metrics import STAGES, Stage
 from vllm_qualify.recipe.model import Frozen
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import Report, load_report, make_report
@@ -45,7 +49,8 @@ def engine_cache() -> Path:
 
 
 def default_store_url() -> str:
-    return f"file://{home() / 'store'}"
+    """VLLM_QUALIFY_STORE, else a folder in `home`."""
+    return os.environ.get("VLLM_QUALIFY_STORE") or f"file://{home() / 'store'}"
 
 
 class Run(Frozen):
@@ -77,6 +82,10 @@ class Run(Frozen):
         paths = [self.folder / "stages" / f"{stage}.json" for stage in STAGES]
         return [StageEvidence.model_validate_json(path.read_bytes()) for path in paths if path.exists()]
 
+    def stage(self, name: Stage) -> StageEvidence | None:
+        """A finished stage."""
+        return next((each for each in self.stages() if each.stage == name), None)
+
     def report(self) -> Report:
         return load_report(self.folder)
 
@@ -107,6 +116,36 @@ def start_run(plan: CellPlan) -> Run:
     run = Run(folder=home() / "runs" / plan.run_id)
     _write(run.folder / "plan.json", plan.model_dump_json(indent=2))
     return run
+
+
+def measured_stages(plan: CellPlan) -> list[Stage]:
+    """Those that need the server, in their order."""
+    others: dict[Stage, bool] = {"speculation": plan.is_speculative, "sweep": plan.sweep is not None}
+    return ["smoke", "accuracy", "load", *(stage for stage, is_wanted in others.items() if is_wanted)]
+
+
+def lacking(run: Run) -> list[Stage]:
+    """What still has to be measured, in its order."""
+    return [stage for stage in measured_stages(run.plan) if run.stage(stage) is None]
+
+
+def take_over_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:
+    """Finished stages with the same inputs as the run's own; the server's with them, if nothing is left to be measured.
+
+    Raises:
+        StoreError: as `kept.take_over`.
+    """
+    taken = [found for stage in lacking(run) if (found := _take_over(run, stage, store, reuse))]
+    if not lacking(run) and (found := _take_over(run, "serve", store, reuse)):
+        taken.append(found)
+    return taken
+
+
+def _take_over(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
+    found = kept.take_over(store, stage, run.plan, run.evidence, reuse)
+    if found:
+        run.save_stage(found)
+    return found
 
 
 @contextmanager
@@ -160,6 +199,34 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
     page = store.locate(f"{report.prefix}/report.html")
     told = {"outcome": report.outcome, "approved": report.approved, "index_problem": problem}
     return Published(run=run, page=page, manifest=manifest, **told)
+
+
+def published_as(run: Run, store: Store) -> Published:
+    """A run that was published before, as `publish_run` had told of it."""
+    report = run.report()
+    page, manifest = (store.locate(f"{report.prefix}/{name}") for name in ("report.html", "manifest.json"))
+    return Published(outcome=report.outcome, approved=report.approved, run=run, page=page, manifest=manifest)
+
+
+def note_attempt(store: Store, flow_run: str, plan: CellPlan) -> None:
+    """Whoever starts a flow run again finds its runs by this. Raises StoreError."""
+    noted = {"run_id": plan.run_id, "cell": plan.cell.id, "at": datetime.now(UTC).isoformat()}
+    store.put_new(f"{_attempts(flow_run)}{plan.cell.id}/{plan.run_id}.json", json.dumps(noted, indent=2).encode(), JSON)
+
+
+def attempts(store: Store, flow_run: str, cell: str = "") -> list[str]:
+    """The runs of a flow run, of one cell or of all, that were published whole. Raises StoreError."""
+    found = []
+    for key in store.keys(f"{_attempts(flow_run)}{cell}"):
+        of, _, name = key.removeprefix(_attempts(flow_run)).rpartition("/")
+        run_id = name.removesuffix(".json")
+        if store.exists(manifest_key(of, run_id)):
+            found.append(run_id)
+    return found
+
+
+def _attempts(flow_run: str) -> str:
+    return f"attempts/{flow_run}/"
 
 
 def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:

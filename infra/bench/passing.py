@@ -122,6 +122,8 @@ def _serving(plan: CellPlan, folder: Path, *_: object) -> Iterator[Served]:
     log, url = folder / "server.log", "http://127.0.0.1:8000"
     (folder / "server.yaml").write_text(config_text(plan.server, 8000))
     log.write_text("INFO: ready\n")
+    for name in (SCRAPES, HOST_SAMPLES):
+        (folder / name).touch()
     # This process stands for the server's and its tools': it is alive.
     process = RunningProcess(guard_pid=os.getpid(), state_file=folder / "server.state", log=log)
     client = Client(program="vllm", python="python3", url=url, model=plan.server.model)

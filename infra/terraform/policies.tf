@@ -35,8 +35,11 @@ data "aws_iam_policy_document" "publisher" {
     sid     = "Write"
     actions = ["s3:PutObject"]
     resources = [
+      "${local.store}/attempts/*",
       "${local.store}/evidence/*",
+      "${local.store}/releases/*",
       "${local.store}/reports/*",
+      "${local.store}/stages/*",
       "${local.store}/index.json",
       "${local.store}/.store*",
     ]

@@ -163,11 +163,14 @@ def test_the_models_revision_is_pinned_for_the_tokenizer_too(
     class Hub:
         sha = "0123abc"
 
-        def model_info(self, model: str, revision: str | None) -> "Hub":
+        def __init__(self, **_: object) -> None:
+            """Where it is does not matter here."""
+
+        def model_info(self, model: str, revision: str | None, **_: object) -> "Hub":
             asked.append((model, revision))
             return self
 
-    monkeypatch.setattr("vllm_qualify.engine.plan.HfApi", Hub)
+    monkeypatch.setattr("vllm_qualify.engine.hub.HfApi", Hub)
     document["variants"]["bf16"] = {"model": "org/model", "revision": "main"}
     found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
     assert asked == [("org/model", "main")]
@@ -180,10 +183,13 @@ def test_a_hub_that_does_not_know_the_model_is_told(
     document: Document, engine: EngineEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hub:
+        def __init__(self, **_: object) -> None:
+            """Where it is does not matter here."""
+
         def model_info(self, *_: object, **__: object) -> None:
             raise OSError("unreachable")
 
-    monkeypatch.setattr("vllm_qualify.engine.plan.HfApi", Hub)
+    monkeypatch.setattr("vllm_qualify.engine.hub.HfApi", Hub)
     document["variants"]["bf16"] = {"model": "org/model"}
     with pytest.raises(HostError, match="did not resolve org/model at its default branch: unreachable"):
         plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)

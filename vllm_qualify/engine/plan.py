@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
-
+from vllm_qualify.engine import hub
 from vllm_qualify.engine.environment import EngineIdentity, Launcher, content_digest, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
 from vllm_qualify.engine.image import EngineImage
@@ -191,11 +189,15 @@ class CellPlan(Frozen):
 
 
 class Choice(Frozen):
-    """Which cells of a recipe to qualify; None takes the machine's GPU type, the default variant, every profile."""
+    """Which cells of a recipe to qualify; None takes the machine's GPU type, the default variant, every profile.
+
+    `revision` is of the hub's model, in place of the recipe's.
+    """
 
     gpu_type: str | None = None
     variant: str | None = None
     profile: str | None = None
+    revision: str | None = None
 
 
 def new_run_id() -> str:
@@ -267,7 +269,7 @@ def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) ->
     gpu_type = choice.gpu_type or (machine.gpu_type if machine else "")
     serving = _pick(recipe.gpu_types, gpu_type, "GPU type", "--gpu-type")
     variant_name = choice.variant or serving.default_variant
-    variant = _pick(recipe.variants, variant_name, "variant", "--variant")
+    variant = _at_revision(_pick(recipe.variants, variant_name, "variant", "--variant"), choice.revision)
     _check_fits(recipe, variant_name, gpu_type)
     profiles = _profiles(serving, variant_name, variant, choice.profile)
     if machine and gpu_type != machine.gpu_type:
@@ -435,6 +437,24 @@ def _pick(among: dict[str, T], name: str, what: str, option: str) -> T:
     return among[name]
 
 
+def _at_revision(variant: Variant, revision: str | None) -> Variant:
+    if revision is None:
+        return variant
+    if variant.is_local:
+        raise CallerError("the model is a folder, which has no revisions", "leave the revision out", "revision")
+    return variant.model_copy(update={"revision": revision})
+
+
+def commit_of(loaded: LoadedRecipe, choice: Choice) -> str | None:
+    """The commit of the model that a choice of a GPU type means now; None of a local folder. Raises as `select`."""
+    selection = select(loaded, choice, None)
+    return None if selection.variant.is_local else _commit(selection.variant)
+
+
+def _commit(variant: Variant) -> str:
+    return hub.commit_of(variant.model, variant.revision, "check")
+
+
 def _check_fits(recipe: Recipe, variant_name: str, gpu_type: str) -> None:
     variant = recipe.variants[variant_name]
     if not variant.fits_gpu_type(gpu_type):
@@ -495,7 +515,7 @@ def _smoke_gates(variant: Variant) -> list[Gate]:
 
 def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineIdentity) -> Release:
     files = content_of(loaded.path(variant.model)) if variant.is_local else {}
-    revision = digest_of(files) if variant.is_local else _hub_commit(variant)
+    revision = digest_of(files) if variant.is_local else _commit(variant)
     return Release(model=variant.model, revision=revision, files=files, engine=engine)
 
 
@@ -655,18 +675,3 @@ def _check_model_at(folder: Path, what: str) -> None:
     if not (folder / "config.json").is_file():
         problem, remedy = f"no model at {folder}: it has no config.json", f"restore the folder, or mend {what} in the recipe"
         raise HostError(problem, remedy, "check")
-
-
-def _hub_commit(variant: Variant) -> str:
-    """The commit behind a branch, a tag or the default branch."""
-    try:
-        commit = HfApi().model_info(variant.model, revision=variant.revision).sha
-    except (HfHubHTTPError, OSError) as error:
-        raise HostError(
-            f"the hub did not resolve {variant.model} at {variant.revision or 'its default branch'}: {error}",
-            "check the name, the revision, HF_TOKEN for a gated model, and that the hub can be reached",
-            "check",
-        ) from error
-    if commit is None:
-        raise HostError(f"the hub gave no commit for {variant.model}", "try again", "check")
-    return commit

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.host_lock import held
 from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.recipe.model import Frozen
@@ -77,7 +78,13 @@ def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grac
     runner = [sys.executable, "-I", "-S", guard.__file__, str(state_file), str(grace_s), *command]
     with writing(str(log)), log.open("ab") as output:
         process = subprocess.Popen(
-            runner, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            runner,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            pass_fds=held(),
         )
     try:
         _await_start(process, state_file, log)

@@ -104,7 +104,10 @@ class EvidenceFile(Frozen):
 
 
 class StageEvidence(Frozen):
-    """What one stage left: its files, untouched, and the measurements read from them."""
+    """What one stage left: its files, untouched, and the measurements read from them.
+
+    `taken_from` is the run that measured it, where that was another one with the same inputs.
+    """
 
     stage: Stage
     started_at: datetime
@@ -113,6 +116,7 @@ class StageEvidence(Frozen):
     tools: dict[str, str] = {}
     files: list[EvidenceFile] = Field(min_length=1)
     measurements: list[Measurement]
+    taken_from: str | None = None
 
 
 def valid(metric: str, value: float, source: str, **others: object) -> Measurement:

@@ -14,6 +14,7 @@ from vllm_qualify.engine.launch import read_machine
 from vllm_qualify.engine.plan import CellPlan, TaskPlan, max_num_seqs
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Server
+from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import HostError, QualifyError, writing
 from vllm_qualify.evidence import accuracy, answers, load, network, smoke, speculation, startup, sweep
 from vllm_qualify.evidence.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
@@ -22,6 +23,7 @@ from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEviden
 from vllm_qualify.evidence.sequential import Levels, levels_of
 from vllm_qualify.evidence.serving import LAUNCHED, Served, Tell, another, started, watched
 from vllm_qualify.evidence.startup import KvCache
+from vllm_qualify.evidence.watched import WATCHED, watched_in
 from vllm_qualify.recipe.metrics import METRICS, NCCL_INFINIBAND, SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1, Stage
 from vllm_qualify.recipe.model import VLLM, Gate, Load
 from vllm_qualify.secrets import redact_files
@@ -124,7 +126,7 @@ def load_stage(
     """
 
     def measure(folder: Path) -> Commands:
-        with _beside(served, plan, folder, tell) as other:
+        with _meanwhile(plan, evidence, folder), _beside(served, plan, folder, tell) as other:
             return load.measure(served.driven(plan), plan.load, folder, progress, enough, other)
 
     return _run("load", plan, evidence, measure, _bench_tools(plan))
@@ -151,6 +153,26 @@ def _beside(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Iterato
         raise
 
 
+@contextmanager
+def _meanwhile(plan: CellPlan, evidence: Path, folder: Path) -> Iterator[None]:
+    """What is watched during the block is in the stage's folder too: it can be judged without the server's then."""
+    if not plan.watched:
+        yield
+        return
+    watched = [evidence / "serve" / name for name in (SCRAPES, HOST_SAMPLES)]
+    begins = [path.stat().st_size for path in watched]
+    yield
+    inside = folder / WATCHED
+    inside.mkdir()
+    for path, begin in zip(watched, begins, strict=True):
+        (inside / path.name).write_bytes(_whole_lines(path.read_bytes()[begin:]))
+
+
+def _whole_lines(text: bytes) -> bytes:
+    """Without the one that is still being written."""
+    return text[: text.rfind(b"\n") + 1]
+
+
 def sweep_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> StageEvidence:
     """Run the sweep's points, one after another. Raises QualifyError as `load.run`."""
 
@@ -162,7 +184,8 @@ def sweep_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> S
             tell(f"sweep: {into.name}, {settings.num_prompts} requests")
             commands.append(load.run(driven, settings, into, 1, _silent, request_rate))
 
-        sweep.measure(run, sweep_plan(plan), folder)
+        with _meanwhile(plan, evidence, folder):
+            sweep.measure(run, sweep_plan(plan), folder)
         return commands
 
     return _run("sweep", plan, evidence, measure, _bench_tools(plan))
@@ -355,7 +378,7 @@ def parse_unfinished(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measu
     if stage == "accuracy":
         return [found for task in plan.accuracy for found in accuracy.parse(folder / task.name, task, levels)]
     if stage == "load":
-        samples = evidence / "serve" if plan.watched else None
+        samples = watched_in(folder, evidence / "serve") if plan.watched else None
         return load.parse(folder, plan.load, levels, plan.server.kind, plan.server.arguments, samples)
     if stage == "sweep":
         planned = sweep_plan(plan)

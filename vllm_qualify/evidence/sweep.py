@@ -20,6 +20,7 @@ from pydantic import model_validator
 from vllm_qualify.evidence import load, steady
 from vllm_qualify.evidence.load import Repeat
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
+from vllm_qualify.evidence.watched import WATCHED, watched_in
 from vllm_qualify.recipe.metrics import (
     GOODPUT,
     METRICS,
@@ -467,7 +468,7 @@ def _closed_prompts(plan: Plan, step: Step, points: Sequence[Point]) -> float:
 
 def read_points(folder: Path, plan: Plan) -> list[Point]:
     """The points in the stage's folder, in the order of their runs. Raises as `read_point`."""
-    points = [read_point(each, plan) for each in folder.iterdir() if each.is_dir()]
+    points = [read_point(each, plan) for each in folder.iterdir() if each.is_dir() and each.name != WATCHED]
     return sorted(points, key=lambda point: point.asked.load.seed)
 
 
@@ -510,7 +511,7 @@ def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: Asked) -> dict[st
 
 
 def _watched(folder: Path, plan: Plan) -> Path | None:
-    return folder.parents[1] / SERVE if plan.watched else None
+    return watched_in(folder.parent, folder.parents[1] / SERVE) if plan.watched else None
 
 
 def _other_than_asked(result: dict[str, Any], plan: Plan, asked: Asked) -> list[str]:

@@ -44,11 +44,21 @@ LEAST_FOR_A_SHARE = 5
 Sample = TypeVar("Sample", Scrape, HostSample)
 
 
+# The folder of a stage with what was watched during it.
+WATCHED = "watched"
+
+
 class Watched(Frozen):
     """Both files of a folder, in order of time."""
 
     scrapes: list[Scrape]
     host: list[HostSample]
+
+
+def watched_in(stage: Path, server: Path) -> Path:
+    """Where to read what was watched during a stage: in its own folder; while it goes on, or in older runs, in the server's."""
+    inside = stage / WATCHED
+    return inside if inside.is_dir() else server
 
 
 def read(folder: Path) -> Watched:

@@ -78,15 +78,19 @@ def publish(
     """
     objects: dict[str, StoredObject] = {}
     for file in files:
-        body, key = _evidence_bytes(evidence, file), evidence_key(file)
         # Two stages can have left the same file, which is then one object.
-        objects[key] = objects.get(key) or _put(store, key, body)
+        objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
     objects |= {name: _put(store, f"{prefix}/{name}", body) for name, body in documents.items()}
     stored = sorted(objects.values(), key=lambda stored: stored.key)
     manifest = Manifest(**head.model_dump(), objects=stored)
     key = f"{prefix}/manifest.json"
     _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
     return store.locate(key)
+
+
+def put_evidence(store: Store, evidence: Path, file: EvidenceFile) -> StoredObject:
+    """Store a file of the folder `evidence`, unless it is there. Raises as `publish`."""
+    return _put(store, evidence_key(file), _evidence_bytes(evidence, file))
 
 
 def _evidence_bytes(folder: Path, file: EvidenceFile) -> bytes:

@@ -1,0 +1,130 @@
+"""What a fleet does by itself, and what a release manager decides on it."""
+
+from typing import Any, Literal
+
+from prefect import flow
+from pydantic import BaseModel, ConfigDict, Field
+
+from flows.qualify import QualifyCell, QualifyRelease
+from tasks.approve import decide_report
+from tasks.fleet import REQUALIFICATION, start_on_fleet
+from tasks.machine import alone
+from tasks.releases import choice_of, gpu_types_of, image_of, look, sources, tell
+from tasks.requalify import approved_cells
+from tasks.tend import lost_runs, start_again
+from vllm_qualify.approval.decision import ruling
+from vllm_qualify.baseline import Against
+from vllm_qualify.engine.launch import Launch
+from vllm_qualify.publish.kept import Reuse
+from vllm_qualify.qualification import default_store_url
+from vllm_qualify.releases.known import Sighting
+from vllm_qualify.releases.rule import VersionRule
+from vllm_qualify.releases.source import Source
+
+
+class Request(BaseModel):
+    """What the fleet's flows have in common."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    store: str = Field(default_factory=default_store_url, description="s3://bucket/prefix or file:///folder.")
+
+
+class WatchReleases(Request):
+    """Where releases appear, and what is then qualified."""
+
+    recipes: list[str] = Field(min_length=1, description="The recipes that are qualified with every new release.")
+    gpu_types: list[str] = Field(min_length=1, description="On which GPU types; of those that a recipe has.")
+    repository: str = Field(default="vllm/vllm-openai", description="The images' repository, in any registry.")
+    rule: VersionRule = Field(default=VersionRule(), description="Which of its tags are releases.")
+    backfill: bool = Field(default=False, description="Qualify the newest release too, though it was there before.")
+
+
+class Requalify(Request):
+    """Which approvals are renewed, and when."""
+
+    recipes: list[str] = Field(min_length=1, description="The recipes whose approved cells are qualified again.")
+    renew_days: int = Field(default=14, ge=0, description="How many days before its end an approval is renewed.")
+    reuse: Reuse = Field(
+        default=Reuse(of="all", most_age_days=30),
+        description="Whose finished stages are taken over, where nothing changed.",
+    )
+
+
+class Decide(Request):
+    """A release manager's decision about one report."""
+
+    run: str = Field(description="The run's id, as its report and the notification have it.")
+    decision: Literal["approve", "reject"] = Field(description="Whether this configuration may be deployed.")
+    name: str = Field(min_length=1, max_length=200, pattern=r"\S", description="Who decides.")
+    reason: str = Field(min_length=1, max_length=500, pattern=r"\S", description="Why; it is kept with the approval.")
+    signing_key_block: str = Field(
+        default="vllm-qualify-private-key",
+        description="The Secret block with the private key (PEM) that signs approvals, unless the environment has one.",
+    )
+
+
+class TendFleet(BaseModel):
+    """When a run counts as lost."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    silent_s: float = Field(default=180, ge=10, description="How long a run may give no sign of life, in seconds.")
+    most_starts: int = Field(default=5, ge=1, description="How often a run is started before it is given up.")
+
+
+@flow(name="watch-releases", flow_run_name="watch {request.repository}", validate_parameters=True)
+def watch_releases(request: WatchReleases) -> None:
+    """Tell every new image digest and model revision once; an automation then starts its qualification."""
+    for recipe in request.recipes:
+        for source in sources(recipe, request.repository, request.rule):
+            for sighting in look(source, request.store, request.backfill):
+                tell(source, sighting, qualification(request, recipe, source, sighting), request.store)
+
+
+def qualification(request: WatchReleases, recipe: str, source: Source, sighting: Sighting) -> dict[str, Any]:
+    """The request that qualifies a release, as JSON: a new image with the model as it is, or a new model on the newest one."""
+    return QualifyRelease(
+        recipe=recipe,
+        choice=choice_of(recipe, source, sighting),
+        launch=Launch(launcher="docker", image=image_of(source, sighting, request.repository, request.rule)),
+        store=request.store,
+        against=Against(establish="none"),
+        gpu_types=gpu_types_of(recipe, request.gpu_types),
+        renew_days=0,
+        release_key=sighting.key,
+    ).model_dump(mode="json")
+
+
+@flow(name="requalify", flow_run_name="requalify", validate_parameters=True)
+def requalify(request: Requalify) -> None:
+    """Qualify approved cells again that end soon, or whose image, model, recipe, host or driver has changed; no others.
+
+    Each is looked at on a host of its own type, behind every release that waits there.
+    """
+    for recipe in request.recipes:
+        for gpu_type, choice, launch in approved_cells(recipe, request.store):
+            again = QualifyCell(
+                recipe=recipe,
+                choice=choice,
+                launch=launch,
+                store=request.store,
+                against=Against(establish="none"),
+                reuse=request.reuse,
+                renew_days=request.renew_days,
+            )
+            start_on_fleet(gpu_type, again.model_dump(mode="json"), REQUALIFICATION)
+
+
+@flow(name="decide", flow_run_name="{request.decision} {request.run}", validate_parameters=True)
+def decide(request: Decide) -> None:
+    """Approve a report that passed, or reject one. An approval is signed, and holds at once."""
+    decide_report(request.store, request.run, ruling(request.decision, request.name, request.reason), request.signing_key_block)
+
+
+@flow(name="tend-fleet", flow_run_name="tend the fleet", validate_parameters=True)
+def tend_fleet(request: TendFleet) -> None:
+    """Start again what was lost with its process, its host or the server; give up what is lost again and again."""
+    with alone("vllm-qualify-tend") as is_alone:
+        for lost in lost_runs(request.silent_s) if is_alone else []:
+            start_again(lost, request.most_starts)

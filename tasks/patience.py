@@ -1,0 +1,29 @@
+"""Prefect's server may be away for a while, and is then asked again: a restart of it must not end what runs for hours."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+from prefect import get_run_logger
+
+T = TypeVar("T")
+
+PATIENCE_S, ASK_EVERY_S = 1800.0, 5.0
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """What `ask` gives, as soon as the server answers. Raises what `ask` raises after half an hour without an answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            if not _is_away(error) or time.monotonic() > deadline:
+                raise
+            get_run_logger().warning(f"Prefect's server does not answer ({type(error).__name__}); asking again")
+            time.sleep(ASK_EVERY_S)
+
+
+def _is_away(error: httpx.TransportError | httpx.HTTPStatusError) -> bool:
+    return isinstance(error, httpx.TransportError) or error.response.status_code >= 500

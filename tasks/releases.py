@@ -1,0 +1,95 @@
+"""New releases seen, and told as Prefect's events, from which automations start their qualification."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import get_client, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.events import Event, Resource
+
+from vllm_qualify.engine.plan import Choice
+from vllm_qualify.errors import CallerError
+from vllm_qualify.publish.store import open_store
+from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.releases import known
+from vllm_qualify.releases.known import Sighting
+from vllm_qualify.releases.registry import releases_in
+from vllm_qualify.releases.rule import VersionRule
+from vllm_qualify.releases.source import ImageSource, ModelSource, Source
+from vllm_qualify.releases.upstream import found_at
+
+# The event's name, by which the automation of deployments/setup.py knows it.
+NEW_RELEASE = "vllm-qualify.release.new"
+
+
+@task(name="sources", task_run_name="sources of {recipe}", cache_policy=NO_CACHE)
+def sources(recipe: str, repository: str, rule: VersionRule) -> list[Source]:
+    """Where a recipe's releases appear: the engine's images, and the models of the hub that it serves. Raises CallerError."""
+    loaded = load_recipe(recipe).recipe
+    hub = {(variant.model, variant.revision) for variant in loaded.variants.values() if not variant.is_local}
+    models = [ModelSource(name=model, revision=revision, recipe=loaded.name) for model, revision in sorted(hub, key=str)]
+    return [ImageSource(name=repository, rule=rule, recipe=loaded.name), *models]
+
+
+def choice_of(recipe: str, source: Source, sighting: Sighting) -> Choice:
+    """Of a new revision the variant that serves the model, at that revision; of a new image the recipe's own."""
+    if isinstance(source, ImageSource):
+        return Choice()
+    variants = load_recipe(recipe).recipe.variants
+    serving = next(
+        name for name, variant in variants.items() if (variant.model, variant.revision) == (source.name, source.revision)
+    )
+    return Choice(variant=serving, revision=sighting.identity)
+
+
+def gpu_types_of(recipe: str, wanted: list[str]) -> list[str]:
+    """Those of the wanted GPU types that a recipe has. Raises CallerError if there are none."""
+    has = load_recipe(recipe).recipe.gpu_types
+    found = [gpu_type for gpu_type in wanted if gpu_type in has]
+    if not found:
+        raise CallerError(f"the recipe {recipe} has none of {', '.join(wanted)}", f"it has: {', '.join(has)}", "gpu_types")
+    return found
+
+
+def image_of(source: Source, sighting: Sighting, repository: str, rule: VersionRule) -> str:
+    """The new image, or for a new model the newest one; by tag and digest. Raises CallerError, HostError."""
+    if isinstance(source, ImageSource):
+        return f"{source.name}:{sighting.tags[0]}@{sighting.identity}"
+    found = releases_in(repository, rule)
+    if not found:
+        raise CallerError(f"{repository} has no image to serve the new model with", "see its tags and the rule", "repository")
+    return f"{repository}:{found[0].tags[0]}@{found[0].identity}"
+
+
+@task(name="look", task_run_name="look at {source.name}", cache_policy=NO_CACHE)
+def look(source: Source, store: str, backfill: bool) -> list[Sighting]:
+    """What of the source is new and to be told. Raises CallerError, HostError, StoreError."""
+    found = found_at(source)
+    due = known.look(open_store(store), source, found, datetime.now(UTC), backfill)
+    get_run_logger().info(f"{source.name} has {len(found)} releases, of which {len(due)} are to be told")
+    return due
+
+
+@task(name="tell", task_run_name="tell", cache_policy=NO_CACHE)
+def tell(source: Source, sighting: Sighting, request: dict[str, Any], store: str) -> None:
+    """Emit the event of a release, with the request that qualifies it; then note that it was emitted.
+
+    The server has taken the event when this returns. Without a note, after a crash, it is emitted again: of several runs one
+    claims it.
+
+    Raises:
+        StoreError: it cannot be noted.
+    """
+    event = Event(
+        id=sighting.event_id,
+        event=NEW_RELEASE,
+        occurred=datetime.now(UTC),
+        resource=Resource(
+            {"prefect.resource.id": f"vllm-qualify.release.{sighting.key}", "prefect.resource.name": source.name}
+        ),
+        payload={"request": request, "source": source.name, "identity": sighting.identity, "tags": sighting.tags},
+    )
+    with get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=[event.model_dump(mode="json")])
+    known.emitted(open_store(store), source, sighting.key, datetime.now(UTC))
+    get_run_logger().info(f"told: {source.name} {' '.join(sighting.tags)} {sighting.identity}")

@@ -1,0 +1,45 @@
+"""Which cells a requalification looks at: those that are approved, each with the image that its tag means by now."""
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from vllm_qualify.approval.pointer import read_pointer
+from vllm_qualify.approval.published import read_run
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.launch import Launch
+from vllm_qualify.engine.plan import CellPlan, Choice
+from vllm_qualify.publish.store import open_store
+from vllm_qualify.recipe.loading import load_recipe
+
+POINTER = "/pointer.json"
+
+
+@task(name="approved cells", task_run_name="approved cells of {recipe}", cache_policy=NO_CACHE)
+def approved_cells(recipe: str, store: str) -> list[tuple[str, Choice, Launch]]:
+    """GPU type, choice and launch of each cell of a recipe that was approved and not revoked since.
+
+    Raises:
+        CallerError: no such recipe. TamperedError, StoreError: what is in the store cannot be trusted or read.
+    """
+    opened, folder = open_store(store), f"approvals/{load_recipe(recipe).recipe.name}/"
+    found = []
+    for key in [key for key in opened.keys(folder) if key.endswith(POINTER)]:
+        cell = key.removeprefix("approvals/").removesuffix(POINTER)
+        pointer = read_pointer(opened, cell)
+        if pointer is None or pointer.last.revoked:
+            get_run_logger().info(f"{cell} was revoked: a person qualifies it again")
+            continue
+        plan = read_run(opened, cell, pointer.last.run_id).report.plan
+        choice = Choice(gpu_type=plan.cell.gpu_type, variant=plan.cell.variant, profile=plan.cell.profile)
+        found.append((plan.cell.gpu_type, choice, launch_of(plan)))
+    return found
+
+
+def launch_of(plan: CellPlan) -> Launch:
+    """As it was launched; an image by its tag where it had one."""
+    engine, client = plan.server.engine, plan.client_image
+    return Launch(
+        launcher=engine.launcher,
+        image=engine.reference if isinstance(engine, EngineImage) else None,
+        client_image=client.reference if client else None,
+    )

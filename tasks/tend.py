@@ -1,0 +1,124 @@
+"""Runs whose process, worker or host was lost: Prefect's server would show them as running for ever."""
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from prefect import get_client, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterEndTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
+from prefect.states import AwaitingRetry, Crashed
+
+FLOWS = ("qualify-release", "qualify-cell", "qualify-cells", "watch-releases", "requalify", "decide", "tend-fleet")
+HEARTBEAT = "prefect.flow-run.heartbeat"
+# Longer than a living run needs to be heard again after the server was away: its heartbeat comes every 30 s.
+CONFIRM_S = 60.0
+# Of runs that ended, how long ago.
+LOOK_BACK, PAGE = timedelta(hours=6), 200
+# How a flow ends whose Prefect server was away for longer than its client asks: nothing is wrong with what it did.
+SERVER_WAS_AWAY = ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "RemoteProtocolError")
+
+
+class Lost(NamedTuple):
+    run: FlowRun
+    because: str
+
+
+@task(name="lost runs", task_run_name="lost runs", cache_policy=NO_CACHE)
+def lost_runs(silent_s: float) -> list[Lost]:
+    """What crashed, what could not reach the server at its end, and what has given no sign of life for so long, twice."""
+    with get_client(sync_client=True) as client:
+        ended = [Lost(run, _why_ended(run)) for run in _recently_ended(client) if _why_ended(run)]
+        silent = _silent(client, _under_way(client), silent_s)
+        if silent:
+            get_run_logger().info(f"{len(silent)} runs are silent; listening for another {CONFIRM_S:.0f} s")
+            # The server may have been away itself.
+            time.sleep(CONFIRM_S)
+            silent = _silent(client, [client.read_flow_run(run.id) for run in silent], silent_s)
+    return [*ended, *(Lost(run, f"no sign of life for {silent_s:.0f} s") for run in silent)]
+
+
+@task(name="start again", task_run_name="start {lost.run.name} again", cache_policy=NO_CACHE)
+def start_again(lost: Lost, most_starts: int) -> None:
+    """A run of a deployment is taken up by whatever worker is next; what it had finished, it finds again.
+
+    A schedule starts its own runs, and a run within another one is started again by that: they are only told to be lost.
+    """
+    run, count = lost.run, lost.run.run_count or 0
+    with get_client(sync_client=True) as client:
+        if run.deployment_id is None or run.auto_scheduled:
+            _set(client, run, Crashed(message=f"infrastructure: {lost.because}"))
+        elif count >= most_starts:
+            _set(client, run, Crashed(message=f"infrastructure: {lost.because}; given up after {count} starts"))
+        else:
+            _set(client, run, AwaitingRetry(message=f"infrastructure: {lost.because}; started again"))
+
+
+def _set(client: SyncPrefectClient, run: FlowRun, state: State[Any]) -> None:
+    now = client.read_flow_run(run.id)
+    if now.state_id != run.state_id:
+        # It has gone on meanwhile.
+        return
+    if run.state and (run.state.type, run.state.message) == (state.type, state.message):
+        return
+    client.set_flow_run_state(run.id, state, force=True)
+    get_run_logger().warning(f"{run.name} ({run.id}): {state.name}: {state.message}")
+
+
+def _recently_ended(client: SyncPrefectClient) -> list[FlowRun]:
+    return _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=datetime.now(UTC) - LOOK_BACK)
+
+
+def _why_ended(run: FlowRun) -> str:
+    """Why a run that ended should be started again; empty if it should not."""
+    told = (run.state.message if run.state else None) or ""
+    if run.deployment_id is None or run.auto_scheduled or "given up" in told:
+        return ""
+    if run.state_type == StateType.CRASHED:
+        return told.splitlines()[0] if told else "it crashed"
+    return "Prefect's server was away" if any(name in told for name in SERVER_WAS_AWAY) else ""
+
+
+def _under_way(client: SyncPrefectClient) -> list[FlowRun]:
+    return _runs(client, [StateType.RUNNING, StateType.PENDING])
+
+
+def _runs(client: SyncPrefectClient, types: list[StateType], ended_after: datetime | None = None) -> list[FlowRun]:
+    """All of this project's flows."""
+    of = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
+        end_time=FlowRunFilterEndTime(after_=ended_after) if ended_after else None,
+    )
+    flows, found = FlowFilter(name=FlowFilterName(any_=list(FLOWS))), list[FlowRun]()
+    while page := client.read_flow_runs(flow_filter=flows, flow_run_filter=of, limit=PAGE, offset=len(found)):
+        found += page
+    return found
+
+
+def _silent(client: SyncPrefectClient, runs: Iterable[FlowRun], silent_s: float) -> list[FlowRun]:
+    since = datetime.now(UTC) - timedelta(seconds=silent_s)
+    return [run for run in runs if _may_be_silent(run, since) and not _was_heard(client, run, since)]
+
+
+def _may_be_silent(run: FlowRun, since: datetime) -> bool:
+    return run.state_type in (StateType.RUNNING, StateType.PENDING) and run.state is not None and run.state.timestamp < since
+
+
+def _was_heard(client: SyncPrefectClient, run: FlowRun, since: datetime) -> bool:
+    heartbeats = EventFilter(
+        event=EventNameFilter(name=[HEARTBEAT]),
+        resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
+        occurred=EventOccurredFilter(since=since),
+    )
+    return bool(client.read_events(heartbeats, limit=1).events)

@@ -1,0 +1,56 @@
+"""The files that operators use, read as they are written."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[2]
+COMPOSE, IMAGE, KUBERNETES = (ROOT / "infra" / name for name in ("compose", "image", "kubernetes"))
+ENTRY_POINTS = ROOT / "deployments" / "prefect.yaml"
+GUIDE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+Document = dict[str, Any]
+
+
+def documents(file: Path) -> list[Any]:
+    """Of a YAML or JSON file, which is YAML too. Compose's merge keys are merged."""
+    return list(YAML(typ="safe", pure=True).load_all(file.read_text(encoding="utf-8")))
+
+
+def document(file: Path) -> Document:
+    (only,) = documents(file)
+    assert isinstance(only, dict)
+    return only
+
+
+def deployments() -> dict[str, str]:
+    """Flow and deployment, like `decide/decide`, with the work pool of each; flows are named as Prefect names them."""
+    found = document(ENTRY_POINTS)["deployments"]
+    names = ((each["entrypoint"].rpartition(".")[2].replace("_", "-"), each) for each in found)
+    return {f"{flow}/{each['name']}": each["work_pool"]["name"] for flow, each in names}
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every string inside a document, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from strings(key)
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+
+
+def pools_served(text: str) -> set[str]:
+    """The pools in `prefect worker start --pool NAME`, also where NAME is a default."""
+    return {pool for pool in re.findall(r"--pool (?:\$\{\w+:-)?([\w-]+)", text) if pool != "POOL"}
+
+
+def secrets_in(settings: Document) -> set[str]:
+    """Names of settings that hold a secret."""
+    return {name for name in settings if re.search(r"PASSWORD|SECRET_ACCESS_KEY|SECRET$|AUTH_STRING|PRIVATE_KEY$", name)}

@@ -1,0 +1,155 @@
+"""The Compose files are whole: settings, names, services, volumes, health."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.infra.files import COMPOSE, ROOT, Document, deployments, document, pools_served, secrets_in, strings
+
+FLEET, HOST = COMPOSE / "compose.yaml", COMPOSE / "gpu-host.yaml"
+FILES = (FLEET, HOST)
+EXAMPLE = COMPOSE / ".env.example"
+# `$${NAME}` is a shell's, not Compose's.
+SETTING = re.compile(r"(?<!\$)\$\{(\w+)(?:(:[-?])([^}]*))?\}")
+ONE_SHOT = {"store", "setup"}
+
+file_and_service = [(file, name) for file in FILES for name in document(file)["services"]]
+
+
+def service(file: Path, name: str) -> Document:
+    """With what it extends."""
+    found: Document = document(file)["services"][name]
+    extended = found.get("extends")
+    return service(COMPOSE / extended["file"], extended["service"]) | found if extended else found
+
+
+def settings_of(file: Path) -> list[tuple[str, str, str]]:
+    """Name, `:-`, `:?` or nothing, and what follows it."""
+    return [found for text in strings(document(file)) for found in SETTING.findall(text)]
+
+
+def example() -> dict[str, str]:
+    lines = [line for line in EXAMPLE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def filled_in(folder: Path) -> Path:
+    key = folder / "key"
+    key.write_text("a key", encoding="utf-8")
+    needed = {name for file in FILES for name, kind, _ in settings_of(file) if kind == ":?"}
+    values = {name: value or ("x" if name in needed else "") for name, value in example().items()} | {
+        "SIGNING_KEY_FILE": str(key)
+    }
+    file = folder / "env"
+    file.write_text("".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8")
+    return file
+
+
+def test_every_setting_is_in_the_example_and_no_other() -> None:
+    used = {name for file in FILES for name, _, _ in settings_of(file)} | {"COMPOSE_PROJECT_NAME"}
+    assert used == set(example())
+
+
+def test_a_setting_is_needed_or_has_the_examples_default() -> None:
+    for file in FILES:
+        for name, kind, text in settings_of(file):
+            assert kind in (":-", ":?"), name
+            assert kind == ":?" or text == example()[name] or "/" in text, name
+
+
+def test_no_secret_has_a_value() -> None:
+    needed = {name for file in FILES for name, kind, _ in settings_of(file) if kind == ":?"}
+    assert {name for name in example() if re.search("PASSWORD|SECRET", name)} <= needed
+    assert {name: value for name, value in example().items() if re.search("PASSWORD|SECRET|KEY|TOKEN", name) and value} == {}
+    for file, name in file_and_service:
+        environment = service(file, name).get("environment", {})
+        assert [each for each in secrets_in(environment) if not SETTING.search(environment[each])] == []
+
+
+def test_every_service_that_is_awaited_volume_and_secret_is_declared() -> None:
+    fleet = document(FLEET)
+    for name in fleet["services"]:
+        found = service(FLEET, name)
+        assert set(found.get("depends_on", {})) <= set(fleet["services"])
+        assert set(found.get("secrets", [])) <= set(fleet["secrets"])
+        named = {volume.split(":")[0] for volume in found.get("volumes", []) if volume[0] not in "/.$"}
+        assert named <= set(fleet["volumes"])
+
+
+@pytest.mark.parametrize(("file", "name"), file_and_service)
+def test_a_service_tells_its_health_or_ends(file: Path, name: str) -> None:
+    found = service(file, name)
+    assert ("healthcheck" in found) != (name in ONE_SHOT)
+    assert found["restart"] == ("on-failure:10" if name in ONE_SHOT else "unless-stopped")
+
+
+@pytest.mark.parametrize(("file", "name"), file_and_service)
+def test_a_service_is_awaited_in_the_way_in_which_it_becomes_ready(file: Path, name: str) -> None:
+    for other, how in service(file, name).get("depends_on", {}).items():
+        assert how["condition"] == ("service_completed_successfully" if other in ONE_SHOT else "service_healthy")
+
+
+@pytest.mark.parametrize(("file", "name"), file_and_service)
+def test_an_image_is_pinned_to_a_version_and_a_port_to_this_machine(file: Path, name: str) -> None:
+    found = service(file, name)
+    tag = found["image"].rpartition(":")[2].rstrip("}")
+    assert tag == "local" or re.match(r"\d", tag), found["image"]
+    assert all(port.startswith("127.0.0.1:") for port in found.get("ports", []))
+
+
+def test_the_server_keeps_leases_on_a_volume_and_is_of_the_locked_version() -> None:
+    server = service(FLEET, "server")
+    settings = server["environment"]
+    assert settings["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"] == "prefect.server.concurrency.lease_storage.filesystem"
+    assert [volume for volume in server["volumes"] if volume.endswith(f":{settings['PREFECT_HOME']}")]
+    assert server["image"] == f"prefecthq/prefect:{prefect_version()}-python3.11"
+
+
+def prefect_version() -> str:
+    lock = (ROOT / "infra" / "requirements" / "orchestrator.txt").read_text(encoding="utf-8")
+    (version,) = re.findall(r"^prefect==(.+)$", lock, re.MULTILINE)
+    return str(version)
+
+
+def test_workers_serve_pools_that_have_deployments() -> None:
+    served = {pool for file, name in file_and_service for pool in pools_served(" ".join(strings(service(file, name))))}
+    assert served == {"control", "gpu-h100"}
+    assert served <= set(deployments().values())
+
+
+def test_a_gpu_host_has_one_worker_that_reaches_its_engine_under_the_paths_of_the_host() -> None:
+    worker = service(HOST, "gpu-worker")
+    folder = worker["environment"]["VLLM_QUALIFY_HOME"]
+    assert f"{folder}:{folder}" in worker["volumes"]
+    assert worker["environment"]["HF_HOME"].startswith(folder)
+    assert (worker["network_mode"], worker["pid"]) == ("host", "host")
+    assert "--limit 1" in " ".join(worker["command"])
+    assert "VLLM_QUALIFY_PRIVATE_KEY_FILE" not in worker["environment"]
+
+
+def test_store_settings_are_the_same_on_control_and_on_gpu_hosts() -> None:
+    def those(found: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in found.items() if name.startswith(("VLLM_QUALIFY_S", "AWS_A"))}
+
+    host = those(service(HOST, "gpu-worker")["environment"])
+    assert len(host) >= 6
+    assert those(service(FLEET, "control")["environment"]) == host
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_compose_takes_the_file_and_wants_its_settings(file: Path, tmp_path: Path) -> None:
+    command = shutil.which("docker-compose")
+    if command is None:
+        pytest.skip("no docker-compose: apt-get install --no-install-recommends docker-compose")
+    asked = [command, "--file", str(file), "--profile", "gpu", "--env-file"]
+    filled = subprocess.run([*asked, str(filled_in(tmp_path)), "config"], capture_output=True, text=True, check=False)
+    assert filled.returncode == 0, filled.stderr
+    assert "gpu-worker" in filled.stdout
+    (tmp_path / "empty").touch()
+    refused = subprocess.run([*asked, str(tmp_path / "empty"), "config"], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "set it in .env" in refused.stderr

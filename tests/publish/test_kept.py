@@ -1,0 +1,235 @@
+"""Finished stages in the store: what determines them, who may take them over, and that nothing else is taken."""
+
+import json
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.test_qualification import captured_plan, captured_stage, store_in
+from vllm_qualify.engine.plan import CellPlan, new_run_id
+from vllm_qualify.errors import StoreError
+from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.publish.kept import REUSABLE, Reuse, is_the_same, keep, stage_key, take_over
+from vllm_qualify.publish.store import Store
+from vllm_qualify.qualification import Run, lacking, start_run, take_over_stages
+from vllm_qualify.recipe.metrics import Stage
+
+ANY_AGE = 36_500.0
+UNFINISHED = Reuse(of="unfinished", most_age_days=ANY_AGE)
+ALL = Reuse(of="all", most_age_days=ANY_AGE)
+MEASURED: list[Stage] = ["smoke", "accuracy", "load"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_in(tmp_path / "store")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> CellPlan:
+    return captured_plan(tmp_path)
+
+
+@pytest.fixture
+def broken_off(plan: CellPlan, store: Store) -> Run:
+    """All that was measured is kept; there is no report."""
+    run = start_run(plan)
+    for stage in [*MEASURED, "serve"]:
+        keep(store, plan, captured_stage(run, stage), run.evidence)
+    return run
+
+
+def again(plan: CellPlan) -> Run:
+    return start_run(plan.model_copy(update={"run_id": new_run_id()}))
+
+
+def finish(store: Store, run: Run, outcome: str) -> None:
+    """What of a published run tells that it is one."""
+    manifest = {"run_id": run.id, "cell": run.plan.cell.id, "outcome": outcome, "objects": []}
+    store.put_new(f"reports/{run.plan.cell.id}/{run.id}/manifest.json", json.dumps(manifest).encode(), "application/json")
+
+
+def taken(store: Store, run: Run, reuse: Reuse = UNFINISHED) -> list[str]:
+    return [stage.stage for stage in take_over_stages(run, store, reuse)]
+
+
+def test_a_rerun_takes_over_what_a_broken_off_run_measured(broken_off: Run, store: Store) -> None:
+    run = again(broken_off.plan)
+    assert taken(store, run) == [*MEASURED, "serve"]
+    assert lacking(run) == []
+    for stage in MEASURED:
+        ours, theirs = run.stage(stage), broken_off.stage(stage)
+        assert ours is not None
+        assert theirs is not None
+        assert ours == theirs.model_copy(update={"taken_from": broken_off.id})
+        for file in ours.files:
+            assert (run.evidence / file.path).read_bytes() == (broken_off.evidence / file.path).read_bytes()
+
+
+def test_what_was_taken_over_twice_names_the_run_that_measured(broken_off: Run, store: Store) -> None:
+    second = again(broken_off.plan)
+    taken(store, second)
+    for stage in second.stages():
+        keep(store, second.plan, stage, second.evidence)
+    third = again(broken_off.plan)
+    taken(store, third)
+    assert {stage.taken_from for stage in third.stages()} == {broken_off.id}
+
+
+def test_without_a_stage_the_server_is_started_and_tells_itself(broken_off: Run, store: Store) -> None:
+    (key,) = store.keys("stages/load/")
+    (Path(store.url.removeprefix("file://")) / key).unlink()
+    run = again(broken_off.plan)
+    assert taken(store, run) == ["smoke", "accuracy"]
+    assert lacking(run) == ["load"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reuse", "is_taken"),
+    [
+        ("approved", UNFINISHED, False),
+        ("approved", ALL, True),
+        ("not approved", UNFINISHED, False),
+        ("not approved", ALL, False),
+        (None, Reuse(of="none", most_age_days=ANY_AGE), False),
+    ],
+)
+def test_a_finished_run_is_measured_once_more_unless_it_was_approved_and_all_are_wanted(
+    outcome: str | None, reuse: Reuse, is_taken: bool, broken_off: Run, store: Store
+) -> None:
+    if outcome:
+        finish(store, broken_off, outcome)
+    assert bool(taken(store, again(broken_off.plan), reuse)) is is_taken
+
+
+def test_old_evidence_is_measured_once_more(broken_off: Run, store: Store) -> None:
+    began = min(stage.started_at for stage in broken_off.stages())
+    age_days = (datetime.now(UTC) - began) / timedelta(days=1)
+    assert taken(store, again(broken_off.plan), Reuse(most_age_days=age_days + 1)) != []
+    assert taken(store, again(broken_off.plan), Reuse(most_age_days=age_days / 2)) == []
+
+
+def test_a_stage_that_a_gate_cannot_judge_by_is_measured_once_more(plan: CellPlan, store: Store) -> None:
+    run = start_run(plan)
+    measured = captured_stage(run, "load")
+    shutil.rmtree(run.evidence / "load")
+    shutil.copytree(Path(__file__).parents[1] / "evidence" / "captured" / "load", run.evidence / "load")
+    (run.evidence / "load" / "machine.json").write_text(plan.fingerprint.model_dump_json())
+    bench = run.evidence / "load" / "bench-2.json"
+    bench.write_text(bench.read_text().replace('"failed": 0', '"failed": 1'))
+    files = [describe(run.evidence / file.path, run.evidence) for file in measured.files]
+    keep(store, plan, measured.model_copy(update={"files": files}), run.evidence)
+    fresh = again(plan)
+    assert take_over(store, "load", fresh.plan, fresh.evidence, UNFINISHED) is None
+    assert not [path for path in fresh.evidence.rglob("*") if path.is_file()]
+
+
+def test_a_stored_object_that_is_not_what_was_measured_is_told(broken_off: Run, store: Store, tmp_path: Path) -> None:
+    stage = broken_off.stage("smoke")
+    assert stage is not None
+    file = next(file for file in stage.files if file.path.endswith("machine.json"))
+    (tmp_path / "store" / "evidence" / file.sha256 / "machine.json").write_text("{}")
+    with pytest.raises(StoreError, match="not what the run measured"):
+        taken(store, again(broken_off.plan))
+
+
+Change = Callable[[CellPlan], CellPlan]
+
+
+def of_server(**changes: object) -> Change:
+    return lambda plan: plan.model_copy(update={"server": plan.server.model_copy(update=changes)})
+
+
+def of_release(**changes: object) -> Change:
+    def changed(plan: CellPlan) -> CellPlan:
+        release = plan.cell.release.model_copy(update=changes)
+        return plan.model_copy(update={"cell": plan.cell.model_copy(update={"release": release})})
+
+    return changed
+
+
+def of_engine(**changes: object) -> Change:
+    return lambda plan: of_release(engine=plan.cell.release.engine.model_copy(update=changes))(plan)
+
+
+def of(part: str, **changes: object) -> Change:
+    return lambda plan: plan.model_copy(update={part: getattr(plan, part).model_copy(update=changes)})
+
+
+def of_task(**changes: object) -> Change:
+    def changed(plan: CellPlan) -> CellPlan:
+        (task,) = plan.accuracy
+        return plan.model_copy(update={"accuracy": [task.model_copy(update=changes)]})
+
+    return changed
+
+
+EVERY: list[Stage] = list(REUSABLE)
+JUDGED: list[Stage] = ["fit", "accuracy", "load", "speculation", "sweep"]
+CHANGES: dict[str, tuple[Change, list[Stage]]] = {
+    "image": (of_engine(digest="sha256:" + "f" * 64), EVERY),
+    "vllm": (of_engine(version="0.99.0"), EVERY),
+    "a package of the engine's": (of_engine(packages={"vllm": "0.32.0", "torch": "9"}), EVERY),
+    "revision": (of_release(revision="0" * 40), EVERY),
+    "argument": (of_server(arguments={"max-num-seqs": 7}), EVERY),
+    "environment": (of_server(environment={"VLLM_X": "1"}), EVERY),
+    "draft": (of_server(draft_digest="sha256:0"), EVERY),
+    "number of GPUs": (of_server(gpus=[0, 1]), EVERY),
+    "driver": (of("fingerprint", name="Another CPU"), EVERY),
+    "smoke": (of("smoke", prompt="Who?"), ["smoke"]),
+    "questions": (of_task(num_concurrent=3), ["accuracy"]),
+    "load": (of("load", num_prompts=41), ["fit", "load", "speculation", "sweep"]),
+    "warm starts": (lambda plan: plan.model_copy(update={"warm_starts": 3}), ["serve"]),
+    "gates": (lambda plan: plan.model_copy(update={"gates": plan.gates[:-1]}), JUDGED),
+    "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), JUDGED),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_stage_is_taken_over_only_where_all_that_determines_it_is_the_same(name: str, plan: CellPlan) -> None:
+    change, changed = CHANGES[name]
+    other = change(plan)
+    assert {stage for stage in REUSABLE if stage_key(stage, plan) != stage_key(stage, other)} == set(changed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: plan.model_copy(update={"run_id": new_run_id()}),
+        of_server(startup_timeout_s=1.0),
+        of_server(model="/elsewhere/reference"),
+        of("fingerprint", devices=[3]),
+    ],
+    ids=["run", "patience", "place", "which GPUs"],
+)
+def test_what_does_not_determine_a_measurement_changes_no_key(change: Change, plan: CellPlan) -> None:
+    assert [stage_key(stage, change(plan)) for stage in REUSABLE] == [stage_key(stage, plan) for stage in REUSABLE]
+
+
+def test_the_content_of_the_questions_counts_and_not_their_place(plan: CellPlan, tmp_path: Path) -> None:
+    (task,) = plan.accuracy
+    assert task.questions is not None
+    moved = [Path(shutil.copy(path, tmp_path / path.name)) for path in task.questions]
+    other = of_task(questions=tuple(moved))(plan)
+    assert stage_key("accuracy", other) == stage_key("accuracy", plan)
+    moved[0].write_text(moved[0].read_text() + '{"question": "?", "answer": "#### 1"}\n')
+    assert stage_key("accuracy", other) != stage_key("accuracy", plan)
+
+
+def test_a_plan_is_the_same_whatever_it_is_compared_with(plan: CellPlan) -> None:
+    (task,) = plan.accuracy
+    establishing = plan.model_copy(update={"establishes": True, "accuracy": [task.model_copy(update={"sequential": False})]})
+    assert is_the_same(plan, establishing)
+    assert not is_the_same(plan, of_server(arguments={"max-num-seqs": 7})(plan))
+
+
+def test_stages_are_of_the_same_kind_as_before(broken_off: Run) -> None:
+    """What older versions wrote has no `taken_from`."""
+    stage = broken_off.stage("smoke")
+    assert stage is not None
+    document = json.loads(stage.model_dump_json())
+    document.pop("taken_from")
+    assert StageEvidence.model_validate(document) == stage

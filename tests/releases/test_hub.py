@@ -1,0 +1,99 @@
+"""The hub's answers, from a server of the tests' own at HF_ENDPOINT."""
+
+import json
+
+import huggingface_hub.constants
+import pytest
+
+from tests.releases.service import Answer, Asked, serving
+from vllm_qualify.engine.hub import commit_of
+from vllm_qualify.errors import CallerError, HostError, QualifyError
+
+MODEL, COMMIT = "org/tiny-llama", "9" * 40
+
+
+def asked_of(answer: Answer, monkeypatch: pytest.MonkeyPatch, revision: str | None = None) -> tuple[str, list[Asked]]:
+    with serving(lambda _: answer) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}/")
+        return commit_of(MODEL, revision, "check"), hub.asked
+
+
+def failure_of(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> QualifyError:
+    with pytest.raises(QualifyError) as raised:
+        asked_of(answer, monkeypatch, "main")
+    return raised.value
+
+
+def info(**fields: object) -> Answer:
+    return Answer(body=json.dumps({"id": MODEL, **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("revision", "path"),
+    [
+        (None, f"/api/models/{MODEL}"),
+        ("main", f"/api/models/{MODEL}/revision/main"),
+        ("refs/pr/1", f"/api/models/{MODEL}/revision/refs%2Fpr%2F1"),
+    ],
+)
+def test_the_commit_of_a_revision(revision: str | None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, asked = asked_of(info(sha=COMMIT), monkeypatch, revision)
+    assert (commit, [request.path for request in asked]) == (COMMIT, [path])
+
+
+def test_it_is_asked_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_ours")
+    _, asked = asked_of(info(sha=COMMIT), monkeypatch)
+    assert asked[0].headers["authorization"] == "Bearer hf_ours"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "whose", "retry"),
+    [
+        (401, "RepoNotFound", "login-required", HostError, False),
+        (401, "", "login-required", HostError, False),
+        (403, "GatedRepo", "login-required", HostError, False),
+        (404, "RepoNotFound", "model-missing", CallerError, False),
+        (404, "RevisionNotFound", "model-missing", CallerError, False),
+        (429, "", "hub-rate-limit", HostError, True),
+        (500, "", "hub-unreachable", HostError, True),
+        (503, "", "hub-unreachable", HostError, True),
+        (418, "", "hub-unreachable", HostError, False),
+    ],
+)
+def test_a_refusal_names_who_must_act(
+    status: int, code: str, kind: str, whose: type[QualifyError], retry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = failure_of(Answer(status, headers={"X-Error-Code": code}), monkeypatch)
+    assert (error.kind, type(error), error.retry, error.place) == (kind, whose, retry, "check")
+    assert f"{MODEL} at main" in error.problem
+
+
+def test_a_login_names_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "HF_TOKEN" in failure_of(Answer(401), monkeypatch).remedy
+
+
+@pytest.mark.parametrize("answer", [info(), info(sha=None), Answer(body=b"<html>"), Answer(body=b"[]"), Answer(body=b"{}")])
+def test_an_answer_without_a_commit_is_no_commit(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failure_of(answer, monkeypatch).kind == "hub-unknown"
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda _: Answer()) as gone:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{gone.address}")
+    with pytest.raises(HostError) as raised:
+        commit_of(MODEL, None, "check")
+    assert (raised.value.kind, raised.value.retry) == ("hub-unreachable", True)
+
+
+def test_offline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Read when the library is imported.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    error = failure_of(info(sha=COMMIT), monkeypatch)
+    assert (error.kind, error.retry) == ("hub-offline", False)
+    assert "HF_HUB_OFFLINE" in error.remedy
+
+
+def test_a_name_that_is_none_is_the_callers() -> None:
+    with pytest.raises(CallerError, match="no model of the hub"):
+        commit_of("a/b/c", None, "check")

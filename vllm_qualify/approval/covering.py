@@ -1,0 +1,49 @@
+"""Whether a cell's approval still covers what is to be qualified."""
+
+from datetime import date, timedelta
+
+from vllm_qualify.approval.pointer import Entry, read_pointer, state_of
+from vllm_qualify.approval.published import read_run
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.publish.kept import is_the_same
+from vllm_qualify.publish.store import Store
+
+
+def covering(store: Store, plan: CellPlan, today: date, renew_days: int) -> Entry | str:
+    """The cell's approval, if it holds for more than `renew_days` and is of the plan's own inputs; else why it does not cover.
+
+    Raises:
+        TamperedError: the pointer is not as it was written.
+        StoreError: the approved report cannot be read.
+    """
+    pointer = read_pointer(store, plan.cell.id)
+    if pointer is None:
+        return "nothing is approved"
+    state = state_of(pointer.last, pointer, today)
+    if state != "approved":
+        return f"the last approval is {state}"
+    if today + timedelta(days=renew_days) >= pointer.last.expires:
+        return f"the approval ends on {pointer.last.expires}"
+    approved = read_run(store, plan.cell.id, pointer.last.run_id).report.plan
+    return pointer.last if is_the_same(plan, approved) else f"what was approved differs: {', '.join(differing(plan, approved))}"
+
+
+def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
+    """In which of their inputs two plans of one cell differ, in words."""
+    release, other = ours.cell.release, theirs.cell.release
+    parts = {
+        "the engine": (release.engine.digest, other.engine.digest),
+        "the model's revision": (release.revision, other.revision),
+        "the machine or its driver": (ours.fingerprint.id, theirs.fingerprint.id),
+        "the server's configuration": (
+            (ours.server.arguments, ours.server.environment, ours.server.draft_digest),
+            (theirs.server.arguments, theirs.server.environment, theirs.server.draft_digest),
+        ),
+        "the gates": (ours.gates, theirs.gates),
+        "the load": (
+            (ours.load, ours.workload, ours.sweep, ours.fit),
+            (theirs.load, theirs.workload, theirs.sweep, theirs.fit),
+        ),
+        "the questions": ([task.settings for task in ours.accuracy], [task.settings for task in theirs.accuracy]),
+    }
+    return [name for name, (one, two) in parts.items() if one != two] or ["the recipe or a tool's version"]

@@ -1,0 +1,78 @@
+"""This machine belongs to one qualification at a time: two on one GPU would measure each other.
+
+The lock is the kernel's, on a file. Every guard process inherits it, so that it is free only when the last server and the last
+tool of a run are gone, also if the run itself was killed.
+"""
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_qualify.errors import writing
+
+FOLDER, NAME = "VLLM_QUALIFY_LOCKS", "vllm-qualify.lock"
+SYSTEMS = "/run/lock"
+ASK_EVERY_S = 0.5
+
+_held: list[int] = []
+
+
+def held() -> tuple[int, ...]:
+    """The file descriptors that a guard is to inherit."""
+    return tuple(_held)
+
+
+def lock_file() -> Path:
+    """In the folder VLLM_QUALIFY_LOCKS, else in the system's own for locks: the same for all users and homes of a machine."""
+    usual = SYSTEMS if os.access(SYSTEMS, os.W_OK) else tempfile.gettempdir()
+    return Path(os.environ.get(FOLDER) or usual) / NAME
+
+
+@contextmanager
+def holding_machine(who: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """The machine for the length of the block; until it is free, whoever has it is told once.
+
+    Raises:
+        HostError: the lock's file cannot be written.
+    """
+    path = lock_file()
+    with writing("check"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _await(descriptor, tell)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, who.encode(), 0)
+        _held.append(descriptor)
+        try:
+            yield
+        finally:
+            _held.remove(descriptor)
+    finally:
+        # Not unlocked: a guard that still has something to stop keeps it.
+        os.close(descriptor)
+
+
+def _await(descriptor: int, tell: Callable[[str], None]) -> None:
+    told = False
+    while not _take(descriptor):
+        if not told:
+            told = True
+            tell(
+                f"waiting for this machine, which {os.pread(descriptor, 200, 0).decode(errors='replace') or 'another run'} has"
+            )
+        # flock would wait by itself, and could not be stopped by Prefect's own signals
+        time.sleep(ASK_EVERY_S)
+
+
+def _take(descriptor: int) -> bool:
+    """Whether it is ours now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

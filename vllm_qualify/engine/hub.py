@@ -1,0 +1,70 @@
+"""The commit that a model of the hub is at."""
+
+import os
+
+from huggingface_hub import HfApi
+
+# HTTPError: of the HTTP client that it uses, which differs by its version.
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+)
+
+from vllm_qualify.errors import CallerError, HostError, QualifyError
+
+TIMEOUT_S = 30.0
+
+
+def commit_of(model: str, revision: str | None, place: str) -> str:
+    """The commit behind a branch, a tag or, for None, the default branch; asked with HF_TOKEN, of HF_ENDPOINT if that is set.
+
+    Raises:
+        CallerError: the name is none, or the hub has no such model or revision.
+        HostError: the hub asks for a login, or does not answer as it should; `retry` where that may pass.
+    """
+    what = f"{model} at {revision or 'its default branch'}"
+    try:
+        commit = HfApi(endpoint=_endpoint()).model_info(model, revision=revision, timeout=TIMEOUT_S).sha
+    except HFValidationError as error:
+        raise CallerError(f"'{model}' is no model of the hub", "write it like Qwen/Qwen3-0.6B", place) from error
+    except HfHubHTTPError as error:
+        raise _refusal(error, what, place) from error
+    except OfflineModeIsEnabled as error:
+        raise HostError(f"the hub was not asked for {what}", "unset HF_HUB_OFFLINE", place, kind="hub-offline") from error
+    except (HTTPError, OSError) as error:
+        raise _unreachable(what, str(error), place) from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise _unknown(what, place) from error
+    if not commit:
+        raise _unknown(what, place)
+    return commit
+
+
+def _endpoint() -> str | None:
+    """As it is now: the library reads it once, when it is imported."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+
+
+def _refusal(error: HfHubHTTPError, what: str, place: str) -> QualifyError:
+    status = error.response.status_code
+    if status in (401, 403):
+        problem = f"the hub asks for a login, or has no {what}: it answered {status}"
+        return HostError(problem, "set HF_TOKEN to a token that may read it, and check the name", place, kind="login-required")
+    if status == 404:
+        remedy = "check the name and the revision, and HF_TOKEN for a private model"
+        return CallerError(f"the hub has no {what}", remedy, place, kind="model-missing")
+    if status == 429:
+        problem, remedy = f"the hub's rate limit stopped {what}", "wait, or set HF_TOKEN"
+        return HostError(problem, remedy, place, kind="hub-rate-limit", retry=True)
+    return _unreachable(what, f"it answered {status}", place, retry=status >= 500)
+
+
+def _unreachable(what: str, said: str, place: str, retry: bool = True) -> HostError:
+    problem, remedy = f"the hub did not resolve {what}: {said}", "check the hub, the network, the proxy and HF_ENDPOINT"
+    return HostError(problem, remedy, place, kind="hub-unreachable", retry=retry)
+
+
+def _unknown(what: str, place: str) -> HostError:
+    return HostError(f"the hub gave no commit for {what}", "check HF_ENDPOINT", place, kind="hub-unknown")

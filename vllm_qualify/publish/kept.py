@@ -1,0 +1,205 @@
+"""Finished stages in the store, under keys made of all that determines them: a rerun measures only what is missing.
+
+A stage is kept as soon as it has ended, whatever becomes of its run. Its evidence lies where that of published runs lies, and
+is parsed and judged again by whoever takes it over.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from vllm_qualify.engine.environment import EngineIdentity
+from vllm_qualify.engine.plan import CellPlan, TaskPlan
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.errors import StoreError, writing
+from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.evidence.stages import parse
+from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest
+from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.metrics import METRICS, Stage
+from vllm_qualify.recipe.model import Frozen
+
+APPROVED = "approved"
+# What of a plan's server does not determine what is measured: where it is, and how long its start may take.
+NOT_OF_THE_SERVER = {"engine", "gpus", "startup_timeout_s"}
+# Of the stages that can be taken over. A baseline's evidence is brought anew: it is cheap, and the store has it anyway.
+REUSABLE: tuple[Stage, ...] = ("fit", "serve", "smoke", "accuracy", "load", "speculation", "sweep")
+
+
+class Reuse(Frozen):
+    """Whose finished stages a run takes over, where their inputs are the same.
+
+    `unfinished`: those of runs that were broken off. `all`: those of approved runs as well. `none`: everything is measured.
+    """
+
+    of: Literal["none", "unfinished", "all"] = "unfinished"
+    most_age_days: float = Field(default=7, gt=0, description="How old evidence may be, in days.")
+
+
+class Kept(Frozen):
+    """One finished stage of a run, whose report and manifest are or would be below `prefix`."""
+
+    kept_version: Literal[1] = 1
+    run_id: str
+    prefix: str
+    stage: StageEvidence
+
+
+def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
+    """Store a finished stage, unless it was itself taken over. Raises StoreError, HostError."""
+    if stage.stage not in REUSABLE or stage.taken_from:
+        return
+    for file in stage.files:
+        put_evidence(store, evidence, file)
+    kept = Kept(run_id=plan.run_id, prefix=f"reports/{plan.cell.id}/{plan.run_id}", stage=stage)
+    key = f"{_folder(stage.stage, plan)}{plan.run_id}.json"
+    if not store.exists(key):
+        store.put_new(key, kept.model_dump_json(indent=2).encode(), "application/json")
+
+
+def take_over(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse) -> StageEvidence | None:
+    """The newest kept stage that may stand for the plan's own, its files brought into `evidence`; None if there is none.
+
+    Raises:
+        StoreError: what is kept cannot be read, or a file is not what was measured.
+        HostError: it cannot be written.
+    """
+    if reuse.of == "none":
+        return None
+    for kept in _newest_first(store, stage, plan):
+        if _is_young(kept, reuse) and _may_be_used(store, kept, reuse):
+            _bring(store, kept, evidence)
+            found = parse(stage, plan, evidence)
+            if not _lacks(plan, stage, found):
+                origin = kept.stage.taken_from or kept.run_id
+                return kept.stage.model_copy(update={"measurements": found, "taken_from": origin})
+            _remove(kept, evidence)
+    return None
+
+
+def stage_key(stage: Stage, plan: CellPlan) -> str:
+    """SHA-256 of all that determines what the stage of a plan measures."""
+    told = {"stage": stage, "common": _common(plan), "own": _own(stage, plan)}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
+    """Whether two plans would qualify the same in the same way, whatever each is compared with."""
+    alone = {"baseline": None, "beside": None, "establishes": False}
+    mine, other = (_with_tasks_alike(plan.model_copy(update=alone)) for plan in (ours, theirs))
+    return all(stage_key(stage, mine) == stage_key(stage, other) for stage in REUSABLE)
+
+
+def _with_tasks_alike(plan: CellPlan) -> CellPlan:
+    """To become a baseline, every question is asked."""
+    return plan.model_copy(update={"accuracy": [task.model_copy(update={"sequential": False}) for task in plan.accuracy]})
+
+
+def _common(plan: CellPlan) -> dict[str, Any]:
+    release = plan.cell.release
+    return {
+        "vllm-qualify": metadata.version("vllm-qualify"),
+        "engine": _engine(release.engine),
+        "client": _engine(plan.client) if plan.client else None,
+        "model": [None if plan.server.is_local else release.model, release.revision],
+        "server": _server(plan.server),
+        "machine": plan.fingerprint.id,
+    }
+
+
+def _engine(engine: EngineIdentity) -> dict[str, Any]:
+    return {"kind": engine.kind, "version": engine.version, "digest": engine.digest, "packages": engine.packages}
+
+
+def _server(server: ServerPlan) -> dict[str, Any]:
+    # A local model is known by its content, and may lie elsewhere on another host.
+    without = NOT_OF_THE_SERVER | ({"model"} if server.is_local else set())
+    return server.model_dump(mode="json", exclude=without) | {"gpus": len(server.gpus)}
+
+
+def _own(stage: Stage, plan: CellPlan) -> Any:
+    if stage == "smoke":
+        return plan.smoke.model_dump(mode="json")
+    if stage == "serve":
+        return plan.warm_starts
+    if stage == "accuracy":
+        return [[_task(task) for task in plan.accuracy], metadata.version("lm-eval"), *_judging(plan)]
+    measured = {"load": _dumped(plan.load), "speculative": bool(plan.undrafted)}
+    if stage == "load":
+        beside = plan.beside and _server(plan.beside)
+        return [measured, beside, *_judging(plan)]
+    planned = {"sweep": _dumped(plan.sweep), "fit": _dumped(plan.fit), "workload": _dumped(plan.workload)}
+    return [measured, planned, *_judging(plan)]
+
+
+def _dumped(settings: Frozen | None) -> Any:
+    return settings.model_dump(mode="json") if settings else None
+
+
+def _judging(plan: CellPlan) -> list[Any]:
+    """What decides when enough was measured."""
+    gates = [gate.model_dump(mode="json") for gate in plan.judged]
+    waived = sorted((waiver.gate, str(waiver.expires)) for waiver in plan.waivers)
+    return [gates, waived, plan.baseline.run_id if plan.baseline else None, plan.establishes]
+
+
+def _task(task: TaskPlan) -> Any:
+    """Its files by their content, wherever they lie."""
+    folder = sorted(path for path in task.folder.rglob("*") if path.is_file()) if task.folder else []
+    files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (*(task.questions or ()), *folder)]
+    settings = task.model_dump(
+        mode="json", exclude={"questions": True, "folder": True, "settings": {"questions", "task_folder"}}
+    )
+    return [settings, files]
+
+
+def _folder(stage: Stage, plan: CellPlan) -> str:
+    return f"stages/{stage}/{stage_key(stage, plan)}/"
+
+
+def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[Kept]:
+    for key in reversed(list(store.keys(_folder(stage, plan)))):
+        try:
+            yield Kept.model_validate_json(store.get(key))
+        except ValidationError as error:
+            raise StoreError("not a kept stage", "delete it: it is then measured again", store.locate(key)) from error
+
+
+def _is_young(kept: Kept, reuse: Reuse) -> bool:
+    return datetime.now(UTC) - kept.stage.started_at <= timedelta(days=reuse.most_age_days)
+
+
+def _may_be_used(store: Store, kept: Kept, reuse: Reuse) -> bool:
+    """A run that ended without an approval is asked for once more to be measured once more."""
+    manifest = f"{kept.prefix}/manifest.json"
+    if not store.exists(manifest):
+        return True
+    return reuse.of == "all" and read_manifest(store, manifest).outcome == APPROVED
+
+
+def _lacks(plan: CellPlan, stage: Stage, found: list[Any]) -> bool:
+    """Whether a gate would have nothing to judge by: then it is better measured again."""
+    gated = {gate.metric for gate in plan.judged if METRICS[gate.metric].stage == stage}
+    return any(measurement.metric in gated and measurement.invalid_because for measurement in found)
+
+
+def _bring(store: Store, kept: Kept, evidence: Path) -> None:
+    for file in kept.stage.files:
+        path, key = evidence / file.path, evidence_key(file)
+        with writing(kept.stage.stage):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(store.get(key))
+        if describe(path, evidence) != file:
+            problem = "a stored object is not what the run measured"
+            raise StoreError(problem, "do not trust it: restore it from an earlier version", store.locate(key))
+
+
+def _remove(kept: Kept, evidence: Path) -> None:
+    for file in kept.stage.files:
+        (evidence / file.path).unlink()

@@ -1,0 +1,176 @@
+"""What has been seen of a source, and who handles it: each release once, whoever looks and whatever crashes.
+
+A release is recorded before it is emitted, and emitted again until somebody has claimed it: at least once. Of those who get an
+event one holds its claim: at most once.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Literal
+from uuid import UUID, uuid5
+
+from pydantic import ValidationError
+
+from vllm_qualify.approval.layout import JSON, Line, Moment, canonical, readable, reason_of, sha256
+from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
+from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
+from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.releases.source import Found, Source
+
+# Longer than an event needs to its consumer.
+AGAIN_AFTER_S = 3600.0
+# Every change is of one look or one emission.
+MOST_TRIES = 50
+_EVENTS = UUID("688d7bc1-2441-4f92-95af-cba67b216be0")
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class Sighting(Frozen):
+    """A release as it was seen. `tags` are all that it has had. One that is `noted` was there before anybody watched."""
+
+    key: str
+    identity: str
+    tags: list[str]
+    seen_at: Moment
+    emitted_at: Moment | None = None
+    noted: bool = False
+
+    @property
+    def event_id(self) -> UUID:
+        """The same whenever it is emitted."""
+        return uuid5(_EVENTS, self.key)
+
+    def is_open(self, now: datetime, again_after_s: float) -> bool:
+        """Whether it is to be emitted, unless somebody has claimed it."""
+        return not self.noted and (self.emitted_at is None or (now - self.emitted_at).total_seconds() >= again_after_s)
+
+
+class Known(Frozen):
+    """Of one source, the first seen first. Nothing in it is ever taken back, so that no content of it comes twice."""
+
+    known_version: Literal[1] = 1
+    source: Source
+    releases: list[Sighting] = []
+
+
+class Claim(Frozen):
+    """Who handles a release: `by` is the run of a flow."""
+
+    claim_version: Literal[1] = 1
+    by: Line
+    at: Moment
+
+
+def look(
+    store: Store,
+    source: Source,
+    found: Sequence[Found],
+    now: datetime,
+    backfill: bool = False,
+    again_after_s: float = AGAIN_AFTER_S,
+) -> list[Sighting]:
+    """Record what is new of all that the source has, newest first; and tell what is to be emitted now.
+
+    That is what nobody has claimed and what was never emitted, or last `again_after_s` ago. At the first look all is only
+    noted. `backfill` makes the newest one due all the same, at any look.
+
+    Raises:
+        StoreError: the record cannot be read; StoreBusyError if it changes all the time.
+    """
+    known = _change(store, source, lambda before: _seen(before, source, found, now, backfill))
+    return [each for each in known.releases if each.is_open(now, again_after_s) and not store.exists(_claim_key(each.key))]
+
+
+def emitted(store: Store, source: Source, key: str, now: datetime) -> None:
+    """Record that a release was emitted. Raises as `look`; ValueError if it was never seen, a defect of the calling code."""
+    _change(store, source, lambda before: _emitted(before, key, now))
+
+
+def claim(store: Store, key: str, by: str, now: datetime) -> bool:
+    """Whether the release is `by`'s to handle: of several one gets it, and again whenever it asks."""
+    try:
+        store.put_new(_claim_key(key), readable(Claim(by=by, at=now).model_dump(mode="json")), JSON)
+    except AlreadyExistsError:
+        return claimed(store, key).by == by
+    return True
+
+
+def claimed(store: Store, key: str) -> Claim:
+    """Who handles a release. Raises MissingObjectError while nobody does."""
+    body = store.get(_claim_key(key))
+    try:
+        return Claim.model_validate_json(body)
+    except ValidationError as error:
+        raise _unreadable(store.locate(_claim_key(key)), error) from error
+
+
+def release_key(source: Source, identity: str) -> str:
+    """One for each digest or commit, whatever tag or branch is on it: a tag that moves is a new release."""
+    return sha256(canonical([source.kind, source.name, identity, source.recipe]))
+
+
+def known_key(source: Source) -> str:
+    return f"releases/{source.slug}.json"
+
+
+def _claim_key(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is no release's key")
+    return f"releases/claims/{key}.json"
+
+
+def _seen(before: Known | None, source: Source, found: Sequence[Found], now: datetime, backfill: bool) -> Known:
+    seen = {each.key: each for each in before.releases} if before else {}
+    for each in reversed(found):
+        key = release_key(source, each.identity)
+        new = Sighting(key=key, identity=each.identity, tags=[], seen_at=now, noted=before is None)
+        old = seen.get(key, new)
+        seen[key] = old.model_copy(update={"tags": list(dict.fromkeys([*old.tags, *each.tags]))})
+    if backfill and found:
+        newest = release_key(source, found[0].identity)
+        seen[newest] = seen[newest].model_copy(update={"noted": False})
+    return Known(source=source, releases=list(seen.values()))
+
+
+def _emitted(before: Known | None, key: str, now: datetime) -> Known:
+    if before is None or key not in [each.key for each in before.releases]:
+        raise ValueError(f"{key!r} was never seen")
+    releases = [_at_least(each, now) if each.key == key else each for each in before.releases]
+    return before.model_copy(update={"releases": releases})
+
+
+def _at_least(sighting: Sighting, now: datetime) -> Sighting:
+    """The last emission counts, whoever records it last."""
+    return sighting.model_copy(update={"emitted_at": max(now, sighting.emitted_at or now)})
+
+
+def _change(store: Store, source: Source, change: Callable[[Known | None], Known]) -> Known:
+    key = known_key(source)
+    for _ in range(MOST_TRIES):
+        before, tag = _read(store, key)
+        after = change(before)
+        if after == before:
+            return after
+        try:
+            store.swap(key, readable(after.model_dump(mode="json")), JSON, tag)
+        except ChangedError:
+            continue
+        return after
+    raise StoreBusyError("what is known changes all the time", "look again", store.locate(key))
+
+
+def _read(store: Store, key: str) -> tuple[Known | None, str | None]:
+    try:
+        stored = store.read(key)
+    except MissingObjectError:
+        return None, None
+    try:
+        return Known.model_validate_json(stored.body), stored.tag
+    except ValidationError as error:
+        raise _unreadable(store.locate(key), error) from error
+
+
+def _unreadable(place: str, error: ValidationError) -> StoreError:
+    remedy = "read it with the version that wrote it, or restore it from an earlier version of the object"
+    return StoreError(f"this is not as it was written: {reason_of(error)}", remedy, place)

@@ -1,0 +1,106 @@
+"""How a registry lets one in: the credentials that `docker login` left, proven in the way that the registry asks for."""
+
+import base64
+from collections.abc import Generator
+from typing import Any, NamedTuple
+from urllib.request import parse_http_list, parse_keqv_list
+
+import httpx
+from docker import auth, credentials
+from docker.errors import DockerException
+
+from vllm_qualify.errors import HostError
+from vllm_qualify.releases.source import WATCH
+
+CLIENT_ID = "vllm-qualify"
+
+
+class RefusedError(Exception):
+    """The token server of a registry gave no token."""
+
+
+class Credentials(NamedTuple):
+    """Of one registry. `identity` is a token that some registries' logins leave in place of user and password."""
+
+    user: str = ""
+    password: str = ""
+    identity: str = ""
+
+    @property
+    def basic(self) -> str:
+        return f"Basic {base64.b64encode(f'{self.user}:{self.password}'.encode()).decode()}"
+
+
+def credentials_for(registry: str) -> Credentials:
+    """What Docker's own configuration (DOCKER_CONFIG) and its credential helpers have; empty without a login.
+
+    Raises:
+        HostError: the configuration cannot be read, or a helper fails.
+    """
+    try:
+        found = auth.load_config().resolve_authconfig(registry) or {}
+    except (DockerException, credentials.StoreError, ValueError) as error:
+        problem, remedy = f"Docker's configuration gives no login for {registry}: {error}", f"`docker login {registry}`"
+        raise HostError(problem, remedy, WATCH, kind="login-required") from error
+    # Its keys are written in two ways, for files and for helpers.
+    named = {name.lower(): value for name, value in found.items()}
+    return Credentials(named.get("username", ""), named.get("password", ""), named.get("identitytoken", ""))
+
+
+class Login(httpx.Auth):
+    """Basic, or a token (Bearer) of the server that the registry names, without credentials an anonymous one.
+
+    A token is kept until the registry refuses it. A request raises RefusedError if there is none.
+    """
+
+    requires_response_body = True
+
+    def __init__(self, own: Credentials) -> None:
+        self._own, self._header = own, ""
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        if self._header:
+            request.headers["Authorization"] = self._header
+        response = yield request
+        if response.status_code != httpx.codes.UNAUTHORIZED:
+            return
+        scheme, asked = _challenge(response)
+        if scheme == "basic" and self._own.password:
+            self._header = self._own.basic
+        elif scheme == "bearer":
+            answer = yield self._token_request(asked, request)
+            self._header = f"Bearer {_token(answer)}"
+        else:
+            return
+        request.headers["Authorization"] = self._header
+        yield request
+
+    def _token_request(self, asked: dict[str, str], request: httpx.Request) -> httpx.Request:
+        wanted: dict[str, str] = {name: asked[name] for name in ("service", "scope") if name in asked}
+        realm = httpx.URL(asked.get("realm", ""))
+        # A request of one's own has no time limit but the one that it is given.
+        limits: dict[str, Any] = {"timeout": request.extensions["timeout"]}
+        if self._own.identity:
+            form = wanted | {"grant_type": "refresh_token", "refresh_token": self._own.identity, "client_id": CLIENT_ID}
+            return httpx.Request("POST", realm, data=form, extensions=limits)
+        headers = {"Authorization": self._own.basic} if self._own.password else {}
+        return httpx.Request("GET", realm.copy_merge_params(wanted), headers=headers, extensions=limits)
+
+
+def _challenge(response: httpx.Response) -> tuple[str, dict[str, str]]:
+    scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
+    try:
+        return scheme.lower(), parse_keqv_list(parse_http_list(rest))
+    except ValueError:
+        return "", {}
+
+
+def _token(answer: httpx.Response) -> str:
+    if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
+        raise RefusedError(f"its token server answered {answer.status_code}")
+    answer.raise_for_status()
+    try:
+        found = answer.json()
+        return str(found.get("token") or found["access_token"])
+    except (ValueError, LookupError, AttributeError) as error:
+        raise RefusedError("its token server gave no token") from error

@@ -1,0 +1,196 @@
+"""The versions that a repository of an OCI registry has, with the digests that its tags are at now."""
+
+import hashlib
+import ipaddress
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import httpx
+from docker import auth
+from docker.errors import DockerException
+
+from vllm_qualify.engine.image import DIGEST, parse_reference
+from vllm_qualify.errors import CallerError, HostError, QualifyError
+from vllm_qualify.releases.login import Login, RefusedError, credentials_for
+from vllm_qualify.releases.rule import VersionRule
+from vllm_qualify.releases.source import WATCH, Found
+
+DOCKER_HUB, DOCKER_HUB_ADDRESS = auth.INDEX_NAME, "registry-1.docker.io"
+# Both kinds of an index and of an image: what is not accepted, a registry converts or refuses, and the digest is another.
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+# Some registries refuse more.
+TAGS_PER_PAGE = 100
+TIMEOUT_S = 30.0
+
+
+def releases_in(name: str, rule: VersionRule) -> list[Found]:
+    """What the rule lets through of a repository, newest first: each digest once, with its tags.
+
+    Raises:
+        CallerError: the name is none, or the registry has no such repository.
+        HostError: the registry asks for a login, is not trusted, or does not answer as one does; `retry` where that may pass.
+    """
+    digests: dict[str, list[str]] = {}
+    with Repository(name) as repository:
+        for tag in rule.newest_first(repository.tags()):
+            if digest := repository.digest(tag):
+                digests.setdefault(digest, []).append(tag)
+    return [Found(identity=digest, tags=tags) for digest, tags in digests.items()]
+
+
+def registry_and_path(name: str) -> tuple[str, str]:
+    """A repository's registry and its path there, as Docker reads it. Raises CallerError."""
+    try:
+        # Docker's grammar has no place for a second tag, nor for one behind a digest.
+        parse_reference(f"{name}:tag", platform="")
+        registry, path = auth.resolve_repository_name(name)
+    except (CallerError, DockerException) as error:
+        raise CallerError(f"'{name}' is no repository of images", "write it like vllm/vllm-openai", WATCH) from error
+    return registry, f"library/{path}" if registry == DOCKER_HUB and "/" not in path else path
+
+
+class Repository:
+    """A repository, asked over HTTP with what `docker login` left; to be closed, or used as a context manager.
+
+    Proxies and certificates are as httpx takes them from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE). A registry on
+    this machine may speak plain HTTP. Nothing is tried again here. Its methods raise as `releases_in`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._registry, path = registry_and_path(name)
+        address = DOCKER_HUB_ADDRESS if self._registry == DOCKER_HUB else self._registry
+        is_here = _is_this_machine(address)
+        self._http = httpx.Client(
+            auth=Login(credentials_for(self._registry)),
+            timeout=TIMEOUT_S,
+            follow_redirects=True,
+            # Docker asks this machine without a proxy, whatever NO_PROXY says.
+            mounts={f"all://{_host(address)}": None} if is_here else None,
+        )
+        with self._told():
+            self._http.base_url = f"{self._scheme(address) if is_here else 'https'}://{address}/v2/{path}/"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def tags(self) -> list[str]:
+        """All of them, in the registry's order."""
+        found: dict[str, None] = {}
+        address: httpx.URL | str = f"tags/list?n={TAGS_PER_PAGE}"
+        while address:
+            page, address = self._page(address)
+            if found.keys() >= set(page):
+                # The last page can be empty; and a registry that does not know pages can give the first one for ever.
+                break
+            found.update(dict.fromkeys(page))
+        return list(found)
+
+    def digest(self, tag: str) -> str | None:
+        """Of the tag's index or manifest, as the registry serves it: what Docker pins. None if the tag is gone."""
+        headers = {"Accept": ", ".join(MANIFESTS)}
+        with self._told():
+            answer = self._http.head(f"manifests/{tag}", headers=headers)
+            if answer.status_code == httpx.codes.NOT_FOUND:
+                return None
+            answer.raise_for_status()
+            digest = answer.headers.get("Docker-Content-Digest")
+            if digest is None:
+                body = self._http.get(f"manifests/{tag}", headers=headers).raise_for_status().content
+                digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        if not re.fullmatch(DIGEST, digest):
+            raise self._unknown(f"it has no SHA-256 digest for the tag {tag}")
+        return str(digest)
+
+    def _scheme(self, address: str) -> str:
+        """Of a registry on this machine, which is asked by HTTPS first, as Docker does."""
+        try:
+            self._http.get(f"https://{address}/v2/", auth=None)
+        except httpx.TransportError as error:
+            return "https" if _is_untrusted(error) else "http"
+        return "https"
+
+    def _page(self, address: httpx.URL | str) -> tuple[list[str], httpx.URL | str]:
+        with self._told():
+            answer = self._http.get(address).raise_for_status()
+        try:
+            tags = answer.json()["tags"] or []
+        except (ValueError, LookupError, TypeError) as error:
+            raise self._unknown("its answer is no list of tags") from error
+        following = answer.links.get("next", {}).get("url")
+        # Of a link only the path counts: behind a proxy its host can be another, which must not get our login.
+        return tags, self._http.base_url.copy_with(raw_path=answer.url.join(following).raw_path) if following else ""
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            raise self._refusal(error.response) from error
+        except RefusedError as error:
+            raise self._login_required(str(error)) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._untrusted(error) if _is_untrusted(error) else self._unreachable(str(error)) from error
+
+    def _refusal(self, answer: httpx.Response) -> QualifyError:
+        said = f"it answered {answer.status_code} {answer.reason_phrase}".strip()
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            return self._login_required(said)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return CallerError(f"the registry has no {self._name}", "check the name", WATCH, kind="image-missing")
+        if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            problem, remedy = f"the registry's rate limit stopped {self._name}", "wait, or log in with `docker login`"
+            return HostError(problem, remedy, WATCH, kind="registry-rate-limit", retry=True)
+        return self._unreachable(said) if answer.is_server_error else self._unknown(said)
+
+    def _login_required(self, said: str) -> HostError:
+        login = "docker login" if self._registry == DOCKER_HUB else f"docker login {self._registry}"
+        problem = f"the registry asks for a login, or has no {self._name}: {said}"
+        return HostError(problem, f"`{login}`, and check the name", WATCH, kind="login-required")
+
+    def _untrusted(self, error: Exception) -> HostError:
+        problem = f"the certificate of the registry of {self._name} is not trusted: {error}"
+        return HostError(problem, "name its authority's certificate in SSL_CERT_FILE", WATCH, kind="registry-untrusted")
+
+    def _unreachable(self, said: str) -> HostError:
+        problem, remedy = (
+            f"the registry of {self._name} does not answer: {said}",
+            "check the registry, the network and the proxy",
+        )
+        return HostError(problem, remedy, WATCH, kind="registry-unreachable", retry=True)
+
+    def _unknown(self, said: str) -> HostError:
+        problem, remedy = f"the registry of {self._name} does not answer as one does: {said}", "check the address"
+        return HostError(problem, remedy, WATCH, kind="registry-unknown")
+
+
+def _is_this_machine(address: str) -> bool:
+    host = _host(address)
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host(address: str) -> str:
+    return address.partition(":")[0]
+
+
+def _is_untrusted(error: BaseException | None) -> bool:
+    while error and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None

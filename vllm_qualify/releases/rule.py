@@ -1,0 +1,32 @@
+"""Which tags of an image are versions that somebody may want to qualify."""
+
+import re
+from collections.abc import Iterable
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from vllm_qualify.recipe.model import Frozen, VersionRange
+
+# Three numbers at least: a tag such as 20260131 is a date. Nothing behind them: -cu130 and -aarch64 are builds of a version.
+_VERSION = re.compile(r"v?(?P<version>\d+(?:\.\d+){2,}(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)")
+
+
+class VersionRule(Frozen):
+    """Versions in a range (PEP 440), without release candidates and other versions before the final one if `stable`."""
+
+    versions: VersionRange = ">=0.12.0"
+    stable: bool = True
+
+    def newest_first(self, tags: Iterable[str]) -> list[str]:
+        """Those of the tags that are versions and follow the rule. Two tags of one version stay neighbours."""
+        allowed = SpecifierSet(self.versions)
+        versions = {tag: version for tag in tags if (version := version_in(tag))}
+        fitting = [tag for tag, version in versions.items() if allowed.contains(version, prereleases=not self.stable)]
+        return sorted(fitting, key=lambda tag: (versions[tag], tag), reverse=True)
+
+
+def version_in(tag: str) -> Version | None:
+    """The version that a tag such as `v0.32.0` names; None for `latest`, `nightly-…` or `v0.32.0-cu130`."""
+    found = _VERSION.fullmatch(tag)
+    return Version(found["version"]) if found else None

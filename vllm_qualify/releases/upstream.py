@@ -1,0 +1,13 @@
+"""What a source has now, asked of its registry or of the hub."""
+
+from vllm_qualify.engine.hub import commit_of
+from vllm_qualify.releases.registry import releases_in
+from vllm_qualify.releases.source import WATCH, Found, Source
+
+
+def found_at(source: Source) -> list[Found]:
+    """Newest first; of a model its one commit. Raises as `releases_in` and `commit_of`."""
+    if source.kind == "image":
+        return releases_in(source.name, source.rule)
+    commit = commit_of(source.name, source.revision, WATCH)
+    return [Found(identity=commit, tags=[source.revision] if source.revision else [])]
