@@ -3,7 +3,8 @@
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
+from uuid import UUID
 
 from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -20,18 +21,29 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.states import AwaitingRetry, Crashed
 
+from vllm_qualify.recipe.model import Frozen
+
 FLOWS = ("qualify-release", "qualify-cell", "qualify-cells", "watch-releases", "requalify", "decide", "tend-fleet")
 HEARTBEAT = "prefect.flow-run.heartbeat"
+GIVEN_UP = "given up"
 # Longer than a living run needs to be heard again after the server was away: its heartbeat comes every 30 s.
 CONFIRM_S = 60.0
+# A worker reports a crash a second time, some seconds later; what was started again in between would be said to have crashed.
+SETTLED_S = 60.0
 # Of runs that ended, how long ago.
 LOOK_BACK, PAGE = timedelta(hours=6), 200
 # How a flow ends whose Prefect server was away for longer than its client asks: nothing is wrong with what it did.
 SERVER_WAS_AWAY = ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "RemoteProtocolError")
 
 
-class Lost(NamedTuple):
-    run: FlowRun
+class Lost(Frozen):
+    """A run as it was seen, in which state, and why it is lost. One that `can_start` is of a deployment, and of no schedule."""
+
+    run_id: UUID
+    name: str
+    state_id: UUID | None
+    starts: int
+    can_start: bool
     because: str
 
 
@@ -39,51 +51,57 @@ class Lost(NamedTuple):
 def lost_runs(silent_s: float) -> list[Lost]:
     """What crashed, what could not reach the server at its end, and what has given no sign of life for so long, twice."""
     with get_client(sync_client=True) as client:
-        ended = [Lost(run, _why_ended(run)) for run in _recently_ended(client) if _why_ended(run)]
+        ended = [_lost(run, _why_ended(run)) for run in _recently_ended(client) if _why_ended(run)]
         silent = _silent(client, _under_way(client), silent_s)
         if silent:
             get_run_logger().info(f"{len(silent)} runs are silent; listening for another {CONFIRM_S:.0f} s")
             # The server may have been away itself.
             time.sleep(CONFIRM_S)
             silent = _silent(client, [client.read_flow_run(run.id) for run in silent], silent_s)
-    return [*ended, *(Lost(run, f"no sign of life for {silent_s:.0f} s") for run in silent)]
+    return [*ended, *(_lost(run, f"no sign of life for {silent_s:.0f} s") for run in silent)]
 
 
-@task(name="start again", task_run_name="start {lost.run.name} again", cache_policy=NO_CACHE)
+def _lost(run: FlowRun, because: str) -> Lost:
+    return Lost(
+        run_id=run.id,
+        name=run.name,
+        state_id=run.state_id,
+        starts=run.run_count or 0,
+        can_start=run.deployment_id is not None and not run.auto_scheduled,
+        because=because,
+    )
+
+
+@task(name="start again", task_run_name="start {lost.name} again", cache_policy=NO_CACHE)
 def start_again(lost: Lost, most_starts: int) -> None:
     """A run of a deployment is taken up by whatever worker is next; what it had finished, it finds again.
 
     A schedule starts its own runs, and a run within another one is started again by that: they are only told to be lost.
     """
-    run, count = lost.run, lost.run.run_count or 0
+    told = f"infrastructure: {lost.because}"
+    if not lost.can_start:
+        state: State[Any] = Crashed(message=told)
+    elif lost.starts >= most_starts:
+        state = Crashed(message=f"{told}; {GIVEN_UP} after {lost.starts} starts")
+    else:
+        state = AwaitingRetry(message=f"{told}; started again")
     with get_client(sync_client=True) as client:
-        if run.deployment_id is None or run.auto_scheduled:
-            _set(client, run, Crashed(message=f"infrastructure: {lost.because}"))
-        elif count >= most_starts:
-            _set(client, run, Crashed(message=f"infrastructure: {lost.because}; given up after {count} starts"))
-        else:
-            _set(client, run, AwaitingRetry(message=f"infrastructure: {lost.because}; started again"))
-
-
-def _set(client: SyncPrefectClient, run: FlowRun, state: State[Any]) -> None:
-    now = client.read_flow_run(run.id)
-    if now.state_id != run.state_id:
-        # It has gone on meanwhile.
-        return
-    if run.state and (run.state.type, run.state.message) == (state.type, state.message):
-        return
-    client.set_flow_run_state(run.id, state, force=True)
-    get_run_logger().warning(f"{run.name} ({run.id}): {state.name}: {state.message}")
+        # Otherwise it has gone on meanwhile.
+        if client.read_flow_run(lost.run_id).state_id == lost.state_id:
+            client.set_flow_run_state(lost.run_id, state, force=lost.starts >= most_starts)
+            get_run_logger().warning(f"{lost.name} ({lost.run_id}): {state.name}: {state.message}")
 
 
 def _recently_ended(client: SyncPrefectClient) -> list[FlowRun]:
-    return _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=datetime.now(UTC) - LOOK_BACK)
+    now = datetime.now(UTC)
+    found = _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=now - LOOK_BACK)
+    return [run for run in found if run.state and now - run.state.timestamp > timedelta(seconds=SETTLED_S)]
 
 
 def _why_ended(run: FlowRun) -> str:
     """Why a run that ended should be started again; empty if it should not."""
     told = (run.state.message if run.state else None) or ""
-    if run.deployment_id is None or run.auto_scheduled or "given up" in told:
+    if run.deployment_id is None or run.auto_scheduled or GIVEN_UP in told:
         return ""
     if run.state_type == StateType.CRASHED:
         return told.splitlines()[0] if told else "it crashed"

@@ -17,9 +17,9 @@ from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.process import guarded, quiet_environment, tail
 from vllm_qualify.errors import HostError
 
-pytest_plugins = ("tests.s3", "tests.docker_engine")
+pytest_plugins = ("tests.s3", "tests.docker_engine", "tests.fleet.fixtures")
 
-LIVE_MARKERS = ("engine", "docker", "s3", "browser")
+LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.
 SHARING = ("test_docker", "test_demo")
 # Files that take minutes are begun first (with --no-loadscope-reorder), so that no process is left alone with one at the end.

@@ -8,13 +8,71 @@ from prefect import Flow
 from prefect.flows import load_flow_from_entrypoint
 from ruamel.yaml import YAML
 
+from deployments.setup import GPU_POOLS, PRIORITIES
+from tasks.fleet import pool_of
+from vllm_qualify.recipe.loading import load_recipe
+
 FILE = Path(__file__).parents[1] / "deployments" / "prefect.yaml"
 DEPLOYMENTS: list[dict[str, Any]] = YAML(typ="safe").load(FILE.read_text())["deployments"]
+NAMES = {deployment["name"]: deployment for deployment in DEPLOYMENTS}
+# What people or other flows give.
+GIVEN: dict[str, dict[str, Any]] = {
+    "release": {
+        "recipe": "reference",
+        "gpu_types": ["h100"],
+        "launch": {"launcher": "docker", "image": "vllm/vllm-openai:v0.32.0"},
+    },
+    "decide": {"run": "20260314T092653Z-0a1b2c", "decision": "approve", "name": "Ada", "reason": "fine"},
+}
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
-def test_an_entry_point_loads_without_a_placeholder(deployment: dict[str, Any]) -> None:
+def request_of(deployment: dict[str, Any]) -> dict[str, Any]:
+    given = deployment.get("parameters", {}).get("request")
+    return dict(GIVEN.get(deployment["name"], {"recipe": "reference"}) if given is None else given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_point_loads_without_a_placeholder(name: str) -> None:
+    deployment = NAMES[name]
     flow: Flow[Any, Any] = load_flow_from_entrypoint(deployment["entrypoint"], use_placeholder_flow=False)
-    parameters = deployment.get("parameters") or {"request": {"recipe": "reference"}}
-    assert flow.validate_parameters(parameters)
+    assert flow.validate_parameters({"request": request_of(deployment)})
     assert deployment["description"]
+    with pytest.raises(Exception, match="Extra inputs are not permitted"):
+        flow.validate_parameters({"request": request_of(deployment) | {"no such setting": 1}})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_of_the_form_is_described(name: str) -> None:
+    flow: Flow[Any, Any] = load_flow_from_entrypoint(NAMES[name]["entrypoint"], use_placeholder_flow=False)
+    form = flow.parameters.model_dump()["definitions"] or {}
+    (request,) = [about for title, about in form.items() if title in _requests(flow)]
+    undescribed = [setting for setting, about in request["properties"].items() if not about.get("description")]
+    assert undescribed == []
+
+
+def _requests(flow: Flow[Any, Any]) -> list[str]:
+    reference = flow.parameters.model_dump()["properties"]["request"]
+    return [reference.get("$ref", reference.get("allOf", [{}])[0].get("$ref", "")).rpartition("/")[2]]
+
+
+def test_scheduled_flows_have_all_that_they_need() -> None:
+    assert {name for name, deployment in NAMES.items() if deployment.get("schedules")} == {"watch", "requalify", "tend"}
+    for name in ("watch", "requalify"):
+        for recipe in NAMES[name]["parameters"]["request"]["recipes"]:
+            assert set(load_recipe(recipe).recipe.gpu_types) & {"h100", "h200", "b200"}
+
+
+def test_each_gpu_type_has_its_pool_and_its_deployment() -> None:
+    cells = {deployment["work_pool"]["name"] for deployment in DEPLOYMENTS if deployment["entrypoint"].endswith("qualify_cell")}
+    assert cells == set(GPU_POOLS) == {pool_of(gpu_type) for gpu_type in ("h100", "h200", "b200", "cpu")}
+    for pool in GPU_POOLS:
+        assert NAMES[pool]["work_pool"]["name"] == pool
+        assert NAMES[pool]["work_pool"]["work_queue_name"] in PRIORITIES
+
+
+def test_a_release_goes_before_a_requalification() -> None:
+    assert PRIORITIES["release"] < PRIORITIES["requalification"]
+
+
+def test_the_one_that_tends_is_never_kept_from_it_by_one_that_was_killed() -> None:
+    assert "concurrency_limit" not in NAMES["tend"]

@@ -145,7 +145,7 @@ def _radosgw() -> Finding:
 
 def _chromium() -> Finding:
     found = shutil.which("chromium")
-    remedy = "only for the tests: infra/chromium.sh"
+    remedy = "only for the tests: infra/debian-package.sh chromium"
     return Finding(what="chromium", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
 
 

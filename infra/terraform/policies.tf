@@ -52,8 +52,11 @@ data "aws_iam_policy_document" "publisher" {
       sid     = "Lock"
       actions = ["s3:PutObjectRetention"]
       resources = [
+        "${local.store}/attempts/*",
         "${local.store}/evidence/*",
+        "${local.store}/releases/*",
         "${local.store}/reports/*",
+        "${local.store}/stages/*",
         "${local.store}/.store*",
       ]
     }
@@ -149,8 +152,11 @@ data "aws_iam_policy_document" "bucket" {
     effect  = "Deny"
     actions = ["s3:PutObject"]
     resources = [
+      "${local.store}/attempts/*",
       "${local.store}/evidence/*",
+      "${local.store}/releases/claims/*",
       "${local.store}/reports/*",
+      "${local.store}/stages/*",
       "${local.store}/approvals/*/decision.json",
       "${local.store}/approvals/*/approval.json",
       "${local.store}/.store",

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import StateType
 
 from tests.fleet import Postgres, PrefectServer, Worker
 
-pytest_plugins = ("tests.fleet.fixtures",)
+pytestmark = pytest.mark.fleet
 
 POOL = "bench"
 # The server gives none below 60 s; a start of the server must fit in.

@@ -328,7 +328,7 @@ def test_speculative_decoding_that_was_not_measured_is_missed() -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
-        reason = f"no {CHROMIUM}: run infra/chromium.sh"
+        reason = f"no {CHROMIUM}: run infra/debian-package.sh chromium"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)

@@ -1,0 +1,138 @@
+"""Lost runs are found by a real server's own word, and started again; living ones are left alone."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from prefect import flow, get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.events import Event, Resource
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.states import Completed, Crashed, Failed, Pending, Running, Scheduled
+from prefect.testing.utilities import prefect_test_harness
+
+from tasks import tend
+from tasks.tend import HEARTBEAT, lost_runs, start_again
+
+SILENT_S = 1.0
+MOST_STARTS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tend, "CONFIRM_S", 1.0)
+    monkeypatch.setattr(tend, "SETTLED_S", 0.0)
+
+
+@pytest.fixture
+def client() -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as found:
+        yield found
+
+
+@pytest.fixture
+def deployment(client: SyncPrefectClient) -> UUID:
+    with suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name="tended", type="process"))
+    return client.create_deployment(client.create_flow_from_name("qualify-cell"), "tended", work_pool_name="tended")
+
+
+def begun(client: SyncPrefectClient, deployment: UUID, *states: State[object]) -> UUID:
+    """A run that had these states, the last one for longer than SILENT_S once the test asks."""
+    run = client.create_flow_run_from_deployment(deployment, state=Scheduled()).id
+    for state in states:
+        client.set_flow_run_state(run, state, force=True)
+    return run
+
+
+@flow
+def tended() -> None:
+    for lost in lost_runs(SILENT_S):
+        start_again(lost, MOST_STARTS)
+
+
+def tend_once() -> None:
+    time.sleep(SILENT_S + 0.5)  # until what says nothing is silent
+    tended()
+
+
+def state_of(client: SyncPrefectClient, run: UUID) -> tuple[StateType | None, str | None, str]:
+    found: FlowRun = client.read_flow_run(run)
+    assert found.state is not None
+    return found.state.type, found.state.name, found.state.message or ""
+
+
+def test_a_run_that_gives_no_sign_of_life_is_started_again(client: SyncPrefectClient, deployment: UUID) -> None:
+    running, pending = begun(client, deployment, Pending(), Running()), begun(client, deployment, Pending())
+    tend_once()
+    for run in (running, pending):
+        kind, name, message = state_of(client, run)
+        assert (kind, name) == (StateType.SCHEDULED, "AwaitingRetry")
+        assert message.startswith("infrastructure: no sign of life for 1 s; started again")
+
+
+def test_a_run_with_a_heartbeat_is_left_alone(
+    client: SyncPrefectClient, deployment: UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(client, deployment, Pending(), Running())
+    silent = begun(client, deployment, Pending(), Running())
+    monkeypatch.setattr("tests.test_tend.SILENT_S", 20.0)
+    monkeypatch.setattr(tend, "_may_be_silent", lambda *_: True)
+    event = Event(
+        occurred=datetime.now(UTC), event=HEARTBEAT, resource=Resource({"prefect.resource.id": f"prefect.flow-run.{run}"})
+    )
+    client.request("POST", "/events", json=[event.model_dump(mode="json")])
+    time.sleep(8)  # the server writes events every five seconds
+    tended()
+    assert state_of(client, run)[:2] == (StateType.RUNNING, "Running")
+    assert state_of(client, silent)[0] == StateType.SCHEDULED
+
+
+@pytest.mark.parametrize(
+    ("state", "is_started"),
+    [
+        (Crashed(message="Process exited with status code: -9."), True),
+        (Failed(message="Flow run encountered an exception: ConnectError: [Errno 111] Connection refused"), True),
+        (Failed(message="Flow run encountered an exception: ReleaseError: serve: it did not start"), False),
+        (Completed(name="NotApproved"), False),
+    ],
+    ids=["crashed", "server away", "release failed", "not approved"],
+)
+def test_what_ended_is_started_again_only_where_the_infrastructure_failed(
+    state: State[object], is_started: bool, client: SyncPrefectClient, deployment: UUID
+) -> None:
+    run = begun(client, deployment, Pending(), Running(), state)
+    tend_once()
+    assert (state_of(client, run)[0] == StateType.SCHEDULED) is is_started
+
+
+def test_a_run_is_given_up_after_so_many_starts_and_then_left_alone(client: SyncPrefectClient, deployment: UUID) -> None:
+    run = begun(client, deployment, *[Pending(), Running(), Crashed(message="killed")] * MOST_STARTS)
+    assert client.read_flow_run(run).run_count == MOST_STARTS
+    tend_once()
+    kind, _, message = state_of(client, run)
+    assert kind == StateType.CRASHED
+    assert message == "infrastructure: killed; given up after 3 starts"
+    tend_once()
+    assert state_of(client, run) == (kind, "Crashed", message)
+
+
+def test_a_run_within_another_one_is_only_told_to_be_lost(client: SyncPrefectClient) -> None:
+    @flow(name="qualify-cells")
+    def inner() -> None:
+        """As the flow of a server's cells."""
+
+    run = client.create_flow_run(inner, state=Running()).id
+    tend_once()
+    assert state_of(client, run)[0] == StateType.CRASHED
