@@ -54,6 +54,12 @@ class Weights(StrEnum):
     regressed = "regressed"
 
 
+class Reusing(StrEnum):
+    none = "none"
+    unfinished = "unfinished"
+    all = "all"
+
+
 class Filter(StrEnum):
     strict_match = "strict-match"
     flexible_extract = "flexible-extract"
@@ -97,6 +103,9 @@ def run(
     price_usd_gpu_hour: Annotated[
         float | None, typer.Option(min=0.000001, help="What a GPU costs an hour, in US dollars; by default the recipe's price.")
     ] = None,
+    reuse: Annotated[
+        Reusing, typer.Option(help="Whose finished stages are taken over, where their inputs are the same.")
+    ] = Reusing.unfinished,
     decision_timeout_s: Annotated[
         float,
         typer.Option(min=0, help="How long to wait for a decision in Prefect's UI where a person is to decide."),
@@ -120,7 +129,12 @@ def run(
         problem, remedy = "nobody could decide: without a Prefect server of its own this run has no UI", "set PREFECT_API_URL"
         raise CallerError(problem, f"{remedy}, or decide later with `vllm-qualify approve`", "--decision-timeout-s")
     against: Settings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
-    others = {"port": port, "price_usd_gpu_hour": price_usd_gpu_hour, "decision_timeout_s": decision_timeout_s}
+    others: Settings = {
+        "reuse": {"of": reuse.value},
+        "port": port,
+        "price_usd_gpu_hour": price_usd_gpu_hour,
+        "decision_timeout_s": decision_timeout_s,
+    }
     raise typer.Exit(_qualify(recipe, choice, launch, store, against, **others))
 
 

@@ -1,0 +1,257 @@
+"""The fleet's flows on a real Prefect server, without hosts: what they ask of these, and that they ask once."""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import flow, get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun
+from prefect.testing.utilities import prefect_test_harness
+
+from deployments.setup import GPU_POOLS, PRIORITIES, make_automation, make_pool, qualifying
+from flows.fleet import Decide, Requalify, WatchReleases, decide, requalify, watch_releases
+from flows.qualify import QualifyCell, QualifyRelease, on_host, qualify_release
+from tasks import releases
+from tasks.fleet import APPROVED, AWAITING, COVERED, NOT_APPROVED, RELEASE, REQUALIFICATION, TAG, start_on_fleet, state_of
+from tests.approval.builder import made_key, publish_report, with_gate
+from tests.report.builder import approved_report, not_approved_report
+from vllm_qualify.approval.pointer import read_pointer
+from vllm_qualify.approval.signing import PRIVATE_KEY
+from vllm_qualify.errors import CallerError
+from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.qualification import Published, Run
+from vllm_qualify.releases import known
+from vllm_qualify.releases.source import Found, ImageSource, Source
+
+DIGEST = "sha256:" + "a" * 64
+MOVED = "sha256:" + "b" * 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture
+def client() -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as found:
+        yield found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = open_store((tmp_path / "store").as_uri())
+    found.check()
+    return found
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_key(tmp_path / "approver.pem")
+    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(tmp_path / "approver.pem"))
+
+
+@pytest.fixture
+def pools(client: SyncPrefectClient) -> None:
+    """As `python -m deployments.setup` makes them, with the deployments of `qualify_cell`."""
+    for pool in GPU_POOLS:
+        make_pool(client, pool)
+        client.create_deployment(
+            client.create_flow_from_name("qualify-cell"), pool, work_pool_name=pool, work_queue_name=RELEASE
+        )
+
+
+def started(client: SyncPrefectClient) -> list[FlowRun]:
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG])))
+
+
+def request_of(run: FlowRun) -> QualifyCell:
+    return QualifyCell.model_validate(run.parameters["request"])
+
+
+@pytest.mark.usefixtures("pools")
+def test_pools_and_queues_are_brought_to_what_they_should_be(client: SyncPrefectClient) -> None:
+    client.update_work_queue(client.read_work_queue_by_name(RELEASE, "cpu").id, priority=7)
+    make_pool(client, "cpu")
+    for name, priority in PRIORITIES.items():
+        assert client.read_work_queue_by_name(name, "cpu").priority == priority
+
+
+def test_an_automation_is_made_once(client: SyncPrefectClient) -> None:
+    deployment = client.create_deployment(client.create_flow_from_name("qualify-release"), "release")
+    wanted = qualifying(deployment)
+    for _ in range(2):
+        make_automation(client, wanted)
+    (found,) = client.read_automations_by_name(wanted.name)
+    assert found.trigger == wanted.trigger
+
+
+def test_a_host_is_asked_for_the_same_release_as_all_others() -> None:
+    request = QualifyRelease(recipe="reference", gpu_types=["cpu"], store="file:///somewhere", renew_days=3)
+
+    @flow
+    def asked() -> dict[str, object]:
+        return on_host(request, "cpu")
+
+    found = QualifyCell.model_validate(asked())
+    assert found == QualifyCell(
+        recipe="reference", choice=request.choice.model_copy(update={"gpu_type": "cpu"}), store=request.store, renew_days=3
+    )
+
+
+@pytest.mark.usefixtures("pools")
+def test_a_run_is_started_once_however_often_it_is_asked_for(client: SyncPrefectClient) -> None:
+    @flow
+    def asking(times: int) -> None:
+        for _ in range(times):
+            start_on_fleet("cpu", {"recipe": "reference", "store": "file:///once"}, REQUALIFICATION)
+
+    asking(3)
+    (run,) = [run for run in started(client) if request_of(run).store == "file:///once"]
+    assert (run.work_queue_name, run.work_pool_name) == (REQUALIFICATION, "cpu")
+    asking(1)
+    assert len([run for run in started(client) if request_of(run).store == "file:///once"]) == 2, "by another flow run"
+
+
+def test_a_gpu_type_without_a_deployment_is_the_callers_mistake() -> None:
+    @flow
+    def asking() -> None:
+        start_on_fleet("h999", {"recipe": "reference"}, RELEASE)
+
+    with pytest.raises(CallerError, match="no deployment qualify-cell/gpu-h999"):
+        asking()
+
+
+def published(tmp_path: Path, approves: bool, **others: object) -> Published:
+    report = approved_report() if approves else not_approved_report()
+    run = Run(folder=tmp_path / str(uuid4()))
+    run.folder.mkdir(parents=True)
+    (run.folder / "report.json").write_text(report.model_dump_json())
+    told = {"outcome": report.outcome, "approved": report.approved}
+    return Published.model_validate({"run": run, "page": "s3://b/report.html", "manifest": "m", **told, **others})
+
+
+def test_a_runs_state_says_what_people_have_to_know(tmp_path: Path) -> None:
+    passed, failed = published(tmp_path, True), published(tmp_path, False)
+    done = passed.model_copy(update={"told": "approved by Ada on 2026-03-14, until 2026-06-12"})
+    assert state_of([]).name == COVERED
+    assert state_of([done]).name == APPROVED
+    assert state_of([done, passed]).name == AWAITING
+    assert state_of([passed.model_copy(update={"told": "rejected", "rejected": True})]).name == NOT_APPROVED
+    state = state_of([done, failed, passed])
+    assert state.name == NOT_APPROVED
+    message = str(state.message)
+    report = failed.run.report()
+    assert report.plan.cell.id in message
+    assert failed.page in message
+    for gate in report.judgement.gates:
+        assert (f"{gate.gate.label}: {gate.verdict}" in message) is (gate.counts_as != "pass")
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Found]], None]:
+    """What the registry has; the real one is asked in tests/releases."""
+    has: list[Found] = []
+    monkeypatch.setattr(releases, "found_at", lambda _: list(has))
+
+    def set_to(found: list[Found]) -> None:
+        has[:] = found
+
+    return set_to
+
+
+def watching(store: Store) -> WatchReleases:
+    return WatchReleases(recipes=["reference"], gpu_types=["cpu", "h100"], repository="127.0.0.1:5000/vllm", store=store.url)
+
+
+def test_a_new_image_is_told_once_and_a_moved_tag_is_a_new_one(
+    store: Store, registry: Callable[[list[Found]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emitted: list[Source] = []
+    really = known.emitted
+
+    def noted(store: Store, source: Source, key: str, now: datetime) -> None:
+        emitted.append(source)
+        really(store, source, key, now)
+
+    monkeypatch.setattr(known, "emitted", noted)
+    old = Found(identity="sha256:" + "0" * 64, tags=["v0.31.0"])
+    registry([old])
+    watch_releases(watching(store))
+    assert emitted == [], "what was there before is only noted"
+    registry([Found(identity=DIGEST, tags=["v0.32.0"]), old])
+    for _ in range(2):
+        watch_releases(watching(store))
+    assert len(emitted) == 1
+    registry([Found(identity=MOVED, tags=["v0.32.0"]), old])
+    watch_releases(watching(store))
+    assert len(emitted) == 2
+
+
+def test_an_event_has_the_whole_request(
+    store: Store, registry: Callable[[list[Found]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[QualifyRelease] = []
+    monkeypatch.setattr(
+        "flows.fleet.tell", lambda _source, _sighting, request, _store: requests.append(QualifyRelease(**request))
+    )
+    registry([])
+    watch_releases(watching(store))
+    registry([Found(identity=DIGEST, tags=["v0.32.0"])])
+    watch_releases(watching(store))
+    (request,) = requests
+    source = ImageSource(name="127.0.0.1:5000/vllm", recipe="reference")
+    assert request.launch.image == f"127.0.0.1:5000/vllm:v0.32.0@{DIGEST}"
+    assert (request.gpu_types, request.renew_days) == (["cpu"], 0)
+    assert request.release_key == known.release_key(source, DIGEST)
+
+
+def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("flows.qualify.run_on_fleet", lambda requests, queue: asked.append((requests, queue)))
+    key = known.release_key(ImageSource(name="vllm/vllm-openai", recipe="reference"), DIGEST)
+    request = QualifyRelease(recipe="reference", gpu_types=["cpu"], store=store.url, release_key=key)
+    qualify_release(request)
+    qualify_release(request)
+    assert len(asked) == 1
+    assert UUID(known.claimed(store, key).by)
+
+
+@pytest.mark.usefixtures("key", "pools")
+def test_what_is_approved_is_looked_at_again_on_its_own_host(
+    client: SyncPrefectClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = publish_report(store, tmp_path / "runs")
+    decide(Decide(run=found.run_id, decision="approve", name="Ada", reason="fine", store=store.url))
+    pointer = read_pointer(store, found.cell)
+    assert pointer is not None
+    assert pointer.last.by == "Ada"
+    requalify_of(found.report.plan.cell.recipe, store, monkeypatch)
+    (run,) = [run for run in started(client) if request_of(run).store == store.url]
+    request, cell = request_of(run), found.report.plan.cell
+    assert (run.work_pool_name, run.work_queue_name) == (f"gpu-{cell.gpu_type}", REQUALIFICATION)
+    assert (request.choice.variant, request.choice.gpu_type, request.choice.profile) == (
+        cell.variant,
+        cell.gpu_type,
+        cell.profile,
+    )
+    assert (request.reuse.of, request.renew_days) == ("all", 14)
+
+
+def requalify_of(recipe: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = type("Recipe", (), {"name": recipe})
+    monkeypatch.setattr("tasks.requalify.load_recipe", lambda _: type("Loaded", (), {"recipe": named}))
+    requalify(Requalify(recipes=[recipe], store=store.url))
+
+
+@pytest.mark.usefixtures("key")
+def test_what_did_not_pass_cannot_be_approved(store: Store, tmp_path: Path) -> None:
+    found = publish_report(store, tmp_path / "runs", change=with_gate("fail"))
+    with pytest.raises(CallerError):
+        decide(Decide(run=found.run_id, decision="approve", name="Ada", reason="fine", store=store.url))
+    assert read_pointer(store, found.cell) is None
