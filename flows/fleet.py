@@ -70,6 +70,18 @@ class TendFleet(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     silent_s: float = Field(default=180, ge=10, description="How long a run may give no sign of life, in seconds.")
+    confirm_s: float = Field(
+        default=60,
+        ge=0,
+        description="How long such a run is listened for once more, in seconds: the server may have been away itself, and a"
+        " heartbeat comes every 30 s.",
+    )
+    settled_s: float = Field(
+        default=60,
+        ge=0,
+        description="How long a crashed run is left alone, in seconds: a worker reports a crash a second time, and would say"
+        " so of a run that was started again in between.",
+    )
     most_starts: int = Field(default=5, ge=1, description="How often a run is started before it is given up.")
 
 
@@ -126,5 +138,5 @@ def decide(request: Decide) -> None:
 def tend_fleet(request: TendFleet) -> None:
     """Start again what was lost with its process, its host or the server; give up what is lost again and again."""
     with alone("vllm-qualify-tend") as is_alone:
-        for lost in lost_runs(request.silent_s) if is_alone else []:
+        for lost in lost_runs(request.silent_s, request.confirm_s, request.settled_s) if is_alone else []:
             start_again(lost, request.most_starts)

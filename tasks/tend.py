@@ -26,10 +26,6 @@ from vllm_qualify.recipe.model import Frozen
 FLOWS = ("qualify-release", "qualify-cell", "qualify-cells", "watch-releases", "requalify", "decide", "tend-fleet")
 HEARTBEAT = "prefect.flow-run.heartbeat"
 GIVEN_UP = "given up"
-# Longer than a living run needs to be heard again after the server was away: its heartbeat comes every 30 s.
-CONFIRM_S = 60.0
-# A worker reports a crash a second time, some seconds later; what was started again in between would be said to have crashed.
-SETTLED_S = 60.0
 # Of runs that ended, how long ago.
 LOOK_BACK, PAGE = timedelta(hours=6), 200
 # How a flow ends whose Prefect server was away for longer than its client asks: nothing is wrong with what it did.
@@ -48,15 +44,15 @@ class Lost(Frozen):
 
 
 @task(name="lost runs", task_run_name="lost runs", cache_policy=NO_CACHE)
-def lost_runs(silent_s: float) -> list[Lost]:
+def lost_runs(silent_s: float, confirm_s: float, settled_s: float) -> list[Lost]:
     """What crashed, what could not reach the server at its end, and what has given no sign of life for so long, twice."""
     with get_client(sync_client=True) as client:
-        ended = [_lost(run, _why_ended(run)) for run in _recently_ended(client) if _why_ended(run)]
+        ended = [_lost(run, _why_ended(run)) for run in _recently_ended(client, settled_s) if _why_ended(run)]
         silent = _silent(client, _under_way(client), silent_s)
         if silent:
-            get_run_logger().info(f"{len(silent)} runs are silent; listening for another {CONFIRM_S:.0f} s")
+            get_run_logger().info(f"{len(silent)} runs are silent; listening for another {confirm_s:.0f} s")
             # The server may have been away itself.
-            time.sleep(CONFIRM_S)
+            time.sleep(confirm_s)
             silent = _silent(client, [client.read_flow_run(run.id) for run in silent], silent_s)
     return [*ended, *(_lost(run, f"no sign of life for {silent_s:.0f} s") for run in silent)]
 
@@ -92,10 +88,10 @@ def start_again(lost: Lost, most_starts: int) -> None:
             get_run_logger().warning(f"{lost.name} ({lost.run_id}): {state.name}: {state.message}")
 
 
-def _recently_ended(client: SyncPrefectClient) -> list[FlowRun]:
+def _recently_ended(client: SyncPrefectClient, settled_s: float) -> list[FlowRun]:
     now = datetime.now(UTC)
     found = _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=now - LOOK_BACK)
-    return [run for run in found if run.state and now - run.state.timestamp > timedelta(seconds=SETTLED_S)]
+    return [run for run in found if run.state and now - run.state.timestamp > timedelta(seconds=settled_s)]
 
 
 def _why_ended(run: FlowRun) -> str:

@@ -29,12 +29,6 @@ def _prefect() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tend, "CONFIRM_S", 1.0)
-    monkeypatch.setattr(tend, "SETTLED_S", 0.0)
-
-
 @pytest.fixture
 def client() -> Iterator[SyncPrefectClient]:
     with get_client(sync_client=True) as found:
@@ -58,7 +52,7 @@ def begun(client: SyncPrefectClient, deployment: UUID, *states: State[object]) -
 
 @flow
 def tended() -> None:
-    for lost in lost_runs(SILENT_S):
+    for lost in lost_runs(SILENT_S, confirm_s=1, settled_s=0):
         start_again(lost, MOST_STARTS)
 
 
