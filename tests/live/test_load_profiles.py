@@ -304,7 +304,7 @@ def test_the_acceptance_is_told_by_position(drafting: Report) -> None:
 
 
 def few_blocks(document: Document, blocks: int) -> None:
-    """A KV cache of so many blocks; VLLM_CPU_KVCACHE_SPACE takes no less than 1 GiB, which is 3,276 of them."""
+    """A KV cache of so many blocks; VLLM_CPU_KVCACHE_SPACE takes no less than 1 GiB, which is over a thousand of them."""
     document["gpu_types"]["cpu"]["server"]["num-gpu-blocks-override"] = blocks
 
 
