@@ -22,8 +22,7 @@ def patiently(ask: Callable[[], T]) -> T:
             if not _is_away(error) or time.monotonic() > deadline:
                 raise
             get_run_logger().warning(f"Prefect's server does not answer ({type(error).__name__}); asking again")
-            # A server needs some seconds to start.
-            time.sleep(ASK_EVERY_S)
+            time.sleep(ASK_EVERY_S)  # a server needs some seconds to start
 
 
 def _is_away(error: httpx.TransportError | httpx.HTTPStatusError) -> bool:

@@ -64,7 +64,7 @@ class Postgres:
         while running := self.processes():
             for process in running:
                 kill(process)
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # the kernel takes a moment to end them
 
     def stop(self) -> None:
         """As an administrator does; open connections are ended."""

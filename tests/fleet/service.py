@@ -100,7 +100,7 @@ class Service(ABC):
                 raise ServiceError(self._with_log(f"{self.name} ended before it was {what}"))
             if time.monotonic() > deadline:
                 raise ServiceError(self._with_log(f"{self.name} was not {what} within {limit_s:g} s"))
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # another process is waited for, which tells nothing by itself
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -125,7 +125,7 @@ class Service(ABC):
         while running := self.processes():
             for process in running:
                 kill(process)
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # another process is waited for, which tells nothing by itself
         if self._process is not None:
             self._process.wait()
 

@@ -158,7 +158,7 @@ def test_all_images_of_the_project_are_of_its_version() -> None:
     (setup,) = document(KUBERNETES / "setup.yaml")["spec"]["template"]["spec"]["containers"]
     assert setup["image"] == f"{control['repository']}:{control['prefectTag']}"
     project = (KUBERNETES.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    assert re.search(r'^version = "(.+)"$', project, re.MULTILINE)[1] == control["prefectTag"]  # type: ignore[index]
+    assert re.findall(r'^version = "(.+)"$', project, re.MULTILINE) == [control["prefectTag"]]
 
 
 def test_the_command_writes_every_pools_template(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def touch(path: str) -> None:
 def wait_for(path: str) -> None:
     Path(path).with_suffix(".begun").touch()
     while not Path(path).exists():
-        time.sleep(0.1)
+        time.sleep(0.1)  # until the test lets it go on
 """
 
 HOLD = """
@@ -45,7 +45,7 @@ from prefect.concurrency.sync import concurrency
 
 with concurrency(sys.argv[1], lease_duration=float(sys.argv[2]), strict=True):
     print("held", flush=True)
-    time.sleep(3600)
+    time.sleep(3600)  # until it is killed
 """
 
 
@@ -210,5 +210,5 @@ def await_true(check: Callable[[], bool]) -> bool:
         if time.monotonic() > deadline:
             return False
         # polled: neither the server nor a process of another parent tells
-        time.sleep(0.2)
+        time.sleep(0.2)  # the server frees it by itself
     return True
