@@ -14,7 +14,7 @@ orchestrator() {
   is_built .venv "$stamp" && return
   say "building .venv, the orchestrator environment"
   bootstrap_uv
-  "$uv" pip sync --python .venv infra/requirements/orchestrator.txt
+  "$uv" pip sync --compile-bytecode --python .venv infra/requirements/orchestrator.txt
   "$uv" pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
   echo "$stamp" > .venv/built-from
 }
@@ -27,7 +27,7 @@ engine() {
   bootstrap_uv
   new_environment .venv-engine
   torch_wheel
-  "$uv" pip sync --python .venv-engine --find-links .wheels infra/requirements/engine.txt
+  "$uv" pip sync --compile-bytecode --python .venv-engine --find-links .wheels infra/requirements/engine.txt
   name_vllm
   echo "$stamp" > .venv-engine/built-from
 }

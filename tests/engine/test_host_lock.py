@@ -1,5 +1,6 @@
 """The machine's lock: one at a time, also after a kill, and not before the last server of a run is gone."""
 
+import fcntl
 import signal
 import subprocess
 import sys
@@ -41,9 +42,13 @@ def holder(tmp_path: Path, command: str) -> subprocess.Popen[str]:
 
 
 def is_free() -> bool:
-    """Whether another process could take the machine now."""
-    code = f"import fcntl, os; fcntl.flock(os.open({str(lock_file())!r}, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    """Whether another run could take the machine now. A lock is of an open file, not of a process."""
+    with lock_file().open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_it_is_held_for_the_block_and_free_after_it() -> None:

@@ -10,11 +10,22 @@ import pytest
 
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import Run, publish_run
 from vllm_qualify.report.model import Report, load_report
 
 COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
+
+
+# What a load of seconds may rightly be refused for where something else keeps the machine busy.
+DISTURBED = ("use more num_prompts", "see what holds up this machine", "give the client a core")
+
+
+def undisturbed(found: Measurement) -> bool:
+    """Whether it is valid; if not, something else kept the machine busy."""
+    assert found.invalid_because is None or any(words in found.invalid_because for words in DISTURBED), found
+    return found.invalid_because is None
 
 
 @dataclass(frozen=True)

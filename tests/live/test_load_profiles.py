@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import COMMAND, Qualified, processes_of, run
+from tests.live.conftest import COMMAND, DISTURBED, Qualified, processes_of, run, undisturbed
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.fitting import Tried
@@ -82,16 +82,6 @@ def value_of(report: Report, stage: str, metric: str) -> float:
     assert found.invalid_because is None, found.invalid_because
     assert found.value is not None
     return found.value
-
-
-# What a load of seconds may rightly be refused for where something else keeps the machine busy.
-DISTURBED = ("use more num_prompts", "see what holds up this machine", "give the client a core")
-
-
-def undisturbed(found: Measurement) -> bool:
-    """Whether it is valid; if not, something else kept the machine busy."""
-    assert found.invalid_because is None or any(words in found.invalid_because for words in DISTURBED), found
-    return found.invalid_because is None
 
 
 def evidence_of(folder: Path) -> dict[str, bytes]:

@@ -105,6 +105,18 @@ def test_a_finished_run_is_measured_once_more_unless_it_was_approved_and_all_are
     assert bool(taken(store, again(broken_off.plan), reuse)) is is_taken
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reuse", "is_taken"), [("not approved", ALL, False), ("approved", UNFINISHED, False), ("approved", ALL, True)]
+)
+def test_what_a_finished_run_took_over_is_finished_with_it(
+    outcome: str, reuse: Reuse, is_taken: bool, broken_off: Run, store: Store
+) -> None:
+    second = again(broken_off.plan)
+    taken(store, second)
+    finish(store, second, outcome)
+    assert bool(taken(store, again(broken_off.plan), reuse)) is is_taken
+
+
 def test_old_evidence_is_measured_once_more(broken_off: Run, store: Store) -> None:
     began = min(stage.started_at for stage in broken_off.stages())
     age_days = (datetime.now(UTC) - began) / timedelta(days=1)

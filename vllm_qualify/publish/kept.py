@@ -50,6 +50,11 @@ class Kept(Frozen):
     prefix: str
     stage: StageEvidence
 
+    @property
+    def measured_by(self) -> str:
+        """The run that measured it, whichever took it over."""
+        return self.stage.taken_from or self.run_id
+
 
 def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
     """Store a finished stage, unless it was itself taken over. Raises StoreError, HostError."""
@@ -57,6 +62,11 @@ def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> 
         return
     for file in stage.files:
         put_evidence(store, evidence, file)
+    _note(store, plan, stage)
+
+
+def _note(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
+    """The run has this stage: what becomes of the run tells what becomes of the measurement."""
     kept = Kept(run_id=plan.run_id, prefix=f"reports/{plan.cell.id}/{plan.run_id}", stage=stage)
     key = f"{_folder(stage.stage, plan)}{plan.run_id}.json"
     if not store.exists(key):
@@ -72,14 +82,14 @@ def take_over(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse:
     """
     if reuse.of == "none":
         return None
-    for kept in _newest_first(store, stage, plan):
-        if _is_young(kept, reuse) and _may_be_used(store, kept, reuse):
-            _bring(store, kept, evidence)
-            found = parse(stage, plan, evidence)
-            if not _lacks(plan, stage, found):
-                origin = kept.stage.taken_from or kept.run_id
-                return kept.stage.model_copy(update={"measurements": found, "taken_from": origin})
-            _remove(kept, evidence)
+    for kept in _usable(store, stage, plan, reuse):
+        _bring(store, kept, evidence)
+        found = parse(stage, plan, evidence)
+        if not _lacks(plan, stage, found):
+            taken = kept.stage.model_copy(update={"measurements": found, "taken_from": kept.measured_by})
+            _note(store, plan, taken)
+            return taken
+        _remove(kept, evidence)
     return None
 
 
@@ -161,6 +171,13 @@ def _task(task: TaskPlan) -> Any:
 
 def _folder(stage: Stage, plan: CellPlan) -> str:
     return f"stages/{stage}/{stage_key(stage, plan)}/"
+
+
+def _usable(store: Store, stage: Stage, plan: CellPlan, reuse: Reuse) -> list[Kept]:
+    """One that any run has taken into a report is judged by all such reports."""
+    found = [kept for kept in _newest_first(store, stage, plan) if _is_young(kept, reuse)]
+    refused = {kept.measured_by for kept in found if not _may_be_used(store, kept, reuse)}
+    return [kept for kept in found if kept.measured_by not in refused]
 
 
 def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[Kept]:
