@@ -80,7 +80,7 @@ class TendFleet(BaseModel):
         default=60,
         ge=0,
         description="How long a crashed run is left alone, in seconds: a worker reports a crash a second time, and would say"
-        " so of a run that was started again in between.",
+        " so of a run that was started again in between. Such a run's next heartbeat, every 30 s, tells that it goes on.",
     )
     most_starts: int = Field(default=5, ge=1, description="How often a run is started before it is given up.")
 

@@ -47,7 +47,7 @@ class Lost(Frozen):
 def lost_runs(silent_s: float, confirm_s: float, settled_s: float) -> list[Lost]:
     """What crashed, what could not reach the server at its end, and what has given no sign of life for so long, twice."""
     with get_client(sync_client=True) as client:
-        ended = [_lost(run, _why_ended(run)) for run in _recently_ended(client, settled_s) if _why_ended(run)]
+        ended = [_lost(run, why) for run in _recently_ended(client, settled_s) if (why := _why_ended(run))]
         silent = _silent(client, _under_way(client), silent_s)
         if silent:
             get_run_logger().info(f"{len(silent)} runs are silent; listening for another {confirm_s:.0f} s")
@@ -89,9 +89,11 @@ def start_again(lost: Lost, most_starts: int) -> None:
 
 
 def _recently_ended(client: SyncPrefectClient, settled_s: float) -> list[FlowRun]:
+    """Without those that were heard since: a worker that is late told of a crash before the start that goes on now."""
     now = datetime.now(UTC)
     found = _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=now - LOOK_BACK)
-    return [run for run in found if run.state and now - run.state.timestamp > timedelta(seconds=settled_s)]
+    settled = [run for run in found if run.state and now - run.state.timestamp > timedelta(seconds=settled_s)]
+    return [run for run in settled if run.state and not _was_heard(client, run, run.state.timestamp)]
 
 
 def _why_ended(run: FlowRun) -> str:

@@ -107,15 +107,34 @@ def push_image(registry: str, name: str, tag: str, architecture: str = "amd64", 
         }
         body = json.dumps(config).encode()
         for blob in (layer, body):
-            place = client.post("/blobs/uploads/").raise_for_status().headers["location"]
-            client.put(httpx.URL(place).copy_merge_params({"digest": _digest(blob)}), content=blob).raise_for_status()
+            _push_blob(client, blob)
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": _entry(CONFIG, body),
             "layers": [_entry(LAYER, layer)],
         }
-        pushed = client.put(f"/manifests/{tag}", json=manifest, headers={"content-type": MANIFEST}).raise_for_status()
+        return _push_manifest(client, tag, manifest)
+
+
+def push_rebuilt(registry: str, name: str, tag: str, version: str) -> str:
+    """Push the image at a tag once more at the tag `v<version>`, labelled so: another digest of the same layers. Returns it."""
+    with httpx.Client(base_url=f"http://{registry}/v2/{name}") as client:
+        manifest = client.get(f"/manifests/{tag}", headers={"accept": MANIFEST}).raise_for_status().json()
+        config = client.get(f"/blobs/{manifest['config']['digest']}").raise_for_status().json()
+        config["config"].setdefault("Labels", {})["org.opencontainers.image.version"] = f"v{version}"
+        body = json.dumps(config).encode()
+        _push_blob(client, body)
+        return _push_manifest(client, f"v{version}", manifest | {"config": _entry(CONFIG, body)})
+
+
+def _push_blob(client: httpx.Client, blob: bytes) -> None:
+    place = client.post("/blobs/uploads/").raise_for_status().headers["location"]
+    client.put(httpx.URL(place).copy_merge_params({"digest": _digest(blob)}), content=blob).raise_for_status()
+
+
+def _push_manifest(client: httpx.Client, tag: str, manifest: Mapping[str, object]) -> str:
+    pushed = client.put(f"/manifests/{tag}", json=manifest, headers={"content-type": MANIFEST}).raise_for_status()
     return str(pushed.headers["docker-content-digest"])
 
 

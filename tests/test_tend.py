@@ -79,17 +79,18 @@ def test_a_run_that_gives_no_sign_of_life_is_started_again(client: SyncPrefectCl
 def test_a_run_with_a_heartbeat_is_left_alone(
     client: SyncPrefectClient, deployment: UUID, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = begun(client, deployment, Pending(), Running())
+    run, called_crashed = begun(client, deployment, Pending(), Running()), begun(client, deployment, Crashed(message="killed"))
     silent = begun(client, deployment, Pending(), Running())
     monkeypatch.setattr("tests.test_tend.SILENT_S", 20.0)
     monkeypatch.setattr(tend, "_may_be_silent", lambda *_: True)
-    event = Event(
-        occurred=datetime.now(UTC), event=HEARTBEAT, resource=Resource({"prefect.resource.id": f"prefect.flow-run.{run}"})
-    )
-    client.request("POST", "/events", json=[event.model_dump(mode="json")])
+    for heard in (run, called_crashed):
+        resource = Resource({"prefect.resource.id": f"prefect.flow-run.{heard}"})
+        event = Event(occurred=datetime.now(UTC), event=HEARTBEAT, resource=resource)
+        client.request("POST", "/events", json=[event.model_dump(mode="json")])
     time.sleep(8)  # the server writes events every five seconds
     tended()
     assert state_of(client, run)[:2] == (StateType.RUNNING, "Running")
+    assert state_of(client, called_crashed)[0] == StateType.CRASHED
     assert state_of(client, silent)[0] == StateType.SCHEDULED
 
 

@@ -1,12 +1,13 @@
 """`qualify_cell` as a worker runs it, around stages that pass at once, and that wait where a test wants to kill something.
 
-In the folder HELD a file `hold-<stage>` makes that stage wait; `stages.log` tells which began and which were done.
+In the folder HELD a file `hold-<stage>` makes that stage wait; `stages.log` tells which began, which were done, and whose.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,14 +15,20 @@ from unittest.mock import patch
 from prefect import flow
 from prefect.client.schemas.objects import State
 
+import tasks.approve
 import tasks.decide
+import tasks.measure
 from flows.qualify import QualifyCell
 from flows.qualify import qualify_cell as real
 from infra.bench.passing import passing
 from vllm_qualify.evidence import stages
 
 HELD = "VLLM_QUALIFY_TEST_HELD"
+# As a worker tells the process of a flow run.
+RUN = "PREFECT__FLOW_RUN_ID"
 POLL_S = 0.1
+# Where a run can be held. A server is started again wherever something is missing; all others are done once.
+STARTS, DONE_ONCE = "serve", ["smoke", "accuracy", "load", "judge", "publish", "approve"]
 
 
 @flow(name="qualify-cell", validate_parameters=True)
@@ -33,25 +40,43 @@ def qualify_cell(request: QualifyCell) -> State[str]:
 
 @contextmanager
 def _watched() -> Iterator[None]:
+    run, serve = stages._run, vars(tasks.measure)["serve"]
+    wrapped: dict[tuple[Any, str], Callable[..., Any]] = {
+        (stages, "_run"): lambda stage, *others: _told(stage, run, stage, *others),
+        (tasks.measure, "serve"): partial(_served, serve),
+    }
+    for stage, module, name in (
+        ("judge", tasks.decide, "judge_run"),
+        ("publish", tasks.decide, "publish_run"),
+        ("approve", tasks.approve, "approve"),
+    ):
+        wrapped[module, name] = partial(_told, stage, getattr(module, name))
     with ExitStack() as patched:
-        run: Callable[..., Any] = stages._run
-        patched.enter_context(patch.object(stages, "_run", lambda stage, *others: _told(stage, run, stage, *others)))
-        for stage, name in (("judge", "judge_run"), ("publish", "publish_run")):
-            work = getattr(tasks.decide, name)
-            patched.enter_context(patch.object(tasks.decide, name, lambda *a, s=stage, w=work: _told(s, w, *a)))
+        for (module, name), work in wrapped.items():
+            patched.enter_context(patch.object(module, name, work))
         yield
 
 
+@contextmanager
+def _served(serve: Callable[..., AbstractContextManager[Any]], *arguments: Any) -> Iterator[Any]:
+    _begun(STARTS)
+    with serve(*arguments) as served:
+        yield served
+
+
 def _told(stage: str, work: Callable[..., Any], *arguments: Any) -> Any:
-    folder = Path(os.environ[HELD])
-    _note(folder, f"begun {stage}")
-    while (folder / f"hold-{stage}").exists():
-        time.sleep(POLL_S)  # until the test has done its worst
+    _begun(stage)
     found = work(*arguments)
-    _note(folder, f"done {stage}")
+    _note(f"done {stage}")
     return found
 
 
-def _note(folder: Path, line: str) -> None:
-    with (folder / "stages.log").open("a") as log:
-        log.write(f"{line}\n")
+def _begun(stage: str) -> None:
+    _note(f"begun {stage}")
+    while (Path(os.environ[HELD]) / f"hold-{stage}").exists():
+        time.sleep(POLL_S)  # until the test has done its worst
+
+
+def _note(line: str) -> None:
+    with (Path(os.environ[HELD]) / "stages.log").open("a") as log:
+        log.write(f"{line} {os.environ[RUN]}\n")

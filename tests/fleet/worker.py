@@ -18,7 +18,7 @@ class Worker(Service):
         super().__init__(folder, name)
         self._api_url = api_url
         self._pool = pool
-        self._environment_given = environment
+        self.given = environment
         self._started = datetime.now(UTC)
 
     def arguments(self) -> Sequence[str]:
@@ -30,7 +30,7 @@ class Worker(Service):
             "PREFECT_API_URL": self._api_url,
             "PREFECT_WORKER_HEARTBEAT_SECONDS": "1",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
-            **self._environment_given,
+            **self.given,
         }
 
     def start(self) -> None:

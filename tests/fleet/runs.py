@@ -1,0 +1,71 @@
+"""Flow runs on a real server: started, waited for, killed with the host they are on."""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterExpectedStartTime
+from prefect.client.schemas.objects import FlowRun, State
+
+from tests.fleet.server import PrefectServer
+
+LIMIT_S = 300.0
+LOG_BYTES = 3000
+# A crash is reported by a worker a second time, some seconds later; by then a run that was started again has been heard.
+TEND = {"silent_s": 45, "confirm_s": 1, "settled_s": 45}
+
+
+class Runs:
+    """Of one server. `logs` are of the workers, for what was waited for in vain."""
+
+    def __init__(self, server: PrefectServer, *logs: Path, limit_s: float = LIMIT_S) -> None:
+        self._server, self._logs, self._limit_s = server, logs, limit_s
+
+    def client(self) -> SyncPrefectClient:
+        return SyncPrefectClient(self._server.url)
+
+    def start(self, deployment: str, request: Mapping[str, Any]) -> UUID:
+        """A run of FLOW/DEPLOYMENT, as its form would start it."""
+        with self.client() as client:
+            found = client.read_deployment_by_name(deployment)
+            tags = found.tags or ["vllm-qualify"]
+            return client.create_flow_run_from_deployment(found.id, parameters={"request": dict(request)}, tags=tags).id
+
+    def run(self, deployment: str, request: Mapping[str, Any]) -> State[Any]:
+        """From its start to its end."""
+        return self.ended(self.start(deployment, request))
+
+    def ended(self, run: UUID) -> State[Any]:
+        self.wait_until(lambda: self.state(run).is_final(), f"the end of {run}")
+        return self.state(run)
+
+    def completed(self, run: UUID) -> State[Any]:
+        """A worker that is late calls a run crashed that was started again: that is no end."""
+        self.wait_until(lambda: self.state(run).is_completed(), f"{run} to be completed")
+        return self.state(run)
+
+    def state(self, run: UUID) -> State[Any]:
+        with self.client() as client:
+            state = client.read_flow_run(run).state
+        assert state is not None
+        return state
+
+    def of_flow(self, name: str, since: datetime) -> list[FlowRun]:
+        """Those that were made since then."""
+        flow = FlowFilter(name=FlowFilterName(any_=[name]))
+        made = FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(after_=since))
+        with self.client() as client:
+            return client.read_flow_runs(flow_filter=flow, flow_run_filter=made)
+
+    def wait_until(self, check: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + self._limit_s
+        while not check():
+            assert time.monotonic() < deadline, f"waited for {what}\n{self.last_lines()}"
+            time.sleep(0.2)  # processes are waited for, which tell nothing by themselves
+
+    def last_lines(self) -> str:
+        return "\n".join(f"{log}:\n{log.read_text()[-LOG_BYTES:]}" for log in self._logs)

@@ -1,0 +1,183 @@
+"""From a tag pushed to a registry to an approval that deployments trust: every service is real, and a run is killed."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from deployments.setup import CONTROL
+from tests.docker_engine import Engine, push_rebuilt
+from tests.fleet import PrefectServer, Worker
+from tests.fleet.runs import TEND, Runs
+from tests.recipes import small, write
+from tests.s3 import BUCKET, Settings
+from vllm_qualify.approval.pointer import read_pointer
+from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
+from vllm_qualify.approval.verify import verify
+from vllm_qualify.publish.store import open_store
+from vllm_qualify.report.model import Report
+
+pytestmark = [pytest.mark.fleet, pytest.mark.docker, pytest.mark.engine, pytest.mark.s3]
+
+ROOT = Path(__file__).parents[2]
+CELL = "reference/bf16/cpu/balanced"
+STORE = f"s3://{BUCKET}/fleet"
+# A newer patch release than the image's own.
+VERSION = "0.32.9"
+MAKE_BLOCK = """
+import sys
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+text = {"subject": "{{subject}}", "body": "{{body}}"}
+CustomWebhookNotificationBlock(name="team", url=sys.argv[1], json_data=text).save("team")
+"""
+
+
+@dataclass
+class Inbox:
+    """What people would be told: subjects with their texts."""
+
+    url: str = ""
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    def about(self, subject: str) -> list[str]:
+        return [body for found, body in self.told if found == f"vllm-qualify: {subject}"]
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    found = Inbox()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            given = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            found.told.append((given["subject"], given["body"]))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: the test tells."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        found.url = f"http://127.0.0.1:{server.server_port}/"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield found
+        server.shutdown()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class Fleet:
+    runs: Runs
+    control: Worker
+    host: Worker
+    recipe: str
+    key: Path
+
+    def watch(self, registry: str) -> None:
+        request = {
+            "recipes": [self.recipe],
+            "gpu_types": ["cpu"],
+            "repository": f"{registry}/vllm/vllm-openai",
+            "store": STORE,
+        }
+        ended = self.runs.run("watch-releases/watch", request)
+        assert ended.is_completed(), f"{ended}\n{self.runs.last_lines()}"
+
+
+@pytest.fixture
+def fleet(
+    fleet_server: PrefectServer, docker_engine: Engine, radosgw_settings: Settings, inbox: Inbox, tmp_path: Path
+) -> Iterator[Fleet]:
+    """Made ready by the deployments' own command; its schedules are off, since the test says when."""
+    setup = os.environ | {"PREFECT_API_URL": fleet_server.url, "PREFECT_HOME": str(tmp_path / "setup")}
+    for command in (["-c", MAKE_BLOCK, inbox.url], ["-m", "deployments.setup", "--notify", "custom-webhook/team"]):
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, env=setup, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    key = tmp_path / "approver.pem"
+    new_key(key)
+    common = {**radosgw_settings, **docker_engine.settings, "VLLM_QUALIFY_STORE": STORE}
+    approver = common | {f"{PRIVATE_KEY}_FILE": str(key), "VLLM_QUALIFY_HOME": str(tmp_path / "control-home")}
+    host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "host-home"), "VLLM_QUALIFY_LOCKS": str(tmp_path)}
+    recipe = str(write(small(tmp_path), tmp_path / "mine.yaml"))
+    with (
+        Worker(tmp_path, fleet_server.url, CONTROL, CONTROL, **approver) as control,
+        Worker(tmp_path, fleet_server.url, "cpu", "host", **host) as gpu_host,
+    ):
+        runs = Runs(fleet_server, control.log, gpu_host.log, limit_s=900)
+        with runs.client() as client:
+            for deployment in client.read_deployments():
+                for schedule in client.read_deployment_schedules(deployment.id):
+                    client.update_deployment_schedule(deployment.id, schedule.id, active=False)
+        yield Fleet(runs, control, gpu_host, recipe, key)
+
+
+@pytest.mark.usefixtures("cpu_image")
+@pytest.mark.timeout(1800)
+def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
+    fleet: Fleet, docker_engine: Engine, inbox: Inbox, radosgw_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in radosgw_settings.items():
+        monkeypatch.setenv(name, value)
+    store, runs = open_store(STORE), fleet.runs
+    # What was there before anybody watched is nothing new.
+    fleet.watch(docker_engine.registry)
+    since = datetime.now(UTC)
+    digest = push_rebuilt(docker_engine.registry, "vllm/vllm-openai", "v0.32.0", VERSION)
+    fleet.watch(docker_engine.registry)
+
+    # Registry, event, automation, run.
+    runs.wait_until(lambda: runs.of_flow("qualify-release", since), "the automation")
+    (release,) = runs.of_flow("qualify-release", since)
+    runs.wait_until(lambda: runs.of_flow("qualify-cell", since), "the host's run")
+    (cell,) = runs.of_flow("qualify-cell", since)
+
+    # The host's process is killed during the load.
+    runs.wait_until(lambda: list(store.keys("stages/accuracy/")), "the answers to be kept")
+    assert docker_engine.containers() != []
+    fleet.host.kill_flow_runs()
+    assert runs.ended(cell.id).name == "Crashed"
+    runs.wait_until(lambda: inbox.about("infrastructure failure"), "people to be told of it")
+
+    def is_started_again() -> bool:
+        runs.run("tend-fleet/tend", TEND)
+        return runs.state(cell.id).name != "Crashed"
+
+    runs.wait_until(is_started_again, "the run to be started again")
+
+    # Verdict, report, approval pending.
+    ended = runs.completed(cell.id)
+    assert ended.name == "AwaitingDecision", f"{ended}\n{runs.last_lines()}"
+    assert runs.ended(release.id).is_completed()
+    assert docker_engine.containers() == []
+    (manifest,) = (key for key in store.keys(f"reports/{CELL}/") if key.endswith("/manifest.json"))
+    report = Report.model_validate_json(store.get(manifest.replace("manifest.json", "report.json")))
+    assert report.plan.cell.release.engine.digest == digest
+    taken = {stage.stage: stage.taken_from for stage in report.stages}
+    assert taken["smoke"] == taken["accuracy"] != report.run_id
+    assert taken["load"] is None
+    runs.wait_until(lambda: inbox.about("waiting for a decision"), "people to be told of it")
+    (text,) = inbox.about("waiting for a decision")
+    for told in (CELL, f"{store.url}/reports/{CELL}/{report.run_id}/", f"/runs/flow-run/{cell.id}"):
+        assert told in text
+    assert read_pointer(store, CELL) is None
+
+    # Decision, pointer.
+    decision = {"run": report.run_id, "decision": "approve", "name": "Ada", "reason": "it passed every gate", "store": STORE}
+    decided = runs.run("decide/decide", decision)
+    assert decided.is_completed(), f"{decided}\n{runs.last_lines()}"
+    approved = verify(store, CELL, public_keys([Path(f"{fleet.key}.pub")]), datetime.now(UTC).date())
+    assert approved.run_id == report.run_id
+    assert {"sha256": digest.removeprefix("sha256:")} in [subject["digest"] for subject in approved.statement["subject"]]
+
+    # Seen once, told once.
+    fleet.watch(docker_engine.registry)
+    assert [run.id for run in runs.of_flow("qualify-release", since)] == [release.id]
