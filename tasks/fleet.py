@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from tasks.patience import patiently
+from tasks.tend import why_lost
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.plan import Choice, commit_of
 from vllm_qualify.errors import CallerError, HostError
@@ -28,6 +29,8 @@ from vllm_qualify.releases import known
 from vllm_qualify.releases.pinning import pinned
 
 LOOK_EVERY_S = 5.0
+# `tend-fleet` does it within some minutes, where its deployment is scheduled.
+STARTED_AGAIN_WITHIN = timedelta(minutes=30)
 # Of every run of this project's on the fleet.
 TAG = "vllm-qualify"
 # The work queues of a pool of GPUs, the first before the second.
@@ -118,10 +121,15 @@ def _digest(request: dict[str, Any]) -> str:
 def _ended(client: SyncPrefectClient, run_id: UUID) -> State[Any]:
     while True:
         run: FlowRun = patiently(partial(client.read_flow_run, run_id))
-        if run.state and run.state.is_final():
+        if run.state and run.state.is_final() and not _may_start_again(run, run.state):
             return run.state
         # It takes minutes to hours; whoever watches it looks at the run itself.
         time.sleep(LOOK_EVERY_S)
+
+
+def _may_start_again(run: FlowRun, state: State[Any]) -> bool:
+    """What was lost is no end as long as `tend-fleet` may still come to it."""
+    return bool(why_lost(run)) and datetime.now(UTC) - state.timestamp < STARTED_AGAIN_WITHIN
 
 
 def state_of(reported: list[Published]) -> State[str]:

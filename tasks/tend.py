@@ -47,7 +47,7 @@ class Lost(Frozen):
 def lost_runs(silent_s: float, confirm_s: float, settled_s: float) -> list[Lost]:
     """What crashed, what could not reach the server at its end, and what has given no sign of life for so long, twice."""
     with get_client(sync_client=True) as client:
-        ended = [_lost(run, why) for run in _recently_ended(client, settled_s) if (why := _why_ended(run))]
+        ended = [_lost(run, why) for run in _recently_ended(client, settled_s) if (why := why_lost(run))]
         silent = _silent(client, _under_way(client), silent_s)
         if silent:
             get_run_logger().info(f"{len(silent)} runs are silent; listening for another {confirm_s:.0f} s")
@@ -96,8 +96,8 @@ def _recently_ended(client: SyncPrefectClient, settled_s: float) -> list[FlowRun
     return [run for run in settled if run.state and not _was_heard(client, run, run.state.timestamp)]
 
 
-def _why_ended(run: FlowRun) -> str:
-    """Why a run that ended should be started again; empty if it should not."""
+def why_lost(run: FlowRun) -> str:
+    """Why a run that ended is to be started again; empty if it is not."""
     told = (run.state.message if run.state else None) or ""
     if run.deployment_id is None or run.auto_scheduled or GIVEN_UP in told:
         return ""

@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import docker
@@ -118,10 +119,11 @@ def push_image(registry: str, name: str, tag: str, architecture: str = "amd64", 
 
 
 def push_rebuilt(registry: str, name: str, tag: str, version: str) -> str:
-    """Push the image at a tag once more at the tag `v<version>`, labelled so: another digest of the same layers. Returns it."""
+    """Push the image at a tag once more at the tag `v<version>`, built now: a digest of its own, of the same layers. Returns it."""
     with httpx.Client(base_url=f"http://{registry}/v2/{name}") as client:
         manifest = client.get(f"/manifests/{tag}", headers={"accept": MANIFEST}).raise_for_status().json()
         config = client.get(f"/blobs/{manifest['config']['digest']}").raise_for_status().json()
+        config["created"] = datetime.now(UTC).isoformat()
         config["config"].setdefault("Labels", {})["org.opencontainers.image.version"] = f"v{version}"
         body = json.dumps(config).encode()
         _push_blob(client, body)

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import FlowRun, State
 
 from tests.fleet.server import PrefectServer
 
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 LOG_BYTES = 3000
 # A crash is reported by a worker a second time, some seconds later; by then a run that was started again has been heard.
 TEND = {"silent_s": 45, "confirm_s": 1, "settled_s": 45}
