@@ -119,7 +119,7 @@ def push_image(registry: str, name: str, tag: str, architecture: str = "amd64", 
 
 
 def push_rebuilt(registry: str, name: str, tag: str, version: str) -> str:
-    """Push the image at a tag once more at the tag `v<version>`, built now: a digest of its own, of the same layers. Returns it."""
+    """Push the image at a tag once more as `v<version>`, built now: a digest of its own, of the same layers. Returns it."""
     with httpx.Client(base_url=f"http://{registry}/v2/{name}") as client:
         manifest = client.get(f"/manifests/{tag}", headers={"accept": MANIFEST}).raise_for_status().json()
         config = client.get(f"/blobs/{manifest['config']['digest']}").raise_for_status().json()
