@@ -21,6 +21,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events.actions import RunDeployment, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.settings import get_current_settings
 
 from tasks.fleet import AWAITING, NOT_APPROVED, RELEASE, REQUALIFICATION, TAG
 from tasks.releases import NEW_RELEASE
@@ -45,6 +46,10 @@ TOLD = {
 
 
 def main(notify: Annotated[str | None, typer.Option(metavar="BLOCK_TYPE/NAME", help="A notification block.")] = None) -> None:
+    if get_current_settings().api.url is None:
+        # Prefect would start one that ends with this command.
+        typer.echo("error: no Prefect server is named; remedy: set PREFECT_API_URL, like https://HOST/api", err=True)
+        raise typer.Exit(2)
     with get_client(sync_client=True) as client:
         for pool in (CONTROL, *GPU_POOLS):
             make_pool(client, pool)

@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from prefect import Flow
 from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from ruamel.yaml import YAML
 
+from deployments import setup
 from deployments.setup import GPU_POOLS, PRIORITIES
 from tasks.fleet import pool_of
 from vllm_qualify.recipe.loading import load_recipe
@@ -76,3 +79,10 @@ def test_a_release_goes_before_a_requalification() -> None:
 
 def test_the_one_that_tends_is_never_kept_from_it_by_one_that_was_killed() -> None:
     assert "concurrency_limit" not in NAMES["tend"]
+
+
+def test_without_a_server_nothing_is_set_up(capsys: pytest.CaptureFixture[str]) -> None:
+    with temporary_settings(restore_defaults={PREFECT_API_URL}), pytest.raises(typer.Exit) as raised:
+        setup.main()
+    assert raised.value.exit_code == 2
+    assert "set PREFECT_API_URL" in capsys.readouterr().err
