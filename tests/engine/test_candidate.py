@@ -344,7 +344,7 @@ def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate,
     servers = [entry.server for layer in layers for entry in layer.by_version if entry.server]
     assert {name for server in servers for name in server} == {"async-scheduling", "mamba-ssm-cache-dtype"}
     asked = [
-        Asked(config=KINDS["vllm"].text({"model": "no-such/model", **server}), environment={"HF_HUB_OFFLINE": "1"}, device=None)
+        Asked(config=KINDS["vllm"].text({"model": MODEL, **server}), environment={"HF_HUB_OFFLINE": "1"}, device=None)
         for server in servers
     ]
     _, judgements = ask(candidate, subjects(asked), cache)
