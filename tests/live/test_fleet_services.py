@@ -5,14 +5,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, GlobalConcurrencyLimitCreate, WorkPoolCreate
 from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.schedules import IntervalSchedule
 
 from tests.fleet import Postgres, PrefectServer, Worker
 
@@ -167,6 +169,19 @@ def test_a_killed_flow_run_is_seen_by_its_worker(fleet: Fleet, tmp_path: Path) -
     fleet.await_file(tmp_path / "go.begun")
     fleet.worker.kill_flow_runs()
     fleet.await_state(run, StateType.CRASHED)
+
+
+def test_a_schedule_makes_runs(fleet: Fleet) -> None:
+    """Under SQLAlchemy 2.1 this Prefect's scheduler makes none."""
+    with fleet.client() as client:
+        every_minute = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(minutes=1)), active=True)
+        flow = client.create_flow_from_name("touch")
+        client.create_deployment(flow, "scheduled", work_pool_name=POOL, schedules=[every_minute])
+
+        def is_made() -> bool:
+            return any(run.auto_scheduled for run in client.read_flow_runs(limit=200))
+
+        assert await_true(is_made)
 
 
 def test_nothing_is_left_of_a_worker(fleet: Fleet, tmp_path: Path) -> None:
