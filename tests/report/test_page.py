@@ -1,8 +1,10 @@
 """The page: whole, escaped, and good in a real browser with the network off."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,8 +15,11 @@ from tests.report.builder import (
     HOSTILE,
     IMAGE,
     MARKUP,
+    QUESTIONS,
     SCRIPT,
     approved_report,
+    compared_report,
+    crowded_report,
     detailed_report,
     image_report,
     not_approved_report,
@@ -24,7 +29,7 @@ from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.recipe.model import Fit, Sweep
 from vllm_qualify.report.details import Details
-from vllm_qualify.report.model import Report
+from vllm_qualify.report.model import Report, read_report
 from vllm_qualify.report.page import TITLES, render_page
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -40,6 +45,9 @@ ARGUMENTS = [
 ]
 UNLINKABLE = ("javascript:alert(1)", " javascript:alert(1)", "JavaScript:alert(1)", "data:text/html,x", "http://[", "")
 WIDTHS = (375, 768, 1024, 1440)
+# Three of the server's course, the sweep's curve, and the repeats of two throughputs and two latencies.
+CHARTS = 3 + 1 + 4
+MOST_BYTES = 2_000_000
 Opened = tuple[Page, list[str]]
 Open = Callable[[Path, int], Opened]
 
@@ -55,13 +63,15 @@ class _Reader(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self._is_style = False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        self._is_style = tag == "style"
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self.text += "" if self._is_style else data
 
     def having(self, name: str) -> list[str]:
         return [found[name] or "" for _, found in self.elements if name in found]
@@ -87,6 +97,16 @@ def detailed_page() -> str:
     return render_page(detailed_report(), _link)
 
 
+@pytest.fixture(scope="module")
+def compared_page() -> str:
+    return render_page(compared_report(), _link)
+
+
+@pytest.fixture(scope="module")
+def crowded_page() -> str:
+    return render_page(crowded_report(), _link)
+
+
 # --- the text of the page
 
 
@@ -103,7 +123,7 @@ def test_outside_text_stays_text(hostile_page: str) -> None:
 def test_the_page_is_complete_in_itself(hostile_page: str) -> None:
     read = _Reader(hostile_page)
     assert read.having("src") == []
-    assert all(address.startswith(("#", "evidence/", "data:,", "data-docs/")) for address in read.having("href"))
+    assert all(address.startswith(("#", "evidence/", "report.json", "data:,", "data-docs/")) for address in read.having("href"))
     assert "url(" not in hostile_page
     assert "@import" not in hostile_page
 
@@ -189,7 +209,7 @@ def test_tables_have_captions_and_scopes(hostile_page: str) -> None:
 @pytest.mark.parametrize("address", UNLINKABLE)
 def test_an_address_that_is_no_file_is_not_linked(approved: Report, address: str) -> None:
     addresses = _Reader(render_page(approved, lambda _: address)).having("href")
-    assert all(found.startswith(("#", "data:,", "data-docs/")) for found in addresses)
+    assert all(found.startswith(("#", "report.json", "data:,", "data-docs/")) for found in addresses)
 
 
 def test_addresses_of_a_store_are_linked(approved: Report) -> None:
@@ -268,9 +288,9 @@ def test_hostile_details_stay_text(detailed_page: str) -> None:
 def test_drawings_bring_nothing_along_and_have_a_text(detailed_page: str) -> None:
     read = _Reader(detailed_page)
     drawings = [found for tag, found in read.elements if tag == "svg"]
-    assert [found["role"] for found in drawings] == ["img"] * 4
+    assert [found["role"] for found in drawings] == ["img"] * CHARTS
     assert all(found["aria-label"] for found in drawings)
-    assert [tag for tag, _ in read.elements].count("figcaption") == 4
+    assert [tag for tag, _ in read.elements].count("figcaption") == CHARTS
     assert not {"xlink:href", "src", "style"} & {name for _, found in read.elements for name in found}
     assert "url(" not in detailed_page
 
@@ -282,13 +302,12 @@ def test_large_rates_are_drawn_in_thousands(detailed_page: str) -> None:
 
 
 def test_the_curve_marks_its_front_and_names_its_clients(detailed_page: str) -> None:
-    read = _Reader(detailed_page)
-    dots = [found for tag, found in read.elements if tag == "circle"]
+    svg = detailed_page[detailed_page.index("Output tokens per second of a GPU over") :].split("</svg>")[0]
+    dots = [found for tag, found in _Reader(svg).elements if tag == "circle"]
     assert [found.get("fill") for found in dots] == ["currentColor", "currentColor", None]
     # The point of the most output lies at the top, and the fastest one at the right.
     highest, fastest = min(dots, key=lambda dot: float(dot["cy"] or 0)), max(dots, key=lambda dot: float(dot["cx"] or 0))
     assert (dots.index(highest), dots.index(fastest)) == (1, 0)
-    svg = detailed_page[detailed_page.index("Output tokens per second of a GPU over") :].split("</svg>")[0]
     assert [f">{clients}</text>" in svg for clients in (8, 32, 64)] == [True] * 3
 
 
@@ -303,7 +322,7 @@ def test_a_sweep_without_a_curve_has_no_drawing_of_it() -> None:
     assert report.details.sweep is not None
     swept = report.details.sweep.model_copy(update={"curve": []})
     page = render_page(report.model_copy(update={"details": report.details.model_copy(update={"sweep": swept})}), _link)
-    assert "<circle" not in page
+    assert "Output tokens per second of a GPU over" not in page
     assert "concurrency-8" in page
 
 
@@ -320,6 +339,121 @@ def test_speculative_decoding_that_was_not_measured_is_missed() -> None:
     stages = [stage for stage in report.stages if stage.stage != "speculation"]
     page = render_page(report.model_copy(update={"stages": stages}), _link)
     assert page.split("this stage is not in the report")[0].rsplit("<h3>", 1)[1].startswith("Speculation</h3>")
+
+
+# --- against the baseline
+
+
+def test_what_changed_is_told(compared_page: str) -> None:
+    text = _Reader(compared_page).text
+    told = [
+        "changed: engine, digest, hardware, load client, torch; settings: 4 added, 2 removed, 1 changed",
+        "compilation-config.pass_config.fuse_allreduce_rms",
+        f'"4 {SCRIPT}"',
+        "driver 565.57.01",
+        "2.12.1",
+        "12,356 tok/s",
+        "5.20 to 7.00\u00a0%",
+        f"--moe-backend is auto by default {SCRIPT}",
+        f"VLLM_X is not known {IMAGE}",
+        f"on gpu-7 {SCRIPT} by vllm-qualify 0.1.0",
+        "waived until 2026-06-30 by release@example.org",
+    ]
+    assert [missing for missing in told if missing not in text] == []
+
+
+def test_hostile_words_of_a_comparison_stay_text(compared_page: str) -> None:
+    read = _Reader(compared_page)
+    assert not {"script", "img", "red"} & {tag for tag, _ in read.elements}
+    assert not [name for _, found in read.elements for name in found if name.startswith("on")]
+    assert "\x1b" not in compared_page
+    assert "\u202e" not in compared_page
+    assert read.text.count(SCRIPT) > 20
+
+
+def test_without_a_baseline_the_page_says_why_nothing_is_compared(approved: Report) -> None:
+    plan = approved.plan.model_copy(update={"establishes": True})
+    establishing = render_page(approved.model_copy(update={"plan": plan}), _link)
+    assert "No gate of this cell is against a baseline" in render_page(approved, _link)
+    assert "This run is to be the baseline itself" in establishing
+
+
+def test_a_baseline_whose_report_was_not_read_is_told() -> None:
+    report = compared_report()
+    page = render_page(
+        report.model_copy(update={"details": report.details.model_copy(update={"before": None})}),
+        _link,
+    )
+    text = _Reader(page).text
+    assert "no comparison of the settings" in text
+    assert "configuration not known" in text
+    assert "driver 565.57.01" in text
+
+
+def test_the_baselines_points_are_on_the_curve(compared_page: str) -> None:
+    svg = compared_page[compared_page.index("Output tokens per second of a GPU over") :].split("</svg>")[0]
+    assert svg.count("l5 5l-5 5l-5 -5z") == 2
+    assert "Diamonds are the baseline's" in compared_page
+
+
+def test_a_report_without_price_says_so_and_one_with_it_tells_the_cost(approved: Report, compared_page: str) -> None:
+    assert "Output tokens cost —: nobody said what a GPU costs" in _Reader(render_page(approved, _link)).text
+    assert "Output tokens cost 0.1102 usd/Mtok: 2 times 2.5 usd an hour for 12,608 tok/s" in _Reader(compared_page).text
+
+
+def test_the_command_that_does_it_again_can_be_pasted(compared_page: str) -> None:
+    text = _Reader(compared_page).text
+    assert "vllm-qualify run llama-3.1-8b --gpu-type h200 --variant fp8 --profile throughput --launcher process" in text
+    assert "--baseline 20260201T101112Z-ba5e11 --price-usd-gpu-hour 2.5 --reuse none" in text
+    again = _Reader(render_page(image_report(), _link)).text
+    assert (
+        f"--launcher docker --image registry.example:5000/vllm/vllm-openai@{image_report().plan.cell.release.engine.digest}"
+        in again
+    )
+
+
+@pytest.mark.parametrize("name", ["approved_page", "hostile_page", "compared_page"])
+def test_references_lead_to_one_element_each(name: str, request: pytest.FixtureRequest) -> None:
+    read = _Reader(request.getfixturevalue(name))
+    ids = read.having("id")
+    assert len(ids) == len(set(ids))
+    inside = [address[1:] for address in read.having("href") if address.startswith("#")]
+    assert {*inside, *read.having("aria-labelledby")} <= set(ids)
+
+
+def test_headings_do_not_skip_a_level(compared_page: str) -> None:
+    levels = [int(tag[1]) for tag, _ in _Reader(compared_page).elements if tag in ("h1", "h2", "h3", "h4", "h5")]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_a_crowded_page_is_below_two_megabytes(crowded_page: str) -> None:
+    assert len(crowded_page.encode()) < MOST_BYTES
+    report = crowded_report()
+    assert len(report.model_dump_json(indent=2).encode()) < MOST_BYTES
+    assert read_report(report.model_dump_json(), "here") == report
+
+
+def test_colours_can_be_read_in_light_and_dark(approved_page: str) -> None:
+    roots = re.findall(r":root \{(.*?)\}", approved_page, re.DOTALL)
+    assert len(roots) == 2
+    for root in roots:
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", root))
+        for name in ("ink", "soft", "link", "pass", "fail", "inconclusive", "invalid"):
+            for ground in ("paper", "panel"):
+                assert _contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+
+
+def _contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.03928 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 # --- the page in a browser
@@ -367,7 +501,7 @@ def opened(browser: Browser) -> Iterator[Open]:
         context.close()
 
 
-@pytest.fixture(scope="module", params=["approved_page", "hostile_page", "image_page", "detailed_page"])
+@pytest.fixture(scope="module", params=["approved_page", "hostile_page", "image_page", "detailed_page", "compared_page"])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(request.getfixturevalue(request.param), encoding="utf-8")
@@ -417,8 +551,8 @@ def test_charts_are_seen_on_a_wide_and_a_narrow_screen(opened: Open, detailed_pa
     for width in (WIDTHS[0], WIDTHS[-1]):
         page, faults = opened(file, width)
         boxes = [chart.bounding_box() for chart in page.get_by_role("img").all()]
-        assert len(boxes) == 4
-        assert all(box and box["width"] > 300 and box["height"] > 80 for box in boxes)
+        assert len(boxes) == CHARTS
+        assert all(box and box["width"] > 300 and box["height"] > 60 for box in boxes)
         assert page.get_by_role("row", name="concurrency-32").is_visible()
         assert page.get_by_text(SCRIPT).count() > 3
         assert faults == []
@@ -461,3 +595,102 @@ def test_stacked_tables_stay_tables(opened: Open, hostile_file: Path) -> None:
     page, _ = opened(hostile_file, 375)
     assert page.get_by_role("table", name="Each rule with its verdict").get_by_role("row").count() == 10
     assert page.get_by_role("rowheader", name="ttft_p99_ms").first.is_visible()
+
+
+@pytest.fixture
+def compared_file(compared_page: str, tmp_path: Path) -> Path:
+    file = tmp_path / "report.html"
+    file.write_text(compared_page, encoding="utf-8")
+    return file
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("shown", "flips"), [("all", 6), ("lost", 3), ("gained", 3)])
+def test_flips_are_filtered_without_a_script(opened: Open, compared_file: Path, shown: str, flips: int) -> None:
+    page, faults = opened(compared_file, 1440)
+    page.get_by_role("radio", name=shown).check()
+    assert page.locator(".flip:visible").count() == flips
+    page.get_by_text("Every question").click()
+    assert page.locator(".every tbody tr:visible").count() == (QUESTIONS if shown == "all" else flips)
+    assert faults == []
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
+def test_flips_are_filtered_and_opened_by_the_keyboard(opened: Open, compared_file: Path) -> None:
+    page, _ = opened(compared_file, 375)
+    page.get_by_role("radio", name="all").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.get_by_role("radio", name="lost").is_checked()
+    assert page.locator(".flip:visible").count() == 3
+    first = page.locator(".flip").first
+    first.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert first.get_attribute("open") is None
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
+def test_answers_stand_side_by_side_and_on_a_narrow_screen_below_each_other(opened: Open, compared_file: Path) -> None:
+    for width, beside in ((1440, True), (375, False)):
+        page, _ = opened(compared_file, width)
+        boxes = [each.bounding_box() for each in page.locator(".flip").first.locator("dl > div").all()[2:]]
+        assert boxes[0]
+        assert boxes[1]
+        assert (boxes[0]["y"] == boxes[1]["y"]) is beside
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
+def test_the_first_key_leads_to_the_gates(opened: Open, compared_file: Path) -> None:
+    page, _ = opened(compared_file, 1440)
+    page.keyboard.press("Tab")
+    link = page.get_by_role("link", name="Skip to the gates")
+    assert link.evaluate("each => each === document.activeElement")
+    box = link.bounding_box()
+    assert box is not None
+    assert box["y"] >= 0
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#gates")
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
+def test_the_verdict_and_every_gate_of_an_approved_cell_fit_the_first_screen(
+    opened: Open, approved: Report, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(render_page(approved, _link), encoding="utf-8")
+    page, _ = opened(file, 1440)
+    box = page.get_by_role("table", name="Each rule with its verdict").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= 900
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
+def test_what_scrolls_sideways_can_be_focused(opened: Open, compared_file: Path) -> None:
+    """A keyboard scrolls only what has the focus, or has something in it that has."""
+    for width in (375, 1440):
+        page, _ = opened(compared_file, width)
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        stuck = page.evaluate(
+            """[...document.querySelectorAll('body *')].filter(each => each.scrollWidth > each.clientWidth + 1
+            && ['auto', 'scroll'].includes(getComputedStyle(each).overflowX)
+            && each.tabIndex < 0 && !each.querySelector('a, button, input, summary')).length"""
+        )
+        assert stuck == 0
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
+def test_a_crowded_page_opens_in_under_two_seconds(opened: Open, crowded_page: str, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(crowded_page, encoding="utf-8")
+    best_ms = min(_opening_ms(opened(file, 1440)[0]) for _ in range(3))
+    assert best_ms < 2000
+
+
+def _opening_ms(page: Page) -> float:
+    return float(page.evaluate("performance.getEntriesByType('navigation')[0].duration"))

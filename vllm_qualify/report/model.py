@@ -1,5 +1,7 @@
 """The report of one cell: its verdict with all that led to it, as versioned JSON."""
 
+import os
+import socket
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,8 +22,8 @@ REPORT_VERSION: Literal[2] = 2
 class Report(Frozen):
     """Everything that a release manager decides from, complete in itself.
 
-    `rejudged_from` names the run whose evidence was judged again; None for a run's own report. Reports of before there were
-    `details` have none.
+    `rejudged_from` names the run whose evidence was judged again; None for a run's own report. `judged_on` is the machine that
+    judged, by its name in the fleet. Reports of before there were `details` or `judged_on` have none.
     """
 
     report_version: Literal[2] = 2
@@ -29,6 +31,7 @@ class Report(Frozen):
     created_at: datetime
     run_id: str
     rejudged_from: str | None = None
+    judged_on: str = ""
     plan: CellPlan
     stages: list[StageEvidence]
     judgement: Judgement
@@ -69,6 +72,7 @@ def make_report(
         created_at=datetime.now(UTC),
         run_id=plan.run_id,
         rejudged_from=rejudged_from,
+        judged_on=os.environ.get("VLLM_QUALIFY_HOST") or socket.gethostname(),
         plan=plan,
         stages=stages,
         judgement=judgement,
