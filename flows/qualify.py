@@ -121,7 +121,7 @@ def qualify_here(request: QualifyCell) -> list[Published]:
     before = published_before(plans, request.store)
     left = [cell for cell in plans if cell.cell.id not in {each.run.plan.cell.id for each in before}]
     left = find_baselines(not_covered(left, request.store, request.renew_days), request.store, request.against)
-    check_drift(left)
+    left = check_drift(left)
     begin_attempt(left, request.store)
     groups = sharing_a_server(left)
     settled = [approve_automatically(each, request) for each in before]
@@ -137,17 +137,17 @@ def qualify_cells(request: ServeCells) -> list[Published]:
     """Serve, check, measure, judge and publish cells. A failed gate is a verdict; exceptions are for the world."""
     first = request.plans[0]
     with machine(f"run {first.run_id}", first.server.engine.launcher):
-        runs = [begin(cell, request) for cell in request.plans]
+        runs = [start_run(cell) for cell in request.plans]
         with keeping_evidence(runs):
+            runs = [prepare(run, request) for run in runs]
             measure_all(runs, request)
     with keeping_evidence(runs):
         return [decide(run, request.store) for run in runs]
 
 
-def begin(cell: CellPlan, request: ServeCells) -> Run:
-    """The cell's run, with what need not be measured again."""
-    run = start_run(cell)
-    if cell.fit:
+def prepare(run: Run, request: ServeCells) -> Run:
+    """The run with what need not be measured again."""
+    if run.plan.fit:
         run = fit(run, request.store, request.reuse)
     take_over(run, request.store, request.reuse)
     return run

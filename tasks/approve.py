@@ -162,10 +162,10 @@ def _decided(store: Store, run: PublishedRun, wanted: Ruling, block: str) -> str
     now = datetime.now(UTC)
     try:
         if wanted.verdict == "reject":
-            reject(store, run, wanted, now)
-            return None
-        key = signing_key(block) or private_key()
-        problem = approve(store, run, wanted, run.report.plan.approval.valid_days, key, now).index_problem
+            problem = reject(store, run, wanted, now).index_problem
+        else:
+            key = signing_key(block) or private_key()
+            problem = approve(store, run, wanted, run.report.plan.approval.valid_days, key, now).index_problem
     except (CallerError, OvertakenError, RevokedError) as error:
         get_run_logger().warning(str(error))
         return error.problem

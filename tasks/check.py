@@ -62,8 +62,10 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
 
 
 @task(name="drift", task_run_name="drift", cache_policy=NO_CACHE)
-def check_drift(plans: list[CellPlan]) -> None:
-    """The cells against the engine's own code, without a GPU. Raises RecipeError, HostError."""
+def check_drift(plans: list[CellPlan]) -> list[CellPlan]:
+    """The cells against the engine's own code, without a GPU, with what it could not tell. Raises RecipeError, HostError."""
     get_run_logger().info("asking vLLM whether it takes what the recipe says; once for each engine and configuration")
-    for unasked in candidate.check_plans(plans, engine_cache()):
-        get_run_logger().warning(f"not known: {unasked}")
+    unasked = candidate.check_plans(plans, engine_cache())
+    for each in unasked:
+        get_run_logger().warning(f"not known: {each}")
+    return [cell.model_copy(update={"unasked": unasked}) for cell in plans]

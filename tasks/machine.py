@@ -1,7 +1,5 @@
 """A machine belongs to one qualification at a time: by a lease that the whole fleet sees, and by a lock that is certain."""
 
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,16 +11,11 @@ from prefect.settings import get_current_settings
 
 from vllm_qualify.engine.container import remove_leftovers
 from vllm_qualify.engine.environment import Launcher
-from vllm_qualify.engine.host_lock import holding_machine
+from vllm_qualify.engine.host_lock import holding_machine, machine_name
 
 # The shortest that Prefect takes. It is renewed while the machine is held, and ends by itself after a crash.
 LEASE_S = 60.0
 ALONE_WITHIN_S = 5.0
-
-
-def machine_name() -> str:
-    """This machine's name in the fleet: VLLM_QUALIFY_HOST, else its host name."""
-    return os.environ.get("VLLM_QUALIFY_HOST") or socket.gethostname()
 
 
 @contextmanager

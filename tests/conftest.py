@@ -17,7 +17,7 @@ from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.process import guarded, quiet_environment, tail
 from vllm_qualify.errors import HostError
 
-pytest_plugins = ("tests.s3", "tests.docker_engine", "tests.fleet.fixtures")
+pytest_plugins = ("tests.browser", "tests.s3", "tests.docker_engine", "tests.fleet.fixtures")
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.

@@ -77,6 +77,9 @@ def store(tmp_path: Path) -> Store:
     return found
 
 
+WORDS = "r1-b1/samples_gsm8k_2026-11-20.jsonl"
+
+
 def weights(folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"name": folder.name}))
@@ -124,6 +127,8 @@ def made(plan: CellPlan, run_id: str, folder: Path, verdict: str = "pass") -> tu
     for path, body in (
         (answers_path("gsm8k"), ANSWERS),
         ("accuracy/gsm8k/lm-eval.log", b"log\n"),
+        (f"accuracy/gsm8k/{WORDS}", b"{}\n"),
+        ("accuracy/gsm8k/r2-b1/samples_gsm8k_2026-11-20.jsonl", b"{}\n"),
         ("load/bench-1.json", BENCH),
     ):
         (run.evidence / path).parent.mkdir(parents=True, exist_ok=True)
@@ -571,7 +576,7 @@ def test_the_report_the_answers_and_the_loads_measurements_are_brought(
 ) -> None:
     bring(found_in(store, now)[0], store, folder)
     brought = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert brought == {"report.json", LOAD_STAGE, answers_path("gsm8k")}
+    assert brought == {"report.json", LOAD_STAGE, answers_path("gsm8k"), f"accuracy/gsm8k/{WORDS}"}
     assert Report.model_validate_json((folder / "report.json").read_bytes()) == baseline
     stage = StageEvidence.model_validate_json((folder / LOAD_STAGE).read_bytes())
     assert stage == next(stage for stage in baseline.stages if stage.stage == "load")

@@ -284,8 +284,8 @@ def test_a_gate_against_a_baseline_that_the_run_never_had_is_invalid_when_it_is_
 def test_a_run_is_published_whole_and_its_manifest_last(run: Run, report: Report, store: Store) -> None:
     observed = Observed(store)
     published = publish_run(report, run, observed)
-    # the index follows from the manifests, and can be made again
-    assert observed.written[-2:] == [f"{report.prefix}/manifest.json", "index.json"]
+    # index and board follow from the manifests, and can be made again
+    assert observed.written[-3:] == [f"{report.prefix}/manifest.json", "index.json", "index.html"]
     assert observed.written.count(f"{report.prefix}/manifest.json") == 1
     assert sorted(observed.written) == list(store.keys(""))
     assert published.approved
@@ -300,7 +300,7 @@ def test_the_manifest_names_every_object_with_its_hash_and_size(run: Run, report
     manifest = manifest_of(report, store)
     assert (manifest["run_id"], manifest["cell"], manifest["outcome"]) == (run.id, "reference/bf16/cpu/balanced", "approved")
     named = [stored["key"] for stored in manifest["objects"]]
-    assert sorted([*named, f"{report.prefix}/manifest.json", "index.json"]) == list(store.keys(""))
+    assert sorted([*named, f"{report.prefix}/manifest.json", "index.json", "index.html"]) == list(store.keys(""))
     for stored in manifest["objects"]:
         body = store.get(stored["key"])
         assert (stored["sha256"], stored["size"]) == (hashlib.sha256(body).hexdigest(), len(body))
@@ -352,8 +352,8 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
     expected = contents(tmp_path / "store")
     # every stage left the same machine.json, which is stored once; report, page and manifest are beside the Data Docs
     docs = [path for path in run.data_docs.rglob("*") if path.is_file()]
-    assert len(whole.written) == len({evidence_key(file) for file in report.files}) + len(docs) + 3 + 1
-    for number in range(1, len(whole.written)):
+    assert len(whole.written) == len({evidence_key(file) for file in report.files}) + len(docs) + 3 + 2
+    for number in range(1, len(whole.written) - 1):
         folder = tmp_path / f"fails at {number}"
         with pytest.raises(StoreError, match="the disk is full"):
             publish_run(report, run, Observed(store_in(folder), fails_at=number))
@@ -365,15 +365,20 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
         assert contents(folder) == expected
 
 
-def test_a_run_counts_though_the_index_could_not_be_written(run: Run, report: Report, store: Store) -> None:
+@pytest.mark.parametrize(("what", "from_the_end"), [("index", 1), ("board", 0)])
+def test_a_run_counts_though_index_or_board_could_not_be_written(
+    run: Run, report: Report, store: Store, what: str, from_the_end: int
+) -> None:
     writes = Observed(store)
     publish_run(report, run, writes)
-    folder = run.folder / "fails at the index"
-    published = publish_run(report, run, Observed(store_in(folder), fails_at=len(writes.written)))
+    folder = run.folder / f"fails at the {what}"
+    published = publish_run(report, run, Observed(store_in(folder), fails_at=len(writes.written) - from_the_end))
+    assert (published.index_problem or "").startswith(f"the {what} is not up to date: ")
     assert "the disk is full" in (published.index_problem or "")
     assert trusted_report(store_in(folder), run.id) == report
     publish_run(report, run, store_in(folder))
-    assert store_in(folder).get("index.json") == store.get("index.json")
+    for key in ("index.json", "index.html"):
+        assert store_in(folder).get(key) == store.get(key)
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])
@@ -420,7 +425,7 @@ def test_judging_again_by_stricter_gates_fails(run: Run, report: Report, store: 
     assert published.outcome == "not approved"
     written = [key for key in observed.written if "/data-docs/" not in key]
     names = ("report.json", "report.html", "manifest.json")
-    assert written == [*(f"{again.prefix}/{name}" for name in names), "index.json"]
+    assert written == [*(f"{again.prefix}/{name}" for name in names), "index.json", "index.html"]
     assert manifest_of(again, store)["outcome"] == "not approved"
     assert manifest_of(report, store)["outcome"] == "approved"
 

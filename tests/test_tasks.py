@@ -10,11 +10,12 @@ from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
 import tasks.decide
+from tests.report.builder import approved_report
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.qualification import Published, Run
 
 CELL = SimpleNamespace(cell=SimpleNamespace(id="reference/bf16"))
-RUN: Any = SimpleNamespace(id="run", report=lambda: "report", plan=CELL)
+RUN: Any = SimpleNamespace(id="run", report=approved_report, plan=CELL)
 PUBLISHED = Published(outcome="approved", approved=True, run=Run(folder=Path("run")), page="https://store/page", manifest="m")
 
 

@@ -6,7 +6,7 @@ other gates. Later runs are all compared with it, and not each with the one befo
 
 import os
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from vllm_qualify.engine import image
@@ -106,7 +106,8 @@ def check_early(selection: Selection, recipe: Recipe, store: Store, against: Aga
 def _no_baseline(cell: str, wanted: str, store: Store) -> CallerError:
     return CallerError(
         f"{cell} has gates against a baseline, and {store.url} has none of {wanted}",
-        "name a run with --baseline, or let this one become the baseline with --establish-baseline",
+        "name a run with --baseline, or let this one become the baseline with --establish-baseline "
+        "(of a deployment: against.run and against.establish)",
         PLACE,
     )
 
@@ -237,6 +238,8 @@ def _is_unchanged(folder: Path, revision: str) -> bool:
 def bring(plan: CellPlan, store: Store, folder: Path) -> None:
     """Put into `folder` what of the baseline's run its comparison needs: its report, its answers, its load's measurements.
 
+    With them come lm-eval's samples of the first repetition: a report shows the words of answers that flipped.
+
     Raises:
         StoreError: the store does not have it, or it is not what the report says.
     """
@@ -245,16 +248,18 @@ def bring(plan: CellPlan, store: Store, folder: Path) -> None:
     for stage in report.stages:
         if stage.stage == "load":
             (folder / LOAD_STAGE).write_text(stage.model_dump_json(indent=2))
-    for path in (answers_path(task.name) for task in plan.accuracy):
-        for file in report.files:
-            if file.path == path:
-                target = folder / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(read(file))
-                if describe(target, folder) != file:
-                    raise StoreError("the baseline's evidence is not what its report says", "do not trust this run", path)
+    for file in (file for task in plan.accuracy for file in report.files if _is_brought(file.path, task.name)):
+        target = folder / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(read(file))
+        if describe(target, folder) != file:
+            raise StoreError("the baseline's evidence is not what its report says", "do not trust this run", file.path)
     if problem := unusable_baseline(plan, folder):
         raise CallerError(f"run {report.run_id} cannot be a baseline here: {problem}", "make a new one", PLACE)
+
+
+def _is_brought(path: str, task: str) -> bool:
+    return path == answers_path(task) or PurePosixPath(path).match(f"accuracy/{task}/r1-b*/samples_*.jsonl")
 
 
 def _source(baseline: Baseline, store: Store) -> tuple[Report, Callable[[EvidenceFile], bytes]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from vllm_qualify import cli_approval
-from vllm_qualify.errors import CallerError, HostError, QualifyError
+from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError
 from vllm_qualify.secrets import redact
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 APPROVED, NOT_APPROVED, WORLD = 0, 1, 3
 PRIVATE_KEY = "VLLM_QUALIFY_PRIVATE_KEY"
+REPORT, FAILURE = "report.json", "failure.html"
 DEMO_BASELINE = "reference/bf16/cpu/balanced"
 STATE_CHANGES = ("Beginning ", "Finished in state ")
 EXIT_CODES = "Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault."
+REPORT_HELP = "A run's id, its folder or a report.json"
 
 app = typer.Typer(
     name="vllm-qualify",
@@ -175,17 +177,39 @@ def _demo(weights: Weights, store: str | None) -> int:
 
 @report_app.command("show", epilog=EXIT_CODES)
 def report_show(
-    report: Annotated[
-        str | None, typer.Argument(help="A run's id, its folder or a report.json; by default the latest.")
-    ] = None,
+    report: Annotated[str | None, typer.Argument(help=f"{REPORT_HELP}; by default the latest.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Show a report's verdicts."""
-    found, page = _find_report(report)
+    """Show a report's first screen."""
+    path = _report_file(report)
+    found, page = _report_at(path)
+    if json:
+        typer.echo(path.read_text(encoding="utf-8"))
+    else:
+        _show(found, page)
+
+
+@report_app.command("diff", epilog="Exit codes: 0 compared, whatever differs, 2 the caller's mistake, 3 the world's fault.")
+def report_diff(
+    a: Annotated[str, typer.Argument(metavar="A", help=f"{REPORT_HELP}; with --store, also the id of a run there.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="As A; what is told is B beside A.")],
+    store: Annotated[
+        str | None, typer.Option(help="s3://bucket/prefix or file:///folder, for ids of runs that are not here.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
+) -> None:
+    """Compare two reports, of any cells: what went into them, and what came out."""
+    from vllm_qualify.report.diff import diff
+
+    found = diff(_find_report(a, store), _find_report(b, store))
     if json:
         typer.echo(found.model_dump_json(indent=2))
     else:
-        _show(found, page)
+        from rich.console import Console
+
+        from vllm_qualify.report.terminal import show_diff
+
+        show_diff(found, Console())
 
 
 @app.command(epilog=EXIT_CODES)
@@ -349,8 +373,7 @@ def _qualify(
     request = flow.QualifyRelease(recipe=recipe, choice=choice, launch=launch, store=store, against=against, **others)
     results = flow.qualify_release(request)
     for result in results:
-        report, _ = _find_report(str(result.run.folder))
-        _show(report, result.page)
+        _show(result.run.report(), result.page)
         if result.approved:
             typer.echo(result.told or _undecided(result.run.id))
     is_good = all(result.approved and not result.rejected for result in results)
@@ -420,14 +443,51 @@ def set_up_prefect() -> None:
     os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_DATEFMT", "%H:%M:%S")
 
 
-def _find_report(name: str | None) -> tuple["Report", str | None]:
+def _report_file(name: str | None) -> Path:
+    """The report that is meant by a run's id, its folder or the file itself; None means the latest one. Raises CallerError."""
     from vllm_qualify.qualification import find_run
+
+    given = Path(name).expanduser() if name else None
+    if given and given.suffix == ".json":
+        return given
+    if given and (given / REPORT).is_file():
+        return given / REPORT
+    folder = find_run(name).folder
+    if not (folder / REPORT).is_file() and (folder / FAILURE).is_file():
+        raise CallerError(f"run {folder.name} ended by an error and has no report", f"see {folder / FAILURE}", "RUN")
+    return folder / REPORT
+
+
+def _report_at(path: Path) -> tuple["Report", str | None]:
+    """The report with its page, if that lies beside it."""
     from vllm_qualify.report.model import load_report
 
-    path = Path(name).expanduser() if name and name.endswith(".json") else find_run(name).folder
-    folder = path.parent if path.suffix == ".json" else path
-    page = folder / "report.html"
+    page = path.with_name("report.html")
     return load_report(path), str(page) if page.is_file() else None
+
+
+def _find_report(name: str, store: str | None) -> "Report":
+    """A report of this machine, or of a run in the store. Raises CallerError if neither has it, StoreError."""
+    try:
+        return _report_at(_report_file(name))[0]
+    except CallerError:
+        if store is None:
+            raise
+    return _stored_report(name, store)
+
+
+def _stored_report(run_id: str, url: str) -> "Report":
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.qualification import trusted_report
+
+    store = open_store(url)
+    try:
+        return trusted_report(store, run_id)
+    except StoreError as error:
+        if any(key.endswith(f"/{run_id}/manifest.json") for key in store.keys("reports/")):
+            raise
+        problem = f"neither this machine nor {store.url} has a report '{run_id}'"
+        raise CallerError(problem, "give a run's id, its folder or a report.json", "RUN") from error
 
 
 def _find_or_fetch(name: str, store: str | None) -> "Run":

@@ -80,7 +80,9 @@ def reject(report: ReportArgument, by: By, reason: Reason, store: StoreOption = 
 
     wanted, opened = ruling("reject", by, reason), _store(store)
     run = _run(opened, report)
-    typer.echo(f"{run.cell}: {keep_rejection(opened, run, wanted, datetime.now(UTC)).done}")
+    done = keep_rejection(opened, run, wanted, datetime.now(UTC))
+    typer.echo(f"{run.cell}: {done.decision.done}")
+    _warn(done.index_problem)
 
 
 def revoke(

@@ -8,21 +8,25 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from jinja2 import TemplateError
+
 from vllm_qualify.approval.index import index_problem
 from vllm_qualify.approval.layout import JSON, manifest_key
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.engine.plan import CellPlan, new_run_id
+from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError, writing
-from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
+from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence, describe
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.publish import kept
-from vllm_qualify.publish.bundle import ManifestHead, evidence_key, publish
+from vllm_qualify.publish.bundle import ManifestHead, Score, Summary, evidence_key, publish
 from vllm_qualify.publish.store import Store, open_store
-from vllm_qualify.recipe.metrics import STAGES, Stage
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.metrics import METRICS, STAGES, Stage
+from vllm_qualify.recipe.model import Frozen, label_of
 from vllm_qualify.report.details import details_of
+from vllm_qualify.report.failure import render_failure, run_failure
 from vllm_qualify.report.model import Report, load_report, make_report
 from vllm_qualify.report.page import render_page
 from vllm_qualify.secrets import redact
@@ -150,17 +154,32 @@ def _take_over(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> Stage
 
 @contextmanager
 def keeping_evidence(runs: list[Run]) -> Iterator[None]:
-    """An error in the block tells where the evidence is that was gathered before it, of the runs that still have no report."""
+    """An error in the block tells where the evidence is that was gathered before it, of the runs that still have no report.
+
+    Each of them gets a page about the error, beside its evidence.
+    """
     try:
         yield
     except QualifyError as error:
-        for run in runs:
-            if (run.folder / "report.json").exists():
-                continue
+        failed = [run for run in runs if not (run.folder / "report.json").exists()]
+        for run in failed:
+            error.add_note(_save_failure(run, error, [other.id for other in failed if other != run]))
             error.add_note(f"evidence so far: {run.evidence}")
             if run.stages():
                 error.add_note(f"to judge and publish it: vllm-qualify rejudge {run.id}")
         raise
+
+
+def _save_failure(run: Run, error: QualifyError, ended_with: list[str]) -> str:
+    """Where the page is, or why there is none: nothing of it may hide the error itself."""
+    page = run.folder / "failure.html"
+    try:
+        failure = run_failure(error, run.plan, run.folder, [stage.stage for stage in run.stages()], ended_with)
+        _write(run.folder / "failure.json", failure.model_dump_json(indent=2))
+        _write(page, render_failure(failure))
+    except (QualifyError, OSError, ValueError, TemplateError) as problem:
+        return f"no page about it could be written: {problem}"
+    return f"page about it: {page}"
 
 
 def find_run(name: str | None) -> Run:
@@ -193,12 +212,48 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         for path in sorted(run.data_docs.rglob("*"))
         if path.is_file()
     }
-    head = ManifestHead(run_id=report.run_id, cell=report.plan.cell.id, outcome=report.outcome, establishes=report.is_baseline)
+    head = ManifestHead(
+        run_id=report.run_id,
+        cell=report.plan.cell.id,
+        outcome=report.outcome,
+        establishes=report.is_baseline,
+        summary=_summary(report),
+    )
     manifest = publish(store, report.prefix, head, run.evidence, report.files, documents)
     problem = index_problem(store, report.plan.cell.id)
     page = store.locate(f"{report.prefix}/report.html")
     told = {"outcome": report.outcome, "approved": report.approved, "index_problem": problem}
     return Published(run=run, page=page, manifest=manifest, **told)
+
+
+def _summary(report: Report) -> Summary:
+    plan = report.plan
+    engine = plan.cell.release.engine
+    gpus = None if plan.cell.gpu_type == "cpu" else gpu_count(plan.server.arguments, plan.server.kind)
+    output = _measured(report, "output_throughput_tok_s")
+    return Summary(
+        engine=engine.kind,
+        engine_version=engine.version,
+        image=redact(engine.image.reference) if engine.image else None,
+        gpus=gpus,
+        score=_score(report),
+        output_tok_s_per_gpu=output.value / (gpus or 1) if output and output.value is not None else None,
+    )
+
+
+def _score(report: Report) -> Score | None:
+    """That of the first gate on accuracy, also where the gate is on what was lost of it."""
+    gate = next((gate for gate in report.plan.gates if METRICS[gate.metric].is_score), None)
+    found = _measured(report, gate.metric, gate.task, gate.filter) if gate else None
+    if found is None or found.value is None:
+        return None
+    return Score(metric=found.label, value=found.value, interval=found.interval)
+
+
+def _measured(report: Report, metric: str, task: str | None = None, filter_name: str | None = None) -> Measurement | None:
+    """A stage's own measurement, whatever was compared with the baseline."""
+    label = label_of(metric, task, filter_name, against_baseline=False)
+    return next((found for stage in report.stages for found in stage.measurements if found.label == label), None)
 
 
 def published_as(run: Run, store: Store) -> Published:

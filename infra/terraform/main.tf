@@ -72,6 +72,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "store" {
     for_each = {
       approvals = "approvals/"
       index     = "index.json"
+      board     = "index.html"
       probe     = ".store.swap"
     }
 

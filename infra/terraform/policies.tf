@@ -27,7 +27,7 @@ data "aws_iam_policy_document" "reader" {
   }
 }
 
-# Who qualifies: reads, and writes evidence, reports and the index, which follows from reports and pointers.
+# Who qualifies: reads, and writes evidence, reports, and index and board, which follow from reports and pointers.
 data "aws_iam_policy_document" "publisher" {
   source_policy_documents = [data.aws_iam_policy_document.reader.json]
 
@@ -40,6 +40,7 @@ data "aws_iam_policy_document" "publisher" {
       "${local.store}/releases/*",
       "${local.store}/reports/*",
       "${local.store}/stages/*",
+      "${local.store}/index.html",
       "${local.store}/index.json",
       "${local.store}/.store*",
     ]
@@ -73,7 +74,7 @@ data "aws_iam_policy_document" "publisher" {
   }
 }
 
-# Who approves and revokes: reads, and writes approvals and the index. Who also qualifies is given both policies.
+# Who approves and revokes: reads, and writes approvals, and index and board. Who also qualifies is given both policies.
 data "aws_iam_policy_document" "approver" {
   source_policy_documents = [data.aws_iam_policy_document.reader.json]
 
@@ -82,6 +83,7 @@ data "aws_iam_policy_document" "approver" {
     actions = ["s3:PutObject"]
     resources = [
       "${local.store}/approvals/*",
+      "${local.store}/index.html",
       "${local.store}/index.json",
       "${local.store}/.store*",
     ]

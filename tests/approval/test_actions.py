@@ -28,6 +28,7 @@ from tests.approval.builder import (
 )
 from tests.publish.conftest import RADOSGW
 from vllm_qualify.approval.actions import Approved, approve, reject, revoke
+from vllm_qualify.approval.board import BOARD_KEY
 from vllm_qualify.approval.decision import AUTOMATIC, ruling
 from vllm_qualify.approval.errors import DecidedError, OtherKeyError, OvertakenError, RevokedError, TamperedError
 from vllm_qualify.approval.index import Index, index_problem, read_index, write_index
@@ -89,11 +90,11 @@ class Mortal(Wrapped):
             raise KilledError
 
 
-WRITES = [decision_key(CELL, RUN), approval_key(CELL, RUN), pointer_key(CELL), INDEX_KEY]
+WRITES = [decision_key(CELL, RUN), approval_key(CELL, RUN), pointer_key(CELL), INDEX_KEY, BOARD_KEY]
 
 
 def approvals(store: Store) -> dict[str, bytes]:
-    keys = [*store.keys("approvals/"), *store.keys(INDEX_KEY)]
+    keys = [*store.keys("approvals/"), *store.keys(INDEX_KEY), *store.keys(BOARD_KEY)]
     return {key: store.get(key) for key in keys}
 
 
@@ -223,7 +224,9 @@ def test_an_older_report_leaves_nothing(as_published: Path, tmp_path: Path, key:
 
 
 def test_a_rejected_run_is_not_approved(store: Store, run: PublishedRun, key: PrivateKey) -> None:
-    assert reject(store, run, BOB_REJECTS, NOW).done == "rejected by Bob on 2026-03-14"
+    done = reject(store, run, BOB_REJECTS, NOW)
+    assert (done.decision.done, done.index_problem) == ("rejected by Bob on 2026-03-14", None)
+    assert read_index(store).cells[0].reports[0].standing == "rejected"
     with pytest.raises(DecidedError, match="already rejected by Bob"):
         approved(store, run, key)
     with pytest.raises(DecidedError, match="already rejected by Bob"):
@@ -396,7 +399,7 @@ def test_what_changes_while_the_index_is_made_is_in_it(as_published: Path, tmp_p
     assert read_index(store).cells == [row]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"index_version": 2}'])
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"index_version": 3}'])
 def test_what_is_no_index_is_told(as_published: Path, tmp_path: Path, body: bytes) -> None:
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
     store.swap(INDEX_KEY, body, "application/json", store.read(INDEX_KEY).tag)

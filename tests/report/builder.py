@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.plan import Cell, CellPlan, Release, TaskPlan
+from vllm_qualify.engine.plan import Baseline, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.fitting import Tried, Try
 from vllm_qualify.evidence.measurement import (
@@ -25,11 +26,14 @@ from vllm_qualify.evidence.speculation import Document, Drafting, SameText
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.sweep import OUTPUT, TPOT, Asked, CurvePoint, Found, Point, Purpose, Swept
 from vllm_qualify.evidence.watched import Series
-from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, worst
+from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, waived, worst
+from vllm_qualify.recipe.drift import Finding
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import Accuracy, Fit, Gate, Load, Smoke, Sweep
+from vllm_qualify.recipe.model import Accuracy, Fit, Gate, Load, Smoke, Sweep, Waiver
+from vllm_qualify.report.before import Before, Drift
 from vllm_qualify.report.details import Details
 from vllm_qualify.report.model import Report
+from vllm_qualify.report.questions import MOST_BYTES, MOST_FLIPS, Excerpt, Flip, Questions
 
 SCRIPT = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'
@@ -48,6 +52,11 @@ INVALID_LOAD = (
     "repeat 3: 7 preemptions: the KV cache is too small for this load, its last log line being "
     f"{SCRIPT} {MARKUP} {IMAGE} {CONTROL}"
 )
+
+
+def page_link(file: EvidenceFile) -> str:
+    """Where the page finds a file of the evidence."""
+    return f"evidence/{quote(file.path)}"
 
 
 def approved_report() -> Report:
@@ -102,6 +111,161 @@ def detailed_report() -> Report:
         notes=[f"baseline: {IMAGE}{CONTROL}"],
     )
     return report.model_copy(update={"plan": plan.model_copy(update=changes), "stages": stages, "details": details})
+
+
+def compared_report() -> Report:
+    """Against a baseline: another release, other settings, three gates more, questions that flipped; hostile words in all."""
+    gates = [
+        Gate(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.02, unit="fraction"),
+        Gate(metric="output_throughput_tok_s", max_worsening=0.05, unit="fraction"),
+        Gate(metric="ttft_p99_ms", max_worsening=0.1, unit="fraction"),
+    ]
+    plan = detailed_report().plan
+    plan = plan.model_copy(
+        update={
+            "gates": [*plan.gates, *gates],
+            "baseline": _baseline(plan),
+            "price_usd_gpu_hour": 2.5,
+            "waivers": [
+                Waiver(
+                    gate="output_throughput_tok_s against the baseline",
+                    gpu_type="h200",
+                    variant="fp8",
+                    profile="throughput",
+                    owner=f"release@example.org {SCRIPT}",
+                    reason=f"slower by the new sampler {MARKUP}",
+                    expires=date(2026, 6, 30),
+                )
+            ],
+        }
+    )
+    report = detailed_report()
+    stages = [stage for stage in report.stages if stage.stage != "fit"]
+    comparisons = _comparisons()
+    judgement = _judgement(plan.judged, [*(row for stage in stages for row in stage.measurements), *comparisons])
+    verdicts = [waived(found, plan.waivers, BEGAN.date()) for found in judgement.gates]
+    changes = {
+        "gates": verdicts,
+        "verdict": worst([found.counts_as for found in verdicts]),
+        "comparisons": comparisons,
+    }
+    more = {"before": _before(plan), "drift": _drift(), "questions": [_questions()], "fit": None}
+    return report.model_copy(
+        update={
+            "plan": plan.model_copy(update={"fit": None}),
+            "stages": stages,
+            "judged_on": f"gpu-7 {SCRIPT}",
+            "judgement": judgement.model_copy(update=changes),
+            "details": report.details.model_copy(update=more),
+        }
+    )
+
+
+def _baseline(plan: CellPlan) -> Baseline:
+    cell = plan.cell
+    packages = cell.release.engine.packages | {"vllm": "0.31.0", "torch": "2.12.1"}
+    engine = cell.release.engine.model_copy(
+        update={"version": "0.31.0", "digest": f"sha256:{_sha('before')}", "packages": packages}
+    )
+    before = cell.model_copy(update={"release": cell.release.model_copy(update={"engine": engine})})
+    return Baseline(
+        run_id="20260201T101112Z-ba5e11",
+        cell=before,
+        fingerprint=plan.fingerprint.model_copy(update={"driver": "565.57.01"}),
+        client_version="0.31.0",
+        accuracy=[task.settings for task in plan.accuracy],
+        load=plan.load,
+    )
+
+
+def _before(plan: CellPlan) -> Before:
+    left = {name: value for name, value in plan.server.arguments.items() if name != "speculative-config"}
+    compilation = {"pass_config": {"fuse_allreduce_rms": False}, "cudagraph_mode": "FULL_AND_PIECEWISE"}
+    arguments = left | {"compilation-config": compilation, "swap-space": f"4 {SCRIPT}"}
+    server = plan.server.model_copy(update={"arguments": arguments, "environment": {"VLLM_USE_V1": f"1 {IMAGE}{CONTROL}"}})
+    curve = [
+        CurvePoint(
+            clients=clients,
+            folder=f"concurrency-{clients}",
+            output_tok_s_per_gpu=per_gpu,
+            tok_s_per_user=per_user,
+            is_on_front=True,
+        )
+        for clients, per_gpu, per_user in ((8, 1150.0, 108.0), (32, 3500.0, 78.0))
+    ]
+    slower = [row.model_copy(update={"value": row.value and row.value * 0.98}) for row in _load()]
+    slower = [row.model_copy(update={"repeats": [number * 0.98 for number in row.repeats], "interval": None}) for row in slower]
+    return Before(
+        run_id="20260201T101112Z-ba5e11",
+        judged_at=BEGAN - timedelta(days=40),
+        server=server,
+        measurements=[*slower, *_accuracy(1120)],
+        curve=curve,
+    )
+
+
+def _comparisons() -> list[Measurement]:
+    about = {"against": "20260201T101112Z-ba5e11", "sample_count": 2638}
+    return [
+        valid(
+            "exact_match",
+            0.0152,
+            "answers",
+            task="gsm8k",
+            filter="strict-match",
+            interval=Interval(lower=0.0041, upper=0.0263),
+            **about,
+        ),
+        valid("output_throughput_tok_s", 0.061, "load", interval=Interval(lower=0.052, upper=0.07), **about),
+        invalid("ttft_p99_ms", f"the baseline's: repeat 2 {SCRIPT}{IMAGE}", "load", against=about["against"]),
+    ]
+
+
+def _drift() -> Drift:
+    return Drift(
+        version="0.32.0",
+        since="0.31.0",
+        findings=[
+            Finding(kind="changed-default", name="moe-backend", told=f"--moe-backend is auto by default {SCRIPT}"),
+            Finding(kind="unknown-environment", name="VLLM_X", told=f"VLLM_X is not known {IMAGE}{CONTROL}"),
+        ],
+    )
+
+
+def _questions(flips: int = 6) -> Questions:
+    """All of gsm8k's; every one of the flips with hostile words, one without the baseline's."""
+    lost, gained = range(0, flips, 2), range(1, flips, 2)
+    words = Excerpt(text=f"{SCRIPT} {IMAGE} {MARKUP}\n<<3*4=12>> {CONTROL}", cut=12345)
+    return Questions(
+        task="gsm8k",
+        metric="exact_match",
+        filter="strict-match",
+        against="20260201T101112Z-ba5e11",
+        numbers=list(range(QUESTIONS)),
+        ours=[0.0 if number in lost else None if number == 100 else 1.0 for number in range(QUESTIONS)],
+        theirs=[1 / 3 if number in gained else 1.0 for number in range(QUESTIONS)],
+        asked=QUESTIONS,
+        lost=len(lost),
+        gained=len(gained),
+        flips=[
+            Flip(question=number, asked=words, target=words, theirs=None if number == 1 else words, ours=words)
+            for number in [*lost, *gained]
+        ],
+        notes=[f"of the baseline {SCRIPT}"],
+    )
+
+
+def crowded_report() -> Report:
+    """As large as reports become: every question, as many flips as are kept, all of them as long as they may be."""
+    report = compared_report()
+    found = _questions(MOST_FLIPS)
+    each = MOST_BYTES // MOST_FLIPS // 4
+    words = Excerpt(text="é漢 <b>" * (each // 15), cut=999)
+    flips = [flip.model_copy(update=dict.fromkeys(("asked", "target", "theirs", "ours"), words)) for flip in found.flips]
+    details = report.details.model_copy(
+        update={"questions": [found.model_copy(update={"flips": flips})], "course": course(300)}
+    )
+    return report.model_copy(update={"details": details})
 
 
 def _slo_found() -> list[Measurement]:

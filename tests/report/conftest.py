@@ -1,7 +1,18 @@
+"""Reports, and their pages' text."""
+
 import pytest
 
-from tests.report.builder import approved_report, not_approved_report
+from tests.report.builder import (
+    approved_report,
+    compared_report,
+    crowded_report,
+    detailed_report,
+    image_report,
+    not_approved_report,
+    page_link,
+)
 from vllm_qualify.report.model import Report
+from vllm_qualify.report.page import render_page
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +23,33 @@ def approved() -> Report:
 @pytest.fixture(scope="session")
 def not_approved() -> Report:
     return not_approved_report()
+
+
+@pytest.fixture(scope="session")
+def approved_page() -> str:
+    return render_page(approved_report(), page_link)
+
+
+@pytest.fixture(scope="session")
+def hostile_page() -> str:
+    return render_page(not_approved_report(), page_link)
+
+
+@pytest.fixture(scope="session")
+def image_page() -> str:
+    return render_page(image_report(), page_link)
+
+
+@pytest.fixture(scope="session")
+def detailed_page() -> str:
+    return render_page(detailed_report(), page_link)
+
+
+@pytest.fixture(scope="session")
+def compared_page() -> str:
+    return render_page(compared_report(), page_link)
+
+
+@pytest.fixture(scope="session")
+def crowded_page() -> str:
+    return render_page(crowded_report(), page_link)

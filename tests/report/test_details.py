@@ -24,6 +24,7 @@ from vllm_qualify.evidence.measurement import valid
 from vllm_qualify.evidence.stages import sweep_plan
 from vllm_qualify.evidence.watched import Series, read, series
 from vllm_qualify.recipe.model import Fit, Load, Sweep
+from vllm_qualify.report.before import Drift
 from vllm_qualify.report.details import MOST_SAMPLES, Details, details_of, thinned
 from vllm_qualify.report.model import Report, read_report
 
@@ -93,7 +94,7 @@ def test_everything_is_read(evidence: Path) -> None:
 
 
 def test_a_cell_that_asks_for_nothing_of_it_has_no_details_and_no_notes(tmp_path: Path) -> None:
-    assert details_of(approved_report().plan, tmp_path) == Details()
+    assert details_of(approved_report().plan, tmp_path) == Details(drift=Drift(version="0.32.0"))
 
 
 def test_what_left_nothing_is_absent_with_its_reason(tmp_path: Path) -> None:
@@ -200,6 +201,14 @@ def test_an_older_report_has_no_details(approved: Report) -> None:
     older = approved.model_dump(mode="json")
     del older["details"]
     assert read_report(json.dumps(older), "here").details == Details()
+
+
+def test_a_report_of_before_baselines_were_shown_is_read() -> None:
+    older = detailed_report().model_dump(mode="json")
+    del older["judged_on"]
+    for name in ("before", "drift", "questions"):
+        del older["details"][name]
+    assert read_report(json.dumps(older), "here") == detailed_report()
 
 
 def test_a_run_that_is_judged_has_its_details_in_report_and_page(

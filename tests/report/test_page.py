@@ -1,97 +1,40 @@
-"""The page: whole, escaped, and good in a real browser with the network off."""
+"""The page's text: whole, and escaped. `test_opened` opens it in a browser."""
 
-import os
-from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
-from pathlib import Path
-from urllib.parse import quote
+import re
+from itertools import pairwise
 
 import pytest
-from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
+from tests.html import Reader
 from tests.report.builder import (
     HOSTILE,
     IMAGE,
     MARKUP,
     SCRIPT,
-    approved_report,
+    compared_report,
+    crowded_report,
     detailed_report,
     image_report,
-    not_approved_report,
+    page_link,
 )
-from vllm_qualify.evidence.measurement import EvidenceFile
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.recipe.model import Fit, Sweep
 from vllm_qualify.report.details import Details
-from vllm_qualify.report.model import Report
+from vllm_qualify.report.model import Report, read_report
 from vllm_qualify.report.page import TITLES, render_page
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 UNLINKABLE = ("javascript:alert(1)", " javascript:alert(1)", "JavaScript:alert(1)", "data:text/html,x", "http://[", "")
-WIDTHS = (375, 768, 1024, 1440)
-Opened = tuple[Page, list[str]]
-Open = Callable[[Path, int], Opened]
-
-
-def _link(file: EvidenceFile) -> str:
-    return f"evidence/{quote(file.path)}"
-
-
-class _Reader(HTMLParser):
-    """Elements and text of a page, as any browser would take them apart."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def having(self, name: str) -> list[str]:
-        return [found[name] or "" for _, found in self.elements if name in found]
-
-
-@pytest.fixture(scope="module")
-def approved_page() -> str:
-    return render_page(approved_report(), _link)
-
-
-@pytest.fixture(scope="module")
-def hostile_page() -> str:
-    return render_page(not_approved_report(), _link)
-
-
-@pytest.fixture(scope="module")
-def image_page() -> str:
-    return render_page(image_report(), _link)
-
-
-@pytest.fixture(scope="module")
-def detailed_page() -> str:
-    return render_page(detailed_report(), _link)
+# Three of the server's course, the sweep's curve, and the repeats of two throughputs and two latencies.
+CHARTS = 3 + 1 + 4
+MOST_BYTES = 2_000_000
 
 
 # --- the text of the page
 
 
 def test_outside_text_stays_text(hostile_page: str) -> None:
-    read = _Reader(hostile_page)
+    read = Reader(hostile_page)
     assert not {"script", "img", "iframe", "object", "embed", "red"} & {tag for tag, _ in read.elements}
     assert not [name for _, found in read.elements for name in found if name.startswith("on")]
     for text in HOSTILE:
@@ -101,15 +44,15 @@ def test_outside_text_stays_text(hostile_page: str) -> None:
 
 
 def test_the_page_is_complete_in_itself(hostile_page: str) -> None:
-    read = _Reader(hostile_page)
+    read = Reader(hostile_page)
     assert read.having("src") == []
-    assert all(address.startswith(("#", "evidence/", "data:,", "data-docs/")) for address in read.having("href"))
+    assert all(address.startswith(("#", "evidence/", "report.json", "data:,", "data-docs/")) for address in read.having("href"))
     assert "url(" not in hostile_page
     assert "@import" not in hostile_page
 
 
 def test_the_page_tells_everything_of_the_report(not_approved: Report, hostile_page: str) -> None:
-    text = _Reader(hostile_page).text
+    text = Reader(hostile_page).text
     release = not_approved.plan.cell.release
     told = [
         "NOT APPROVED",
@@ -135,14 +78,14 @@ def test_the_page_tells_everything_of_the_report(not_approved: Report, hostile_p
 
 
 def test_commands_are_told_exactly(hostile_page: str) -> None:
-    text = _Reader(hostile_page).text
+    text = Reader(hostile_page).text
     assert f"--note '{SCRIPT}' '{MARKUP}'" in text
     assert f"--model '{IMAGE}' --dataset-name random" in text
 
 
 def test_an_image_is_told_with_its_digest_platform_and_labels(image_page: str) -> None:
     plan = image_report().plan
-    read = _Reader(image_page)
+    read = Reader(image_page)
     for engine in (plan.cell.release.engine, plan.client):
         assert engine is not None
         assert engine.image is not None
@@ -155,7 +98,7 @@ def test_an_image_is_told_with_its_digest_platform_and_labels(image_page: str) -
 
 
 def test_what_an_image_says_of_itself_stays_text(image_page: str) -> None:
-    read = _Reader(image_page)
+    read = Reader(image_page)
     assert not {"script", "img", "red", "cudatools@nvidia.com"} & {tag for tag, _ in read.elements}
     for text in (SCRIPT, f"label maintainer{IMAGE}", "<cudatools@nvidia.com>"):
         assert text in read.text
@@ -166,40 +109,40 @@ def test_what_an_image_says_of_itself_stays_text(image_page: str) -> None:
 def test_without_a_client_image_only_the_image_under_test_is_told() -> None:
     report = image_report()
     alone = report.model_copy(update={"plan": report.plan.model_copy(update={"client": None, "client_image": None})})
-    text = _Reader(render_page(alone, _link)).text
+    text = Reader(render_page(alone, page_link)).text
     assert "Image under test" in text
     assert "load client" not in text
     assert "v0.31.0" not in text
 
 
 def test_an_environment_of_this_machine_has_no_image(approved_page: str) -> None:
-    text = _Reader(approved_page).text
+    text = Reader(approved_page).text
     assert "from a local environment" in text
     for absent in ("Images", "Image under test", "platform", "image ID", "label "):
         assert absent not in text
 
 
 def test_tables_have_captions_and_scopes(hostile_page: str) -> None:
-    tags = [tag for tag, _ in _Reader(hostile_page).elements]
+    tags = [tag for tag, _ in Reader(hostile_page).elements]
     assert tags.count("table") == tags.count("caption") > 8
-    assert all("scope" in found for tag, found in _Reader(hostile_page).elements if tag == "th")
+    assert all("scope" in found for tag, found in Reader(hostile_page).elements if tag == "th")
     assert [tags.count(landmark) for landmark in ("header", "nav", "main", "footer", "h1")] == [1] * 5
 
 
 @pytest.mark.parametrize("address", UNLINKABLE)
-def test_an_address_that_is_no_file_is_not_linked(approved: Report, address: str) -> None:
-    addresses = _Reader(render_page(approved, lambda _: address)).having("href")
-    assert all(found.startswith(("#", "data:,", "data-docs/")) for found in addresses)
+def test_an_address_that_is_no_file_is_notpage_linked(approved: Report, address: str) -> None:
+    addresses = Reader(render_page(approved, lambda _: address)).having("href")
+    assert all(found.startswith(("#", "report.json", "data:,", "data-docs/")) for found in addresses)
 
 
-def test_addresses_of_a_store_are_linked(approved: Report) -> None:
-    addresses = _Reader(render_page(approved, lambda file: f"../../evidence/{file.sha256}/x?a=1&b=2")).having("href")
+def test_addresses_of_a_store_arepage_linked(approved: Report) -> None:
+    addresses = Reader(render_page(approved, lambda file: f"../../evidence/{file.sha256}/x?a=1&b=2")).having("href")
     assert f"../../evidence/{approved.files[0].sha256}/x?a=1&b=2" in addresses
 
 
 def test_a_report_with_nothing_in_it_says_so(approved: Report) -> None:
     nothing = Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})
-    text = _Reader(render_page(approved.model_copy(update={"judgement": nothing, "stages": []}), _link)).text
+    text = Reader(render_page(approved.model_copy(update={"judgement": nothing, "stages": []}), page_link)).text
     assert "NOT APPROVED" in text
     assert "No gate was judged" in text
     assert text.count("this stage is not in the report") == 4
@@ -214,21 +157,21 @@ def _without(name: str) -> str:
     """The page of a report that lacks one of its details."""
     report = detailed_report()
     details = report.details.model_copy(update={name: None})
-    return render_page(report.model_copy(update={"details": details}), _link)
+    return render_page(report.model_copy(update={"details": details}), page_link)
 
 
 def test_sections_are_there_only_for_what_there_is(detailed_page: str, approved_page: str) -> None:
-    ids, none = (_Reader(page).having("id") for page in (detailed_page, approved_page))
+    ids, none = (Reader(page).having("id") for page in (detailed_page, approved_page))
     assert [name for name in TITLES if ids.count(name) != 1] == []
     assert set(TITLES) & set(none) == set()
     assert set(ids) - set(none) == {*TITLES, "measured-5", "measured-6"}
     for name in Details.model_fields:
         if name in TITLES:
-            assert set(TITLES) - set(_Reader(_without(name)).having("id")) == {name}
+            assert set(TITLES) - set(Reader(_without(name)).having("id")) == {name}
 
 
 def test_details_are_told_with_their_reasons(detailed_page: str) -> None:
-    text = _Reader(detailed_page).text
+    text = Reader(detailed_page).text
     told = [
         "The SLO: ttft_p99_ms ≤\u00a02,000 ms.",
         "32 clients met the SLO, 34 missed it",
@@ -258,7 +201,7 @@ def test_details_are_told_with_their_reasons(detailed_page: str) -> None:
 
 
 def test_hostile_details_stay_text(detailed_page: str) -> None:
-    read = _Reader(detailed_page)
+    read = Reader(detailed_page)
     assert not {"script", "img", "red"} & {tag for tag, _ in read.elements}
     assert not [name for _, found in read.elements for name in found if name.startswith("on")]
     assert "\x1b" not in detailed_page
@@ -266,11 +209,11 @@ def test_hostile_details_stay_text(detailed_page: str) -> None:
 
 
 def test_drawings_bring_nothing_along_and_have_a_text(detailed_page: str) -> None:
-    read = _Reader(detailed_page)
+    read = Reader(detailed_page)
     drawings = [found for tag, found in read.elements if tag == "svg"]
-    assert [found["role"] for found in drawings] == ["img"] * 4
+    assert [found["role"] for found in drawings] == ["img"] * CHARTS
     assert all(found["aria-label"] for found in drawings)
-    assert [tag for tag, _ in read.elements].count("figcaption") == 4
+    assert [tag for tag, _ in read.elements].count("figcaption") == CHARTS
     assert not {"xlink:href", "src", "style"} & {name for _, found in read.elements for name in found}
     assert "url(" not in detailed_page
 
@@ -282,13 +225,12 @@ def test_large_rates_are_drawn_in_thousands(detailed_page: str) -> None:
 
 
 def test_the_curve_marks_its_front_and_names_its_clients(detailed_page: str) -> None:
-    read = _Reader(detailed_page)
-    dots = [found for tag, found in read.elements if tag == "circle"]
+    svg = detailed_page[detailed_page.index("Output tokens per second of a GPU over") :].split("</svg>")[0]
+    dots = [found for tag, found in Reader(svg).elements if tag == "circle"]
     assert [found.get("fill") for found in dots] == ["currentColor", "currentColor", None]
     # The point of the most output lies at the top, and the fastest one at the right.
     highest, fastest = min(dots, key=lambda dot: float(dot["cy"] or 0)), max(dots, key=lambda dot: float(dot["cx"] or 0))
     assert (dots.index(highest), dots.index(fastest)) == (1, 0)
-    svg = detailed_page[detailed_page.index("Output tokens per second of a GPU over") :].split("</svg>")[0]
     assert [f">{clients}</text>" in svg for clients in (8, 32, 64)] == [True] * 3
 
 
@@ -302,15 +244,15 @@ def test_a_sweep_without_a_curve_has_no_drawing_of_it() -> None:
     report = detailed_report()
     assert report.details.sweep is not None
     swept = report.details.sweep.model_copy(update={"curve": []})
-    page = render_page(report.model_copy(update={"details": report.details.model_copy(update={"sweep": swept})}), _link)
-    assert "<circle" not in page
+    page = render_page(report.model_copy(update={"details": report.details.model_copy(update={"sweep": swept})}), page_link)
+    assert "Output tokens per second of a GPU over" not in page
     assert "concurrency-8" in page
 
 
 def test_stages_that_nobody_asked_for_are_not_missed(approved: Report) -> None:
     asked = {"sweep": Sweep(concurrencies=[1]), "fit": Fit(max_num_seqs=True)}
-    page = render_page(approved.model_copy(update={"plan": approved.plan.model_copy(update=asked)}), _link)
-    assert _Reader(render_page(approved, _link)).text.count("this stage is not in the report") == 0
+    page = render_page(approved.model_copy(update={"plan": approved.plan.model_copy(update=asked)}), page_link)
+    assert Reader(render_page(approved, page_link)).text.count("this stage is not in the report") == 0
     missed = page.split("this stage is not in the report")[:-1]
     assert [part.rsplit("<h3>", 1)[1].split("</h3>")[0] for part in missed] == ["Fit", "Sweep"]
 
@@ -318,146 +260,120 @@ def test_stages_that_nobody_asked_for_are_not_missed(approved: Report) -> None:
 def test_speculative_decoding_that_was_not_measured_is_missed() -> None:
     report = detailed_report()
     stages = [stage for stage in report.stages if stage.stage != "speculation"]
-    page = render_page(report.model_copy(update={"stages": stages}), _link)
+    page = render_page(report.model_copy(update={"stages": stages}), page_link)
     assert page.split("this stage is not in the report")[0].rsplit("<h3>", 1)[1].startswith("Speculation</h3>")
 
 
-# --- the page in a browser
+# --- against the baseline
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        reason = f"no {CHROMIUM}: run infra/debian-package.sh chromium"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
+def test_what_changed_is_told(compared_page: str) -> None:
+    text = Reader(compared_page).text
+    told = [
+        "changed: engine, digest, hardware, load client, torch; settings: 4 added, 2 removed, 1 changed",
+        "compilation-config.pass_config.fuse_allreduce_rms",
+        f'"4 {SCRIPT}"',
+        "driver 565.57.01",
+        "2.12.1",
+        "12,356 tok/s",
+        "5.20 to 7.00\u00a0%",
+        f"--moe-backend is auto by default {SCRIPT}",
+        f"VLLM_X is not known {IMAGE}",
+        f"on gpu-7 {SCRIPT} by vllm-qualify 0.1.0",
+        "waived until 2026-06-30 by release@example.org",
+    ]
+    assert [missing for missing in told if missing not in text] == []
 
 
-@pytest.fixture
-def opened(browser: Browser) -> Iterator[Open]:
-    """Opens a file with the network off; the list fills with whatever the page does that it must not."""
-    contexts = []
-
-    def dismiss_into(faults: list[str]) -> Callable[[Dialog], None]:
-        def dismiss(dialog: Dialog) -> None:
-            faults.append(f"dialog: {dialog.message}")
-            dialog.dismiss()
-
-        return dismiss
-
-    def open_file(file: Path, width: int) -> Opened:
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        contexts.append(context)
-        context.set_offline(True)
-        page, faults = context.new_page(), list[str]()
-        page.on("console", lambda said: faults.append(f"console {said.type}: {said.text}"))
-        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-        page.on("request", lambda asked: faults.append(f"request: {asked.url}") if asked.url != file.as_uri() else None)
-        page.on("dialog", dismiss_into(faults))
-        page.goto(file.as_uri(), wait_until="networkidle")
-        return page, faults
-
-    yield open_file
-    for context in contexts:
-        context.close()
+def test_hostile_words_of_a_comparison_stay_text(compared_page: str) -> None:
+    read = Reader(compared_page)
+    assert not {"script", "img", "red"} & {tag for tag, _ in read.elements}
+    assert not [name for _, found in read.elements for name in found if name.startswith("on")]
+    assert "\x1b" not in compared_page
+    assert "\u202e" not in compared_page
+    assert read.text.count(SCRIPT) > 20
 
 
-@pytest.fixture(scope="module", params=["approved_page", "hostile_page", "image_page", "detailed_page"])
-def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(request.getfixturevalue(request.param), encoding="utf-8")
-    return file
+def test_without_a_baseline_the_page_says_why_nothing_is_compared(approved: Report) -> None:
+    plan = approved.plan.model_copy(update={"establishes": True})
+    establishing = render_page(approved.model_copy(update={"plan": plan}), page_link)
+    assert "No gate of this cell is against a baseline" in render_page(approved, page_link)
+    assert "This run is to be the baseline itself" in establishing
 
 
-@pytest.fixture
-def hostile_file(hostile_page: str, tmp_path: Path) -> Path:
-    file = tmp_path / "report.html"
-    file.write_text(hostile_page, encoding="utf-8")
-    return file
+def test_a_baseline_whose_report_was_not_read_is_told() -> None:
+    report = compared_report()
+    page = render_page(
+        report.model_copy(update={"details": report.details.model_copy(update={"before": None})}),
+        page_link,
+    )
+    text = Reader(page).text
+    assert "no comparison of the settings" in text
+    assert "configuration not known" in text
+    assert "driver 565.57.01" in text
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(120)
-def test_it_opens_without_a_network_an_error_or_a_request(opened: Open, written: Path) -> None:
-    page, faults = opened(written, 1440)
-    assert page.locator("h1").is_visible()
-    assert faults == []
+def test_the_baselines_points_are_on_the_curve(compared_page: str) -> None:
+    svg = compared_page[compared_page.index("Output tokens per second of a GPU over") :].split("</svg>")[0]
+    assert svg.count("l5 5l-5 5l-5 -5z") == 2
+    assert "Diamonds are the baseline's" in compared_page
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(120)
-def test_it_never_scrolls_sideways(opened: Open, written: Path) -> None:
-    page, _ = opened(written, WIDTHS[0])
-    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_a_report_without_price_says_so_and_one_with_it_tells_the_cost(approved: Report, compared_page: str) -> None:
+    assert "Output tokens cost —: nobody said what a GPU costs" in Reader(render_page(approved, page_link)).text
+    assert "Output tokens cost 0.1102 usd/Mtok: 2 times 2.5 usd an hour for 12,608 tok/s" in Reader(compared_page).text
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(120)
-def test_hostile_text_runs_no_script(opened: Open, hostile_file: Path) -> None:
-    page, faults = opened(hostile_file, 1440)
-    assert page.locator("script, img, red, [onerror]").count() == 0
-    assert page.get_by_text(SCRIPT).count() > 0
-    assert page.get_by_text(MARKUP).count() > 0
-    assert faults == []
+def test_the_command_that_does_it_again_can_be_pasted(compared_page: str) -> None:
+    text = Reader(compared_page).text
+    assert "vllm-qualify run llama-3.1-8b --gpu-type h200 --variant fp8 --profile throughput --launcher process" in text
+    assert "--baseline 20260201T101112Z-ba5e11 --price-usd-gpu-hour 2.5 --reuse none" in text
+    again = Reader(render_page(image_report(), page_link)).text
+    assert (
+        f"--launcher docker --image registry.example:5000/vllm/vllm-openai@{image_report().plan.cell.release.engine.digest}"
+        in again
+    )
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(120)
-def test_charts_are_seen_on_a_wide_and_a_narrow_screen(opened: Open, detailed_page: str, tmp_path: Path) -> None:
-    file = tmp_path / "report.html"
-    file.write_text(detailed_page, encoding="utf-8")
-    for width in (WIDTHS[0], WIDTHS[-1]):
-        page, faults = opened(file, width)
-        boxes = [chart.bounding_box() for chart in page.get_by_role("img").all()]
-        assert len(boxes) == 4
-        assert all(box and box["width"] > 300 and box["height"] > 80 for box in boxes)
-        assert page.get_by_role("row", name="concurrency-32").is_visible()
-        assert page.get_by_text(SCRIPT).count() > 3
-        assert faults == []
+@pytest.mark.parametrize("name", ["approved_page", "hostile_page", "compared_page"])
+def test_references_lead_to_one_element_each(name: str, request: pytest.FixtureRequest) -> None:
+    read = Reader(request.getfixturevalue(name))
+    ids = read.having("id")
+    assert len(ids) == len(set(ids))
+    inside = [address[1:] for address in read.having("href") if address.startswith("#")]
+    assert {*inside, *read.having("aria-labelledby")} <= set(ids)
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(120)
-def test_the_policy_stops_a_script_that_escaping_would_miss(opened: Open, hostile_page: str, tmp_path: Path) -> None:
-    file = tmp_path / "report.html"
-    file.write_text(hostile_page.replace("</main>", f"{SCRIPT}<img src=x onerror=alert(1)></main>"), encoding="utf-8")
-    _, faults = opened(file, 1440)
-    assert not [fault for fault in faults if fault.startswith("dialog")]
-    assert any("Content Security Policy" in fault for fault in faults)
+def test_headings_do_not_skip_a_level(compared_page: str) -> None:
+    levels = [int(tag[1]) for tag, _ in Reader(compared_page).elements if tag in ("h1", "h2", "h3", "h4", "h5")]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("width", [375, 1440])
-def test_the_failing_gate_is_on_the_first_screen(opened: Open, hostile_file: Path, width: int) -> None:
-    page, _ = opened(hostile_file, width)
-    box = page.get_by_text("exact_match (gsm8k, strict-match)").first.bounding_box()
-    assert box is not None
-    assert box["y"] + box["height"] < 900
+def test_a_crowded_page_is_below_two_megabytes(crowded_page: str) -> None:
+    assert len(crowded_page.encode()) < MOST_BYTES
+    report = crowded_report()
+    assert len(report.model_dump_json(indent=2).encode()) < MOST_BYTES
+    assert read_report(report.model_dump_json(), "here") == report
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(120)
-def test_the_failing_gates_row_is_above_the_fold(opened: Open, hostile_file: Path) -> None:
-    page, _ = opened(hostile_file, 1440)
-    row = page.locator("tr", has=page.get_by_text("fail", exact=True)).first
-    box = row.bounding_box()
-    assert box is not None
-    assert box["y"] + box["height"] < 900
-    assert "exact_match (gsm8k, strict-match)" in row.inner_text()
+def test_colours_can_be_read_in_light_and_dark(approved_page: str) -> None:
+    roots = re.findall(r":root \{(.*?)\}", approved_page, re.DOTALL)
+    assert len(roots) == 2
+    for root in roots:
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", root))
+        for name in ("ink", "soft", "link", "pass", "fail", "inconclusive", "invalid"):
+            for ground in ("paper", "panel"):
+                assert _contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
 
 
-@pytest.mark.browser
-@pytest.mark.timeout(120)
-def test_stacked_tables_stay_tables(opened: Open, hostile_file: Path) -> None:
-    page, _ = opened(hostile_file, 375)
-    assert page.get_by_role("table", name="Each rule with its verdict").get_by_role("row").count() == 10
-    assert page.get_by_role("rowheader", name="ttft_p99_ms").first.is_visible()
+def _contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.03928 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

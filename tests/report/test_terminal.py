@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from tests.report.builder import HOSTILE, MARKUP, SCRIPT, detailed_report
+from tests.report.builder import HOSTILE, MARKUP, SCRIPT, compared_report, detailed_report, image_report
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.report.model import Report
@@ -60,6 +60,32 @@ def test_nothing_is_cut_off(not_approved: Report, width: int) -> None:
 def test_the_heading_is_the_outcome_and_the_cell(approved: Report, not_approved: Report) -> None:
     assert _shown(approved, 80).splitlines()[0] == "APPROVED  llama-3.1-8b/fp8/h200/throughput"
     assert _shown(not_approved, 80).splitlines()[0] == "NOT APPROVED  llama-3.1-8b/fp8/h200/throughput"
+
+
+def test_the_first_screen_tells_release_machine_time_and_place() -> None:
+    report = image_report().model_copy(update={"judged_on": "host-7"})
+    release = report.plan.cell.release
+    assert release.engine.image is not None
+    shown = _without_spaces(_shown(report, 80))
+    for told in (release.engine.image.reference, release.engine.digest, release.model, release.revision, "NVIDIA H200"):
+        assert _without_spaces(told) in shown
+    assert _without_spaces("2026-03-14 10:40:53 UTC on host-7 by vllm-qualify 0.1.0") in shown
+
+
+def test_the_gates_that_decided_are_named(approved: Report, not_approved: Report) -> None:
+    assert "1 fail, 3 invalid, 1 inconclusive, 4 pass. Decided by exact_match (gsm8k, strict-match)" in _shown(
+        not_approved, 120
+    )
+    assert "Decided" not in _shown(approved, 120)
+
+
+def test_what_changed_since_the_baseline_is_told_in_a_line(approved: Report) -> None:
+    report = compared_report()
+    assert report.plan.baseline is not None
+    shown = _shown(report, 400)
+    assert f"Baseline: run {report.plan.baseline.run_id} of " in shown
+    assert "Since then: changed: " in shown
+    assert "Baseline" not in _shown(approved, 120)
 
 
 def test_a_report_judged_again_says_so(approved: Report, not_approved: Report) -> None:

@@ -25,6 +25,13 @@ class Approved(Frozen):
     index_problem: str | None = None
 
 
+class Rejected(Frozen):
+    """What was decided."""
+
+    decision: Decision
+    index_problem: str | None = None
+
+
 class Revoked(Frozen):
     """What was revoked, and the pointer that says so."""
 
@@ -55,11 +62,12 @@ def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, si
     return Approved(decision=stored.decision, approval=approval, pointer=pointer, index_problem=problem)
 
 
-def reject(store: Store, run: PublishedRun, wanted: Ruling, now: datetime) -> Decision:
+def reject(store: Store, run: PublishedRun, wanted: Ruling, now: datetime) -> Rejected:
     """Decide that the run is not to be deployed, whatever its verdict. Raises DecidedError, StoreError."""
     if wanted.verdict != "reject":
         raise ValueError("an approval rejects nothing")
-    return decide(store, run, wanted, 0, now).decision
+    decision = decide(store, run, wanted, 0, now).decision
+    return Rejected(decision=decision, index_problem=index_problem(store, run.cell))
 
 
 def revoke(store: Store, cell: str, run_id: str | None, by: Revocation) -> Revoked:

@@ -1,36 +1,52 @@
-"""The index: one row a cell, made of its pointer and its reports, and never more true than these."""
+"""The index: one row a cell, made of its pointer and its reports, and never more true than these.
 
+The board is drawn from it.
+"""
+
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from vllm_qualify.approval.decision import read_decision
 from vllm_qualify.approval.errors import NotApprovedError
 from vllm_qualify.approval.layout import INDEX_KEY, JSON, readable, reason_of
-from vllm_qualify.approval.pointer import Entry, read_pointer
+from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.errors import StoreBusyError, StoreError
-from vllm_qualify.publish.bundle import read_manifest
+from vllm_qualify.publish.bundle import Manifest, Summary, read_manifest
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
 from vllm_qualify.recipe.model import Frozen
 
 REPORTS_SHOWN = 10
 MOST_TRIES = 50
+INDEX_VERSION: Literal[2] = 2
+
+Standing = Literal["approved", "superseded", "revoked", "rejected", "waiting for a decision", "not approved"]
+"""What became of a report. An approval that expired is still `approved` here: it depends on the day."""
 
 
 class ReportLine(Frozen):
-    """`started_at` is told by the run's id; None of an id that tells none."""
+    """`started_at` is told by the run's id; None of an id that tells none. `told` is who decided what about it."""
 
     run_id: str
     outcome: str
-    started_at: datetime | None
+    started_at: datetime | None = None
+    standing: Standing
+    told: str | None = None
+    summary: Summary | None = None
 
 
 class Row(Frozen):
-    """`last` is the cell's last approval, whatever its state; `reports` are the newest ones, the newest first."""
+    """`last` is the cell's last approval, whatever its state.
+
+    `reports` are the newest ones, the newest first, and then the approved one if it is not among them.
+    """
 
     cell: str
-    last: Entry | None
+    last: Entry | None = None
     reports: list[ReportLine]
 
 
@@ -38,97 +54,203 @@ class Index(Frozen):
     """`revision` grows with each write: a store may know an object by its content alone."""
 
     revision: int = 0
-    index_version: Literal[1] = 1
+    index_version: Literal[2] = INDEX_VERSION
     cells: list[Row] = []
 
 
 def read_index(store: Store) -> Index:
     """An empty one before there is any. Raises StoreError if it is of another version or no index."""
-    return _stored(store)[0]
+    found = _stored(store)
+    if found.is_earlier:
+        remedy = "the next report that is published or approved makes it again"
+        raise StoreError("the index is of an earlier version", remedy, store.locate(INDEX_KEY))
+    return found.known
 
 
 def write_index(store: Store) -> Index:
-    """Make the index again from all pointers and manifests.
+    """Make the index again from all pointers and manifests, and the board from it.
 
     Raises:
         TamperedError: a pointer is not as it was written.
-        StoreError: a manifest is none; StoreBusyError: the index changes all the time.
+        StoreError: a manifest is none; StoreBusyError: the index or the board changes all the time.
     """
-    return _written(store, lambda _: [_row(store, *cell) for cell in _cells(store, "").items()])
+    index = _swapped(store, lambda _: _rows(store, ""))
+    _draw(store, index)
+    return index
 
 
 def index_problem(store: Store, cell: str) -> str | None:
-    """Bring the index up to date; why that could not be. Nothing else depends on it, and the next time makes up for it."""
+    """Bring index and board up to date; why that could not be. Nothing depends on them, and the next time makes up for it."""
     try:
-        refresh_index(store, cell)
+        index = _refreshed(store, cell)
     except (StoreError, NotApprovedError) as error:
         return f"the index is not up to date: {error}"
+    try:
+        _draw(store, index)
+    except StoreError as error:
+        return f"the board is not up to date: {error}"
     return None
 
 
 def refresh_index(store: Store, cell: str) -> Index:
-    """Make one cell's row again; the whole index if there is none. Raises as `write_index`."""
-    if not store.exists(INDEX_KEY):
-        return write_index(store)
-    return _written(store, lambda index: [*(row for row in index.cells if row.cell != cell), *_rows(store, cell)])
+    """Make one cell's row again; the whole index if there is none, or one of an earlier version. Raises as `write_index`."""
+    index = _refreshed(store, cell)
+    _draw(store, index)
+    return index
 
 
-def _written(store: Store, rows: Callable[[Index], Iterable[Row]]) -> Index:
+class _Stored(NamedTuple):
+    """Without a tag there is no index. Of one of an earlier version only the revision is known."""
+
+    known: Index
+    tag: str | None
+    is_earlier: bool = False
+
+
+def _refreshed(store: Store, cell: str) -> Index:
+    def rows(found: _Stored) -> Iterable[Row]:
+        if found.tag is None or found.is_earlier:
+            return _rows(store, "")
+        return [*(row for row in found.known.cells if row.cell != cell), *_rows(store, f"{cell}/")]
+
+    return _swapped(store, rows)
+
+
+def _draw(store: Store, index: Index) -> None:
+    # Imports this module; and jinja2, which readers of the index do without.
+    from vllm_qualify.approval.board import write_board
+
+    write_board(store, index)
+
+
+def _swapped(store: Store, rows: Callable[[_Stored], Iterable[Row]]) -> Index:
     for _ in range(MOST_TRIES):
         # Read before what it is made of: whoever writes in between makes this write fail.
-        index, tag = _stored(store)
-        cells = sorted(rows(index), key=lambda row: row.cell)
-        if cells == index.cells and tag is not None:
-            return index
-        fresh = Index(revision=index.revision + 1, cells=cells)
+        found = _stored(store)
+        cells = sorted(rows(found), key=lambda row: row.cell)
+        if cells == found.known.cells and found.tag is not None and not found.is_earlier:
+            return found.known
+        fresh = Index(revision=found.known.revision + 1, cells=cells)
         try:
-            store.swap(INDEX_KEY, readable(fresh.model_dump(mode="json")), JSON, tag)
+            store.swap(INDEX_KEY, readable(fresh.model_dump(mode="json", exclude_none=True)), JSON, found.tag)
         except ChangedError:
             continue
         return fresh
     raise StoreBusyError("the index changes all the time", "try again later", store.locate(INDEX_KEY))
 
 
-def _stored(store: Store) -> tuple[Index, str | None]:
+def _stored(store: Store) -> _Stored:
     try:
-        stored = store.read(INDEX_KEY)
+        body, tag = store.read(INDEX_KEY)
     except MissingObjectError:
-        return Index(), None
+        return _Stored(Index(revision=_revision_shown(store)), None)
     try:
-        return Index.model_validate_json(stored.body), stored.tag
+        return _Stored(Index.model_validate_json(body), tag)
     except ValidationError as error:
+        if (revision := _earlier_revision(body)) is not None:
+            return _Stored(Index(revision=revision), tag, is_earlier=True)
         remedy = "delete it, and make it again"
         raise StoreError(f"not an index: {reason_of(error)}", remedy, store.locate(INDEX_KEY)) from error
 
 
-def _rows(store: Store, cell: str) -> list[Row]:
-    return [_row(store, *found) for found in _cells(store, f"{cell}/").items()]
+def _revision_shown(store: Store) -> int:
+    """An index that was deleted goes on from what the board shows, which would else be taken for the newer one."""
+    from vllm_qualify.approval.board import read_board
+
+    board = read_board(store)
+    return board.revision if board else 0
 
 
-def _cells(store: Store, prefix: str) -> dict[str, list[str]]:
-    """The runs with a manifest of each cell that has reports or a pointer."""
-    cells: dict[str, list[str]] = {}
+def _earlier_revision(body: bytes) -> int | None:
+    """The revision of an index of an earlier version; None of anything else."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    told = document if isinstance(document, dict) else {}
+    version, revision = told.get("index_version"), told.get("revision")
+    is_earlier = type(version) is int and 1 <= version < INDEX_VERSION and type(revision) is int
+    return revision if is_earlier else None
+
+
+@dataclass
+class _Runs:
+    """Of one cell: the runs with a manifest, and those about which something was decided."""
+
+    published: list[str] = field(default_factory=list)
+    decided: set[str] = field(default_factory=set)
+
+
+def _rows(store: Store, prefix: str) -> list[Row]:
+    return [_row(store, cell, runs) for cell, runs in _cells(store, prefix).items()]
+
+
+def _cells(store: Store, prefix: str) -> dict[str, _Runs]:
+    """Each cell that has reports or a pointer."""
+    cells: dict[str, _Runs] = {}
     for key in store.keys(f"reports/{prefix}"):
-        path, _, name = key.removeprefix("reports/").rpartition("/")
-        cell, _, run_id = path.rpartition("/")
+        cell, run_id, name = _parts(key)
         if name == "manifest.json" and cell.count("/") == 3:
-            cells.setdefault(cell, []).append(run_id)
+            cells.setdefault(cell, _Runs()).published.append(run_id)
     for key in store.keys(f"approvals/{prefix}"):
-        cell, _, name = key.removeprefix("approvals/").rpartition("/")
-        if name == "pointer.json":
-            cells.setdefault(cell, [])
+        if key.endswith("/pointer.json"):
+            cells.setdefault(key.removeprefix("approvals/").removesuffix("/pointer.json"), _Runs())
+        cell, run_id, name = _parts(key)
+        if name == "decision.json" and cell in cells:
+            cells[cell].decided.add(run_id)
     return cells
 
 
-def _row(store: Store, cell: str, run_ids: list[str]) -> Row:
+def _parts(key: str) -> tuple[str, str, str]:
+    """Cell, run and file of a key of `reports/` or `approvals/`."""
+    path, _, name = key.partition("/")[2].rpartition("/")
+    cell, _, run_id = path.rpartition("/")
+    return cell, run_id, name
+
+
+def _row(store: Store, cell: str, runs: _Runs) -> Row:
     pointer = read_pointer(store, cell)
-    newest = sorted(run_ids, reverse=True)[:REPORTS_SHOWN]
-    return Row(cell=cell, last=pointer.last if pointer else None, reports=[_line(store, cell, run_id) for run_id in newest])
+    last = pointer.last if pointer else None
+    newest = sorted(runs.published, reverse=True)[:REPORTS_SHOWN]
+    approved = [last.run_id] if last and last.run_id in runs.published and last.run_id not in newest else []
+    return Row(cell=cell, last=last, reports=[_line(store, cell, run_id, runs, pointer) for run_id in newest + approved])
 
 
-def _line(store: Store, cell: str, run_id: str) -> ReportLine:
+def _line(store: Store, cell: str, run_id: str, runs: _Runs, pointer: Pointer | None) -> ReportLine:
     manifest = read_manifest(store, f"reports/{cell}/{run_id}/manifest.json")
-    return ReportLine(run_id=run_id, outcome=manifest.outcome, started_at=_started_at(run_id))
+    entry = pointer.entry(run_id) if pointer else None
+    if pointer and entry:
+        standing, told = _approved(entry, pointer)
+    elif run_id in runs.decided and (rejection := _rejection(store, cell, run_id)):
+        standing, told = "rejected", rejection
+    else:
+        standing, told = _undecided(manifest, pointer), None
+    return ReportLine(
+        run_id=run_id,
+        outcome=manifest.outcome,
+        started_at=_started_at(run_id),
+        standing=standing,
+        told=told,
+        summary=manifest.summary,
+    )
+
+
+def _approved(entry: Entry, pointer: Pointer) -> tuple[Standing, str]:
+    if entry.revoked:
+        return "revoked", entry.revoked.done
+    return ("approved" if entry == pointer.last else "superseded"), entry.done
+
+
+def _rejection(store: Store, cell: str, run_id: str) -> str | None:
+    decision = read_decision(store, cell, run_id).decision
+    return f"{decision.done}: {decision.reason}" if decision.verdict == "reject" else None
+
+
+def _undecided(manifest: Manifest, pointer: Pointer | None) -> Standing:
+    if manifest.outcome != "approved":
+        return "not approved"
+    # A pointer never moves to an older report.
+    return "superseded" if pointer and manifest.run_id < pointer.last.run_id else "waiting for a decision"
 
 
 def _started_at(run_id: str) -> datetime | None:

@@ -115,7 +115,7 @@ def _script(
 def _notes(plan: ServerPlan, branch: str) -> list[str]:
     names = [] if plan.is_local else [f"{branch} becomes the commit behind it"]
     if isinstance(plan.engine, EngineImage) and plan.engine.digest is None:
-        names.append(f"{plan.engine.reference} its digest")
+        names.append(f"{plan.engine.reference} {'' if names else 'becomes '}its digest")
     return [f"# When a run starts, {' and '.join(names)}."] if names else []
 
 

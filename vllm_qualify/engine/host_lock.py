@@ -6,6 +6,7 @@ tool of a run are gone, also if the run itself was killed.
 
 import fcntl
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,11 @@ SYSTEMS = "/run/lock"
 ASK_EVERY_S = 0.5
 
 _held: list[int] = []
+
+
+def machine_name() -> str:
+    """This machine's name in the fleet: VLLM_QUALIFY_HOST, else its host name."""
+    return os.environ.get("VLLM_QUALIFY_HOST") or socket.gethostname()
 
 
 def held() -> tuple[int, ...]:

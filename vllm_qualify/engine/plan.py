@@ -121,7 +121,8 @@ class CellPlan(Frozen):
     `establishes` is to be the baseline of later ones. What `fit` has to find is in `server` and `load` only afterwards; the
     load follows from `workload` then. `prompts` is the workload's file. A server with speculative decoding is measured beside
     `undrafted`, the same without it, if the machine has room for both. `pulled_s` is what the pull of the image took, None
-    without one. With `watched`, as all new plans have it, a load counts only with what was watched during it.
+    without one. With `watched`, as all new plans have it, a load counts only with what was watched during it. `unasked` is what
+    the engine could not tell of the server when it was asked whether it takes it.
     """
 
     run_id: str
@@ -141,6 +142,7 @@ class CellPlan(Frozen):
     undrafted: ServerPlan | None = None
     pulled_s: float | None = None
     watched: bool = False
+    unasked: list[str] = []
     gates: list[Gate]
     waivers: list[Waiver] = []
     approval: Approval = Approval()

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
-from vllm_qualify.evidence.measurement import EvidenceFile
+from vllm_qualify.evidence.measurement import EvidenceFile, Interval
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.model import Count, EngineName, Frozen, Number
 
 MANIFEST_VERSION = 1
 TYPES = {
@@ -31,13 +31,40 @@ class StoredObject(Frozen):
     size: int
 
 
+class Score(Frozen):
+    """What an accuracy task gave: a share, of the metric with that label."""
+
+    metric: str
+    value: Number
+    interval: Interval | None = None
+
+
+class Summary(Frozen):
+    """What the board shows of a run. A figure that was not measured, or that cannot be trusted, is None.
+
+    `image` is the engine's by its name, None of one that is no image. `score` is of the first gate on accuracy. The output is
+    that of the load; of a CPU, which has no `gpus`, it is the whole machine's.
+    """
+
+    engine: EngineName
+    engine_version: str
+    image: str | None = None
+    gpus: Count | None = None
+    score: Score | None = None
+    output_tok_s_per_gpu: Number | None = None
+
+
 class ManifestHead(Frozen):
-    """Which run it is, and how it ended. One that `establishes` is a baseline once it is approved."""
+    """Which run it is, and how it ended. One that `establishes` is a baseline once it is approved.
+
+    Manifests of before there were summaries have none.
+    """
 
     run_id: str
     cell: str
     outcome: str
     establishes: bool = False
+    summary: Summary | None = None
 
 
 class Manifest(ManifestHead):

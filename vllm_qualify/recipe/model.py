@@ -131,21 +131,28 @@ def covers(versions: str, version: str) -> bool:
 class ByVersion(Frozen):
     """What differs for a range of vLLM versions (PEP 440), over what stands beside it.
 
-    `without` takes options and environment names away that these versions do not have.
+    Each entry whose range has the version under test changes it, in the order of the list.
     """
 
-    vllm: VersionRange
-    without: list[Text] = []
-    server: ServerArguments = {}
-    environment: Environment = {}
+    vllm: VersionRange = Field(description="the versions that it is for")
+    without: list[Text] = Field(
+        default=[], description="server arguments and environment names from beside it that these versions do not have"
+    )
+    server: ServerArguments = Field(default={}, description="over those beside it")
+    environment: Environment = Field(default={}, description="over that beside it")
 
 
 class Arguments(Frozen):
     """Server options and environment of one layer of a recipe, with what differs by version."""
 
-    server: ServerArguments = {}
-    environment: Environment = {}
-    by_version: list[ByVersion] = []
+    server: ServerArguments = Field(
+        default={},
+        description="options of the server; those of the GPU type come first, then the variant's, then the profile's",
+    )
+    environment: Environment = Field(
+        default={}, description="variables of the server process, in the same order; numbers are quoted"
+    )
+    by_version: list[ByVersion] = Field(default=[], description="what differs for some versions of vLLM")
 
     @model_validator(mode="after")
     def _options_are_of_the_engine(self) -> Self:
@@ -181,21 +188,35 @@ class Arguments(Frozen):
 
 
 class Variant(Arguments):
-    """One set of weights for one engine. `model` is a hub repository, or a folder that begins with `./`, `../`, `/` or `~`.
+    """One set of weights for one engine, and where it can be served at all.
 
-    `gpu_types`, `profiles` and `vllm` say where it can be served at all; empty lists and None say everywhere. The arguments of
-    GPU types and profiles are vLLM's. With another engine those of the variant stand alone, and are that engine's. `baseline`
-    is the variant that it is compared with; by default itself, as it was approved before.
+    The arguments of GPU types and profiles are vLLM's. With another engine those of the variant stand alone, and are that
+    engine's.
     """
 
-    model: Text
-    engine: EngineName = VLLM
-    revision: Text | None = None
-    smoke_golden: Text | None = None
-    gpu_types: list[Name] = []
-    profiles: list[Name] = []
-    vllm: VersionRange | None = None
-    baseline: Name | None = None
+    model: Text = Field(
+        description="a repository of the Hugging Face hub, or a folder: then it begins with `./`, `../`, `/` or `~` and holds a"
+        " `config.json`",
+    )
+    engine: EngineName = Field(default=VLLM, description="what serves it")
+    revision: Text | None = Field(
+        default=None,
+        description="branch, tag or commit on the hub; none is its default branch. The commit behind it is served and recorded",
+    )
+    smoke_golden: Text | None = Field(
+        default=None, description="the exact reply to the smoke prompt. With it, the gate `smoke_golden` is added"
+    )
+    gpu_types: list[Name] = Field(
+        default=[], description="the GPU types that can serve it, like Blackwell's for NVFP4; empty is all of the recipe's"
+    )
+    profiles: list[Name] = Field(default=[], description="the profiles that it is for; empty is all")
+    vllm: VersionRange | None = Field(
+        default=None, description="the versions of vLLM that can serve it, like `>=0.15`; none is all"
+    )
+    baseline: Name | None = Field(
+        default=None,
+        description="the variant that it is compared with, like `bf16` for `fp8`; none is itself, as it was approved before",
+    )
 
     @model_validator(mode="after")
     def _versions_are_vllms(self) -> Self:
@@ -226,48 +247,70 @@ class Variant(Arguments):
 class Smoke(Frozen):
     """The fixed prompt, asked twice at temperature 0."""
 
-    prompt: Text
-    max_tokens: Count = 20
-    time_limit_s: Seconds = 120.0
+    prompt: Text = Field(description="asked twice, at temperature 0")
+    max_tokens: Count = Field(default=20, description="longest reply")
+    time_limit_s: Seconds = Field(default=120.0, description="for each request")
 
 
 class Questions(Frozen):
     """Local gsm8k-like files (JSON lines with `question` and `answer`) in place of the hub's data set."""
 
-    test: Text
-    shots: Text
+    test: Text = Field(description="path of the questions")
+    shots: Text = Field(description="path of the solved examples")
 
 
 class Accuracy(Frozen):
-    """One lm-eval task, by its name there or of a file in `task_folder`.
+    """One lm-eval task: of text to be written, in completions or in chats, or of choices by their likelihood.
 
-    `num_questions` of its questions are asked, the same ones each time: `seed` draws them where the task has more. Where a gate
-    compares with a baseline, they are asked again and again until the comparison is decided, at most `most_repetitions` times;
-    with `sequential` asking ends as soon as every gate is decided. Replies that are empty or never came are no wrong answers;
-    a share of them above `max_unanswered` makes the run invalid. `num_concurrent` follows the server's `max-num-seqs`.
+    Where a gate compares with a baseline, its questions are asked again and again until the comparison is decided. Replies that
+    are empty or never came are no wrong answers.
     """
 
-    task: TaskName = "gsm8k"
-    api: Literal["completions", "chat"] = "completions"
-    num_fewshot: CountOrNone = 5
-    num_questions: Count
-    num_concurrent: Count | None = None
-    max_gen_toks: Count = 256
-    seed: CountOrNone = 1234
-    most_repetitions: Count = 10
-    sequential: Flag = True
-    max_unanswered: Share = 0.002
-    time_limit_s: Seconds = 3600.0
-    questions: Questions | None = None
-    task_folder: Text | None = None
+    task: TaskName = Field(
+        default="gsm8k",
+        description="a task of lm-eval, or of a YAML file in `task_folder`. Groups like mmlu are named task by task",
+    )
+    api: Literal["completions", "chat"] = Field(
+        default="completions",
+        description="how the server is asked; a chat has the server's own template, and the examples as turns",
+    )
+    num_fewshot: CountOrNone = Field(
+        default=5, description="solved examples in each prompt; a task that says 0 itself keeps it"
+    )
+    num_questions: Count = Field(
+        description="how many questions are asked, the same ones in each run; of a task that has more, `seed` draws them"
+    )
+    num_concurrent: Count | None = Field(
+        default=None,
+        description="requests under way at one time; none follows the server's `max-num-seqs`, up to 256, or is 64",
+    )
+    max_gen_toks: Count = Field(default=256, description="longest reply")
+    seed: CountOrNone = Field(default=1234, description="of lm-eval, and of the order of the questions")
+    most_repetitions: Count = Field(
+        default=10,
+        description="how often all questions are asked at most, where a gate compares with a baseline; then 4 or more",
+    )
+    sequential: Flag = Field(
+        default=True,
+        description="end as soon as every gate on the task is decided; a run that becomes a baseline asks everything",
+    )
+    max_unanswered: Share = Field(
+        default=0.002,
+        description="a larger share of empty replies makes the task `invalid`; fewer are left out, and not counted as wrong",
+    )
+    time_limit_s: Seconds = Field(
+        default=3600.0, description="for each block of questions: a fifth of them, or without `sequential` all"
+    )
+    questions: Questions | None = Field(default=None, description="local files in place of the task's own data")
+    task_folder: Text | None = Field(default=None, description="a folder with lm-eval's YAML files of own tasks")
 
 
 class Slo(Frozen):
-    """What a request must meet to count for goodput; times in ms, None where it does not matter."""
+    """What a request must meet to count for goodput, in ms; at least one of these."""
 
-    ttft_ms: Seconds | None = None
-    tpot_ms: Seconds | None = None
-    e2el_ms: Seconds | None = None
+    ttft_ms: Seconds | None = Field(default=None, description="most time to the first token")
+    tpot_ms: Seconds | None = Field(default=None, description="most time per output token after the first")
+    e2el_ms: Seconds | None = Field(default=None, description="most time to the last token")
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
@@ -283,25 +326,26 @@ class Slo(Frozen):
 
 
 class Workload(Frozen):
-    """What `vllm bench serve` asks; lengths in tokens.
+    """What `vllm bench serve` asks: prompts that are random, or those of a file. End-of-text is ignored in replies."""
 
-    Prompts are random, of `input_len`, or those of a file: JSON lines, each with a `prompt`. Replies have `output_len`. Random
-    lengths lie between 1 - `length_spread` and 1 + `length_spread` times these, evenly. The load is repeated `repeats` times,
-    and where a gate is undecided then, up to `most_repeats` times.
-    """
-
-    input_len: Count | None = None
-    output_len: Count
-    length_spread: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
-    prompts: Text | None = None
-    api: Literal["completions", "chat"] = "completions"
-    num_warmups: CountOrNone
-    repeats: Count = 5
-    most_repeats: Count = 10
-    min_duration_s: Seconds = 60.0
-    seed: CountOrNone = 0
-    time_limit_s: Seconds = 3600.0
-    slo: Slo | None = None
+    input_len: Count | None = Field(default=None, description="length of each random prompt; either this or `prompts`")
+    output_len: Count = Field(description="length of each reply")
+    length_spread: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
+        default=0.0, description="random lengths lie evenly between 1 less and 1 plus this, times `input_len` and `output_len`"
+    )
+    prompts: Text | None = Field(default=None, description="path of a file with the prompts: JSON lines, each with a `prompt`")
+    api: Literal["completions", "chat"] = Field(
+        default="completions", description="how the server is asked; a chat has the server's own template"
+    )
+    num_warmups: CountOrNone = Field(description="requests before each repeat that are not measured")
+    repeats: Count = Field(default=5, description="how often the workload is run. One repeat alone shows no noise")
+    most_repeats: Count = Field(default=10, description="how often it is run where a gate is undecided after `repeats`")
+    min_duration_s: Seconds = Field(default=60.0, description="a repeat that is shorter makes the load measurements `invalid`")
+    seed: CountOrNone = Field(
+        default=0, description="of the first repeat; each further one adds 1, so that no random prompt comes twice"
+    )
+    time_limit_s: Seconds = Field(default=3600.0, description="for each repeat")
+    slo: Slo | None = Field(default=None, description="what a request must meet to count for `goodput_req_s`")
 
     @property
     def looks(self) -> list[int]:
@@ -328,8 +372,14 @@ class LoadSettings(Workload):
     """A recipe's workload: without `max_concurrency` there are as many clients as the server's `max-num-seqs`, and without
     `num_prompts` as many prompts as that many clients and the gates need."""
 
-    max_concurrency: Count | None = None
-    num_prompts: Count | None = None
+    max_concurrency: Count | None = Field(
+        default=None, description="clients: requests under way at one time; none is as many as the server's `max-num-seqs`"
+    )
+    num_prompts: Count | None = Field(
+        default=None,
+        description="requests of each repeat, at least 5 for each client; none is as many as that, or as the gates' percentiles"
+        " need. With `fit.max_num_seqs` it needs `max_concurrency`",
+    )
 
     def of(self, max_num_seqs: int | None, least_prompts: int) -> "Load":
         """The load of a server. Raises ValueError where it does not follow, or there are too few prompts."""
@@ -366,18 +416,29 @@ class Load(Workload):
 class Sweep(Frozen):
     """Loads beside the profile's own, on the same server: a curve of throughput against speed, and the most that meets an SLO.
 
-    `concurrencies` are the curve's points. `slo` bounds latencies of the load, like `ttft_p99_ms: 2000`; what is searched for
-    are the most clients, up to `most_concurrency` (by default the server's `max-num-seqs`), and the highest rate of requests
-    that meet all of them, to within `resolution`, in at most `most_runs` runs each.
+    `concurrencies` ask for the curve, `slo` for the most clients and the highest rate of requests that meet it; at least one of
+    the two is given.
     """
 
-    concurrencies: Annotated[list[Count], AfterValidator(_ascending)] = []
-    slo: dict[Text, Seconds] = {}
-    search: list[Literal["concurrency", "request_rate"]] = ["concurrency", "request_rate"]
-    most_concurrency: Count | None = None
-    resolution: Annotated[float, Field(strict=True, ge=0.01, le=0.5)] = 0.05
-    most_runs: Count = 12
-    min_duration_s: Seconds = 30.0
+    concurrencies: Annotated[list[Count], AfterValidator(_ascending)] = Field(
+        default=[], description="the numbers of clients of the curve"
+    )
+    slo: dict[Text, Seconds] = Field(
+        default={},
+        description="what must be met: names of the load's latencies, like `ttft_p99_ms`, and the bound of each, in ms",
+    )
+    search: list[Literal["concurrency", "request_rate"]] = Field(
+        default=["concurrency", "request_rate"], description="what is searched for where there is an `slo`"
+    )
+    most_concurrency: Count | None = Field(
+        default=None, description="the most clients that are tried; none is the server's `max-num-seqs`"
+    )
+    resolution: Annotated[float, Field(strict=True, ge=0.01, le=0.5)] = Field(
+        default=0.05,
+        description="a search ends when the next level that misses is nearer than this share of the one that meets",
+    )
+    most_runs: Count = Field(default=12, description="the most runs of each search")
+    min_duration_s: Seconds = Field(default=30.0, description="a run that is shorter is invalid")
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
@@ -392,15 +453,18 @@ class Sweep(Frozen):
 
 
 class Fit(Frozen):
-    """What of a profile's server is found on the machine itself before the cell is qualified.
+    """What of a profile's server is found on the machine itself before the cell is qualified; at least one is asked for."""
 
-    Of `tensor_parallel_sizes` the smallest with which the server starts; as `max-num-seqs` as many requests of the workload's
-    full length as its KV cache holds; of `max_num_batched_tokens` the one with the highest output throughput.
-    """
-
-    tensor_parallel_sizes: Annotated[list[Count], AfterValidator(_ascending)] = []
-    max_num_seqs: Flag = False
-    max_num_batched_tokens: Annotated[list[Count], AfterValidator(_ascending)] = []
+    tensor_parallel_sizes: Annotated[list[Count], AfterValidator(_ascending)] = Field(
+        default=[], description="the smallest is taken with which the server starts"
+    )
+    max_num_seqs: Flag = Field(
+        default=False,
+        description="as many requests of the workload's full length as the KV cache holds; for random prompts only",
+    )
+    max_num_batched_tokens: Annotated[list[Count], AfterValidator(_ascending)] = Field(
+        default=[], description="the one with the highest output throughput is taken; two or more are compared"
+    )
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
@@ -432,16 +496,26 @@ class Gate(Frozen):
     The unit is the metric's; against a baseline it is `fraction`. Without a `task` the gate is on the recipe's only one.
     """
 
-    metric: Text
-    filter: Text | None = None
-    task: Text | None = None
-    minimum: Number | None = None
-    maximum: Number | None = None
-    reference: Number | None = None
-    margin: Number | None = None
-    max_loss: Number | None = None
-    max_worsening: Number | None = None
-    unit: Text
+    metric: Text = Field(description="a name of the metrics")
+    filter: Text | None = Field(
+        default=None,
+        description="lm-eval's filter, like `strict-match` or `flexible-extract`, or `none` for tasks without one: required for"
+        " a score, refused for others",
+    )
+    task: Text | None = Field(default=None, description="the task of a score; needed where `accuracy` has more than one")
+    minimum: Number | None = Field(default=None, description="the bound where higher is better")
+    maximum: Number | None = Field(default=None, description="the bound where lower is better")
+    reference: Number | None = Field(
+        default=None, description="with `margin`: the bound is the margin below it, or above it where lower is better"
+    )
+    margin: Number | None = Field(default=None, description="above 0")
+    max_loss: Number | None = Field(
+        default=None, description="of a score: the share of the questions that may be lost against the baseline, above 0"
+    )
+    max_worsening: Number | None = Field(
+        default=None, description="of the load: how many times worse than the baseline's, less 1, above 0"
+    )
+    unit: Text = Field(description="the metric's unit, exactly; with `max_loss` and `max_worsening` it is `fraction`")
 
     @model_validator(mode="after")
     def _fits_its_metric(self) -> Self:
@@ -531,38 +605,42 @@ Gates = list[Annotated[Gate, AfterValidator(_for_a_recipe)]]
 
 
 class Waiver(Frozen):
-    """One gate of one cell that need not be passed until a day, and who answers for that.
+    """One gate of one cell that need not be passed until a day, and who answers for that."""
 
-    `gate` is its name as reports have it. The day itself, by UTC, is the last on which it holds.
-    """
-
-    gate: Text
-    gpu_type: Name
-    variant: Name
-    profile: Name
-    owner: Text
-    reason: Text
-    expires: date
+    gate: Text = Field(
+        description="the gate's name as reports have it, like `exact_match (gsm8k, strict-match) against the baseline`"
+    )
+    gpu_type: Name = Field(description="of the cell")
+    variant: Name = Field(description="of the cell")
+    profile: Name = Field(description="of the cell")
+    owner: Text = Field(description="who answers for it")
+    reason: Text = Field(description="why")
+    expires: date = Field(description="the last day on which it holds, by UTC, like `2026-12-31`")
 
 
 class Approval(Frozen):
-    """How reports without a failed gate become approvals, which deployments trust.
+    """How reports that passed become approvals, which deployments trust."""
 
-    `automatic`: at once, if every gate was judged and a key to sign with is given; else a person decides. An approval expires
-    `valid_days` after the decision.
-    """
-
-    automatic: bool = False
-    valid_days: int = Field(default=90, ge=1, le=3650)
+    automatic: bool = Field(
+        default=False,
+        description="approve at once where every gate was judged and passed without a waiver, and a key to sign with is given;"
+        " else a person decides",
+    )
+    valid_days: int = Field(
+        default=90,
+        ge=1,
+        le=3650,
+        description="from the decision until the approval expires; a waiver that it rests on can end it earlier",
+    )
 
 
 class Profile(Arguments):
     """A serving goal: its tunables over the GPU type's arguments, its workload and its gates."""
 
-    load: LoadSettings
-    sweep: Sweep | None = None
-    fit: Fit | None = None
-    gates: Gates = []
+    load: LoadSettings = Field(description="the workload")
+    sweep: Sweep | None = Field(default=None, description="the same workload at other levels")
+    fit: Fit | None = Field(default=None, description="server arguments to be found on the machine")
+    gates: Gates = Field(default=[], description="gates of this profile, beside those of the recipe")
 
     @model_validator(mode="after")
     def _fit_finds_what_is_open(self) -> Self:
@@ -577,19 +655,23 @@ class Profile(Arguments):
 
 
 class Serving(Arguments):
-    """How the model is served on one GPU type.
+    """How the model is served on one GPU type."""
 
-    `network` is what NCCL must use between nodes; the server's log tells it. `warm_starts` more starts are measured after the
-    load. `price_usd_gpu_hour` is what one GPU costs an hour.
-    """
-
-    default_variant: Name
-    warm_starts: CountOrNone = 0
-    price_usd_gpu_hour: Annotated[float, Field(strict=True, gt=0)] | None = None
-    network: Literal["infiniband"] | None = None
-    startup_timeout_s: Seconds = 1800.0
-    memory_limit_gib: Gibibytes | None = None
-    profiles: dict[Name, Profile] = Field(min_length=1)
+    default_variant: Name = Field(description="one of `variants`; `--variant` chooses another")
+    warm_starts: CountOrNone = Field(
+        default=0, description="how often the server is started once more after the load, now that its caches are full"
+    )
+    price_usd_gpu_hour: Annotated[float, Field(strict=True, gt=0)] | None = Field(
+        default=None, description="what one GPU costs an hour; `--price-usd-gpu-hour` goes over it"
+    )
+    network: Literal["infiniband"] | None = Field(
+        default=None, description="what NCCL must use between nodes; the server's log tells it"
+    )
+    startup_timeout_s: Seconds = Field(default=1800.0, description="from the launch to the first completion that came back")
+    memory_limit_gib: Gibibytes | None = Field(
+        default=None, description="limit of the container's host memory; only with `--launcher docker`"
+    )
+    profiles: dict[Name, Profile] = Field(min_length=1, description="`throughput`, `balanced`, `latency`, or any other name")
 
 
 def _check_known(place: str, names: list[str], known: Collection[str]) -> None:
@@ -601,16 +683,21 @@ def _check_known(place: str, names: list[str], known: Collection[str]) -> None:
 class Recipe(Frozen):
     """A whole recipe. `gates` hold for every cell; a profile adds its own."""
 
-    name: Name
-    description: Text
-    served_model_name: Text
-    variants: dict[Name, Variant] = Field(min_length=1)
-    gpu_types: dict[Name, Serving] = Field(min_length=1)
-    smoke: Smoke
-    accuracy: list[Accuracy] = Field(min_length=1)
-    gates: Gates = Field(min_length=1)
-    waivers: list[Waiver] = []
-    approval: Approval = Approval()
+    name: Name = Field(description="first part of the cell's id, and of the report's place in the store")
+    description: Text = Field(description="one sentence for people")
+    served_model_name: Text = Field(description="the name under which the server offers the model")
+    variants: dict[Name, Variant] = Field(min_length=1, description="the sets of weights")
+    gpu_types: dict[Name, Serving] = Field(
+        min_length=1,
+        description="how the model is served on each GPU type: `h100`, `h200`, `b200`, …, `cpu`, as NVML tells them",
+    )
+    smoke: Smoke = Field(description="the fixed prompt")
+    accuracy: list[Accuracy] = Field(min_length=1, description="the lm-eval tasks")
+    gates: Gates = Field(min_length=1, description="gates of every cell")
+    waivers: list[Waiver] = Field(default=[], description="gates that need not be passed for some time")
+    approval: Approval = Field(
+        default=Approval(), description="who turns a report that passed into an approval, and for how long"
+    )
 
     @model_validator(mode="after")
     def _default_variants_exist(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a report shows beside its measurements: a sweep's points, drafts, the start in parts, the fit, the server's course."""
+"""What a report shows beside its measurements: the baseline, questions, a sweep's points, drafts, the start in parts, …"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence import load, speculation, startup, sweep, watched
 from vllm_qualify.evidence.fitting import Tried
 from vllm_qualify.evidence.load import ClientUse
@@ -18,6 +19,8 @@ from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.sweep import Swept
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.recipe.model import VLLM, Frozen
+from vllm_qualify.report.before import Before, Drift, before, drifted
+from vllm_qualify.report.questions import Questions, questions
 
 MOST_SAMPLES = 300
 # Of each line its largest, its smallest and a missing value; and the course's first sample and its last.
@@ -29,10 +32,14 @@ T = TypeVar("T")
 class Details(Frozen):
     """Each is None where there is none; where there should be one, `notes` has the reason.
 
-    `speedups` are what speculative decoding gains, whether a gate asks for it or not. `course` is the server's during the load,
-    thinned; `course_notes` are worth a word of a load that counts nevertheless.
+    `before` is what the cell is compared with, `drift` what is told of the options that it is served with. `speedups` are what
+    speculative decoding gains, whether a gate asks for it or not. `course` is the server's during the load, thinned;
+    `course_notes` are worth a word of a load that counts nevertheless.
     """
 
+    before: Before | None = None
+    drift: Drift | None = None
+    questions: list[Questions] = []
     sweep: Swept | None = None
     speculation: Document | None = None
     speedups: list[Measurement] = []
@@ -54,12 +61,17 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
             notes.append(f"{what}: {_reason(error)}")
             return None
 
+    then = read("baseline", before)
+    drift = read("drift", _drift)
     swept = read("sweep", _swept)
     document = read("speculative decoding", _document)
     parts = read("start-up", _startup)
     tried = read("fit", _tried)
     course, course_notes = read("the server during the load", _course) or (None, [])
     return Details(
+        before=then,
+        drift=drift,
+        questions=questions(plan, evidence),
         sweep=swept,
         speculation=document,
         speedups=list(speedups),
@@ -77,6 +89,13 @@ class _NothingError(ValueError):
 
 def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, _NothingError) else f"no usable evidence: {in_words(error)}"
+
+
+def _drift(plan: CellPlan, _evidence: Path) -> Drift | None:
+    try:
+        return drifted(plan)
+    except CallerError as error:
+        raise _NothingError(error.problem) from error
 
 
 def _swept(plan: CellPlan, evidence: Path) -> Swept | None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from vllm_qualify.engine.host_lock import machine_name
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
@@ -20,8 +21,8 @@ REPORT_VERSION: Literal[2] = 2
 class Report(Frozen):
     """Everything that a release manager decides from, complete in itself.
 
-    `rejudged_from` names the run whose evidence was judged again; None for a run's own report. Reports of before there were
-    `details` have none.
+    `rejudged_from` names the run whose evidence was judged again; None for a run's own report. `judged_on` is the machine that
+    judged, by its name in the fleet. Reports of before there were `details` or `judged_on` have none.
     """
 
     report_version: Literal[2] = 2
@@ -29,6 +30,7 @@ class Report(Frozen):
     created_at: datetime
     run_id: str
     rejudged_from: str | None = None
+    judged_on: str = ""
     plan: CellPlan
     stages: list[StageEvidence]
     judgement: Judgement
@@ -69,6 +71,7 @@ def make_report(
         created_at=datetime.now(UTC),
         run_id=plan.run_id,
         rejudged_from=rejudged_from,
+        judged_on=machine_name(),
         plan=plan,
         stages=stages,
         judgement=judgement,

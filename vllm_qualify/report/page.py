@@ -5,11 +5,10 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.kind import KINDS
@@ -17,12 +16,15 @@ from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEv
 from vllm_qualify.evidence.stages import sweep_plan
 from vllm_qualify.judge.verdict import Checks
 from vllm_qualify.recipe.metrics import Stage
-from vllm_qualify.report import sections, words
+from vllm_qualify.report import points, sections, words
+from vllm_qualify.report.changes import changes, why_none
+from vllm_qualify.report.diff import options
+from vllm_qualify.report.head import deciding
 from vllm_qualify.report.model import Report
+from vllm_qualify.report.rerun import rerun
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 LINKABLE = ("", "file", "http", "https", "s3")
-CHOSEN_AT_START = ("host", "port")
 # These find or bring something, and measure nothing themselves.
 WITHOUT_MEASUREMENTS = ("fit", "baseline")
 TITLES = {
@@ -34,6 +36,7 @@ TITLES = {
 }
 
 DRAWING = {name: getattr(sections, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "TOP", "BOTTOM")}
+STRIP = {name: getattr(points, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "OURS_Y", "THEIRS_Y", "AXIS_Y")}
 
 Pairs = list[tuple[str, str]]
 
@@ -67,7 +70,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         plan=report.plan,
         release=report.plan.cell.release,
         gates=list(zip(rows, words.fold_repeats([row.because for row in rows]), strict=True)),
-        deciding=_deciding(report),
+        deciding=deciding(report),
         sections=_sections(report),
         stages=_in_order(report.stages),
         absent=_absent(report),
@@ -80,17 +83,27 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         statistics=_flat(report.judgement.validation.get("statistics")),
         levels=words.levels(report.judgement),
         compared=words.compared(report.plan),
+        rerun=rerun(report.plan),
+        waived=[row for row in rows if row.waiver],
+        changes=changes(report),
+        why_no_changes=why_none(report.plan),
+        drift=report.details.drift,
+        questions=[sections.questions_section(found) for found in report.details.questions],
+        strips=points.strips(report),
+        latencies=points.latency_rows(report),
+        percentiles=points.PERCENTILES,
+        cost=points.cost(report),
         **_details(report),
     )
 
 
 def _details(report: Report) -> dict[str, Any]:
     """What there is of the report's details, in the page's form; None of the rest."""
-    details, plan = report.details, report.plan
+    details = report.details
     warm = [row for stage in report.stages for row in stage.measurements if row.metric == "startup_warm_s"]
     return {
         "course": sections.figures(details.course) if details.course else None,
-        "swept": sections.sweep_section(details.sweep, sweep_plan(plan)) if details.sweep and plan.sweep else None,
+        "swept": _swept(report),
         "drafting": sections.drafting_rows(details.speculation) if details.speculation else None,
         "same_text": sections.same_text(details.speculation.texts) if details.speculation else None,
         "speedups": sections.speedup_rows(details.speedups),
@@ -102,26 +115,32 @@ def _details(report: Report) -> dict[str, Any]:
     }
 
 
+def _swept(report: Report) -> sections.SweepSection | None:
+    found, before = report.details.sweep, report.details.before
+    if found is None or report.plan.sweep is None:
+        return None
+    return sections.sweep_section(found, sweep_plan(report.plan), before.curve if before else [])
+
+
 @cache
 def _template() -> Template:
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("vllm_qualify.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"time": words.time, "duration": words.duration, "size": words.size, "command": shlex.join}
     environment.globals |= {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "engine": words.engine}
-    environment.globals |= {"TITLES": TITLES, "drawing": DRAWING}
-    return environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8"))
+    environment.globals |= {"TITLES": TITLES, "drawing": DRAWING, "strip": STRIP}
+    return environment.get_template("page.html.jinja")
 
 
 def _finalize(found: object) -> object:
     """Control and direction characters from outside are shown, not obeyed. Markup that the template made stays as it is."""
     return words.plain(found) if type(found) is str else found
-
-
-def _deciding(report: Report) -> list[str]:
-    """The gates that keep the cell from being approved."""
-    judgement = report.judgement
-    return [] if report.approved else [gate.gate.label for gate in judgement.gates if gate.counts_as == judgement.verdict]
 
 
 def _absent(report: Report) -> list[Stage]:
@@ -166,8 +185,7 @@ def _may_be_linked(address: str) -> bool:
 
 
 def _server(report: Report) -> Pairs:
-    config = report.plan.server.config(port=0)
-    return [(name, _json(setting)) for name, setting in config.items() if name not in CHOSEN_AT_START]
+    return [(name, _json(setting)) for name, setting in options(report.plan.server).items()]
 
 
 def _images(report: Report) -> list[tuple[str, Pairs]]:

@@ -12,8 +12,9 @@ from vllm_qualify.evidence.startup import PARTS, Startup
 from vllm_qualify.evidence.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Found, Plan, Point, Swept
 from vllm_qualify.evidence.watched import Series, chart
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import ServerArguments
+from vllm_qualify.recipe.model import ServerArguments, label_of
 from vllm_qualify.report import words
+from vllm_qualify.report.questions import Excerpt, Flip, Questions, Way
 from vllm_qualify.report.words import DASH
 
 # What a sweep without an SLO shows of each point.
@@ -53,10 +54,12 @@ class Dot:
 
 @dataclass(frozen=True)
 class Plot:
-    """The curve with the largest of both axes in words; `front` is a path through the points of the front."""
+    """The curve with the largest of both axes in words; a `front` is a path through the points of one. Also the baseline's."""
 
     dots: list[Dot]
     front: str
+    before: list[Dot]
+    front_before: str
     most_per_user: str
     most_per_gpu: str
 
@@ -84,6 +87,36 @@ class SweepSection:
     points: list[PointRow]
     found: list[Told]
     problems: list[str]
+
+
+@dataclass(frozen=True)
+class FlipBlock:
+    """One question that flipped, with its words; `cut` tells of each in how far it is not whole."""
+
+    number: int
+    way: Way
+    scores: str
+    words: list[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class QuestionRow:
+    number: int
+    way: str
+    ours: str
+    theirs: str
+
+
+@dataclass(frozen=True)
+class QuestionsSection:
+    """A task's questions; `left_out` and `unshown` tell how many of the questions and of the flips are not on the page."""
+
+    title: str
+    found: Questions
+    flips: list[FlipBlock]
+    rows: list[QuestionRow]
+    unshown: int
+    left_out: int
 
 
 @dataclass(frozen=True)
@@ -141,7 +174,8 @@ def _range(values: Sequence[float], unit: str) -> str:
     return " to ".join(words.value(number, "fraction" if unit == "share" else unit) for number in ends)
 
 
-def sweep_section(swept: Swept, planned: Plan) -> SweepSection:
+def sweep_section(swept: Swept, planned: Plan, before: Sequence[CurvePoint] = ()) -> SweepSection:
+    """`before` is the baseline's curve."""
     slo = planned.sweep.slo
     latencies = list(slo) or list(LATENCIES)
     on_curve = {point.folder: point for point in swept.curve}
@@ -149,7 +183,7 @@ def sweep_section(swept: Swept, planned: Plan) -> SweepSection:
     return SweepSection(
         slo=[f"{name} ≤{words.NO_BREAK}{bound:,g} ms" for name, bound in slo.items()],
         latencies=latencies,
-        plot=plot(swept.curve) if swept.curve else None,
+        plot=plot(swept.curve, before) if swept.curve else None,
         points=[_point_row(point, on_curve.get(point.folder), latencies, planned.gpus) for point in swept.points],
         found=[_found(GOALS[goal], UNITS[goal], found) for goal, found in goals],
         problems=swept.curve_problems,
@@ -177,22 +211,67 @@ def _point_row(point: Point, on_curve: CurvePoint | None, latencies: Sequence[st
     )
 
 
-def plot(curve: Sequence[CurvePoint]) -> Plot:
+def plot(curve: Sequence[CurvePoint], before: Sequence[CurvePoint] = ()) -> Plot:
     """The points in the drawing's units, both axes from 0."""
-    most_user = max(each.tok_s_per_user for each in curve)
-    most_gpu = max(each.output_tok_s_per_gpu for each in curve)
-    dots = [
-        Dot(
-            x=round(LEFT + (WIDTH - LEFT - RIGHT) * each.tok_s_per_user / most_user, 1),
-            y=round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * each.output_tok_s_per_gpu / most_gpu, 1),
-            label=f"{each.clients:,}",
-            is_on_front=each.is_on_front,
-        )
-        for each in curve
-    ]
+    most_user = max(each.tok_s_per_user for each in [*curve, *before])
+    most_gpu = max(each.output_tok_s_per_gpu for each in [*curve, *before])
+
+    def dots(points: Sequence[CurvePoint]) -> list[Dot]:
+        return [
+            Dot(
+                x=round(LEFT + (WIDTH - LEFT - RIGHT) * each.tok_s_per_user / most_user, 1),
+                y=round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * each.output_tok_s_per_gpu / most_gpu, 1),
+                label=f"{each.clients:,}",
+                is_on_front=each.is_on_front,
+            )
+            for each in points
+        ]
+
+    ours, theirs = dots(curve), dots(before)
+    return Plot(ours, _front(ours), theirs, _front(theirs), words.value(most_user, "tok/s"), words.value(most_gpu, "tok/s"))
+
+
+def _front(dots: Sequence[Dot]) -> str:
+    """A path through the points of the front."""
     front = sorted((dot.x, dot.y) for dot in dots if dot.is_on_front)
-    path = "".join(f"{'L' if at else 'M'}{x:g} {y:g}" for at, (x, y) in enumerate(front))
-    return Plot(dots, path, words.value(most_user, "tok/s"), words.value(most_gpu, "tok/s"))
+    return "".join(f"{'L' if at else 'M'}{x:g} {y:g}" for at, (x, y) in enumerate(front))
+
+
+def questions_section(found: Questions) -> QuestionsSection:
+    ways = found.ways
+    scores = dict(zip(found.numbers, zip(found.ours, found.theirs or [None] * len(found.ours), strict=True), strict=True))
+    return QuestionsSection(
+        title=label_of(found.metric, found.task, found.filter, against_baseline=False),
+        found=found,
+        flips=[_flip_block(flip, way, scores[flip.question]) for flip in found.flips if (way := ways.get(flip.question))],
+        rows=[QuestionRow(number, ways[number] or "", *map(_score, scores[number])) for number in found.numbers],
+        unshown=found.flipped - len(found.flips),
+        left_out=found.asked - len(found.numbers),
+    )
+
+
+def _flip_block(flip: Flip, way: Way, scores: tuple[float | None, float | None]) -> FlipBlock:
+    ours, theirs = map(_score, scores)
+    named = {
+        "Question": flip.asked,
+        "Expected": flip.target,
+        f"Baseline: {theirs}": flip.theirs,
+        f"This run: {ours}": flip.ours,
+    }
+    told = [(name, each.text if each else DASH, _cut(each)) for name, each in named.items()]
+    return FlipBlock(number=flip.question, way=way, scores=f"{theirs} at the baseline, {ours} here", words=told)
+
+
+def _score(score: float | None) -> str:
+    if score is None:
+        return "unanswered"
+    return {1.0: "right", 0.0: "wrong"}.get(score) or words.share(score)
+
+
+def _cut(found: Excerpt | None) -> str:
+    if found is None:
+        return "its words are not in this run's evidence"
+    return f"{found.cut:,} more characters were cut" if found.cut else ""
 
 
 def drafting_rows(found: Document) -> list[DraftingRow]:

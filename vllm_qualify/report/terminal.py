@@ -1,14 +1,17 @@
-"""A report in the terminal: the outcome, a row per gate, why those that did not pass did not, and where the page is."""
+"""Reports in the terminal: one as its page's first screen, or two side by side."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 
+from pydantic import JsonValue
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vllm_qualify.judge.verdict import Verdict
-from vllm_qualify.report import words
+from vllm_qualify.report import head, words
+from vllm_qualify.report.diff import Change, Kind, Moved, ReportDiff, Side, Told, VerdictChange
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
 
@@ -16,9 +19,14 @@ STYLES: dict[Verdict, str] = {"pass": "green", "fail": "bold red", "inconclusive
 HEADS = ("gate", "value", "bound", "interval", "smallest visible change", "verdict")
 # Columns that get what width is left over, the most useful first.
 GROWING = (3, 1, 2, 4, 0)
+MOVED = ("measurement", "A", "B", "change", "B is")
+MOVED_GROWING = (1, 2, 3, 0)
+TOLD: dict[Told, str] = {"better": "green", "worse": "bold red", "equal": "", "not told": "magenta"}
+MARKS: dict[Kind, str] = {"added": "+", "removed": "-", "changed": "~"}
+NOT_SURE = "?"
 GAPS = (2, 1)
 INDENT = "  "
-SIMPLE = str.maketrans({"—": "-", "≥": ">=", "≤": "<=", "·": "-", words.NO_BREAK: ""})
+SIMPLE = str.maketrans({"→": "->", "—": "-", "≥": ">=", "≤": "<=", "·": "-", words.NO_BREAK: ""})
 
 
 def show_report(report: Report, console: Console, page: str | None) -> None:
@@ -37,37 +45,133 @@ def show_report(report: Report, console: Console, page: str | None) -> None:
         console.print(_text(f"Page: {page}", console), soft_wrap=True)
 
 
+def show_diff(found: ReportDiff, console: Console) -> None:
+    """Print `found`: what cannot be compared and why, what differs, and what came out. As plain as `show_report`."""
+    for name, side in (("A", found.a), ("B", found.b)):
+        _print_wrapped(_text(f"{name}: {_side(side)}", console, "bold"), console)
+    console.print()
+    _print_unlike(found, console)
+    for title, changed in _sections(found):
+        _print_changes(title, changed, console)
+    _print_verdicts(found.verdicts, console)
+    console.print()
+    _print_moved(found.measurements, console)
+    for name, labels in (("A", found.alone_a), ("B", found.alone_b)):
+        if labels:
+            _print_wrapped(_text(f"Only {name} measured: {', '.join(labels)}", console), console)
+
+
+def _side(side: Side) -> str:
+    return f"{side.outcome.upper()}  {side.cell}, run {side.run_id}, {words.time(side.created_at)}"
+
+
+def _print_unlike(found: ReportDiff, console: Console) -> None:
+    for unlike in found.unlike:
+        what = _text(f"Not comparable ({unlike.metric or unlike.task or ', '.join(unlike.stages)}): ", console, "bold magenta")
+        _print_wrapped(Text.assemble(what, _text(unlike.because, console)), console)
+    if found.unlike:
+        console.print()
+
+
+def _sections(found: ReportDiff) -> list[tuple[str, list[Change]]]:
+    return [
+        ("Release", found.release),
+        ("Machine", found.machine),
+        ("Server configuration", found.server),
+        ("Server environment", found.environment),
+        ("Workload", found.workload),
+        ("Gates", found.gates),
+        ("Tools", found.tools),
+    ]
+
+
+def _print_changes(title: str, changed: Sequence[Change], console: Console) -> None:
+    _print_wrapped(_text(title if changed else f"{title}: no difference", console, "bold"), console)
+    for change in changed:
+        _print_wrapped(_text(_in_a_line(change), console), console, INDENT)
+
+
+def _in_a_line(change: Change) -> str:
+    settings = [_setting(setting) for setting in (change.a, change.b) if setting is not None]
+    return f"{MARKS[change.kind]} {change.what}: {' → '.join(settings)}"
+
+
+def _setting(setting: JsonValue) -> str:
+    """Text without quotes, except where it would be taken for something else: "1" is not 1."""
+    is_plain = isinstance(setting, str) and not _is_json(setting)
+    return str(setting) if is_plain else json.dumps(setting, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return not text.strip()
+    return True
+
+
+def _print_verdicts(changed: Sequence[VerdictChange], console: Console) -> None:
+    _print_wrapped(_text("Verdicts" if changed else "Verdicts: no difference", console, "bold"), console)
+    for change in changed:
+        old, new = _verdict(change.a, change.a_counts_as), _verdict(change.b, change.b_counts_as)
+        told = [_text(f"{change.gate}: {old} → ", console), _text(new, console, STYLES[change.b])]
+        _print_wrapped(Text.assemble(*told, _text(f": {change.because}", console)), console, INDENT)
+
+
+def _verdict(verdict: Verdict, counts_as: Verdict) -> str:
+    return verdict if verdict == counts_as else f"{verdict}, waived"
+
+
+def _print_moved(moved: Sequence[Moved], console: Console) -> None:
+    if not moved:
+        _print_wrapped(_text("No measurement is in both.", console), console)
+        return
+    _print_rows(MOVED, [_moved_cells(found, console) for found in moved], MOVED_GROWING, console)
+    console.print()
+    for because, labels in _by_reason(moved).items():
+        _print_wrapped(Text.assemble(_text(", ".join(labels), console, "bold"), _text(f": {because}", console)), console)
+
+
+def _moved_cells(found: Moved, console: Console) -> list[Text]:
+    others = [side.value for side in (found.a, found.b) if side.value is not None]
+    a, b = (words.value(side.value, side.unit, others) for side in (found.a, found.b))
+    told = f"{found.told}{NOT_SURE}" if found.told in ("better", "worse") and not found.is_sure else found.told
+    texts = [_text(text, console) for text in (found.label, a, b, _change(found))]
+    return [*texts, _text(told, console, TOLD[found.told] if found.is_sure else "")]
+
+
+def _change(found: Moved) -> str:
+    """`+4.21 %` of A; the difference between shares and from zero."""
+    if found.ratio is not None:
+        return f"{100 * (found.ratio - 1):+,.2f}{words.NO_BREAK}%"
+    if found.difference is None:
+        return words.DASH
+    return f"{'+' if found.difference > 0 else ''}{words.change(found.difference, found.unit)}"
+
+
+def _by_reason(moved: Sequence[Moved]) -> dict[str, list[str]]:
+    """Measurements that share a reason tell it once, together."""
+    groups: dict[str, list[str]] = {}
+    for found in moved:
+        if found.because:
+            groups.setdefault(found.because, []).append(found.label)
+    return groups
+
+
 def _print_head(report: Report, console: Console) -> None:
-    release = report.plan.cell.release
     outcome = _text(report.outcome.upper(), console, "bold green" if report.approved else "bold red")
     _print_wrapped(Text.assemble(outcome, "  ", _text(report.plan.cell.id, console, "bold")), console)
-    engine = f"{words.engine(release.engine)} ({release.engine.digest})"
-    facts = [
-        f"{release.model} at {release.revision}",
-        engine,
-        words.hardware(report.plan.fingerprint),
-        f"{words.time(report.created_at)}, run {report.run_id}" + _origin(report),
-    ]
-    if compared := words.compared(report.plan):
-        facts.append(f"baseline: {compared}")
-    for fact in facts:
-        _print_wrapped(_text(fact, console), console)
+    for name, fact in head.facts(report):
+        _print_wrapped(_text(f"{name}: {fact}", console), console)
     console.print()
-    _print_wrapped(_text(words.tally(report.judgement), console), console)
-
-
-def _origin(report: Report) -> str:
-    return f", judged again from run {report.rejudged_from}" if report.rejudged_from else ""
+    decided = ", ".join(head.deciding(report))
+    tally = words.tally(report.judgement) + (f". Decided by {decided}" if decided else "")
+    _print_wrapped(_text(tally, console), console)
 
 
 def _print_gates(rows: Sequence[GateRow], console: Console) -> None:
-    cells = [_cells(row, console) for row in rows]
-    layout = _layout([list(HEADS), *([cell.plain for cell in line] for line in cells)], console.width)
     console.print()
-    if layout is None:
-        _print_stacked(cells, console)
-    else:
-        console.print(_table(cells, *layout))
+    _print_rows(HEADS, [_cells(row, console) for row in rows], GROWING, console)
     console.print()
 
 
@@ -76,54 +180,63 @@ def _cells(row: GateRow, console: Console) -> list[Text]:
     return [*(_text(text, console) for text in texts), _text(row.verdict, console, STYLES[row.verdict])]
 
 
-def _layout(lines: Sequence[Sequence[str]], width: int) -> tuple[list[int], int] | None:
+def _print_rows(heads: Sequence[str], rows: Sequence[Sequence[Text]], growing: Sequence[int], console: Console) -> None:
+    """As a table; where a word would have to be broken for that, row by row, the last cell beside the first one."""
+    layout = _layout([heads, *([cell.plain for cell in row] for row in rows)], growing, console.width)
+    if layout is None:
+        _print_stacked(heads, rows, console)
+    else:
+        console.print(_table(heads, rows, *layout))
+
+
+def _layout(lines: Sequence[Sequence[str]], growing: Sequence[int], width: int) -> tuple[list[int], int] | None:
     """The columns' widths and the gap between them, without breaking a word; None if there is no room for that."""
     columns = list(zip(*lines, strict=True))
     wide = [max(map(cell_len, column)) for column in columns]
     narrow = [max(cell_len(word) for cell in column for word in cell.split(" ")) for column in columns]
-    narrow[-1] = wide[-1]
+    narrow = [least if column in growing else wide[column] for column, least in enumerate(narrow)]
     for gap in GAPS:
         spare = width - sum(narrow) - gap * (len(columns) - 1)
         if spare >= 0:
-            return _grown(narrow, wide, spare), gap
+            return _grown(narrow, wide, growing, spare), gap
     return None
 
 
-def _grown(narrow: Sequence[int], wide: Sequence[int], spare: int) -> list[int]:
+def _grown(narrow: Sequence[int], wide: Sequence[int], growing: Sequence[int], spare: int) -> list[int]:
     widths = list(narrow)
-    for column in GROWING:
+    for column in growing:
         more = min(spare, wide[column] - widths[column])
         widths[column] += more
         spare -= more
     return widths
 
 
-def _table(cells: Sequence[Sequence[Text]], widths: Sequence[int], gap: int) -> Table:
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Text]], widths: Sequence[int], gap: int) -> Table:
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
-    for number, (head, width) in enumerate(zip(HEADS, widths, strict=True)):
-        left = number in (0, len(HEADS) - 1)
-        table.add_column(head, width=width, justify="left" if left else "right", overflow="fold")
-    for line in cells:
-        table.add_row(*line)
+    for number, (name, width) in enumerate(zip(heads, widths, strict=True)):
+        left = number in (0, len(heads) - 1)
+        table.add_column(name, width=width, justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _print_stacked(cells: Sequence[Sequence[Text]], console: Console) -> None:
-    for gate, *numbers, verdict in cells:
-        _print_wrapped(Text.assemble(verdict, ": ", gate), console)
-        for head, number in zip(HEADS[1:-1], numbers, strict=True):
-            _print_wrapped(Text.assemble(f"{head}: ", number), console, INDENT)
+def _print_stacked(heads: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:
+    for first, *others, last in rows:
+        _print_wrapped(Text.assemble(last, ": ", first), console)
+        for name, cell in zip(heads[1:-1], others, strict=True):
+            _print_wrapped(Text.assemble(f"{name}: ", cell), console, INDENT)
 
 
 def _print_reasons(rows: Sequence[GateRow], console: Console) -> None:
-    others = [row for row in rows if row.verdict != "pass" or row.waiver]
-    for labels, row in _by_reason(others):
-        head = Text.assemble(_text(labels, console, "bold"), ": ", _text(row.verdict, console, STYLES[row.verdict]))
-        _print_wrapped(head, console)
+    told = list(head.reasons(rows))
+    for labels, row in told:
+        verdict = _text(row.verdict, console, STYLES[row.verdict])
+        _print_wrapped(Text.assemble(_text(labels, console, "bold"), ": ", verdict), console)
         _print_wrapped(_text(row.because, console), console, INDENT)
         if row.waiver:
             _print_wrapped(_text(row.waiver, console, "bold"), console, INDENT)
-    if others:
+    if told:
         console.print()
 
 
@@ -135,15 +248,6 @@ def _print_sweep(report: Report, console: Console) -> None:
         _print_wrapped(_text(f"{row.metric}: {told}", console), console)
     if found:
         console.print()
-
-
-def _by_reason(rows: Sequence[GateRow]) -> Iterator[tuple[str, GateRow]]:
-    """Gates that share verdict and reason are told once, together."""
-    groups: dict[tuple[str, str, str], list[GateRow]] = {}
-    for row in rows:
-        groups.setdefault((row.verdict, row.because, row.waiver), []).append(row)
-    for group in groups.values():
-        yield ", ".join(row.gate for row in group), group[0]
 
 
 def _text(text: str, console: Console, style: str = "") -> Text:

@@ -66,13 +66,16 @@ class MeasurementRow:
 
 
 def gate_rows(judgement: Judgement) -> list[GateRow]:
-    """The gates, worst verdict first, otherwise in the order they were judged."""
-    ordered = sorted(judgement.gates, key=lambda gate: WORST_FIRST.index(gate.verdict))
-    return [_gate_row(found) for found in ordered]
+    """The gates, worst verdict first, of those yes-or-no checks last, otherwise in the order they were judged."""
+    return [_gate_row(found) for found in worst_first(judgement)]
+
+
+def worst_first(judgement: Judgement) -> list[GateVerdict]:
+    return sorted(judgement.gates, key=lambda gate: (WORST_FIRST.index(gate.verdict), not gate.gate.has_noise))
 
 
 def _gate_row(found: GateVerdict) -> GateRow:
-    gate, unit = found.gate, POINTS if found.gate.max_loss is not None else found.gate.unit
+    gate, unit = found.gate, unit_of(found.gate)
     return GateRow(
         verdict=found.verdict,
         gate=gate.label,
@@ -85,6 +88,11 @@ def _gate_row(found: GateVerdict) -> GateRow:
         because=found.because,
         waiver=_waiver(found),
     )
+
+
+def unit_of(gate: Gate) -> str:
+    """Of the gate's value and bound: what is lost of a share is told in POINTS."""
+    return POINTS if gate.max_loss is not None else gate.unit
 
 
 def _meaning(gate: Gate) -> str:
@@ -193,7 +201,7 @@ def bound(gate: Gate) -> str:
     if gate.unit == "bool":
         return _yes_or_no(gate.bound)
     sign = "≥" if gate.is_floor else "≤"
-    unit = POINTS if gate.max_loss is not None else gate.unit
+    unit = unit_of(gate)
     exact = Decimal(str(gate.bound)) * (100 if unit in SHARES else 1)
     text = f"{exact:,f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text

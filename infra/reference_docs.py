@@ -1,0 +1,591 @@
+"""The reference: every key of a recipe, every metric, every gate and every key of a report, written from the models themselves.
+
+    python -m infra.reference_docs [--check]
+
+writes docs/reference. With --check it writes nothing, names each page that is not what the models make, and then ends with 1.
+A key is described where it is declared; one that is described nowhere ends this with an error.
+"""
+
+import argparse
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import AfterValidator, BaseModel, JsonValue, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from vllm_qualify.evidence.sequential import FALSE_FAIL_OF_RELEASE, FALSE_PASS
+from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict
+from vllm_qualify.recipe import model as recipes
+from vllm_qualify.recipe.metrics import (
+    METRICS,
+    NCCL_INFINIBAND,
+    PROMPTS_PER_REQUEST,
+    SMOKE_METRICS,
+    STAGES,
+    Metric,
+    least_prompts,
+    least_requests,
+)
+from vllm_qualify.recipe.model import Gate, Gates, Recipe, Waiver
+from vllm_qualify.report.model import REPORT_VERSION, Report
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+MADE = "<!-- Written by `python -m infra.reference_docs` from the code. Do not edit it. -->"
+DASH = "—"
+# The unit that a key's name ends with.
+UNITS = {
+    "_s": "s",
+    "_ms": "ms",
+    "_mib": "MiB",
+    "_gib": "GiB",
+    "_days": "days",
+    "_tok_s": "tok/s",
+    "_req_s": "req/s",
+    "_tok": "tok",
+    "_len": "tok",
+    "_tokens": "tok",
+    "_toks": "tok",
+    "_usd_gpu_hour": "USD",
+}
+# What a place in a document is called where its author chooses the name.
+CHOSEN = {"variants": "<name>", "gpu_types": "<type>", "profiles": "<profile>"}
+NAMED: list[tuple[Any, str]] = [
+    (recipes.Name, "name"),
+    (recipes.TaskName, "task name"),
+    (recipes.Text, "text"),
+    (recipes.VersionRange, "range of versions"),
+    (recipes.ServerArguments, "server arguments"),
+    (recipes.Environment, "environment"),
+    (JsonValue, "anything"),
+]
+PLAIN: dict[Any, str] = {
+    bool: "`true` or `false`",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    date: "day",
+    datetime: "time",
+    Path: "path",
+    object: "anything",
+}
+PLURALS = {
+    "name": "names",
+    "text": "texts",
+    "path": "paths",
+    "number": "numbers",
+    "whole number": "whole numbers",
+    "list of": "lists of",
+    "mapping of": "mappings of",
+}
+# Validators that a bound is in, by their names.
+ORDERED = {"_ascending": "ascending"}
+VERDICTS: dict[Verdict, str] = {
+    "fail": "the whole interval misses the bound: noise cannot turn it round",
+    "invalid": "there is no trustworthy evidence. It says nothing about the release",
+    "inconclusive": "the bound lies within the interval, or the noise is not known: more samples could decide",
+    "pass": "the whole interval meets the bound. Only this approves",
+}
+REPORT_KEYS = {
+    "report_version": "of the form of this document",
+    "made_by": "the program and its version",
+    "created_at": "when the evidence was judged, in UTC",
+    "run_id": "the run's id, which sorts by time",
+    "rejudged_from": "the run whose evidence was judged again; null in a run's own report",
+    "judged_on": "the machine that judged, by its name",
+    "plan": "all that determined the run: cell, release, machine, server, settings and gates",
+    "stages": "what each stage left: its files with their hashes, its commands and its measurements",
+    "judgement": "the verdict of the cell and of each gate, with all that they were judged by",
+    "details": "what the page shows beside the measurements",
+}
+FORMS: dict[str, dict[str, float]] = {
+    "`minimum`": {"minimum": 0.5},
+    "`maximum`": {"maximum": 0.5},
+    "`reference` and `margin`": {"reference": 0.5, "margin": 0.1},
+    "`max_loss`": {"max_loss": 0.5},
+    "`max_worsening`": {"max_worsening": 0.5},
+}
+AGAINST_BASELINE = ("`max_loss`", "`max_worsening`")
+
+# Gates that no recipe names, and what of a recipe asks for those that are not everywhere.
+BY_THEMSELVES = (*SMOKE_METRICS, NCCL_INFINIBAND)
+ASKED_FOR = {"smoke_golden": "the variant has a `smoke_golden`", NCCL_INFINIBAND: "the GPU type has `network: infiniband`"}
+
+TYPES = {
+    "name": "lower-case letters, digits, `.`, `_` and `-`; begins with a letter or a digit; at most 100 characters",
+    "task name": "letters, digits, `.`, `_` and `-`; begins with a letter or a digit; at most 100 characters",
+    "text": "a string that is not empty; a path starts at the folder of the recipe, `~` is the home folder",
+    "number": "a finite number",
+    "range of versions": "as for Python packages, like `<0.13` or `>=0.12,<0.14`",
+    "server arguments": "a mapping of options, see [Server arguments](../recipes.md#server-arguments)",
+    "environment": "a mapping of variable names to strings, see [Environment](../recipes.md#environment)",
+}
+OF_RECIPES = """\
+What keys are for, by example and with reasons, is in [recipes.md](../recipes.md). [Gates and waivers](gates.md) and
+[metrics](metrics.md) have pages of their own. A key that is not here is an error. To find one, search for its name, or look
+into the [list of all](#every-key)."""
+OF_METRICS = """\
+The unit is that of value, interval and bound. `fraction` is a share between 0 and 1, `bool` is 1 for yes and 0 for no. *Gate*
+is how a recipe may bound the metric, *baseline* how it may hold it against a baseline, where the unit is `fraction`: see
+[gates](gates.md). What makes a measurement invalid is in [recipes.md](../recipes.md#what-makes-a-measurement-invalid)."""
+OF_PERCENTILES = f"""\
+A gate on a percentile needs so many requests, all in time, to show it at all. A load needs {PROMPTS_PER_REQUEST} times as many
+prompts: its warm-up and its tail are cut."""
+OF_GATES = """\
+A gate is a rule over one [metric](metrics.md). How a person reads a verdict is in the [guide](../release-managers.md), how
+gates are judged in [recipes.md](../recipes.md#how-a-gate-is-judged)."""
+OF_CHANCES = f"""\
+A gate whose bound is missed is passed with a chance of at most {FALSE_PASS:.0%}. A release that meets the bounds of all its
+gates is failed with a chance of at most {FALSE_FAIL_OF_RELEASE:.0%}, which its gates with noise share."""
+OF_REPORTS = f"""\
+`vllm-qualify report show RUN --json`, or the `report.json` of a run; this is version {REPORT_VERSION}. A key's name ends with
+its unit. Missing data is null and never 0, and the reason stands beside it. How a person reads a report is in the
+[guide](../release-managers.md)."""
+
+Model = type[BaseModel]
+
+
+class Key(NamedTuple):
+    """One key of a document's model."""
+
+    name: str
+    hint: Any
+    field: FieldInfo
+    told: str | None
+    """what it means, where its model says so"""
+
+
+class Address(NamedTuple):
+    """Where a model is described, and what it is called there: by its places in a recipe, or by its name in a report."""
+
+    page: str
+    anchor: str
+    places: tuple[str, ...]
+
+    @property
+    def link(self) -> str:
+        label = re.search(r"[^.]+(\.<\w+>)*$", self.places[0])
+        return f"[`{label.group() if label else self.places[0]}`]({self.page}.md#{self.section})"
+
+    @property
+    def section(self) -> str:
+        return f"keys-of-{self.anchor or 'recipe'}"
+
+    def row(self, key: str) -> str:
+        return f"{self.anchor}.{key}" if self.anchor else key
+
+
+# Models and their keys
+
+
+@cache
+def keys(model: Model) -> tuple[Key, ...]:
+    hints, told = get_type_hints(model, include_extras=True), attribute_docstrings(model)
+    return tuple(
+        Key(name, hints[name], field, field.description or told.get(name)) for name, field in model.model_fields.items()
+    )
+
+
+def attribute_docstrings(model: Model) -> dict[str, str]:
+    """The strings that stand below a class's own fields."""
+    (defined,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(defined, ast.ClassDef)
+    found = {}
+    for field, below in pairwise(defined.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(told))):
+                found[name] = told
+    return found
+
+
+def docstring(model: Model) -> str:
+    return inspect.cleandoc(model.__doc__ or "")
+
+
+def models_in(hint: Any) -> Iterator[tuple[str, Model]]:
+    """The models inside a type, each with the kinds of the collections around it."""
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        yield "", hint
+    origin = get_origin(hint)
+    kind = {dict: "d", list: "l"}.get(origin, "") if origin else ""
+    for argument in get_args(hint):
+        for kinds, model in models_in(argument):
+            yield kind + kinds, model
+
+
+def places_of(model: Model, place: str = "") -> Iterator[tuple[str, Model]]:
+    """Each place of a document with its model, from the outside in."""
+    yield place, model
+    for key in keys(model):
+        for kinds, inner in models_in(key.hint):
+            steps = [CHOSEN.get(key.name, "<key>") if kind == "d" else "<n>" for kind in kinds]
+            yield from places_of(inner, ".".join([*([place] if place else []), key.name, *steps]))
+
+
+def reachable(model: Model, found: dict[Model, None] | None = None) -> dict[Model, None]:
+    """The model and those inside it, in the order of their keys."""
+    found = {} if found is None else found
+    if model not in found:
+        found[model] = None
+        for key in keys(model):
+            for _, inner in models_in(key.hint):
+                reachable(inner, found)
+    return found
+
+
+@cache
+def addresses() -> dict[Model, Address]:
+    """Where each model is described. A model at several places of a recipe is described once, by the shortest of them."""
+    places: dict[Model, list[str]] = {}
+    for place, model in places_of(Recipe):
+        places.setdefault(model, []).append(place)
+    found = {}
+    for model, all_places in places.items():
+        ordered = tuple(sorted(all_places, key=lambda place: place.count(".")))
+        page = "gates" if model in (Gate, Waiver) else "recipe"
+        found[model] = Address(page, re.sub("[<>]", "", ordered[0]), ordered)
+    for model in reachable(Report):
+        found.setdefault(model, Address("report", model.__name__, (model.__name__,)))
+    return found
+
+
+# Types in words
+
+
+def words(hint: Any, constraints: Iterable[Any] = ()) -> str:
+    """A type in plain words, with its bounds."""
+    for known, word in NAMED:
+        if hint == known:
+            return word
+    if get_origin(hint) is Annotated:
+        base, *others = get_args(hint)
+        return words(base, [*constraints, *others])
+    return ", ".join([_plain(hint), *bounds(constraints)])
+
+
+def _plain(hint: Any) -> str:
+    if hint in PLAIN:
+        return PLAIN[hint]
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return addresses()[hint].link
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(code, arguments))
+    if origin in (Union, UnionType):
+        return " or ".join("null" if part is NoneType else words(part) for part in arguments)
+    many = [plural(words(argument)) for argument in arguments]
+    if origin is list:
+        return f"list of {many[0]}"
+    if origin is dict:
+        return f"mapping of {many[0]} to {many[1]}"
+    if origin is tuple and len(set(many)) == 1:
+        return f"{len(many)} {many[0]}"
+    raise SystemExit(f"error: no words for the type {hint}: add it to PLAIN or NAMED in {__file__}")
+
+
+def plural(told: str) -> str:
+    """`whole numbers, 1 or more`; what is a link, or a choice of values, stays."""
+    for one, many in PLURALS.items():
+        if told == one or told.startswith((f"{one},", f"{one} ")):
+            return many + told.removeprefix(one)
+    return told
+
+
+def bounds(constraints: Iterable[Any]) -> list[str]:
+    """`1 or more`, `above 0`, `ascending`, each once."""
+    known: list[Any] = []
+    for constraint in constraints:
+        known += constraint.metadata if isinstance(constraint, FieldInfo) else [constraint]
+    return list(dict.fromkeys(told for each in known if (told := _bound(each))))
+
+
+def _bound(constraint: Any) -> str | None:
+    match constraint:
+        case Ge(ge=least):
+            return f"{least} or more"
+        case Gt(gt=least):
+            return f"above {least}"
+        case Le(le=most):
+            return f"at most {most}"
+        case Lt(lt=most):
+            return f"under {most}"
+        case MinLen(min_length=least):
+            return f"at least {least}"
+        case MaxLen(max_length=most):
+            return f"at most {most}"
+        case AfterValidator(func=check):
+            return ORDERED.get(check.__name__)
+    return None
+
+
+def unit(name: str) -> str:
+    """The unit of a key, by the longest ending that its name has."""
+    endings = [ending for ending in UNITS if name.endswith(ending)]
+    return UNITS[max(endings, key=len)] if endings else DASH
+
+
+def default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    found = field.get_default()
+    if found is None:
+        return "none"
+    if found in ({}, [], ""):
+        return "empty"
+    if isinstance(found, BaseModel):
+        return "its own defaults"
+    return code(found)
+
+
+def code(value: Any) -> str:
+    """As it is written in a recipe."""
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def without_null(hint: Any) -> Any:
+    """A recipe's key that may be left out is left out, not null."""
+    parts = [part for part in get_args(hint) if part is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
+    return parts[0] if len(parts) == 1 else hint
+
+
+# Markdown
+
+
+def anchored(anchor: str) -> str:
+    return f'<a id="{anchor}"></a>'
+
+
+def heading(anchor: str, text: str) -> str:
+    return f"{anchored(anchor)}\n\n## {text}"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; a bar or a line end inside a cell does not end it."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(re.sub(r"\s+", " ", cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def page(*parts: str) -> str:
+    return "\n\n".join([MADE, *parts]) + "\n"
+
+
+def section(model: Model) -> Iterator[str]:
+    """A model's keys in a recipe."""
+    address = addresses()[model]
+    yield heading(address.section, " and ".join(f"`{place}`" for place in address.places) if address.anchor else "Top level")
+    yield docstring(model)
+    yield table(["key", "type", "unit", "default", "meaning"], (_recipe_row(key, address) for key in keys(model)))
+
+
+def _recipe_row(key: Key, address: Address) -> list[str]:
+    if key.told is None:
+        raise SystemExit(f"error: {address.row(key.name)} has no description: give its Field one")
+    told = words(without_null(key.hint), key.field.metadata)
+    return [f"{anchored(address.row(key.name))}`{key.name}`", told, unit(key.name), default(key.field), key.told]
+
+
+# Pages
+
+
+def recipe_page() -> str:
+    here = [model for model, address in addresses().items() if address.page == "recipe"]
+    return page(
+        "# The keys of a recipe",
+        OF_RECIPES,
+        table(["type", "allowed"], TYPES.items()),
+        *(part for model in here for part in section(model)),
+        heading("every-key", "Every key"),
+        table(["key", "where"], _all_keys()),
+    )
+
+
+def _all_keys() -> Iterator[list[str]]:
+    """Each name with every place that has it, in the order of the alphabet."""
+    found: dict[str, list[str]] = {}
+    for model, address in addresses().items():
+        for key in keys(model) if address.page != "report" else []:
+            for place in address.places:
+                path = f"{place}.{key.name}" if place else key.name
+                found.setdefault(key.name, []).append(f"[`{path}`]({address.page}.md#{address.row(key.name)})")
+    return ([f"`{name}`", "<br>".join(sorted(found[name]))] for name in sorted(found))
+
+
+def metrics_page() -> str:
+    return page(
+        "# Metrics",
+        OF_METRICS,
+        *(part for stage in STAGES for part in _stage(stage)),
+        heading("percentiles", "Percentiles"),
+        OF_PERCENTILES,
+        table(["percentile", "requests", "prompts"], _percentiles()),
+        heading("every-metric", "Every metric"),
+        ", ".join(f"[`{name}`](#{name})" for name in sorted(METRICS)),
+    )
+
+
+def _stage(stage: str) -> Iterator[str]:
+    metrics = [metric for metric in METRICS.values() if metric.stage == stage]
+    if not metrics:
+        return
+    yield heading(f"stage-{stage}", stage)
+    yield table(["metric", "unit", "better", "gate", "baseline", "meaning"], map(_metric_row, metrics))
+    if reasons := list(_reasons(metrics)):
+        yield "\n".join(reasons)
+
+
+def _reasons(metrics: Iterable[Metric]) -> Iterator[str]:
+    """Why no recipe has a gate on them; metrics with one reason are told together."""
+    groups: dict[str, list[str]] = {}
+    for metric in metrics:
+        if reason := no_gate_because(metric):
+            groups.setdefault(reason.removeprefix(f"{metric.name} "), []).append(f"`{metric.name}`")
+    for reason, names in groups.items():
+        yield f"- No gate of a recipe's on {', '.join(names)}: {reason}."
+
+
+def _metric_row(metric: Metric) -> list[str]:
+    forms = forms_of(metric)
+    gate = ", ".join(form for form in forms if form not in AGAINST_BASELINE)
+    baseline = ", ".join(form for form in forms if form in AGAINST_BASELINE)
+    name = f"{anchored(metric.name)}`{metric.name}`"
+    return [name, metric.unit, metric.direction, gate or DASH, baseline or DASH, metric.meaning]
+
+
+@cache
+def forms_of(metric: Metric) -> tuple[str, ...]:
+    """The forms of a gate that a recipe may have on a metric, by what the model itself takes."""
+    return tuple(form for form in FORMS if _refusal(metric, form) is None)
+
+
+def no_gate_because(metric: Metric) -> str | None:
+    """Why a recipe may have no gate on it, in the model's own words; None if it may."""
+    if forms_of(metric):
+        return None
+    return _refusal(metric, "`minimum`" if metric.direction == "higher" else "`maximum`")
+
+
+def _refusal(metric: Metric, form: str) -> str | None:
+    named = {"filter": "strict-match"} if metric.is_score else {}
+    of = "fraction" if form in AGAINST_BASELINE else metric.unit
+    try:
+        TypeAdapter(Gates).validate_python([{"metric": metric.name, "unit": of, **named, **FORMS[form]}])
+    except ValidationError as error:
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
+    return None
+
+
+def _percentiles() -> Iterator[list[str]]:
+    first = {metric.quantile: metric.name for metric in reversed(METRICS.values()) if metric.quantile}
+    for quantile, name in sorted(first.items()):
+        yield [f"p{100 * quantile:.0f}", str(least_requests(name)), str(least_prompts(name))]
+
+
+def gates_page() -> str:
+    return page(
+        "# Gates, waivers and verdicts",
+        OF_GATES,
+        heading("verdicts", "Verdicts"),
+        "The worst first: of a cell's gates the worst decides.",
+        table(["verdict", "meaning"], ([f"{anchored(f'verdict-{name}')}`{name}`", VERDICTS[name]] for name in WORST_FIRST)),
+        OF_CHANCES,
+        heading("checks", "What is checked of a gate"),
+        table(
+            ["check", "holds if"], ([f"{anchored(f'check-{key.name}')}`{key.name}`", key.told or ""] for key in keys(Checks))
+        ),
+        heading("forms", "Forms of a gate"),
+        "A gate has just one of the forms that its metric allows.",
+        table(["metrics", "forms"], _forms()),
+        heading("by-themselves", "Gates that are there by themselves"),
+        table(["gate", "passes if", "where"], map(_by_itself, BY_THEMSELVES)),
+        *(part for model, address in addresses().items() if address.page == "gates" for part in section(model)),
+    )
+
+
+def _by_itself(name: str) -> list[str]:
+    return [f"[`{name}`](metrics.md#{name})", METRICS[name].meaning, ASKED_FOR.get(name, "every cell")]
+
+
+def _forms() -> Iterator[list[str]]:
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for metric in METRICS.values():
+        groups.setdefault(forms_of(metric), []).append(f"[`{metric.name}`](metrics.md#{metric.name})")
+    for forms, metrics in groups.items():
+        if forms:
+            yield [", ".join(metrics), ", or ".join(forms)]
+
+
+def report_page() -> str:
+    others = [model for model, address in addresses().items() if address.page == "report" and model is not Report]
+    return page(
+        "# The report's JSON",
+        OF_REPORTS,
+        heading(addresses()[Report].section, "Top level"),
+        table(["key", "type", "default", "meaning"], map(_report_row, keys(Report))),
+        *(part for model in others for part in _inner_section(model)),
+    )
+
+
+def _report_row(key: Key) -> list[str]:
+    told = key.told or REPORT_KEYS.get(key.name)
+    if told is None:
+        raise SystemExit(f"error: {key.name} of the report has no description: give its Field one")
+    return [*_typed(key, addresses()[Report]), told]
+
+
+def _inner_section(model: Model) -> Iterator[str]:
+    """A model inside the report; its docstring tells what its keys' names do not."""
+    address = addresses()[model]
+    yield heading(address.section, model.__name__)
+    if docstring(model):
+        yield docstring(model)
+    yield table(["key", "type", "default"], (_typed(key, address) for key in keys(model)))
+
+
+def _typed(key: Key, address: Address) -> list[str]:
+    return [f"{anchored(address.row(key.name))}`{key.name}`", words(key.hint, key.field.metadata), default(key.field)]
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "recipe": recipe_page,
+    "metrics": metrics_page,
+    "gates": gates_page,
+    "report": report_page,
+}
+
+
+def stale(folder: Path = FOLDER) -> list[Path]:
+    """The pages of a folder that are not what the models make, or that nothing makes any more."""
+    made = {folder / f"{name}.md": make for name, make in PAGES.items()}
+    old = [path for path, make in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != make()]
+    return [*old, *sorted(path for path in folder.glob("*.md") if path not in made)]
+
+
+def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; tell which pages are stale")
+    if parser.parse_args(arguments).check:
+        found = stale(folder)
+        for path in found:
+            print(f"{path.name} is not what the models make: run `python -m infra.reference_docs`", file=sys.stderr)
+        return 1 if found else 0
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        (folder / f"{name}.md").write_text(make(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

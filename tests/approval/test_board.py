@@ -1,0 +1,458 @@
+"""The board: what it shows of an index, that no name breaks out of it, and that no older one stays over a newer one."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from functools import cache, partial
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, of_variant, publish_report, with_gate
+from tests.approval.test_actions import Wrapped
+from tests.report.builder import CONTROL, IMAGE, SCRIPT
+from vllm_qualify.approval.actions import approve, revoke
+from vllm_qualify.approval.board import BOARD_KEY, NEVER, State, read_board, render_board, write_board
+from vllm_qualify.approval.index import Index, ReportLine, Row, Standing, index_problem, read_index, write_index
+from vllm_qualify.approval.layout import INDEX_KEY
+from vllm_qualify.approval.pointer import Entry, Revocation, revocation
+from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.errors import StoreBusyError, StoreError
+from vllm_qualify.evidence.measurement import Interval
+from vllm_qualify.publish.bundle import Score, StoredObject, Summary
+from vllm_qualify.publish.store import Store
+from vllm_qualify.report import page as report_page
+from vllm_qualify.report.words import plain
+
+TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
+BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+CLOSING = "</script></style><!--"
+LINES = "\u2028\u2029"
+
+
+# --- a page as a browser reads it
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and the text of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: dict[str, list[str]] = {"script": [], "style": []}
+        self.rows: list[list[str]] = []
+        self.open: str | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in self.inside:
+            self.open = tag
+            self.inside[tag].append("")
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.open = "tr"
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th", "script", "style"):
+            self.open = None
+
+    def handle_data(self, data: str) -> None:
+        if self.open == "tr":
+            self.rows[-1][-1] += data
+        elif self.open:
+            self.inside[self.open][-1] += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def links(self) -> list[str]:
+        return [str(link["href"]) for link in self.all("a")]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return dict(json.loads(self.inside["script"][0]))
+
+
+def page_of(*rows: Row) -> Page:
+    return Page(render_board(Index(revision=3, cells=list(rows))))
+
+
+def shown(page: Page, cell: str = CELL) -> list[str]:
+    """The columns of a cell's row."""
+    return next(row for row in page.rows if "/".join(row[:4]) == cell)
+
+
+def line(run_id: str = RUN, standing: Standing = "waiting for a decision", **others: Any) -> ReportLine:
+    outcome = "not approved" if standing == "not approved" else "approved"
+    return ReportLine(run_id=run_id, outcome=outcome, started_at=BEGAN, standing=standing, **others)
+
+
+def entry(run_id: str = RUN, cell: str = CELL, revoked: Revocation | None = None) -> Entry:
+    key = f"approvals/{cell}/{run_id}/approval.json"
+    approval = StoredObject(key=key, sha256="0" * 64, size=100)
+    return Entry(run_id=run_id, approval=approval, by="Ada", at=NOW, expires=date(2026, 6, 12), revoked=revoked)
+
+
+# --- what it shows
+
+
+@pytest.mark.parametrize(
+    ("row", "state"),
+    [
+        (Row(cell=CELL, last=entry(), reports=[line(standing="approved")]), "approved"),
+        (Row(cell=CELL, last=entry(revoked=TAKEN_BACK), reports=[line(standing="revoked")]), "revoked"),
+        (Row(cell=CELL, reports=[line()]), "waiting for a decision"),
+        (Row(cell=CELL, reports=[line(standing="not approved")]), "not approved"),
+        (Row(cell=CELL, reports=[line(standing="rejected"), line(OLDER, "not approved")]), "rejected"),
+        (Row(cell=CELL, last=entry(), reports=[]), "approved"),
+        (Row(cell=CELL, reports=[]), NEVER),
+    ],
+)
+def test_a_cell_has_the_state_of_its_last_approval_or_of_its_newest_report(row: Row, state: State) -> None:
+    assert shown(page_of(row))[4] == state
+
+
+@pytest.mark.parametrize("standing", ["waiting for a decision", "not approved", "rejected"])
+def test_what_became_of_a_newer_report_stands_beside_the_approval(standing: Standing) -> None:
+    found = page_of(Row(cell=CELL, last=entry(), reports=[line(NEWER, standing), line(standing="approved")]))
+    assert shown(found)[4] == f"approvednewer report: {standing}"
+    assert found.links == [f"reports/{CELL}/{RUN}/report.html", f"reports/{CELL}/{NEWER}/report.html"]
+
+
+def test_without_its_script_the_page_has_dates_and_names() -> None:
+    summary = Summary(engine="vllm", engine_version="0.32.0")
+    found = shown(page_of(Row(cell=CELL, last=entry(), reports=[line(standing="approved", summary=summary)])))
+    assert found[5:] == ["vLLM 0.32.0", "2026-03-14by Ada", "2026-06-12", "2026-03-14"]
+
+
+def test_the_engine_is_that_of_what_the_state_is_about() -> None:
+    old, new = (Summary(engine="vllm", engine_version=version) for version in ("0.31.0", "0.32.0"))
+    reports = [line(NEWER, summary=new), line(standing="approved", summary=old)]
+    assert shown(page_of(Row(cell=CELL, last=entry(), reports=reports)))[5] == "vLLM 0.31.0"
+    assert shown(page_of(Row(cell=CELL, reports=reports)))[5] == "vLLM 0.32.0"
+
+
+def test_what_is_missing_is_said_to_be() -> None:
+    found = shown(page_of(Row(cell=CELL, reports=[line()])))
+    assert found[5:8] == ["— (not told)", "— (never approved)", "— (never approved)"]
+
+
+def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> None:
+    cells = ["tiny/bf16/h100/chat", "tiny/bf16/h200/batch", "tiny/fp8/b200/chat", "other/bf16/cpu/chat"]
+    found = page_of(*(Row(cell=cell, reports=[line()]) for cell in cells))
+    states = {"/".join(row[:4]): row[4] for row in found.rows[1:]}
+    gaps = {"tiny/bf16/h100/batch": NEVER, "tiny/bf16/h200/chat": NEVER}
+    assert states == dict.fromkeys(cells, "waiting for a decision") | gaps
+    assert list(states) == sorted(states)
+
+
+def test_the_script_is_told_each_run_once_and_in_order() -> None:
+    score = Score(
+        metric="exact_match (gsm8k, strict-match)", value=0.8339651250947688, interval=Interval(lower=0.81, upper=0.85)
+    )
+    summary = Summary(
+        engine="vllm", engine_version="0.32.0", image="vllm:v0.32.0", gpus=8, score=score, output_tok_s_per_gpu=1576.04999
+    )
+    told = "approved by Ada on 2026-03-14"
+    reports = [line(NEWER), line(standing="approved", told=told, summary=summary)]
+    data = page_of(Row(cell=CELL, last=entry(), reports=reports)).data
+    texts: list[str] = data["texts"]
+    [[parts, state, newer, by, expires, engines, [first, second], last]] = data["cells"]
+    assert ("/".join(parts), texts[state], texts[newer], texts[by]) == (CELL, "approved", "waiting for a decision", "Ada")
+    assert (expires, [texts[engine] for engine in engines], last) == ("2026-06-12", ["vLLM 0.32.0"], RUN)
+    assert first == [NEWER, BEGAN.timestamp(), newer, *[None] * 9]
+    assert second[:2] == [RUN, BEGAN.timestamp()]
+    named = [texts[number] for number in second[2:7]]
+    assert named == ["approved", told, "vLLM 0.32.0", "vllm:v0.32.0", "exact_match (gsm8k, strict-match)"]
+    assert second[7:] == [0.83397, 0.81, 0.85, 1576.0, 8]
+
+
+def test_links_lead_to_what_was_published(store: Store, tmp_path: Path, key: PrivateKey) -> None:
+    approved(store, publish_report(store, tmp_path, OLDER), key)
+    publish_report(store, tmp_path, RUN, with_gate("fail"))
+    publish_report(store, tmp_path, NEWER, of_variant("bf16"))
+    path = Path(store.locate(BOARD_KEY))
+    found = Page(path.read_text())
+    assert found.links == [
+        f"reports/{CELL.replace('fp8', 'bf16')}/{NEWER}/report.html",
+        f"reports/{CELL}/{OLDER}/report.html",
+        f"reports/{CELL}/{RUN}/report.html",
+    ]
+    assert all((path.parent / link).is_file() for link in found.links)
+    assert store.url not in found.text
+
+
+# --- what it is made of
+
+
+def hostile() -> Row:
+    text = f"{SCRIPT}{IMAGE}{CLOSING}{CONTROL}{LINES}&amp;'{{{{ 7 * 7 }}}}"
+    name = f"Ada {SCRIPT} {IMAGE} {CLOSING}"
+    score = Score(metric=text, value=0.5)
+    summary = Summary(engine="vllm", engine_version=text, image=text, score=score)
+    last = entry().model_copy(update={"by": name, "run_id": f"javascript:{SCRIPT}"})
+    reports = [line(f"javascript:{text}", summary=summary, told=text), line(f"x/../../{SCRIPT}", "approved")]
+    return Row(cell=f"{text}/{IMAGE}/{SCRIPT}/{CONTROL}", last=last, reports=reports)
+
+
+def test_no_hostile_name_breaks_out() -> None:
+    found = page_of(hostile(), Row(cell=CELL, reports=[line()]))
+    harmless = page_of(Row(cell="a/b/c/d", last=entry(), reports=[line(NEWER), line()]), Row(cell=CELL, reports=[line()]))
+    assert {tag for tag, _ in found.elements} <= {tag for tag, _ in harmless.elements}
+    for tag in ("script", "style", "tr", "td"):
+        assert len(found.all(tag)) == len(harmless.all(tag)), tag
+    for bad in (SCRIPT, "<img", "\x1b", "\u202e", " 49 "):
+        assert bad not in re.sub(r"<(style|script)>.*?</\1>", "", found.text, flags=re.DOTALL), bad
+    assert found.text.count("</script>") == 2
+    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on") or name == "style"]
+
+
+def test_hostile_names_are_told_as_they_are() -> None:
+    found = page_of(hostile())
+    assert any(SCRIPT in text and IMAGE in text and CLOSING in text for text in found.data["texts"])
+    assert not any(sign in found.inside["script"][0] for sign in "<>&\u2028\u2029")
+    name = "/".join(found.rows[1][:4])
+    assert name == f"{plain(hostile().cell)}"
+    assert all(part in name for part in (SCRIPT, IMAGE, CLOSING, "\\u202e"))
+
+
+def test_no_link_leads_out_of_the_reports() -> None:
+    last = entry("20260314T092653Z-..").model_copy(update={"run_id": "../x"})
+    rows = [
+        hostile(),
+        Row(cell="../../../etc", last=last, reports=[line()]),
+        Row(cell="a/b/c/d", last=last, reports=[line("javascript:alert(1)")]),
+        Row(cell="short", reports=[line("a+b@c=~,:-")]),
+    ]
+    assert page_of(*rows).links == ["reports/short/a%2Bb%40c%3D~%2C%3A-/report.html"]
+
+
+def test_the_policy_allows_this_script_and_this_style_and_nothing_else() -> None:
+    found = page_of(Row(cell=CELL, reports=[line()]))
+    [policy] = [meta["content"] for meta in found.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    [style], [_, script] = found.inside["style"], found.inside["script"]
+    assert str(policy).split("; ") == [
+        "default-src 'none'",
+        f"style-src '{source(style)}'",
+        f"script-src '{source(script)}'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    assert [attributes.get("type") for attributes in found.all("script")] == ["application/json", None]
+    assert not [name for _, attributes in found.elements for name in attributes if name in ("src", "style", "onclick")]
+
+
+def source(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def test_the_script_makes_no_markup_of_text() -> None:
+    script = page_of().inside["script"][1]
+    for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", ".style", "fetch("):
+        assert name not in script, name
+
+
+def test_2000_cells_are_a_small_page() -> None:
+    rows = [large_row(number) for number in range(2000)]
+    text = render_board(Index(revision=1, cells=rows))
+    assert len(text.encode()) < 3_500_000
+    found = Page(text)
+    assert len(found.rows) == 2001
+    assert sum(len(cell[6]) for cell in found.data["cells"]) == 20_000
+
+
+def large_row(number: int) -> Row:
+    """Ten reports of different versions with all their figures, as an old cell has them."""
+    gpu_type, profile = ("h100", "h200", "b200", "gb200", "a100")[number // 2 % 5], ("throughput", "latency")[number % 2]
+    cell = f"model-{number // 20:03}-70b-instruct/{('bf16', 'fp8')[number // 10 % 2]}/{gpu_type}/{profile}"
+    reports = []
+    for back in range(10):
+        at, version = BEGAN - timedelta(days=14 * back, seconds=number), f"0.{33 - back}.{number % 3}"
+        value = 0.83 + 0.00012345 * ((number + back) % 97)
+        score = Score(
+            metric="exact_match (gsm8k, strict-match)", value=value, interval=Interval(lower=value - 0.02, upper=value + 0.02)
+        )
+        summary = Summary(
+            engine="vllm",
+            engine_version=version,
+            image=f"registry.example:5000/vllm/vllm-openai:v{version}",
+            gpus=8,
+            score=score,
+            output_tok_s_per_gpu=1576.0512345 + number,
+        )
+        told = f"approved by Ada on {at:%Y-%m-%d}"
+        run_id = f"{at:%Y%m%dT%H%M%SZ}-{number:06x}"
+        reports.append(line(run_id, "superseded" if back else "approved", told=told, summary=summary))
+    return Row(cell=cell, last=entry(reports[0].run_id, cell), reports=reports)
+
+
+# --- its colours
+
+
+@cache
+def colours(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """By name, in the light and in the dark."""
+    found = [
+        dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\}", text, re.DOTALL)
+    ]
+    light, dark = found[:2]
+    return light, light | dark
+
+
+def board_colours() -> tuple[dict[str, str], dict[str, str]]:
+    return colours(page_of().inside["style"][0])
+
+
+def test_the_colours_are_those_of_the_reports_page() -> None:
+    theirs = colours(Path(report_page.__file__).with_name("page.css").read_text())
+    for board, report in zip(board_colours(), theirs, strict=True):
+        assert board == {name: report[name] for name in board}
+
+
+# --- never older
+
+
+def index_of(revision: int) -> Index:
+    return Index(revision=revision, cells=[Row(cell=CELL, reports=[line(f"run-{revision}")])])
+
+
+class Interrupted(Wrapped):
+    """Lets something happen between the reading of the board and its first swap."""
+
+    def __init__(self, store: Store, meanwhile: Callable[[], None]) -> None:
+        super().__init__(store)
+        self.meanwhile: Callable[[], None] | None = meanwhile
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        if self.meanwhile:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return super().swap(key, body, content_type, tag)
+
+
+def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
+    assert read_board(store) is None
+    write_board(store, index_of(3))
+    board = read_board(store)
+    assert board is not None
+    assert (board.revision, board.tag) == (3, store.read(BOARD_KEY).tag)
+
+
+@pytest.mark.parametrize("revision", [2, 3])
+def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
+    write_board(store, index_of(3))
+    before = store.read(BOARD_KEY)
+    write_board(store, index_of(revision).model_copy(update={"cells": []}))
+    assert store.read(BOARD_KEY) == before
+
+
+@pytest.mark.parametrize("there", [None, 1])
+def test_of_two_writers_the_newer_index_stays(store: Store, there: int | None) -> None:
+    for late, meanwhile in ((4, 5), (7, 6)):
+        if there is not None:
+            write_board(store, index_of(there))
+        write_board(Interrupted(store, partial(write_board, store, index_of(meanwhile))), index_of(late))
+        assert store.get(BOARD_KEY).decode() == render_board(index_of(max(late, meanwhile)))
+
+
+def test_of_many_writers_the_newest_index_stays(store: Store) -> None:
+    revisions = list(range(1, 41))
+    Random(7).shuffle(revisions)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda revision: write_board(store, index_of(revision)), revisions))
+    assert store.get(BOARD_KEY).decode() == render_board(index_of(40))
+
+
+def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:
+    write_board(store, index_of(1))
+    text = store.get(BOARD_KEY)
+
+    class Restless(Wrapped):
+        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+            nonlocal text
+            text += b" "
+            super().swap(key, text, content_type, tag)
+            return super().swap(key, body, content_type, tag)
+
+    with pytest.raises(StoreBusyError, match="the board changes all the time"):
+        write_board(Restless(store), index_of(2))
+
+
+def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    path = Path(store.locate(BOARD_KEY))
+    path.unlink()
+    path.write_bytes(b"<!doctype html><title>Our bucket</title>")
+    with pytest.raises(StoreError, match="not a board"):
+        write_board(store, index_of(9))
+    done = approved(store, run, key)
+    assert (done.index_problem or "").startswith("the board is not up to date: ")
+    assert path.read_bytes() == b"<!doctype html><title>Our bucket</title>"
+    assert read_index(store).cells[0].last == done.pointer.last
+
+
+# --- with the index
+
+
+class Failing(Wrapped):
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        if key == BOARD_KEY:
+            raise StoreError("the disk is full", "free space on it", self.locate(key))
+        return super().swap(key, body, content_type, tag)
+
+
+def board_is_up_to_date(store: Store) -> bool:
+    return store.get(BOARD_KEY).decode() == render_board(read_index(store))
+
+
+def test_the_board_follows_each_step(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    assert board_is_up_to_date(store)
+    assert shown(Page(store.get(BOARD_KEY).decode()))[4] == "waiting for a decision"
+    approved(store, run, key)
+    assert board_is_up_to_date(store)
+    assert shown(Page(store.get(BOARD_KEY).decode()))[4] == "approved"
+    revoke(store, CELL, None, TAKEN_BACK)
+    assert board_is_up_to_date(store)
+    assert shown(Page(store.get(BOARD_KEY).decode()))[4] == "revoked"
+
+
+def test_a_board_that_could_not_be_written_is_made_up_for_by_the_next_time(
+    store: Store, run: PublishedRun, key: PrivateKey
+) -> None:
+    done = approve(Failing(store), run, ADA, 90, key, NOW)
+    assert (done.index_problem or "").startswith("the board is not up to date: ")
+    assert "the disk is full" in (done.index_problem or "")
+    assert not board_is_up_to_date(store)
+    assert read_index(store).cells[0].last == done.pointer.last
+    assert index_problem(store, CELL) is None
+    assert board_is_up_to_date(store)
+
+
+def test_an_index_that_was_deleted_goes_on_from_the_boards_revision(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    approved(store, run, key)
+    before = read_index(store).revision
+    Path(store.locate(INDEX_KEY)).unlink()
+    revoke(store, CELL, None, TAKEN_BACK)
+    assert read_index(store).revision == before + 1
+    assert board_is_up_to_date(store)
+
+
+def test_a_board_that_was_deleted_is_drawn_again(store: Store, run: PublishedRun) -> None:
+    assert run.run_id == RUN
+    Path(store.locate(BOARD_KEY)).unlink()
+    write_index(store)
+    assert board_is_up_to_date(store)

@@ -1,0 +1,275 @@
+"""What the index tells of each report, what each manifest tells it, and indexes of an earlier version."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.approval.builder import (
+    ADA,
+    BOB_REJECTS,
+    CELL,
+    NEWER,
+    NOW,
+    OLDER,
+    RUN,
+    Change,
+    approved,
+    of_variant,
+    publish_report,
+    with_gate,
+)
+from tests.report.builder import approved_report, image_report
+from tests.test_qualification import WITHOUT_BASELINE, captured_plan, captured_stage
+from vllm_qualify.approval.actions import approve, reject, revoke
+from vllm_qualify.approval.index import INDEX_VERSION, REPORTS_SHOWN, ReportLine, read_index, refresh_index
+from vllm_qualify.approval.layout import INDEX_KEY, JSON, manifest_key
+from vllm_qualify.approval.pointer import revocation
+from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.errors import StoreError
+from vllm_qualify.evidence.measurement import Measurement, invalid
+from vllm_qualify.publish.bundle import Score, Summary, read_manifest
+from vllm_qualify.publish.store import Store
+from vllm_qualify.qualification import publish_run, start_run
+from vllm_qualify.recipe.model import Gate
+from vllm_qualify.report.model import Report, make_report
+
+TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
+OTHER_CELL = CELL.replace("fp8", "bf16")
+
+
+def lines(store: Store) -> dict[str, ReportLine]:
+    (row,) = refresh_index(store, CELL).cells
+    return {line.run_id: line for line in row.reports}
+
+
+def standings(store: Store) -> dict[str, tuple[str, str | None]]:
+    return {run_id: (line.standing, line.told) for run_id, line in lines(store).items()}
+
+
+# --- what became of each report
+
+
+def test_a_report_waits_until_it_is_decided(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    assert standings(store) == {RUN: ("waiting for a decision", None)}
+    approved(store, run, key)
+    assert standings(store) == {RUN: ("approved", "approved by Ada on 2026-03-14")}
+    revoke(store, CELL, None, TAKEN_BACK)
+    assert standings(store) == {RUN: ("revoked", "revoked by Grace on 2026-03-14: it answers in Latin")}
+
+
+def test_a_rejected_report_says_by_whom_and_why(store: Store, run: PublishedRun) -> None:
+    reject(store, run, BOB_REJECTS, NOW)
+    assert standings(store) == {RUN: ("rejected", "rejected by Bob on 2026-03-14: we do not need it")}
+
+
+def test_a_report_that_did_not_pass_is_not_approved(store: Store, tmp_path: Path) -> None:
+    publish_report(store, tmp_path, change=with_gate("fail"))
+    assert standings(store) == {RUN: ("not approved", None)}
+
+
+def test_a_newer_approval_supersedes_whatever_was_approved_or_waits(store: Store, tmp_path: Path, key: PrivateKey) -> None:
+    runs = [publish_report(store, tmp_path, run_id) for run_id in (OLDER, RUN, NEWER)]
+    approved(store, runs[0], key)
+    approved(store, runs[2], key)
+    assert standings(store) == {
+        NEWER: ("approved", "approved by Ada on 2026-03-14"),
+        RUN: ("superseded", None),
+        OLDER: ("superseded", "approved by Ada on 2026-03-14"),
+    }
+
+
+def test_an_approval_that_expired_is_left_to_whoever_knows_the_day(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    approve(store, run, ADA, 1, key, NOW - timedelta(days=900))
+    assert [standing for standing, _ in standings(store).values()] == ["approved"]
+
+
+def test_the_approved_report_stays_beside_the_newest_ones(store: Store, tmp_path: Path, key: PrivateKey) -> None:
+    approved(store, publish_report(store, tmp_path, OLDER), key)
+    newer = [f"20260401T0000{at:02}Z-abcdef" for at in range(REPORTS_SHOWN + 1)]
+    for run_id in newer:
+        publish_report(store, tmp_path, run_id)
+    found = lines(store)
+    assert list(found) == [*reversed(newer[1:]), OLDER]
+    assert found[OLDER].standing == "approved"
+
+
+# --- what a manifest tells
+
+
+def summary(store: Store, folder: Path, change: Change = lambda report: report) -> Summary:
+    publish_report(store, folder, change=change)
+    found = read_manifest(store, manifest_key(CELL, RUN)).summary
+    assert found is not None
+    assert lines(store)[RUN].summary == found
+    return found
+
+
+def of_plan(**changes: object) -> Change:
+    return lambda report: report.model_copy(update={"plan": report.plan.model_copy(update=changes)})
+
+
+def without(metric: str) -> Change:
+    """What a stage measured of the metric cannot be trusted."""
+
+    def spoilt(found: Measurement) -> Measurement:
+        of = {"task": found.task, "filter": found.filter}
+        return invalid(metric, "the server was gone", found.source, **of) if found.metric == metric else found
+
+    def change(report: Report) -> Report:
+        stages = [
+            stage.model_copy(update={"measurements": [spoilt(found) for found in stage.measurements]})
+            for stage in report.stages
+        ]
+        return report.model_copy(update={"stages": stages})
+
+    return change
+
+
+def measured(report: Report, metric: str) -> Measurement:
+    return next(found for stage in report.stages for found in stage.measurements if found.metric == metric)
+
+
+def test_a_manifest_tells_what_the_board_shows(store: Store, tmp_path: Path) -> None:
+    first = measured(approved_report(), "exact_match")
+    assert first.value is not None
+    assert summary(store, tmp_path) == Summary(
+        engine="vllm",
+        engine_version="0.32.0",
+        gpus=1,
+        score=Score(metric="exact_match (gsm8k, strict-match)", value=first.value, interval=first.interval),
+        output_tok_s_per_gpu=12608.4,
+    )
+
+
+def test_an_engine_of_an_image_has_its_name(store: Store, tmp_path: Path) -> None:
+    release = image_report().plan.cell.release
+    found = summary(
+        store, tmp_path, lambda report: of_plan(cell=report.plan.cell.model_copy(update={"release": release}))(report)
+    )
+    assert found.image == "registry.example:5000/vllm/vllm-openai:v0.32.0"
+
+
+def test_no_secret_of_an_images_name_reaches_the_manifest(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGISTRY_TOKEN", "registry.example")
+    release = image_report().plan.cell.release
+    found = summary(
+        store, tmp_path, lambda report: of_plan(cell=report.plan.cell.model_copy(update={"release": release}))(report)
+    )
+    assert found.image == "[redacted]:5000/vllm/vllm-openai:v0.32.0"
+
+
+def test_throughput_is_that_of_one_gpu(store: Store, tmp_path: Path) -> None:
+    def change(report: Report) -> Report:
+        arguments = report.plan.server.arguments | {"tensor-parallel-size": 4, "data-parallel-size": 2}
+        return of_plan(server=report.plan.server.model_copy(update={"arguments": arguments}))(report)
+
+    found = summary(store, tmp_path, change)
+    assert (found.gpus, found.output_tok_s_per_gpu) == (8, 12608.4 / 8)
+
+
+def test_what_cannot_be_trusted_is_missing(store: Store, tmp_path: Path) -> None:
+    assert summary(store, tmp_path, without("output_throughput_tok_s")).output_tok_s_per_gpu is None
+
+
+def test_a_score_that_cannot_be_trusted_is_missing(store: Store, tmp_path: Path) -> None:
+    found = summary(store, tmp_path, without("exact_match"))
+    assert found.score is None
+    assert found.output_tok_s_per_gpu == 12608.4
+
+
+def test_without_a_gate_on_accuracy_there_is_no_score(store: Store, tmp_path: Path) -> None:
+    def change(report: Report) -> Report:
+        return of_plan(gates=[gate for gate in report.plan.gates if gate.metric != "exact_match"])(report)
+
+    assert summary(store, tmp_path, change).score is None
+
+
+def test_a_gate_on_what_was_lost_has_the_score_itself(store: Store, tmp_path: Path) -> None:
+    gate = Gate(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.02, unit="fraction")
+    found = summary(store, tmp_path, of_plan(gates=[gate]))
+    assert found.score is not None
+    assert found.score.metric == "exact_match (gsm8k, flexible-extract)"
+    assert 0.8 < found.score.value < 0.82
+
+
+def test_the_manifest_of_a_captured_run(store: Store, tmp_path: Path, home: Path) -> None:
+    """Of real tools on a CPU, which has no GPUs: the output is the whole machine's."""
+    assert home.is_absolute()
+    run = start_run(captured_plan(tmp_path))
+    stages = [captured_stage(run, stage) for stage in WITHOUT_BASELINE]
+    report = make_report(run.plan, stages, approved_report().judgement)
+    publish_run(report, run, store)
+    found = read_manifest(store, f"{report.prefix}/manifest.json").summary
+    score = next(row for row in stages[2].measurements if (row.metric, row.filter) == ("exact_match", "flexible-extract"))
+    assert score.value is not None
+    assert found == Summary(
+        engine="vllm",
+        engine_version=run.plan.cell.release.engine.version,
+        score=Score(metric="exact_match (gsm8k, flexible-extract)", value=score.value, interval=score.interval),
+        output_tok_s_per_gpu=measured(report, "output_throughput_tok_s").value,
+    )
+
+
+def test_a_manifest_of_before_there_were_summaries_is_read(store: Store, run: PublishedRun) -> None:
+    path = Path(store.locate(run.manifest_object.key))
+    document = json.loads(path.read_bytes())
+    del document["summary"]
+    path.unlink()
+    path.write_text(json.dumps(document))
+    assert read_run(store, CELL, RUN).manifest.summary is None
+    assert lines(store)[RUN] == ReportLine(
+        run_id=RUN,
+        outcome="approved",
+        started_at=run.report.created_at - timedelta(minutes=74),
+        standing="waiting for a decision",
+    )
+
+
+# --- an index of an earlier version
+
+
+def earlier(store: Store) -> dict[str, Any]:
+    """As version 1 was written, of the same reports."""
+    document = json.loads(store.get(INDEX_KEY)) | {"index_version": 1, "revision": 41}
+    for row in document["cells"]:
+        row["reports"] = [{name: line[name] for name in ("run_id", "outcome", "started_at")} for line in row["reports"]]
+    return dict(document)
+
+
+@pytest.fixture
+def two_cells(store: Store, tmp_path: Path, key: PrivateKey) -> Store:
+    approved(store, publish_report(store, tmp_path / "fp8"), key)
+    publish_report(store, tmp_path / "bf16", change=of_variant("bf16"))
+    return store
+
+
+def test_an_index_of_an_earlier_version_is_made_again_whole(two_cells: Store) -> None:
+    before = read_index(two_cells)
+    store = two_cells
+    store.swap(INDEX_KEY, json.dumps(earlier(store)).encode(), JSON, store.read(INDEX_KEY).tag)
+    with pytest.raises(StoreError, match="earlier version"):
+        read_index(store)
+    found = refresh_index(store, OTHER_CELL)
+    assert (found.revision, found.index_version) == (42, INDEX_VERSION)
+    assert found.cells == before.cells == read_index(store).cells
+    assert [row.cell for row in found.cells] == [OTHER_CELL, CELL]
+
+
+@pytest.mark.parametrize("version", [0, INDEX_VERSION + 1, True, "1", None])
+def test_an_index_of_any_other_version_is_told(two_cells: Store, version: object) -> None:
+    store, before = two_cells, two_cells.read(INDEX_KEY)
+    store.swap(INDEX_KEY, json.dumps(earlier(store) | {"index_version": version}).encode(), JSON, before.tag)
+    with pytest.raises(StoreError, match="not an index"):
+        refresh_index(store, CELL)
+
+
+def test_a_cell_that_is_refreshed_again_changes_nothing(two_cells: Store) -> None:
+    before = two_cells.read(INDEX_KEY)
+    refresh_index(two_cells, CELL)
+    assert two_cells.read(INDEX_KEY) == before

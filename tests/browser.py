@@ -1,0 +1,99 @@
+"""Pages in a real browser with the network off: what they do that they must not, and whom they leave out."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Dialog, Page, sync_playwright
+
+from tests.ci import IN_CI
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+NARROW, WIDE, HEIGHT = 375, 1440, 900
+WIDTHS = (NARROW, 768, 1024, WIDE)
+SCREENSHOTS = Path(__file__).parents[1] / ".screenshots"
+
+Scheme = Literal["light", "dark"]
+Faults = list[str]
+Opened = tuple[Page, Faults]
+Open = Callable[..., Opened]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Of one file: while it is open no other event loop can run in its process."""
+    if not CHROMIUM.exists():
+        reason = f"no {CHROMIUM}: run infra/debian-package.sh chromium"
+        if IN_CI:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Open]:
+    """Opens a file with the network off; the list fills with whatever the page does that it must not."""
+    contexts = []
+
+    def open_file(file: Path, width: int, scheme: Scheme = "light", *, fragment: str = "", script: bool = True) -> Opened:
+        context = browser.new_context(
+            viewport={"width": width, "height": HEIGHT}, color_scheme=scheme, java_script_enabled=script
+        )
+        contexts.append(context)
+        context.set_offline(True)
+        page, faults = context.new_page(), Faults()
+        _watch(page, faults, file.as_uri())
+        page.goto(f"{file.as_uri()}{fragment}", wait_until="networkidle")
+        return page, faults
+
+    yield open_file
+    for context in contexts:
+        context.close()
+
+
+def _watch(page: Page, faults: Faults, address: str) -> None:
+    def dismiss(dialog: Dialog) -> None:
+        faults.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    page.on("console", lambda said: faults.append(f"console {said.type}: {said.text}"))
+    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+    page.on("request", lambda asked: None if asked.url.partition("#")[0] == address else faults.append(f"request: {asked.url}"))
+    page.on("dialog", dismiss)
+
+
+def barriers(page: Page) -> str:
+    """What axe finds that keeps people out, in its words; empty if it finds nothing."""
+    found = Axe().run(page)
+    return str(found.generate_report()) if found.violations_count else ""
+
+
+def opening_ms(page: Page) -> float:
+    """From the beginning of the navigation to the end of the page's load."""
+    return float(page.evaluate("performance.getEntriesByType('navigation')[0].duration"))
+
+
+def photograph(page: Page, name: str) -> Path:
+    """The whole page as a picture, for people to look at."""
+    SCREENSHOTS.mkdir(exist_ok=True)
+    # A worker's picture takes the place of an earlier run's at once.
+    file, fresh = SCREENSHOTS / f"{name}.png", SCREENSHOTS / f"{name}-{os.getpid()}.new.png"
+    page.screenshot(path=fresh, full_page=True)
+    fresh.replace(file)
+    return file

@@ -1,0 +1,333 @@
+"""What stands beside a baseline: its report as it was brought, what differs, the repeats as points, and the cost."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
+from tests.report.builder import approved_report, compared_report, detailed_report, image_report
+from vllm_qualify.cli import app
+from vllm_qualify.engine.image import parse_reference
+from vllm_qualify.engine.plan import Baseline, CellPlan
+from vllm_qualify.evidence.load import BESIDE
+from vllm_qualify.evidence.measurement import invalid
+from vllm_qualify.recipe.model import Load
+from vllm_qualify.report import points
+from vllm_qualify.report.before import Before, Drift, before, drifted
+from vllm_qualify.report.changes import ConfigRow, changes, why_none
+from vllm_qualify.report.details import details_of
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.points import cost, latency_rows, strips
+from vllm_qualify.report.rerun import rerun
+from vllm_qualify.report.words import DASH, NO_BREAK
+
+THEN = detailed_report().model_copy(update={"run_id": "20260201T101112Z-ba5e11"})
+
+
+def against(report: Report, **changes: Any) -> CellPlan:
+    """The approved report's plan with this one as its baseline."""
+    then, plan = report.plan, approved_report().plan
+    found = Baseline(
+        run_id=report.run_id,
+        cell=then.cell,
+        fingerprint=then.fingerprint,
+        client_version=then.client_version,
+        accuracy=[task.settings for task in then.accuracy],
+        load=then.load,
+    )
+    return plan.model_copy(update={"baseline": found} | changes)
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    folder = tmp_path / "evidence" / "baseline"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(THEN.model_dump_json(indent=2))
+    return folder.parent
+
+
+def changed(evidence: Path, **changes: Any) -> None:
+    path = evidence / "baseline" / "report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def spaced(text: str) -> str:
+    return text.replace(NO_BREAK, " ")
+
+
+# --- what is read of the baseline
+
+
+def test_the_baselines_report_is_read(evidence: Path) -> None:
+    found = before(against(THEN), evidence)
+    assert found is not None
+    assert (found.run_id, found.judged_at, found.server) == (THEN.run_id, THEN.created_at, THEN.plan.server)
+    assert THEN.details.sweep is not None
+    assert found.curve == THEN.details.sweep.curve
+    measured = [row for stage in THEN.stages for row in stage.measurements]
+    assert found.measurements == [row.model_copy(update={"traced_to": []}) for row in measured]
+    assert found.load_measured == "then"
+
+
+def test_a_report_of_before_there_were_details_is_read_too(evidence: Path) -> None:
+    path = evidence / "baseline" / "report.json"
+    older = json.loads(path.read_text())
+    del older["details"]
+    path.write_text(json.dumps(older))
+    found = before(against(THEN), evidence)
+    assert found is not None
+    assert found.curve == []
+
+
+def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> None:
+    settings = Load(
+        input_len=16,
+        output_len=8,
+        max_concurrency=4,
+        num_prompts=40,
+        num_warmups=4,
+        repeats=2,
+        most_repeats=2,
+        min_duration_s=0.5,
+    )
+    shutil.copytree(CAPTURED_LOAD, evidence / "load" / BESIDE)
+    plan = against(THEN, load=settings, beside=THEN.plan.server)
+    found = before(plan, evidence)
+    assert found is not None
+    assert found.load_measured == "in turns"
+    loads = [row for row in found.measurements if row.metric == "output_throughput_tok_s"]
+    assert len(loads) == 1
+    assert loads[0].source.startswith("load/beside/")
+    assert [row.metric for row in found.measurements].count("startup_s") == 1
+
+
+def test_without_a_baseline_there_is_none(tmp_path: Path) -> None:
+    assert before(approved_report().plan, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run_id": "20260101T000000Z-000000"}, "the report is of run 20260101T000000Z-000000"),
+        ({"plan": {}}, "validation error"),
+    ],
+)
+def test_a_report_that_cannot_be_used_is_told(evidence: Path, changes: dict[str, Any], reason: str) -> None:
+    changed(evidence, **changes)
+    found = details_of(against(THEN), evidence)
+    assert found.before is None
+    assert [note for note in found.notes if note.startswith("baseline: no usable evidence: ")]
+    assert reason in found.notes[0]
+
+
+def test_a_missing_report_is_told(tmp_path: Path) -> None:
+    found = details_of(against(THEN), tmp_path)
+    assert found.notes == ["baseline: no usable evidence: No such file or directory: report.json"]
+
+
+# --- drift
+
+
+def test_drift_is_told_by_the_catalogs_table() -> None:
+    plan = approved_report().plan
+    arguments = plan.server.arguments | {"no-such-option": 1}
+    found = drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"arguments": arguments})}))
+    assert found is not None
+    assert (found.version, found.since) == ("0.32.0", None)
+    assert [(each.kind, each.name) for each in found.findings] == [("unknown-option", "no-such-option")]
+
+
+def test_defaults_that_changed_since_the_baselines_version_are_told() -> None:
+    release = THEN.plan.cell.release
+    engine = release.engine.model_copy(update={"version": "0.12.0"})
+    cell = THEN.plan.cell.model_copy(update={"release": release.model_copy(update={"engine": engine})})
+    plan = against(THEN.model_copy(update={"plan": THEN.plan.model_copy(update={"cell": cell})}))
+    found = drifted(plan)
+    assert found is not None
+    assert found.since == "0.12.0"
+    told = {each.name: each for each in found.findings if each.kind == "changed-default"}
+    assert "false by default in 0.12.0 and true in 0.32.0" in told["async-scheduling"].told
+    # The recipe gives it, so that its default does not matter.
+    assert "gpu-memory-utilization" not in told
+
+
+def test_a_version_without_a_table_is_told_as_missing(tmp_path: Path) -> None:
+    plan = approved_report().plan
+    engine = plan.cell.release.engine.model_copy(update={"version": "0.1.0"})
+    cell = plan.cell.model_copy(update={"release": plan.cell.release.model_copy(update={"engine": engine})})
+    found = details_of(plan.model_copy(update={"cell": cell}), tmp_path)
+    assert found.drift is None
+    assert found.notes == ["drift: the catalog has no table of vLLM 0.1.0"]
+
+
+def test_another_engine_has_no_drift() -> None:
+    plan = approved_report().plan
+    assert drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"kind": "tensorrt-llm"})})) is None
+
+
+# --- what changed
+
+
+def test_settings_are_told_by_what_became_of_them() -> None:
+    found = changes(compared_report())
+    assert found is not None
+    assert found.config is not None
+    assert {(row.change, row.name) for row in found.config if row.where == "option"} == {
+        ("changed", "compilation-config.pass_config.fuse_allreduce_rms"),
+        ("added", "speculative-config.method"),
+        ("added", "speculative-config.num_speculative_tokens"),
+        ("removed", "swap-space"),
+    }
+    assert ConfigRow("added", "environment", "NCCL_DEBUG", DASH, '"WARN"') in found.config
+
+
+def test_the_same_settings_leave_no_row() -> None:
+    report = compared_report()
+    assert report.details.before is not None
+    same = report.details.before.model_copy(update={"server": report.plan.server})
+    found = changes(report.model_copy(update={"details": report.details.model_copy(update={"before": same})}))
+    assert found is not None
+    assert found.config == []
+    assert found.brief == "changed: engine, digest, hardware, load client, torch; settings: the same"
+
+
+def test_text_and_number_differ() -> None:
+    report = compared_report()
+    server = report.plan.server
+    text = server.model_copy(update={"arguments": server.arguments | {"max-num-seqs": "256"}})
+    assert report.details.before is not None
+    then = report.details.before.model_copy(update={"server": text})
+    found = changes(report.model_copy(update={"details": report.details.model_copy(update={"before": then})}))
+    assert found is not None
+    assert found.config == [ConfigRow("changed", "option", "max-num-seqs", '"256"', "256")]
+
+
+def test_each_gate_has_both_values_and_how_much_worse_it_is() -> None:
+    found = changes(compared_report())
+    assert found is not None
+    rows = {row.gate: row for row in found.metrics}
+    assert [row.verdict for row in found.metrics] == ["fail", "invalid", "inconclusive"]
+    output = rows["output_throughput_tok_s"]
+    assert (output.then, output.now) == ("12,356 tok/s", "12,608 tok/s")
+    assert spaced(output.worse) == "6.10 %"
+    ttft = rows["ttft_p99_ms"]
+    assert (ttft.worse, ttft.interval) == (DASH, DASH)
+    assert "repeat 2" in ttft.because
+
+
+def test_a_cell_without_a_baseline_has_no_changes() -> None:
+    report = approved_report()
+    assert changes(report) is None
+    assert "No gate" in why_none(report.plan)
+
+
+# --- the load
+
+
+def test_repeats_are_points_within_their_drawing() -> None:
+    found = {strip.metric: strip for strip in strips(compared_report())}
+    assert list(found) == ["request_throughput_req_s", "output_throughput_tok_s", "ttft_p99_ms", "tpot_p99_ms"]
+    for strip in found.values():
+        assert strip.interval is not None
+        xs = [mark.x for mark in (*strip.ours, *strip.theirs, *strip.bounds)] + list(strip.interval)
+        assert points.LEFT <= min(xs) <= max(xs) <= points.WIDTH - points.RIGHT
+        assert len(strip.ours) == len(strip.theirs) == 3
+        assert strip.interval[0] < strip.ours[0].x < strip.ours[-1].x < strip.interval[1]
+    output = found["output_throughput_tok_s"]
+    assert output.bounds[0].x < output.theirs[0].x < output.ours[0].x
+    assert spaced(output.text) == (
+        "repeats 12,558 · 12,608 · 12,659 tok/s; interval 12,524 to 12,693 tok/s; bound ≥ 12,000 tok/s; "
+        "baseline 12,307 · 12,356 · 12,406 tok/s"
+    )
+
+
+def test_an_invalid_load_has_no_points_and_no_percentiles() -> None:
+    report = approved_report()
+    spoiled = [
+        stage.model_copy(update={"measurements": [invalid(row.metric, "3 failed", "load/") for row in stage.measurements]})
+        if stage.stage == "load"
+        else stage
+        for stage in report.stages
+    ]
+    report = report.model_copy(update={"stages": spoiled})
+    assert strips(report) == []
+    assert {text for row in latency_rows(report) for pair in row.percentiles for text in pair} == {DASH}
+    priced = report.model_copy(update={"plan": report.plan.model_copy(update={"price_usd_gpu_hour": 2.0})})
+    assert cost(priced) == (DASH, "there is no valid output_throughput_tok_s")
+    assert latency_rows(report.model_copy(update={"stages": []})) == []
+
+
+def test_repeats_that_are_all_alike_are_still_drawn() -> None:
+    report = approved_report()
+    stages = [
+        stage.model_copy(
+            update={
+                "measurements": [
+                    row.model_copy(update={"repeats": [0.0, 0.0], "value": 0.0, "interval": None}) if row.repeats else row
+                    for row in stage.measurements
+                ]
+            }
+        )
+        for stage in report.stages
+    ]
+    bare = report.judgement.model_copy(update={"gates": []})
+    drawn = strips(report.model_copy(update={"stages": stages, "judgement": bare}))
+    assert {mark.x for strip in drawn for mark in strip.ours} == {(points.LEFT + points.WIDTH - points.RIGHT) / 2}
+
+
+def test_percentiles_stand_beside_the_baselines() -> None:
+    rows = latency_rows(compared_report())
+    assert [row.name for row in rows] == ["TTFT", "TPOT", "ITL", "E2EL"]
+    assert rows[0].percentiles == [("171.5 ms", "168.0 ms"), ("220.7 ms", "216.3 ms"), ("333.8 ms", "327.1 ms")]
+    assert rows[0].meaning == "time to first token"
+    alone = latency_rows(approved_report())
+    assert [theirs for _, theirs in alone[0].percentiles] == [DASH] * 3
+
+
+def test_the_cost_follows_from_price_gpus_and_throughput() -> None:
+    report = approved_report()
+    told, why = cost(report.model_copy(update={"plan": report.plan.model_copy(update={"price_usd_gpu_hour": 3.6})}))
+    assert told == "0.07931 usd/Mtok"
+    assert spaced(why) == "1 times 3.6 usd an hour for 12,608 tok/s; interval 0.07878 to 0.07985 usd/Mtok"
+
+
+# --- the command
+
+
+def test_every_option_of_the_command_is_one_of_the_command_line() -> None:
+    from typer.main import get_command
+
+    command = get_command(app)
+    run = command.commands["run"]  # type: ignore[attr-defined]
+    known = {name for parameter in run.params for name in parameter.opts}
+    for report in (approved_report(), image_report(), compared_report()):
+        plan = report.plan.model_copy(update={"price_usd_gpu_hour": 2.5})
+        given = [part for part in rerun(plan) if part.startswith("--")]
+        assert set(given) <= known
+        assert len(given) == len(set(given))
+
+
+def test_an_image_is_named_by_its_digest() -> None:
+    plan = image_report().plan
+    command = rerun(plan)
+    for option in ("--image", "--client-image"):
+        named = parse_reference(command[command.index(option) + 1], "linux/arm64")
+        assert named.digest
+        assert named.tag is None
+
+
+def test_a_run_that_is_to_be_a_baseline_is_made_one_again() -> None:
+    plan = approved_report().plan.model_copy(update={"establishes": True})
+    assert rerun(plan)[-1] == "--establish-baseline"
+    assert "--baseline" not in rerun(plan)
+
+
+def test_details_with_a_baseline_are_read_back() -> None:
+    report = compared_report()
+    found = Report.model_validate_json(report.model_dump_json())
+    assert found == report
+    assert isinstance(found.details.before, Before)
+    assert isinstance(found.details.drift, Drift)

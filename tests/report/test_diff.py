@@ -1,0 +1,370 @@
+"""Two reports side by side: what differs is told, and only like is compared with like."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from tests.report.builder import HOSTILE, SCRIPT, approved_report, detailed_report, image_report, not_approved_report
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.plan import Baseline, CellPlan
+from vllm_qualify.evidence.measurement import Interval, Measurement, invalid, valid
+from vllm_qualify.judge.compare import load_differs
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import Gate, Load, Slo, Waiver
+from vllm_qualify.report.diff import NO_NOISE_KNOWN, WITHIN_NOISE, Change, Moved, ReportDiff, changes, diff
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.terminal import show_diff
+
+OTHER_GPU = Fingerprint(
+    gpu_type="h100", name="NVIDIA H100", count=1, memory_mib=81559, compute_capability="9.0", driver="575.51.03"
+)
+RATE = "output_throughput_tok_s"
+
+
+def _planned(report: Report, **changed: Any) -> Report:
+    return report.model_copy(update={"plan": report.plan.model_copy(update=changed)})
+
+
+def _loaded(report: Report, **changed: Any) -> Report:
+    return _planned(report, load=report.plan.load.model_copy(update=changed))
+
+
+def _served(report: Report, **changed: Any) -> Report:
+    return _planned(report, server=report.plan.server.model_copy(update=changed))
+
+
+def _measured(report: Report, *found: Measurement) -> Report:
+    """With these in place of the load's measurements of the same names."""
+    fresh = {row.label: row for row in found}
+    stages = [
+        stage.model_copy(update={"measurements": [fresh.get(row.label, row) for row in stage.measurements]})
+        for stage in report.stages
+    ]
+    return report.model_copy(update={"stages": stages})
+
+
+def _of(found: ReportDiff, label: str) -> Moved:
+    (moved,) = (each for each in found.measurements if each.label == label)
+    return moved
+
+
+def _rate(value: float, reach: float | None = 0.01) -> Measurement:
+    interval = Interval(lower=value * (1 - reach), upper=value * (1 + reach)) if reach is not None else None
+    return valid(RATE, value, "load/", sample_count=3000, interval=interval)
+
+
+def _shown(found: ReportDiff, width: int = 120, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    show_diff(found, Console(file=file, width=width, legacy_windows=False))
+    return raw.getvalue().decode(encoding)
+
+
+# --- what went in
+
+
+def test_a_report_beside_itself_differs_in_nothing(approved: Report) -> None:
+    found = diff(approved, approved)
+    assert (found.unlike, found.release, found.machine, found.server, found.environment) == ([], [], [], [], [])
+    assert (found.workload, found.gates, found.tools, found.verdicts) == ([], [], [], [])
+    assert (found.alone_a, found.alone_b) == ([], [])
+    valued = [row for stage in approved.stages for row in stage.measurements if row.value is not None]
+    assert [moved.label for moved in found.measurements if moved.told == "equal"] == [
+        moved.label for moved in found.measurements if moved.a.value is not None
+    ]
+    assert len(found.measurements) >= len(valued)
+
+
+def test_an_image_is_told_with_tag_digest_and_client(approved: Report) -> None:
+    found = {change.what: change for change in diff(approved, image_report()).release}
+    engine = image_report().plan.cell.release.engine
+    assert engine.image is not None
+    assert found["image.reference"].b == engine.image.reference
+    assert (found["engine.digest"].a, found["engine.digest"].b) == (approved.plan.cell.release.engine.digest, engine.digest)
+    assert "v0.31.0" not in str(found["client image"].b)
+    assert str(found["client image"].b).startswith("registry.example:5000/vllm/vllm-openai@sha256:")
+
+
+def test_options_of_the_server_are_added_removed_and_changed_one_by_one(approved: Report) -> None:
+    arguments = dict(approved.plan.server.arguments)
+    del arguments["kv-cache-dtype"]
+    compilation: dict[str, Any] = {"pass_config": {"fuse_allreduce_rms": False}, "cudagraph_mode": "FULL_AND_PIECEWISE"}
+    arguments |= {"max-num-seqs": 320, "async-scheduling": True, "compilation-config": compilation}
+    assert diff(approved, _served(approved, arguments=arguments)).server == [
+        Change(what="kv-cache-dtype", kind="removed", a="fp8"),
+        Change(what="compilation-config.pass_config.fuse_allreduce_rms", kind="changed", a=True, b=False),
+        Change(what="max-num-seqs", kind="changed", a=256, b=320),
+        Change(what="async-scheduling", kind="added", b=True),
+    ]
+
+
+def test_the_port_that_was_chosen_is_no_difference(approved: Report) -> None:
+    assert not [change for change in diff(approved, not_approved_report()).server if change.what in ("host", "port")]
+
+
+def test_the_environment_is_compared_by_name(approved: Report) -> None:
+    found = diff(approved, _served(approved, environment={"NCCL_DEBUG": "INFO", "VLLM_USE_V2": "1"})).environment
+    assert [(change.what, change.kind) for change in found] == [
+        ("VLLM_LOGGING_LEVEL", "removed"),
+        ("NCCL_DEBUG", "changed"),
+        ("VLLM_USE_V2", "added"),
+    ]
+
+
+def test_a_text_and_the_number_it_looks_like_are_two_settings() -> None:
+    assert changes({"x": 1}, {"x": "1"}) == [Change(what="x", kind="changed", a=1, b="1")]
+    shown = _shown(diff(*(_served(approved_report(), environment={"X": value}) for value in ("1", "on"))))
+    assert '~ X: "1" → on' in shown
+
+
+def test_false_and_zero_are_settings_and_not_missing() -> None:
+    assert changes({"x": False, "y": 0}, {"x": None}) == [
+        Change(what="x", kind="removed", a=False),
+        Change(what="y", kind="removed", a=0),
+    ]
+
+
+def test_gates_and_waivers_are_compared_by_their_bounds(approved: Report) -> None:
+    kept = [gate for gate in approved.plan.gates if gate.metric != "tpot_p99_ms" and gate.metric != "ttft_p99_ms"]
+    waiver = Waiver(
+        gate="ttft_p99_ms",
+        gpu_type="h200",
+        variant="fp8",
+        profile="throughput",
+        owner="Grace",
+        reason=SCRIPT,
+        expires=approved.created_at.date(),
+    )
+    changed = _planned(approved, gates=[*kept, Gate(metric="ttft_p99_ms", maximum=500.0, unit="ms")], waivers=[waiver])
+    assert [(change.what, change.kind) for change in diff(approved, changed).gates] == [
+        ("ttft_p99_ms", "changed"),
+        ("tpot_p99_ms", "removed"),
+        ("waiver of ttft_p99_ms", "added"),
+    ]
+
+
+def test_tools_are_compared(approved: Report) -> None:
+    stages = [stage.model_copy(update={"tools": {"lm-eval": "0.4.12"}}) for stage in approved.stages]
+    found = diff(approved.model_copy(update={"stages": stages}), approved)
+    assert Change(what="lm-eval", kind="changed", a="0.4.12", b="0.4.13") in found.tools
+    assert [unlike.stages for unlike in found.unlike] == [["accuracy"]]
+
+
+# --- what cannot be compared
+
+
+@pytest.mark.parametrize(
+    ("change", "stages", "told"),
+    [
+        (lambda report: _planned(report, fingerprint=OTHER_GPU), {"serve", "load"}, "B on NVIDIA H100"),
+        (lambda report: _loaded(report, input_len=2048), {"load"}, "input_len 1024 and 2048"),
+        (lambda report: _loaded(report, max_concurrency=32), {"load"}, "max_concurrency 64 and 32"),
+        (
+            lambda report: _planned(report, client=image_report().plan.client),
+            {"load"},
+            "load client was vLLM 0.32.0, B's 0.31.0",
+        ),
+    ],
+)
+def test_what_was_measured_in_another_way_is_neither_better_nor_worse(
+    approved: Report, change: Callable[[Report], Report], stages: set[str], told: str
+) -> None:
+    found = diff(approved, change(_measured(approved, _rate(20000.0))))
+    assert {moved.stage for moved in found.measurements if moved.told == "not told" and moved.a.value is not None} == stages
+    moved = _of(found, RATE)
+    assert (moved.told, told in moved.because) == ("not told", True)
+    assert moved.ratio == pytest.approx(20000.0 / 12608.4)
+    shown = " ".join(_shown(found).split())
+    assert shown.index("Not comparable") < shown.index(told) < shown.index("measurement A B")
+
+
+def test_other_questions_are_another_test(approved: Report) -> None:
+    (task,) = approved.plan.accuracy
+    asked = task.model_copy(update={"settings": task.settings.model_copy(update={"num_fewshot": 8})})
+    found = diff(approved, _planned(approved, accuracy=[asked]))
+    told = {moved.told for moved in found.measurements if moved.stage == "accuracy" and moved.a.task == "gsm8k"}
+    assert told == {"not told"}
+    assert _of(found, RATE).told == "equal"
+    assert "num_fewshot 5 and 8" in found.unlike[0].because
+
+
+def test_another_slo_changes_goodput_alone(approved: Report) -> None:
+    found = diff(approved, _loaded(approved, slo=Slo(ttft_ms=500.0)))
+    assert [(unlike.metric, unlike.stages) for unlike in found.unlike] == [("goodput_req_s", ["load"])]
+    assert _of(found, RATE).told == "equal"
+
+
+def test_another_price_and_another_slo_of_the_sweep_are_told() -> None:
+    a = detailed_report()
+    assert a.plan.sweep is not None
+    dearer = _planned(a, price_usd_gpu_hour=3.0)
+    assert _of(diff(a, dearer), "slo_cost_usd_mtok").told == "not told"
+    assert _of(diff(a, dearer), "slo_concurrency_req").told == "equal"
+    stricter = _planned(a, sweep=a.plan.sweep.model_copy(update={"slo": {"ttft_p99_ms": 500.0}}))
+    assert _of(diff(a, stricter), "slo_concurrency_req").told == "not told"
+
+
+OTHERWISE: dict[str, Any] = {
+    "input_len": 2048,
+    "output_len": 512,
+    "length_spread": 0.5,
+    "api": "chat",
+    "num_warmups": 0,
+    "repeats": 3,
+    "most_repeats": 20,
+    "min_duration_s": 90.0,
+    "seed": 7,
+    "time_limit_s": 60.0,
+    "slo": Slo(ttft_ms=500.0),
+    "max_concurrency": 32,
+    "num_prompts": 2048,
+    "prompts": "other.jsonl",
+    "prompts_sha256": "ab" * 32,
+}
+
+
+def test_every_setting_of_a_load_is_tried() -> None:
+    assert OTHERWISE.keys() == Load.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_two_loads_are_alike_here_exactly_where_the_judge_takes_them_for_alike(approved: Report, name: str) -> None:
+    other = _loaded(approved, **{name: OTHERWISE[name]})
+    judged = load_differs(other.plan.model_copy(update={"baseline": _as_baseline(approved.plan)}))
+    assert (judged is not None) == (_of(diff(approved, other), RATE).told == "not told")
+
+
+def _as_baseline(plan: CellPlan) -> Baseline:
+    return Baseline(
+        run_id=plan.run_id,
+        cell=plan.cell,
+        fingerprint=plan.fingerprint,
+        client_version=plan.client_version,
+        accuracy=[task.settings for task in plan.accuracy],
+        load=plan.load,
+    )
+
+
+# --- what came out
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "told", "because"),
+    [
+        (_rate(10000.0), _rate(12000.0), "better", ""),
+        (_rate(12000.0), _rate(10000.0), "worse", ""),
+        (_rate(10000.0), _rate(10100.0), "better", WITHIN_NOISE),
+        (_rate(10000.0, None), _rate(12000.0), "better", NO_NOISE_KNOWN),
+        (_rate(10000.0), _rate(10000.0), "equal", ""),
+        (_rate(10000.0), invalid(RATE, "7 preemptions", "load/"), "not told", "B is invalid: 7 preemptions"),
+        (invalid(RATE, "3 failed", "load/"), _rate(10000.0), "not told", "A is invalid: 3 failed"),
+    ],
+)
+def test_a_measurement_is_told_in_its_direction(
+    approved: Report, a: Measurement, b: Measurement, told: str, because: str
+) -> None:
+    moved = _of(diff(_measured(approved, a), _measured(approved, b)), RATE)
+    assert (moved.told, moved.because) == (told, because)
+    assert moved.is_sure == (told != "not told" and not because)
+
+
+@pytest.mark.parametrize("metric", [name for name, metric in METRICS.items() if metric.stage == "load"])
+def test_a_fifth_more_is_better_or_worse_by_the_metric(approved: Report, metric: str) -> None:
+    def measuring(value: float) -> Report:
+        row = valid(metric, value, "load/", sample_count=9, interval=Interval(lower=value, upper=value))
+        (load,) = (stage for stage in approved.stages if stage.stage == "load")
+        return approved.model_copy(update={"stages": [load.model_copy(update={"measurements": [row]})]})
+
+    (moved,) = diff(measuring(10.0), measuring(12.0)).measurements
+    assert moved.told == ("better" if METRICS[metric].direction == "higher" else "worse")
+    assert moved.ratio == pytest.approx(1.2)
+    assert moved.difference == pytest.approx(2.0)
+
+
+def test_shares_differ_by_points_and_zero_has_no_ratio(approved: Report) -> None:
+    moved = _of(diff(approved, not_approved_report()), "exact_match (gsm8k, strict-match)")
+    assert (moved.ratio, moved.told) == (None, "worse")
+    assert moved.difference == pytest.approx((940 - 1100) / 1319)
+    from_zero = _of(diff(_measured(approved, _rate(0.0)), _measured(approved, _rate(5.0))), RATE)
+    assert (from_zero.ratio, from_zero.difference, from_zero.told) == (None, 5.0, "better")
+
+
+def test_losses_against_different_baselines_are_not_compared(approved: Report) -> None:
+    def lost(against: str, share: float) -> Report:
+        row = valid("exact_match", share, "", task="gsm8k", filter="strict-match", against=against, sample_count=9)
+        return approved.model_copy(update={"judgement": approved.judgement.model_copy(update={"comparisons": [row]})})
+
+    label = "exact_match (gsm8k, strict-match) against the baseline"
+    same = _of(diff(lost("r1", 0.01), lost("r1", 0.03)), label)
+    assert (same.told, same.because) == ("worse", NO_NOISE_KNOWN)
+    other = _of(diff(lost("r1", 0.01), lost("r2", 0.03)), label)
+    assert (other.told, other.because) == ("not told", "A is against run r1, B against run r2")
+
+
+def test_what_only_one_measured_is_named(approved: Report) -> None:
+    found = diff(approved, detailed_report())
+    assert {"slo_cost_usd_mtok", "speculative_speedup"} <= set(found.alone_b)
+    assert found.alone_a == []
+    assert "Only B measured: " in _shown(found)
+
+
+def test_verdicts_that_changed_are_told_and_so_are_waivers(approved: Report, not_approved: Report) -> None:
+    found = {change.gate: change for change in diff(approved, not_approved).verdicts}
+    assert (found[RATE].a, found[RATE].b) == ("pass", "invalid")
+    assert "smoke_usage" not in found
+    failing = next(gate for gate in not_approved.judgement.gates if gate.verdict == "fail")
+    waiver = Waiver(
+        gate=failing.gate.label,
+        gpu_type="h200",
+        variant="fp8",
+        profile="throughput",
+        owner="Grace",
+        reason="known",
+        expires=approved.created_at.date(),
+    )
+    gates = [gate.model_copy(update={"waiver": waiver}) if gate == failing else gate for gate in not_approved.judgement.gates]
+    waived = not_approved.model_copy(update={"judgement": not_approved.judgement.model_copy(update={"gates": gates})})
+    (change,) = diff(not_approved, waived).verdicts
+    assert (change.a_counts_as, change.b_counts_as) == ("fail", "pass")
+    assert f"{failing.gate.label}: fail → fail, waived" in _shown(diff(not_approved, waived))
+
+
+# --- as JSON and in the terminal
+
+
+def test_the_json_is_read_back_as_it_was(approved: Report, not_approved: Report) -> None:
+    found = diff(approved, not_approved)
+    assert ReportDiff.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_nothing_is_cut_off_or_too_wide(approved: Report, not_approved: Report, width: int) -> None:
+    shown = _shown(diff(approved, not_approved), width)
+    assert max(map(cell_len, shown.splitlines())) <= width
+    assert "…" not in shown
+    together = "".join(shown.split())
+    for moved in diff(approved, not_approved).measurements:
+        assert "".join(moved.label.split()) in together
+
+
+def test_outside_text_is_no_markup_and_no_control_code(approved: Report, not_approved: Report) -> None:
+    shown = _shown(diff(approved, not_approved), 500)
+    for text in HOSTILE:
+        assert text in shown
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+
+
+def test_a_console_without_unicode_gets_ascii(approved: Report, not_approved: Report) -> None:
+    assert "WARN -> " in _shown(diff(approved, not_approved), encoding="ascii")
+
+
+def test_what_is_not_sure_is_marked(approved: Report) -> None:
+    found = diff(approved, _measured(approved, _rate(12650.0)))
+    shown = _shown(found)
+    assert "better?" in shown
+    assert f"{RATE}: {WITHIN_NOISE}" in shown

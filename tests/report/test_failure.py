@@ -1,0 +1,184 @@
+"""The page about an error: from real logs, with hostile lines, and never in the error's way."""
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.engine.test_failure import CASES, Case
+from tests.html import Reader
+from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, SCRIPT, approved_report, image_report
+from vllm_qualify.engine.failure import classify
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, StoreError
+from vllm_qualify.qualification import Run, keeping_evidence
+from vllm_qualify.report.failure import LONGEST_LINE, MOST_FILES, MOST_LINES, RunFailure, render_failure, run_failure
+
+ERRORS: dict[str, type[QualifyError]] = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
+
+
+def _error(case: Case) -> QualifyError:
+    """As the server's start raises it."""
+    found = classify(case.text, case.end)
+    return ERRORS[found.whose_turn](found.problem, found.remedy, "serve", found.lines, found.kind, found.retry)
+
+
+@pytest.fixture
+def plan() -> CellPlan:
+    return image_report().plan
+
+
+@pytest.fixture
+def run(tmp_path: Path, plan: CellPlan) -> Run:
+    """A run that has its plan and its server's log."""
+    found = Run(folder=tmp_path / "runs" / plan.run_id)
+    (found.evidence / "serve").mkdir(parents=True)
+    (found.folder / "plan.json").write_text(plan.model_dump_json())
+    (found.evidence / "serve" / "server.log").write_text("INFO: starting\n")
+    return found
+
+
+def _ended(run: Run, error: QualifyError, *others: Run) -> tuple[RunFailure, str]:
+    with pytest.raises(type(error)) as raised, keeping_evidence([run, *others]):
+        raise error
+    assert raised.value is error
+    page = run.folder / "failure.html"
+    assert f"page about it: {page}" in error.__notes__
+    return RunFailure.model_validate_json((run.folder / "failure.json").read_bytes()), page.read_text()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
+def test_a_real_log_is_told_with_class_turn_remedy_and_lines(case: Case, run: Run) -> None:
+    found, page = _ended(run, _error(case))
+    text = Reader(page).text
+    assert (found.stage, found.kind, found.retry) == ("serve", case.kind, case.retry)
+    assert found.whose_turn == ERRORS[case.turn].who_acts
+    assert found.lines
+    for told in (*found.lines, found.problem, found.remedy, str(found.kind), found.whose_turn):
+        assert "\t" in told or told in text
+    assert ("may well succeed" in text) == case.retry
+    assert "<script" not in page
+
+
+def test_the_page_tells_release_machine_run_and_command(run: Run, plan: CellPlan) -> None:
+    found, page = _ended(run, ReleaseError("it died", "see the log", "accuracy.gsm8k", ["bang"]))
+    text = Reader(page).text
+    release = plan.cell.release
+    engine = str(getattr(plan.server.engine, "pinned", ""))
+    for told in (plan.cell.id, plan.run_id, release.model, release.revision, release.engine.digest, "NVIDIA H200", engine):
+        assert told in text
+    command = (
+        f"vllm-qualify run llama-3.1-8b --gpu-type h200 --variant fp8 --profile throughput --launcher docker --image {engine}"
+    )
+    assert command in text
+    assert "--reuse" not in text
+    assert found.stage == "accuracy"
+    assert "accuracy.gsm8k" in text
+
+
+def test_raw_files_are_linked_below_the_run(run: Run) -> None:
+    name = f'{SCRIPT.replace("/", "")} %41"#?.log'
+    (run.evidence / "serve" / name).write_text("x")
+    _, page = _ended(run, ReleaseError("it died", "see the log", "serve"))
+    links = [link for link in Reader(page).having("href") if not link.startswith(("#", "data:"))]
+    assert {(run.folder / unquote(link)).is_file() for link in links} == {True}
+    assert {"plan.json", "evidence/serve/server.log", f"evidence/serve/{name}"} <= {unquote(link) for link in links}
+
+
+def test_hostile_lines_stay_text(run: Run) -> None:
+    told = f"{SCRIPT}{MARKUP}{IMAGE}{CONTROL}</code></pre>{{{{ 7 * 7 }}}}"
+    error = HostError(f"it died: {told}", f"ask {told}", f"serve/{told}", [told, f"{told}\n{told}"], kind=told)
+    found, page = _ended(run, error)
+    read = Reader(page)
+    assert not {"script", "img", "red", "iframe"} & {tag for tag, _ in read.elements}
+    assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
+    for text in (*HOSTILE, "{{ 7 * 7 }}"):
+        assert text in read.text
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert len(found.lines) == 3
+
+
+def test_the_page_needs_no_network_and_runs_no_script(run: Run) -> None:
+    _, page = _ended(run, ReleaseError("it died", "see the log", "serve"))
+    assert "default-src 'none'" in page
+    assert "script-src" not in page
+    assert "--paper:" in page, "it has the report page's style"
+    assert not [found for _, found in Reader(page).elements if "src" in found]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_lines_and_files_are_bounded_and_the_rest_is_counted(run: Run, ending: str) -> None:
+    lines = ending.join("x" * (LONGEST_LINE + 10) for _ in range(MOST_LINES + 3))
+    for number in range(MOST_FILES):
+        (run.evidence / f"{number}.log").write_text("")
+    found, page = _ended(run, HostError("it died", "see the log", "load", [lines]))
+    assert (len(found.lines), found.lines_left_out) == (MOST_LINES, 3)
+    assert {len(line) for line in found.lines} == {LONGEST_LINE + 2}
+    assert (len(found.files), found.files_left_out) == (MOST_FILES, 2)
+    assert "3 more lines are in the log itself" in page
+    assert "2 more files lie there" in page
+
+
+def test_what_the_error_does_not_tell_is_said_to_be_missing(run: Run) -> None:
+    found, page = _ended(run, StoreError("no right", "ask for it", "s3://bucket/evidence/x"))
+    assert (found.stage, found.kind, found.retry, found.lines) == (None, None, None, [])
+    text = Reader(page).text
+    for told in (
+        "the error does not tell it",
+        "none that is known",
+        "not known without a class",
+        "no lines of a log",
+        "no stage",
+    ):
+        assert told in text
+    assert json.loads((run.folder / "failure.json").read_text())["retry"] is None
+
+
+def test_secrets_reach_no_page(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that a page and JSON write in another way."""
+    secret = 'hf_<zyxwv>&"secret"'
+    monkeypatch.setenv("HF_TOKEN", secret)
+    found, page = _ended(run, HostError(f"said {secret}", f"unset {secret}", "serve", [f"HF_TOKEN={secret}"]))
+    assert found.lines == ["HF_TOKEN=[redacted]"]
+    written = page + (run.folder / "failure.json").read_text()
+    assert "zyxwv" not in written
+
+
+def test_runs_of_one_server_end_together_and_a_finished_one_has_no_page(run: Run, tmp_path: Path, plan: CellPlan) -> None:
+    def another(name: str) -> Run:
+        found = Run(folder=tmp_path / "runs" / name)
+        found.folder.mkdir()
+        (found.folder / "plan.json").write_text(plan.model_copy(update={"run_id": name}).model_dump_json())
+        return found
+
+    second, finished = another("second"), another("finished")
+    (finished.folder / "report.json").write_text("{}")
+    found, page = _ended(run, ReleaseError("it died", "see the log", "load"), second, finished)
+    assert found.ended_with == ["second"]
+    assert "second" in Reader(page).text
+    assert (second.folder / "failure.html").is_file()
+    assert not (finished.folder / "failure.html").exists()
+
+
+@pytest.mark.parametrize("breaks", ["plan", "folder"])
+def test_a_page_that_cannot_be_written_hides_nothing(run: Run, breaks: str) -> None:
+    if breaks == "plan":
+        (run.folder / "plan.json").write_text("{")
+    else:
+        (run.folder / ".failure.json.new").mkdir()
+    error = ReleaseError("it died", "see the log", "serve")
+    with pytest.raises(ReleaseError, match="it died") as raised, keeping_evidence([run]):
+        raise error
+    notes = raised.value.__notes__
+    assert notes[0].startswith("no page about it could be written: ")
+    assert notes[1] == f"evidence so far: {run.evidence}"
+
+
+def test_a_failure_is_read_back_as_it_was(tmp_path: Path) -> None:
+    found = run_failure(HubError("429", "wait", "serve", kind="hub-rate-limit", retry=True), approved_report().plan, tmp_path)
+    assert RunFailure.model_validate_json(found.model_dump_json()) == found
+    assert "The run left no files" in render_failure(found)
+    assert os.fspath(tmp_path) not in found.model_dump_json()

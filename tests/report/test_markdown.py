@@ -1,0 +1,148 @@
+"""The first screen in Prefect's UI: the same as the page's, and text from outside stays text."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from tests.report.builder import HOSTILE, approved_report, image_report, not_approved_report
+from vllm_qualify.recipe.model import Waiver
+from vllm_qualify.report import head, words
+from vllm_qualify.report.markdown import artifact_key, escaped, first_screen
+from vllm_qualify.report.model import Report
+
+PAGE = "https://store.example/reports/a cell/report.html"
+ESCAPES = (
+    "# x",
+    "**x**",
+    "[x](javascript:alert(1))",
+    "![x](http://e)",
+    "`x`",
+    "a | b",
+    "<b>x</b>",
+    "&lt;b&gt;",
+    "~~x~~",
+    "x\\",
+)
+LINKING = ("http://evil.example", "<http://evil.example>", "www.evil.example", "a@evil.example", "[x]: http://evil.example")
+
+
+def _tokens(markdown: str) -> list[Token]:
+    return list(_all(MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(markdown)))
+
+
+def _all(tokens: list[Token]) -> Iterator[Token]:
+    for token in tokens:
+        yield token
+        yield from _all(token.children or [])
+
+
+def _text(markdown: str) -> str:
+    return "".join(token.content for token in _tokens(markdown) if token.type == "text")
+
+
+def _links(markdown: str) -> list[object]:
+    return [token.attrs["href"] for token in _tokens(markdown) if token.type == "link_open"]
+
+
+def test_the_first_screen_tells_what_the_page_tells_first() -> None:
+    report = image_report()
+    text = _text(first_screen(report, PAGE))
+    engine = report.plan.cell.release.engine
+    assert engine.image is not None
+    for told in (
+        f"APPROVED: {report.plan.cell.id}",
+        engine.image.reference,
+        engine.digest,
+        report.plan.cell.release.revision,
+        "NVIDIA H200",
+        words.time(report.created_at),
+        report.run_id,
+        words.tally(report.judgement),
+    ):
+        assert told in text
+    for row in words.gate_rows(report.judgement):
+        for cell in (row.gate, row.value, row.bound, row.interval, row.change):
+            assert cell in text
+
+
+def test_it_tells_what_keeps_the_cell_from_being_approved(not_approved: Report) -> None:
+    text = _text(first_screen(not_approved, PAGE))
+    assert f"Decided by {', '.join(head.deciding(not_approved))}" in text
+    for gate in not_approved.judgement.gates:
+        assert gate.verdict == "pass" or words.plain(gate.because) in text
+
+
+def test_a_waiver_is_told_with_its_owner(not_approved: Report) -> None:
+    given = Waiver(
+        gate="ttft_p99_ms",
+        gpu_type="h200",
+        variant="fp8",
+        profile="throughput",
+        owner="Grace [/ops]",
+        reason="**known**",
+        expires=not_approved.created_at.date(),
+    )
+    gates = [
+        gate.model_copy(update={"waiver": given}) if gate.gate.label == given.gate else gate
+        for gate in not_approved.judgement.gates
+    ]
+    waived = not_approved.model_copy(update={"judgement": not_approved.judgement.model_copy(update={"gates": gates})})
+    assert "by Grace [/ops], which waives no invalid evidence: **known**" in _text(first_screen(waived, PAGE))
+
+
+def test_outside_text_is_markup_neither_in_markdown_nor_in_html(not_approved: Report) -> None:
+    shown = first_screen(not_approved, PAGE)
+    assert not {token.type for token in _tokens(shown)} & {
+        "html_inline",
+        "html_block",
+        "image",
+        "code_inline",
+        "fence",
+        "em_open",
+    }
+    assert _links(shown) == ["https://store.example/reports/a%20cell/report.html"]
+    for text in HOSTILE:
+        assert text in _text(shown)
+    for sign in ("<script", "<img", "\x1b", "\u202e"):
+        assert sign not in shown
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, *ESCAPES, *LINKING])
+def test_signs_of_markdown_and_html_are_shown(text: str) -> None:
+    cell = f"| {escaped(text)} | end |"
+    tokens = _tokens(f"| a | b |\n| --- | --- |\n{cell}\n")
+    assert [token.content for token in tokens if token.type == "text"] == ["a", "b", text, "end"]
+    assert not re.search(r"https?://|www\.|@", cell)
+
+
+@given(st.text())
+def test_any_text_is_shown_as_it_is(text: str) -> None:
+    line = re.sub(r"[ \t\n]+", " ", words.plain(text)).strip(" ")
+    assert _text(f"x{escaped(text)}x") == f"x{line}x"
+
+
+@pytest.mark.parametrize(
+    "page", ["javascript:alert(1)", "data:text/html,x", "x](javascript:alert(1))", "s3://bucket/x", "file:///a b/report.html"]
+)
+def test_an_address_that_a_browser_could_run_or_would_not_follow_is_no_link(page: str) -> None:
+    shown = first_screen(approved_report(), page)
+    assert _links(shown) == []
+    assert page in _text(shown)
+
+
+def test_an_address_cannot_end_its_link() -> None:
+    (address,) = _links(first_screen(approved_report(), "https://e/x)](<y>)\n[z](javascript:alert(1))/report.html"))
+    assert str(address).startswith("https://e/x")
+
+
+def test_a_cell_has_a_key_of_its_own_that_prefect_takes() -> None:
+    cells = ["llama-3.1-8b/fp8/h200/throughput", "llama-3.1/8b-fp8/h200/throughput", "llama_3.1-8b/fp8/h200/throughput"]
+    keys = [artifact_key(cell) for cell in cells]
+    assert len(set(keys)) == len(cells)
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key) for key in keys)
+    assert artifact_key(not_approved_report().plan.cell.id) == keys[0]

@@ -1,0 +1,215 @@
+"""The report's page, and the page about an error, in a real browser with the network off."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser import HEIGHT, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, opening_ms, photograph
+from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, QUESTIONS, SCRIPT, image_report, page_link
+from tests.report.test_page import CHARTS
+from vllm_qualify.errors import HostError
+from vllm_qualify.report.failure import render_failure, run_failure
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.page import render_page
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+
+PAGES = ("approved_page", "hostile_page", "image_page", "detailed_page", "compared_page", "failure_page")
+
+
+def saved(folder: Path, page: str) -> Path:
+    file = folder / "page.html"
+    file.write_text(page, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def failure_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """With hostile words wherever an error has some."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "evidence" / "serve").mkdir(parents=True)
+    (folder / "evidence" / "serve" / f"{IMAGE.replace('/', '')}.log").write_text("x")
+    told = f"{SCRIPT}{MARKUP}{IMAGE}{CONTROL}"
+    error = HostError(f"the server ended: {told}", f"ask {told}", "serve", [*HOSTILE, told * 9], kind=told, retry=True)
+    return render_failure(run_failure(error, image_report().plan, folder, ["fit"], ["another run"]))
+
+
+@pytest.fixture(params=PAGES)
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return saved(tmp_path, request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def hostile_file(hostile_page: str, tmp_path: Path) -> Path:
+    return saved(tmp_path, hostile_page)
+
+
+@pytest.fixture
+def compared_file(compared_page: str, tmp_path: Path) -> Path:
+    return saved(tmp_path, compared_page)
+
+
+def test_it_opens_without_a_network_an_error_or_a_request(opened: Open, written: Path) -> None:
+    page, faults = opened(written, WIDE)
+    assert page.locator("h1").is_visible()
+    assert faults == []
+
+
+def test_it_never_scrolls_sideways(opened: Open, written: Path) -> None:
+    page, _ = opened(written, NARROW)
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_hostile_text_runs_no_script(opened: Open, hostile_file: Path) -> None:
+    page, faults = opened(hostile_file, WIDE)
+    assert page.locator("script, img, red, [onerror]").count() == 0
+    assert page.get_by_text(SCRIPT).count() > 0
+    assert page.get_by_text(MARKUP).count() > 0
+    assert faults == []
+
+
+def test_charts_are_seen_on_a_wide_and_a_narrow_screen(opened: Open, detailed_page: str, tmp_path: Path) -> None:
+    file = saved(tmp_path, detailed_page)
+    for width in (NARROW, WIDE):
+        page, faults = opened(file, width)
+        boxes = [chart.bounding_box() for chart in page.get_by_role("img").all()]
+        assert len(boxes) == CHARTS
+        assert all(box and box["width"] > 300 and box["height"] > 60 for box in boxes)
+        assert page.get_by_role("row", name="concurrency-32").is_visible()
+        assert page.get_by_text(SCRIPT).count() > 3
+        assert faults == []
+
+
+def test_the_policy_stops_a_script_that_escaping_would_miss(opened: Open, hostile_page: str, tmp_path: Path) -> None:
+    file = saved(tmp_path, hostile_page.replace("</main>", f"{SCRIPT}<img src=x onerror=alert(1)></main>"))
+    _, faults = opened(file, WIDE)
+    assert not [fault for fault in faults if fault.startswith("dialog")]
+    assert any("Content Security Policy" in fault for fault in faults)
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_the_failing_gate_is_on_the_first_screen(opened: Open, hostile_file: Path, width: int) -> None:
+    page, _ = opened(hostile_file, width)
+    box = page.get_by_text("exact_match (gsm8k, strict-match)").first.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < HEIGHT
+
+
+def test_the_failing_gates_row_is_above_the_fold(opened: Open, hostile_file: Path) -> None:
+    page, _ = opened(hostile_file, WIDE)
+    row = page.locator("tr", has=page.get_by_text("fail", exact=True)).first
+    box = row.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < HEIGHT
+    assert "exact_match (gsm8k, strict-match)" in row.inner_text()
+
+
+def test_stacked_tables_stay_tables(opened: Open, hostile_file: Path) -> None:
+    page, _ = opened(hostile_file, NARROW)
+    assert page.get_by_role("table", name="Each rule with its verdict").get_by_role("row").count() == 10
+    assert page.get_by_role("rowheader", name="ttft_p99_ms").first.is_visible()
+
+
+@pytest.mark.parametrize(("shown", "flips"), [("all", 6), ("lost", 3), ("gained", 3)])
+def test_flips_are_filtered_without_a_script(opened: Open, compared_file: Path, shown: str, flips: int) -> None:
+    page, faults = opened(compared_file, WIDE)
+    page.get_by_role("radio", name=shown).check()
+    assert page.locator(".flip:visible").count() == flips
+    page.get_by_text("Every question").click()
+    assert page.locator(".every tbody tr:visible").count() == (QUESTIONS if shown == "all" else flips)
+    assert faults == []
+
+
+def test_flips_are_filtered_and_opened_by_the_keyboard(opened: Open, compared_file: Path) -> None:
+    page, _ = opened(compared_file, NARROW)
+    page.get_by_role("radio", name="all").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.get_by_role("radio", name="lost").is_checked()
+    assert page.locator(".flip:visible").count() == 3
+    first = page.locator(".flip").first
+    first.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert first.get_attribute("open") is None
+
+
+def test_answers_stand_side_by_side_and_on_a_narrow_screen_below_each_other(opened: Open, compared_file: Path) -> None:
+    for width, beside in ((WIDE, True), (NARROW, False)):
+        page, _ = opened(compared_file, width)
+        boxes = [each.bounding_box() for each in page.locator(".flip").first.locator("dl > div").all()[2:]]
+        assert boxes[0]
+        assert boxes[1]
+        assert (boxes[0]["y"] == boxes[1]["y"]) is beside
+
+
+def test_the_first_key_leads_to_the_gates(opened: Open, compared_file: Path) -> None:
+    page, _ = opened(compared_file, WIDE)
+    page.keyboard.press("Tab")
+    link = page.get_by_role("link", name="Skip to the gates")
+    assert link.evaluate("each => each === document.activeElement")
+    box = link.bounding_box()
+    assert box is not None
+    assert box["y"] >= 0
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#gates")
+
+
+def test_the_verdict_and_every_gate_of_an_approved_cell_fit_the_first_screen(
+    opened: Open, approved: Report, tmp_path: Path
+) -> None:
+    file = saved(tmp_path, render_page(approved, page_link))
+    page, _ = opened(file, WIDE)
+    box = page.get_by_role("table", name="Each rule with its verdict").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= HEIGHT
+
+
+def test_what_scrolls_sideways_can_be_focused(opened: Open, compared_file: Path) -> None:
+    """A keyboard scrolls only what has the focus, or has something in it that has."""
+    for width in (NARROW, WIDE):
+        page, _ = opened(compared_file, width)
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        stuck = page.evaluate(
+            """[...document.querySelectorAll('body *')].filter(each => each.scrollWidth > each.clientWidth + 1
+            && ['auto', 'scroll'].includes(getComputedStyle(each).overflowX)
+            && each.tabIndex < 0 && !each.querySelector('a, button, input, summary')).length"""
+        )
+        assert stuck == 0
+
+
+def test_a_crowded_page_opens_in_under_two_seconds(opened: Open, crowded_page: str, tmp_path: Path) -> None:
+    file = saved(tmp_path, crowded_page)
+    best_ms = min(opening_ms(opened(file, WIDE)[0]) for _ in range(3))
+    assert best_ms < 2000
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_keeps_nobody_out(opened: Open, written: Path, scheme: Scheme) -> None:
+    """As far as axe can tell: names, roles, order, and whether the text can be read."""
+    for width in (NARROW, WIDE):
+        page, _ = opened(written, width, scheme)
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        assert barriers(page) == ""
+
+
+def test_axe_sees_what_keeps_people_out(opened: Open, hostile_page: str, tmp_path: Path) -> None:
+    """The test above could fail: the same page with a link that has no name, and pale text."""
+    broken = hostile_page.replace("</main>", '<a href="#gates"></a><p class="pale">hardly to be read</p></main>')
+    broken = broken.replace("</style>", ".pale { color: #ddd; background: #eee }</style>")
+    page, _ = opened(saved(tmp_path, broken), WIDE)
+    found = barriers(page)
+    assert "link-name" in found
+    assert "color-contrast" in found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["hostile_page", "compared_page", "failure_page"])
+def test_pictures_are_made_for_people_to_look_at(
+    opened: Open, name: str, scheme: Scheme, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    file = saved(tmp_path, request.getfixturevalue(name))
+    for width in (NARROW, WIDE):
+        page, _ = opened(file, width, scheme)
+        assert photograph(page, f"{name.removesuffix('_page')}-{width}-{scheme}").stat().st_size > 10_000

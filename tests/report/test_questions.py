@@ -1,0 +1,277 @@
+"""Questions: what lm-eval's own files say of those that flipped, whole where they may be, cut and counted where not."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.evidence.test_answers import CAPTURED, change_samples
+from tests.evidence.test_answers import PLAN as TASK
+from tests.judge.test_compare import QUESTIONS as ASKED
+from tests.judge.test_compare import ask, cell_plan, keep_baseline, loss_gate
+from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Reply, right_but
+from tests.report.builder import approved_report, compared_report
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence.answers import read, write
+from vllm_qualify.judge.compare import answers_path
+from vllm_qualify.recipe.model import Gate
+from vllm_qualify.report import questions as room
+from vllm_qualify.report.details import details_of
+from vllm_qualify.report.model import read_report
+from vllm_qualify.report.questions import MOST_CHARACTERS, NOT_BROUGHT, Excerpt, Questions, questions, way
+
+AGAINST = cell_plan([loss_gate()])
+LOST, GAINED = ASKED[3], ASKED[5]
+
+
+def compared(evidence: Path, plan: CellPlan = AGAINST) -> Questions:
+    (found,) = questions(plan, evidence)
+    return found
+
+
+def captured_plan(*gates: Gate) -> CellPlan:
+    return cell_plan(gates, accuracy=[TASK])
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    """A question that was lost and one that was gained; the words of the baseline's answers were brought."""
+    folder = tmp_path / "evidence"
+    keep_baseline(folder, right_but([GAINED]))
+    ask(folder, right_but([LOST]))
+    bring_words(folder)
+    return folder
+
+
+def bring_words(evidence: Path) -> None:
+    for step in (evidence.parent / "baseline-gsm8k").glob("r1-b*"):
+        shutil.copytree(step, evidence / "baseline" / "accuracy" / "gsm8k" / step.name)
+
+
+def change_words(evidence: Path, question: int, **changes: Any) -> None:
+    """What lm-eval wrote of a question here."""
+    for path in (evidence / "accuracy" / "gsm8k").glob("r*/samples_*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+        rows = [row | changes if row["doc_id"] == question else row for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "found"),
+    [
+        (0.0, 1.0, "lost"),
+        (1.0, 0.0, "gained"),
+        (0.5, 0.51, "lost"),
+        (1.0, 0.6, None),
+        (0.5, 0.0, None),
+        (None, 1.0, None),
+        (0.0, None, None),
+    ],
+)
+def test_which_way_a_question_flips(ours: float | None, theirs: float | None, found: str | None) -> None:
+    assert way(ours, theirs) == found
+
+
+def test_what_flipped_is_told_with_both_answers(evidence: Path) -> None:
+    found = compared(evidence)
+    assert (found.asked, found.lost, found.gained, found.notes) == (len(ASKED), 1, 1, [])
+    assert found.against == AGAINST.compared_with.run_id
+    assert [(flip.question, found.ways[flip.question]) for flip in found.flips] == [(LOST, "lost"), (GAINED, "gained")]
+    lost = found.flips[0]
+    assert lost.asked == Excerpt(text=f"the one at place {LOST}?")
+    assert lost.target == Excerpt(text=f"#### {LOST}")
+    assert lost.theirs == lost.ours == Excerpt(text="x" * 100)
+    assert found.numbers == ASKED
+    assert set(found.ours) == set(found.theirs) == {0.0, 1.0}
+
+
+def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
+    """Of lm-eval's real files, where at the baseline question 9 was right and 11 was not, once of two times."""
+    evidence, before = tmp_path / "evidence", tmp_path / "before"
+    shutil.copytree(CAPTURED, evidence / "accuracy" / "gsm8k")
+    shutil.copytree(CAPTURED, before)
+
+    def exchange(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["filter"] == STRICT:
+                row["exact_match"] = 1.0 - row["exact_match"]
+                row["resps"] = [[f"then: {row['resps'][0][0]}"]]
+
+    change_samples(before, exchange)
+    kept = evidence / "baseline" / answers_path("gsm8k")
+    kept.parent.mkdir(parents=True)
+    write(read(before, TASK), kept)
+    shutil.copytree(before / "r1-b1", kept.parent / "r1-b1")
+
+    found = compared(evidence, captured_plan(loss_gate()))
+    assert (found.lost, found.gained) == (1, 1)
+    lost, gained = found.flips
+    assert (lost.question, gained.question) == (9, 11)
+    assert lost.asked
+    assert lost.asked.text.startswith("Finn finds 27 books on Monday")
+    assert lost.target
+    assert lost.target.text.endswith("#### 49")
+    assert lost.ours
+    assert lost.ours.text.startswith(" On Tuesday Finn finds 27+14=<<27+14=41>>41 books.")
+    assert lost.theirs == Excerpt(text=f"then: {lost.ours.text}")
+    assert dict(zip(found.numbers, found.theirs, strict=True))[11] == 0.5
+
+
+def test_words_that_were_not_brought_are_missing_and_told(tmp_path: Path) -> None:
+    keep_baseline(tmp_path / "evidence", right_but([GAINED]))
+    ask(tmp_path / "evidence", right_but([LOST]))
+    found = compared(tmp_path / "evidence")
+    assert found.notes == [NOT_BROUGHT]
+    assert [flip.theirs for flip in found.flips] == [None, None]
+    assert all(flip.ours and flip.asked for flip in found.flips)
+
+
+def test_the_answer_that_is_shown_came_out_as_the_question_did(tmp_path: Path) -> None:
+    """Right once in three times is wrong: shown is a wrong one, and of the other a right one."""
+    evidence = tmp_path / "evidence"
+
+    def seldom(question: int, repetition: int) -> Reply:
+        return Reply(1.0 if repetition == 2 else 0.0, length=repetition) if question == GAINED else RIGHT
+
+    keep_baseline(evidence, seldom)
+    ask(evidence, right_but([]))
+    bring_words(evidence)
+    found = compared(evidence)
+    assert (found.lost, found.gained) == (0, 1)
+    assert found.flips[0].theirs == Excerpt(text="x")
+
+
+def test_an_unanswered_question_has_not_flipped(tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence"
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda question, _: EMPTY if question == LOST else RIGHT)
+    found = compared(evidence)
+    assert found.flipped == 0
+    assert dict(zip(found.numbers, found.ours, strict=True))[LOST] is None
+
+
+def test_without_a_baseline_the_questions_have_their_own_scores(tmp_path: Path) -> None:
+    shutil.copytree(CAPTURED, tmp_path / "accuracy" / "gsm8k")
+    gate = Gate(metric="exact_match", task="gsm8k", filter=FLEXIBLE, minimum=0.1, unit="fraction")
+    plan = captured_plan(gate).model_copy(update={"baseline": None})
+    found = compared(tmp_path, plan)
+    assert (found.filter, found.against, found.theirs, found.flips, found.notes) == (FLEXIBLE, None, [], [], [])
+    assert dict(zip(found.numbers, found.ours, strict=True)) == {
+        number: float(number in (0, 10, 11)) for number in (0, 1, 3, 7, 8, 9, 10, 11)
+    }
+    assert set(found.ways.values()) == {None}
+
+
+def test_a_baseline_that_cannot_be_read_is_told_and_the_own_scores_stay(evidence: Path) -> None:
+    (evidence / "baseline" / answers_path("gsm8k")).write_text("{")
+    found = compared(evidence)
+    assert (found.theirs, found.flips, found.asked) == ([], [], len(ASKED))
+    assert found.notes[0].startswith("the baseline's answers cannot be read: ")
+
+
+def test_answers_that_cannot_be_read_leave_nothing(evidence: Path, tmp_path: Path) -> None:
+    assert questions(AGAINST, tmp_path / "elsewhere") == []
+    for path in (evidence / "accuracy" / "gsm8k").glob("r1-b1/samples_*"):
+        path.write_text("{")
+    assert questions(AGAINST, evidence) == []
+    assert details_of(AGAINST, evidence).questions == []
+
+
+def test_long_words_are_cut_and_it_is_told_how_much(evidence: Path) -> None:
+    change_words(evidence, LOST, resps=[["é" * (MOST_CHARACTERS + 7)]], target="t" * 5000)
+    lost = compared(evidence).flips[0]
+    assert lost.ours == Excerpt(text="é" * MOST_CHARACTERS, cut=7)
+    assert lost.target == Excerpt(text="t" * MOST_CHARACTERS, cut=3000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"doc": {"text": "no question"}, "arguments": {"gen_args_0": {"arg_0": "e" * 9000 + "the end"}}}, "the end"),
+        ({"doc": "text", "arguments": {"gen_args_0": {"arg_0": [{"role": "user", "content": "hé"}]}}}, '"content": "hé"}]'),
+    ],
+)
+def test_a_task_without_a_question_of_its_own_shows_its_prompts_end(
+    evidence: Path, changes: dict[str, Any], shown: str
+) -> None:
+    change_words(evidence, LOST, **changes)
+    asked = compared(evidence).flips[0].asked
+    assert asked
+    assert asked.text.endswith(shown)
+    assert len(asked.text) <= MOST_CHARACTERS
+
+
+def test_where_likelihoods_are_compared_the_choice_is_shown(evidence: Path) -> None:
+    path = next((evidence / "baseline" / "accuracy" / "gsm8k").glob("r1-b1/samples_*.jsonl"))
+    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+    chosen = {"resps": [[[-1.5, True]], [[-2.5, False]]], "filtered_resps": [[-1.5, True], [-2.5, False]]}
+    path.write_text("".join(json.dumps(row | chosen) + "\n" for row in rows))
+    assert compared(evidence).flips[0].theirs == Excerpt(text="[[-1.5, true], [-2.5, false]]")
+
+
+def test_half_a_character_and_odd_line_ends_survive_the_report(evidence: Path) -> None:
+    change_words(evidence, LOST, resps=[["a\u2028b\ud800c\x1b"]])
+    found = compared(evidence)
+    assert found.flips[0].ours == Excerpt(text="a\u2028b\\ud800c\x1b")
+    report = approved_report()
+    told = report.model_copy(update={"details": report.details.model_copy(update={"questions": [found]})})
+    assert read_report(told.model_dump_json(), "here") == told
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "kept"),
+    [("MOST_FLIPS", 3, 3), ("MOST_BYTES", 1000, 4), ("MOST_BYTES", 1, 0)],
+)
+def test_what_is_too_much_is_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, kept: int
+) -> None:
+    evidence = tmp_path / "evidence"
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but(ASKED[:10]))
+    bring_words(evidence)
+    monkeypatch.setattr(room, limit, most)
+    found = compared(evidence)
+    assert (found.lost, len(found.flips)) == (10, kept)
+    assert [flip.question for flip in found.flips] == ASKED[:kept]
+
+
+def test_of_too_many_questions_those_that_flipped_stay(evidence: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_QUESTIONS", 4)
+    found = compared(evidence)
+    assert (len(found.numbers), found.asked) == (4, len(ASKED))
+    assert {LOST, GAINED} < set(found.numbers)
+
+
+def test_each_filter_that_a_gate_is_on_has_its_own(tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence"
+
+    def answering(question: int, _: int) -> Reply:
+        return Reply(0.0, flexible=1.0) if question == LOST else RIGHT
+
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, answering)
+    strict, flexible = questions(cell_plan([loss_gate(), loss_gate(name_filter=FLEXIBLE)]), evidence)
+    assert (strict.filter, strict.lost) == (STRICT, 1)
+    assert (flexible.filter, flexible.lost) == (FLEXIBLE, 0)
+
+
+def test_scores_that_are_not_beside_their_questions_are_refused() -> None:
+    (found,) = compared_report().details.questions
+    whole = found.model_dump()
+    for broken in ({"ours": found.ours[1:]}, {"theirs": found.theirs[1:]}):
+        with pytest.raises(ValidationError, match="each question has a score"):
+            Questions.model_validate(whole | broken)
+    stray = whole["flips"][0] | {"question": 99999}
+    with pytest.raises(ValidationError, match="not among the questions"):
+        Questions.model_validate(whole | {"flips": [stray]})
+
+
+def test_all_of_a_task_may_flip(tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence"
+    keep_baseline(evidence, lambda *_: WRONG)
+    ask(evidence, right_but([]))
+    found = compared(evidence)
+    assert (found.lost, found.gained, len(found.flips)) == (0, len(ASKED), len(ASKED))

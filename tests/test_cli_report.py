@@ -1,0 +1,154 @@
+"""The commands that look at reports: what they show, what they compare, and nothing else on their output."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.approval.builder import RUN, publish_report
+from tests.report.builder import approved_report, image_report, not_approved_report
+from vllm_qualify import cli
+from vllm_qualify.errors import ReleaseError
+from vllm_qualify.publish.store import open_store
+from vllm_qualify.qualification import Run, keeping_evidence
+from vllm_qualify.report.diff import ReportDiff
+from vllm_qualify.report.model import Report
+
+Command = Callable[..., tuple[int, str, str]]
+OLDER, NEWER, FAILED = "20260314T000000Z-000001", "20260315T000000Z-000002", "20260316T000000Z-000003"
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line; its exit code, output and errors."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def called(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["vllm-qualify", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, " ".join(told.err.split())
+
+    return called
+
+
+def _run(home: Path, run_id: str, report: Report) -> Run:
+    run = Run(folder=home / "runs" / run_id)
+    run.folder.mkdir(parents=True)
+    plan = report.plan.model_copy(update={"run_id": run_id})
+    (run.folder / "plan.json").write_text(plan.model_dump_json())
+    return run
+
+
+def _reported(home: Path, run_id: str, report: Report) -> Path:
+    run = _run(home, run_id, report)
+    run.save_report(report.model_copy(update={"run_id": run_id}))
+    return run.folder
+
+
+@pytest.fixture
+def older(home: Path) -> Path:
+    return _reported(home, OLDER, approved_report())
+
+
+@pytest.fixture
+def newer(home: Path) -> Path:
+    return _reported(home, NEWER, not_approved_report())
+
+
+@pytest.mark.usefixtures("older")
+def test_the_latest_report_is_shown_with_its_first_screen(command: Command, newer: Path) -> None:
+    code, out, err = command("report", "show")
+    assert (code, err) == (0, "")
+    assert out.startswith("NOT APPROVED  llama-3.1-8b/fp8/h200/throughput\n")
+    for told in (
+        "Engine: vLLM 0.32.0",
+        "Hardware: h200: NVIDIA H200",
+        "Judged: ",
+        f"Run: {NEWER}",
+        f"Page: {newer}/report.html",
+    ):
+        assert told in out
+
+
+def test_an_images_tag_digest_and_the_revision_are_shown(command: Command, home: Path) -> None:
+    report = image_report()
+    _reported(home, OLDER, report)
+    _, out, _ = command("report", "show", OLDER)
+    release = report.plan.cell.release
+    assert release.engine.image is not None
+    for told in (release.engine.image.reference, release.engine.digest, release.revision):
+        assert told in "".join(out.split())
+
+
+@pytest.mark.parametrize("named", ["id", "folder", "file", "elsewhere"])
+def test_the_json_is_the_reports_own_and_nothing_else(command: Command, older: Path, tmp_path: Path, named: str) -> None:
+    body = (older / "report.json").read_text()
+    elsewhere = tmp_path / "copied"
+    elsewhere.mkdir()
+    (elsewhere / "report.json").write_text(body)
+    name = {"id": OLDER, "folder": str(older), "file": str(older / "report.json"), "elsewhere": str(elsewhere)}[named]
+    code, out, err = command("report", "show", name, "--json")
+    assert (code, out, err) == (0, f"{body}\n", "")
+    assert Report.model_validate_json(out).run_id == OLDER
+
+
+@pytest.mark.usefixtures("newer")
+def test_two_reports_are_compared(command: Command, older: Path) -> None:
+    code, out, err = command("report", "diff", str(older), NEWER)
+    assert (code, err) == (0, "")
+    assert out.startswith("A: APPROVED  llama-3.1-8b/fp8/h200/throughput")
+    assert "exact_match (gsm8k, strict-match): pass → fail" in out
+    code, out, err = command("report", "diff", OLDER, NEWER, "--json")
+    assert (code, err) == (0, "")
+    found = ReportDiff.model_validate_json(out)
+    assert (found.a.run_id, found.b.run_id) == (OLDER, NEWER)
+    assert json.loads(out)["diff_version"] == 1
+
+
+@pytest.mark.usefixtures("older")
+def test_a_report_is_found_in_a_store(command: Command, tmp_path: Path) -> None:
+    store = open_store((tmp_path / "store").as_uri())
+    published = publish_report(store, tmp_path / "runs")
+    assert command("report", "diff", OLDER, RUN)[0] == 2
+    code, out, _ = command("report", "diff", OLDER, RUN, "--store", store.url)
+    assert (code, f"run {RUN}" in out) == (0, True)
+    code, _, err = command("report", "diff", OLDER, "no-such-run", "--store", store.url)
+    assert (code, f"neither this machine nor {store.url} has a report 'no-such-run'" in err) == (2, True)
+    Path(store.locate(published.report_object.key)).write_text("{}")
+    code, _, err = command("report", "diff", OLDER, RUN, "--store", store.url)
+    assert (code, "do not trust this run" in err) == (3, True)
+
+
+@pytest.mark.usefixtures("older")
+@pytest.mark.parametrize("arguments", [(), (OLDER,), (OLDER, "no-such-run"), ("missing.json", OLDER)])
+def test_a_callers_mistake_ends_with_2(command: Command, arguments: tuple[str, ...]) -> None:
+    code, out, err = command("report", "diff", *arguments)
+    assert (code, out, bool(err)) == (2, "", True)
+
+
+def test_a_run_that_ended_by_an_error_names_its_page(command: Command, home: Path) -> None:
+    run = _run(home, FAILED, approved_report())
+    with pytest.raises(ReleaseError), keeping_evidence([run]):
+        raise ReleaseError("it died", "see the log", "serve")
+    code, out, err = command("report", "show", FAILED)
+    assert (code, out) == (2, "")
+    assert f"run {FAILED} ended by an error and has no report" in err
+    assert f"{run.folder}/failure.html" in err
+
+
+def test_the_commands_error_names_the_page(command: Command, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _run(home, FAILED, approved_report())
+
+    def end(*_: object) -> None:
+        with keeping_evidence([run]):
+            raise ReleaseError("it died", "see the log", "serve", ["bang"], kind="crashed")
+
+    monkeypatch.setattr(cli, "app", end)
+    code, _, err = command("run", "reference")
+    assert code == 3
+    assert "error (the release's owner must act): serve: it died remedy: see the log class: crashed" in err
+    assert f"page about it: {run.folder}/failure.html" in err

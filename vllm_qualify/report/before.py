@@ -1,0 +1,101 @@
+"""The approved run that a cell is compared with: what of it stands beside the cell's own."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.evidence import load
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence
+from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.sweep import CurvePoint
+from vllm_qualify.judge.compare import BASELINE
+from vllm_qualify.recipe import drift
+from vllm_qualify.recipe.drift import Finding
+from vllm_qualify.recipe.model import VLLM, Frozen
+from vllm_qualify.recipe.tables import table_of
+
+Measured = Literal["then", "in turns"]
+
+
+class Before(Frozen):
+    """How the baseline was served, and what was measured of it. Its load may have been measured again, in turns with ours."""
+
+    run_id: str
+    judged_at: datetime
+    server: ServerPlan
+    measurements: list[Measurement] = []
+    load_measured: Measured = "then"
+    curve: list[CurvePoint] = []
+
+
+class Drift(Frozen):
+    """What the table of a version of vLLM says of the options and names that were served with.
+
+    `since` is the baseline's version where that is another one: what the recipe leaves alone may mean something else since.
+    """
+
+    version: str
+    since: str | None = None
+    findings: list[Finding] = []
+
+
+class _Sweep(BaseModel):
+    curve: list[CurvePoint] = []
+
+
+class _Details(BaseModel):
+    sweep: _Sweep | None = None
+
+
+class _Report(BaseModel):
+    """What is read of the baseline's report."""
+
+    run_id: str
+    created_at: datetime
+    plan: CellPlan
+    stages: list[StageEvidence]
+    details: _Details = _Details()
+
+
+def before(plan: CellPlan, evidence: Path) -> Before | None:
+    """By the report that was brought; None without a baseline. Raises one of UNUSABLE if it cannot be read."""
+    if plan.baseline is None:
+        return None
+    told = _Report.model_validate_json((evidence / BASELINE / "report.json").read_bytes())
+    if told.run_id != plan.baseline.run_id:
+        raise ValueError(f"the report is of run {told.run_id}")
+    beside = _beside(plan, evidence)
+    others = [row for stage in told.stages for row in stage.measurements if not (beside and stage.stage == load.STAGE)]
+    return Before(
+        run_id=told.run_id,
+        judged_at=told.created_at,
+        server=told.plan.server,
+        measurements=[row.model_copy(update={"traced_to": []}) for row in [*others, *beside]],
+        load_measured="in turns" if beside else "then",
+        curve=told.details.sweep.curve if told.details.sweep else [],
+    )
+
+
+def _beside(plan: CellPlan, evidence: Path) -> Sequence[Measurement]:
+    if plan.beside is None:
+        return []
+    server = plan.beside
+    return load.parse(evidence / load.STAGE / load.BESIDE, plan.load, levels_of(plan.judged), server.kind, server.arguments)
+
+
+def drifted(plan: CellPlan) -> Drift | None:
+    """By the catalog's tables alone; None for another engine than vLLM. Raises CallerError where it has none of a version."""
+    if plan.server.kind != VLLM:
+        return None
+    engine, server = plan.cell.release.engine, plan.server
+    then = plan.baseline.cell.release.engine if plan.baseline else engine
+    since = then.version if then.kind == VLLM and then.version != engine.version else None
+    now = table_of(engine.version)
+    changed = drift.changed_defaults(server.arguments, table_of(since), now) if since else []
+    findings = [*drift.check(server.arguments, server.environment, now), *changed]
+    return Drift(version=now.version, since=since, findings=findings)

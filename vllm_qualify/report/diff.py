@@ -1,0 +1,358 @@
+"""Two reports side by side: what went into them, and what came out. Pure; `terminal.show_diff` prints it.
+
+What was measured in another way is not said to be better or worse: only like is compared with like.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.evidence.measurement import Interval, Measurement
+from vllm_qualify.judge.compare import SAME_QUESTIONS
+from vllm_qualify.judge.verdict import Verdict, bounds_of
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SLO_COST, STAGES, Direction, Stage
+from vllm_qualify.recipe.model import Frozen, Load
+from vllm_qualify.report import words
+from vllm_qualify.report.model import Report
+
+Kind = Literal["added", "removed", "changed"]
+Told = Literal["better", "worse", "equal", "not told"]
+CHOSEN_AT_START = ("host", "port")
+# Everything in them is a time or a rate, of a machine and by a client.
+TIMED: tuple[Stage, ...] = ("serve", "load", "speculation", "sweep")
+BY_CLIENT: tuple[Stage, ...] = ("load", "speculation", "sweep")
+# What its answers depend on; where its files lie tells whether they are the same ones as far as a report can.
+QUESTIONS = {*SAME_QUESTIONS, "questions", "task_folder"}
+# How long and how often a load is measured, where its prompts lie, and what is counted of it; the rest is what is asked.
+NOT_OF_THE_REQUESTS = {"repeats", "most_repeats", "min_duration_s", "time_limit_s", "prompts", "slo"}
+NO_NOISE_KNOWN = "measured once: nobody knows the noise"
+WITHIN_NOISE = "the intervals overlap: noise alone can be the reason"
+
+
+class Side(Frozen):
+    """Which report it is."""
+
+    run_id: str
+    cell: str
+    outcome: str
+    created_at: datetime
+
+
+class Change(Frozen):
+    """One setting that differs: `added` is in B only, `removed` in A only. A missing one is null."""
+
+    what: str
+    kind: Kind
+    a: JsonValue = None
+    b: JsonValue = None
+
+
+class Unlike(Frozen):
+    """Why measurements cannot be compared: all of these stages; of one lm-eval task, or one metric, where that is named."""
+
+    stages: list[Stage]
+    task: str | None = None
+    metric: str | None = None
+    because: str
+
+    def covers(self, stage: Stage, found: Measurement) -> bool:
+        return stage in self.stages and self.task in (None, found.task) and self.metric in (None, found.metric)
+
+
+class Moved(Frozen):
+    """One measurement that both reports have.
+
+    `difference` is B less A, and `ratio` B over A; null where a value is missing, and there is no ratio of shares and of zero.
+    `told` is B beside A, in the metric's direction. `because` says why it is not told, or why it is not sure.
+    """
+
+    stage: Stage
+    label: str
+    unit: str
+    a: Measurement
+    b: Measurement
+    difference: float | None = None
+    ratio: float | None = None
+    told: Told
+    because: str = ""
+
+    @property
+    def is_sure(self) -> bool:
+        return self.told != "not told" and not self.because
+
+
+class VerdictChange(Frozen):
+    """A gate of both reports with another verdict, or with another that counts because of a waiver."""
+
+    gate: str
+    a: Verdict
+    b: Verdict
+    a_counts_as: Verdict
+    b_counts_as: Verdict
+    because: str
+
+
+class ReportDiff(Frozen):
+    """What differs between the reports A and B, and what both measured. `alone_a` and `alone_b` only one of them has."""
+
+    diff_version: Literal[1] = 1
+    a: Side
+    b: Side
+    unlike: list[Unlike]
+    release: list[Change]
+    machine: list[Change]
+    server: list[Change]
+    environment: list[Change]
+    workload: list[Change]
+    gates: list[Change]
+    tools: list[Change]
+    verdicts: list[VerdictChange]
+    measurements: list[Moved]
+    alone_a: list[str]
+    alone_b: list[str]
+
+
+def diff(a: Report, b: Report) -> ReportDiff:
+    """Of any two cells."""
+    ours, theirs = _measurements(a), _measurements(b)
+    unlike = [*_unlike(a.plan, b.plan), *_unlike_tools(a, b)]
+    return ReportDiff(
+        a=_side(a),
+        b=_side(b),
+        unlike=unlike,
+        release=changes(_release(a), _release(b)),
+        machine=changes(_machine(a), _machine(b)),
+        server=changes(effective_server(a.plan), effective_server(b.plan)),
+        environment=changes(a.plan.server.environment, b.plan.server.environment),
+        workload=changes(_workload(a.plan), _workload(b.plan)),
+        gates=changes(_gates(a.plan), _gates(b.plan)),
+        tools=changes(_tools(a), _tools(b)),
+        verdicts=_verdicts(a, b),
+        measurements=[_moved(*key, ours[key], theirs[key], unlike) for key in ours if key in theirs],
+        alone_a=[label for stage, label in ours if (stage, label) not in theirs],
+        alone_b=[label for stage, label in theirs if (stage, label) not in ours],
+    )
+
+
+def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    """The settings that differ; those of a mapping in a mapping one by one, as `outer.inner`."""
+    old, new = dict(_flat(a)), dict(_flat(b))
+    return [_change(what, old.get(what), new.get(what)) for what in {**old, **new} if old.get(what) != new.get(what)]
+
+
+def options(server: ServerPlan) -> dict[str, JsonValue]:
+    """What the server is told, beside its host and port, which are chosen at each start."""
+    return {name: setting for name, setting in server.config(port=0).items() if name not in CHOSEN_AT_START}
+
+
+def effective_server(plan: CellPlan) -> dict[str, Any]:
+    """What the server is told, and what it runs on."""
+    server = plan.server
+    about = {"GPUs": len(server.gpus), "memory_limit_gib": server.memory_limit_gib, "draft_digest": server.draft_digest}
+    return {**options(server), **about, "startup_timeout_s": server.startup_timeout_s}
+
+
+def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for name, setting in found.items():
+        if isinstance(setting, dict) and setting:
+            yield from _flat(setting, f"{prefix}{name}.")
+        elif setting is not None and setting != {}:
+            yield f"{prefix}{name}", setting
+
+
+def _change(what: str, a: JsonValue, b: JsonValue) -> Change:
+    kind: Kind = "added" if a is None else "removed" if b is None else "changed"
+    return Change(what=what, kind=kind, a=a, b=b)
+
+
+def _side(report: Report) -> Side:
+    return Side(run_id=report.run_id, cell=report.plan.cell.id, outcome=report.outcome, created_at=report.created_at)
+
+
+def _release(report: Report) -> dict[str, Any]:
+    cell, client = report.plan.cell, report.plan.client_image
+    engine = cell.release.engine
+    image = engine.image.model_dump(include={"reference", "platform", "image_id", "created"}) if engine.image else None
+    return {
+        "recipe": cell.recipe,
+        "variant": cell.variant,
+        "profile": cell.profile,
+        "model": cell.release.model,
+        "revision": cell.release.revision,
+        "engine": engine.model_dump(include={"kind", "launcher", "version", "digest"}),
+        "image": image,
+        "client image": client.pinned if client else None,
+    }
+
+
+def _machine(report: Report) -> dict[str, Any]:
+    """As it was found; which of its devices are used is no part of what is compared."""
+    return report.plan.fingerprint.model_dump(exclude={"devices"})
+
+
+def _workload(plan: CellPlan) -> dict[str, Any]:
+    return {
+        "smoke": _dumped(plan.smoke) | {"golden": plan.smoke_golden},
+        "accuracy": {task.name: task.settings.model_dump(mode="json", exclude={"task"}) for task in plan.accuracy},
+        "load": _dumped(plan.load),
+        "sweep": _dumped(plan.sweep),
+        "fit": _dumped(plan.fit),
+        "price_usd_gpu_hour": plan.price_usd_gpu_hour,
+    }
+
+
+def _gates(plan: CellPlan) -> dict[str, Any]:
+    bounds = {gate.label: words.bound(gate) for gate in plan.gates}
+    waivers = {f"waiver of {given.gate}": f"until {given.expires} by {given.owner}: {given.reason}" for given in plan.waivers}
+    return {**bounds, **waivers, "baseline": plan.baseline.run_id if plan.baseline else None}
+
+
+def _tools(report: Report) -> dict[str, Any]:
+    engine = report.plan.cell.release.engine
+    maker, _, version = report.made_by.rpartition(" ")
+    judged_by = report.judgement.suite.get("meta")
+    by_stage = {name: number for stage in report.stages for name, number in stage.tools.items()}
+    return {
+        maker: version,
+        "engine": {"python": engine.python, **engine.packages},
+        **by_stage,
+        "great_expectations": judged_by.get("great_expectations_version") if isinstance(judged_by, dict) else None,
+    }
+
+
+def _verdicts(a: Report, b: Report) -> list[VerdictChange]:
+    before = {found.gate.label: found for found in a.judgement.gates}
+    both = [(before[found.gate.label], found) for found in b.judgement.gates if found.gate.label in before]
+    return [
+        VerdictChange(
+            gate=new.gate.label,
+            a=old.verdict,
+            b=new.verdict,
+            a_counts_as=old.counts_as,
+            b_counts_as=new.counts_as,
+            because=new.because,
+        )
+        for old, new in both
+        if (old.verdict, old.counts_as) != (new.verdict, new.counts_as)
+    ]
+
+
+def _measurements(report: Report) -> dict[tuple[Stage, str], Measurement]:
+    """By stage and label, in the stages' order; those against the baseline with the stage of what they compare."""
+    own = {(stage.stage, found.label): found for stage in report.stages for found in stage.measurements}
+    others = [*report.judgement.comparisons, *report.details.speedups]
+    found = own | {(_stage_of(each), each.label): each for each in others}
+    return dict(sorted(found.items(), key=lambda entry: STAGES.index(entry[0][0])))
+
+
+def _stage_of(found: Measurement) -> Stage:
+    return METRICS[found.metric].stage
+
+
+def _moved(stage: Stage, label: str, a: Measurement, b: Measurement, unlike: Sequence[Unlike]) -> Moved:
+    told, because = _told(a, b, _why_unlike(stage, a, b, unlike))
+    difference, ratio = _change_in_numbers(a, b)
+    return Moved(
+        stage=stage, label=label, unit=b.unit, a=a, b=b, difference=difference, ratio=ratio, told=told, because=because
+    )
+
+
+def _change_in_numbers(a: Measurement, b: Measurement) -> tuple[float | None, float | None]:
+    """Difference and ratio, as far as there are any."""
+    if a.value is None or b.value is None or a.unit != b.unit:
+        return None, None
+    has_ratio = a.value != 0 and a.unit not in (*words.SHARES, "bool")
+    return b.value - a.value, b.value / a.value if has_ratio else None
+
+
+def _why_unlike(stage: Stage, a: Measurement, b: Measurement, unlike: Sequence[Unlike]) -> str:
+    """Empty if they may be compared."""
+    if a.against != b.against:
+        return f"A is against run {a.against}, B against run {b.against}"
+    if a.unit != b.unit:
+        return f"A is in {a.unit or 'no unit'}, B in {b.unit or 'no unit'}"
+    return "; ".join(found.because for found in unlike if found.covers(stage, a))
+
+
+def _told(a: Measurement, b: Measurement, unlike: str) -> tuple[Told, str]:
+    invalid = [f"{side} is invalid: {found.invalid_because}" for side, found in (("A", a), ("B", b)) if found.invalid_because]
+    if a.value is None or b.value is None or unlike:
+        return "not told", "; ".join(invalid) or unlike
+    direction = _direction(b)
+    if direction is None:
+        return "not told", f"nobody knows which way is better for {b.metric}"
+    if a.value == b.value:
+        return "equal", ""
+    return ("better" if (b.value > a.value) == (direction == "higher") else "worse"), _noise(bounds_of(a), bounds_of(b))
+
+
+def _direction(found: Measurement) -> Direction | None:
+    """Against a baseline the value is what was lost, or how much worse it is."""
+    if found.against is not None:
+        return "lower"
+    return METRICS[found.metric].direction if found.metric in METRICS else None
+
+
+def _noise(a: Interval | None, b: Interval | None) -> str:
+    """Why a difference is not sure; empty if it is."""
+    if a is None or b is None:
+        return NO_NOISE_KNOWN
+    return WITHIN_NOISE if a.lower <= b.upper and b.lower <= a.upper else ""
+
+
+def _unlike(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
+    if a.fingerprint.id != b.fingerprint.id:
+        yield Unlike(stages=list(TIMED), because=f"A was measured on {a.fingerprint.id}, B on {b.fingerprint.id}")
+    if a.client_version != b.client_version:
+        because = f"A's load client was vLLM {a.client_version}, B's {b.client_version}"
+        yield Unlike(stages=list(BY_CLIENT), because=because)
+    if other := changes(_requests(a.load), _requests(b.load)):
+        yield Unlike(stages=list(BY_CLIENT), because=f"the load was another one: {_in_words(other)}")
+    if a.load.slo != b.load.slo:
+        because = f"another SLO was to be met: {_in_words(changes(_dumped(a.load.slo), _dumped(b.load.slo)))}"
+        yield Unlike(stages=["load"], metric=GOODPUT, because=because)
+    if a.sweep and b.sweep and a.sweep.slo != b.sweep.slo:
+        because = f"the sweep's SLO was another one: {_in_words(changes(a.sweep.slo, b.sweep.slo))}"
+        yield Unlike(stages=["sweep"], because=because)
+    if a.sweep and b.sweep and a.price_usd_gpu_hour != b.price_usd_gpu_hour:
+        prices = f"{_or_none(a.price_usd_gpu_hour)} and {_or_none(b.price_usd_gpu_hour)}"
+        yield Unlike(stages=["sweep"], metric=SLO_COST, because=f"a GPU's price an hour was {prices}")
+    yield from _unlike_tasks(a, b)
+
+
+def _unlike_tasks(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
+    before = {task.name: task.settings for task in a.accuracy}
+    for task in b.accuracy:
+        if task.name not in before:
+            continue
+        old, new = (settings.model_dump(mode="json", include=QUESTIONS) for settings in (before[task.name], task.settings))
+        if other := changes(old, new):
+            because = f"{task.name} was asked in another way: {_in_words(other)}"
+            yield Unlike(stages=["accuracy"], task=task.name, because=because)
+
+
+def _unlike_tools(a: Report, b: Report) -> Iterator[Unlike]:
+    """The same task of another version of lm-eval can have other prompts, which a report does not hold."""
+    old, new = (next((stage.tools for stage in report.stages if stage.stage == "accuracy"), None) for report in (a, b))
+    if old is not None and new is not None and (other := changes(old, new)):
+        yield Unlike(stages=["accuracy"], because=f"the questions were asked by other tools: {_in_words(other)}")
+
+
+def _requests(load: Load) -> dict[str, Any]:
+    return load.model_dump(mode="json", exclude=NOT_OF_THE_REQUESTS)
+
+
+def _dumped(settings: Frozen | None) -> dict[str, Any]:
+    return settings.model_dump(mode="json") if settings else {}
+
+
+def _in_words(found: Sequence[Change]) -> str:
+    return ", ".join(f"{each.what} {_or_none(each.a)} and {_or_none(each.b)}" for each in found)
+
+
+def _or_none(setting: JsonValue) -> str:
+    return "none" if setting is None else str(setting)

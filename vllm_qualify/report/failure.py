@@ -1,0 +1,135 @@
+"""How a run ended by an error, as JSON and as a page for people: whose turn it is, what to do, and what the log said."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.plan import Cell, CellPlan
+from vllm_qualify.errors import QualifyError
+from vllm_qualify.recipe.metrics import STAGES, Stage
+from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.report import words
+from vllm_qualify.report.rerun import rerun
+from vllm_qualify.secrets import redact
+
+STEPS = ("check", *STAGES, "judge", "publish")
+MOST_LINES, LONGEST_LINE, LONGEST_TEXT, MOST_FILES = 40, 1000, 4000, 200
+CUT = " …"
+
+
+class RawFile(Frozen):
+    """A file of the run, `path` relative to the run's folder."""
+
+    path: str
+    size: int
+
+
+class RunFailure(Frozen):
+    """Why a run has no report.
+
+    `stage` is null where the error does not tell it, and so are `kind` and with it `retry`: whether the same thing, tried
+    again, may well succeed. `lines` are those of the log that tell it; `lines_left_out` and `files_left_out` are counts.
+    `rerun` is the command for this cell alone. `ended_with` are other runs of the same server that have no report either.
+    """
+
+    failure_version: Literal[1] = 1
+    made_by: str
+    ended_at: datetime
+    run_id: str
+    cell: Cell
+    fingerprint: Fingerprint
+    stage: str | None
+    place: str
+    kind: str | None
+    whose_turn: str
+    problem: str
+    remedy: str
+    retry: bool | None
+    lines: list[str]
+    lines_left_out: int
+    finished: list[Stage]
+    ended_with: list[str]
+    files: list[RawFile]
+    files_left_out: int
+    rerun: list[str]
+
+
+def run_failure(
+    error: QualifyError, plan: CellPlan, folder: Path, finished: Sequence[Stage] = (), ended_with: Sequence[str] = ()
+) -> RunFailure:
+    """What `error` tells of the run in `folder`, without secrets. Raises OSError if its files cannot be listed."""
+    lines = [line for told in error.log_tail for line in told.splitlines()]
+    paths = sorted(path for path in (folder / "plan.json", *(folder / "evidence").rglob("*")) if path.is_file())
+    return RunFailure(
+        made_by=f"vllm-qualify {metadata.version('vllm-qualify')}",
+        ended_at=datetime.now(UTC),
+        run_id=plan.run_id,
+        cell=plan.cell,
+        fingerprint=plan.fingerprint,
+        stage=_stage(error.place),
+        place=_short(error.place, LONGEST_LINE),
+        kind=error.kind or None,
+        whose_turn=error.who_acts,
+        problem=_short(error.problem, LONGEST_TEXT),
+        remedy=_short(error.remedy, LONGEST_TEXT),
+        retry=error.retry if error.kind else None,
+        lines=[_short(line, LONGEST_LINE) for line in lines[:MOST_LINES]],
+        lines_left_out=max(0, len(lines) - MOST_LINES),
+        finished=list(finished),
+        ended_with=list(ended_with),
+        files=[_raw(path, folder) for path in paths[:MOST_FILES]],
+        files_left_out=max(0, len(paths) - MOST_FILES),
+        rerun=rerun(plan, anew=False),
+    )
+
+
+def render_failure(failure: RunFailure) -> str:
+    """The page of `failure`, to lie in the run's folder.
+
+    Everything from outside is escaped, and the page's own policy forbids scripts and every request.
+    """
+    return _template().render(failure=failure, cell=failure.cell, release=failure.cell.release)
+
+
+def _stage(place: str) -> str | None:
+    """`serve`, `accuracy.gsm8k`, `fit/try-1`: the stage stands first. A path or an address has none."""
+    first = re.split(r"[./]", place, maxsplit=1)[0]
+    return first if first in STEPS else None
+
+
+def _short(text: str, most: int) -> str:
+    shown = redact(text)
+    return shown if len(shown) <= most else f"{shown[:most]}{CUT}"
+
+
+def _raw(path: Path, folder: Path) -> RawFile:
+    return RawFile(path=path.relative_to(folder).as_posix(), size=path.stat().st_size)
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("vllm_qualify.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"time": words.time, "size": words.size, "command": shlex.join, "address": quote}
+    environment.globals |= {"hardware": words.hardware, "engine": words.engine}
+    return environment.get_template("failure.html.jinja")
+
+
+def _finalize(found: object) -> object:
+    """Control and direction characters from outside are shown, not obeyed."""
+    return words.plain(found) if type(found) is str else found

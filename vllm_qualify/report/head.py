@@ -1,0 +1,47 @@
+"""A report's first screen in words: what the terminal and Prefect's UI show of it."""
+
+from collections.abc import Iterator, Sequence
+
+from vllm_qualify.report import words
+from vllm_qualify.report.changes import changes
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.words import GateRow
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """What was qualified on what, when, where, and beside what, each with its name."""
+    plan, release, changed = report.plan, report.plan.cell.release, changes(report)
+    told = [
+        ("Engine", f"{words.engine(release.engine)} ({release.engine.digest})"),
+        ("Model", f"{release.model} at {release.revision}"),
+        ("Hardware", f"{plan.fingerprint.gpu_type}: {words.hardware(plan.fingerprint)}"),
+        ("Judged", f"{words.time(report.created_at)}{_where(report)} by {report.made_by}"),
+        ("Run", f"{report.run_id}{_origin(report)}"),
+        ("Baseline", words.compared(plan)),
+        ("Since then", changed.brief if changed else ""),
+    ]
+    return [(name, text) for name, text in told if text]
+
+
+def _where(report: Report) -> str:
+    return f" on {report.judged_on}" if report.judged_on else ""
+
+
+def _origin(report: Report) -> str:
+    return f", judged again from run {report.rejudged_from}" if report.rejudged_from else ""
+
+
+def deciding(report: Report) -> list[str]:
+    """The gates that keep the cell from being approved."""
+    judgement = report.judgement
+    return [] if report.approved else [gate.gate.label for gate in judgement.gates if gate.counts_as == judgement.verdict]
+
+
+def reasons(rows: Sequence[GateRow]) -> Iterator[tuple[str, GateRow]]:
+    """Gates that did not pass or have a waiver; those that share verdict, reason and waiver are told once, together."""
+    groups: dict[tuple[str, str, str], list[GateRow]] = {}
+    for row in rows:
+        if row.verdict != "pass" or row.waiver:
+            groups.setdefault((row.verdict, row.because, row.waiver), []).append(row)
+    for group in groups.values():
+        yield ", ".join(row.gate for row in group), group[0]

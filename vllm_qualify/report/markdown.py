@@ -1,0 +1,72 @@
+"""A report's first screen as Markdown, for Prefect's UI."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from urllib.parse import quote, urlsplit
+
+from vllm_qualify.report import head, words
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.words import GateRow
+
+# No browser follows another one from a page of Prefect's.
+LINKABLE = ("http", "https")
+GATES = ("verdict", "gate", "value", "bound", "interval", "smallest visible change")
+# The signs of Markdown and of HTML, and what renderers make links of unasked.
+_MARKUP = re.compile(r"""[!"#$&'()*+:<=>@\[\\\]^_`{|}~]|(?<=www)\.""", re.IGNORECASE)
+
+
+def first_screen(report: Report, page: str) -> str:
+    """The outcome, what was qualified, the gates, what keeps it from being approved, and a link to `page`.
+
+    Text from outside stays text, in Markdown and in the HTML that is made of it.
+    """
+    rows = words.gate_rows(report.judgement)
+    parts = [
+        f"# {report.outcome.upper()}: {escaped(report.plan.cell.id)}",
+        _tally(report),
+        _table(("what", "which"), [(name, escaped(text)) for name, text in head.facts(report)]),
+        _table(GATES, [_gate(row) for row in rows]) if rows else "",
+        "\n".join(_reason(labels, row) for labels, row in head.reasons(rows)),
+        _link(page),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def artifact_key(cell_id: str) -> str:
+    """The key of a cell's artifact: lower-case letters, digits and dashes, and another one for every cell."""
+    readable = re.sub(r"[^a-z0-9]+", "-", cell_id.lower()).strip("-")
+    return f"report-{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:6]}"
+
+
+def escaped(text: str) -> str:
+    """Text for the inside of a line, which is markup neither in Markdown nor in HTML; control characters are shown."""
+    line = re.sub(r"[ \t\n]+", " ", words.plain(text)).strip(" ")
+    return _MARKUP.sub(lambda sign: f"&#{ord(sign[0])};", line)
+
+
+def _tally(report: Report) -> str:
+    decided = ", ".join(map(escaped, head.deciding(report)))
+    return escaped(words.tally(report.judgement)) + (f". Decided by {decided}" if decided else "")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _gate(row: GateRow) -> list[str]:
+    return [f"**{row.verdict}**", *map(escaped, (row.gate, row.value, row.bound, row.interval, row.change))]
+
+
+def _reason(labels: str, row: GateRow) -> str:
+    waiver = f"; **{escaped(row.waiver)}**" if row.waiver else ""
+    return f"- **{row.verdict}** {escaped(labels)}: {escaped(row.because)}{waiver}"
+
+
+def _link(page: str) -> str:
+    """Linked where it can be, and told in any case."""
+    address = quote(page, safe="/:?&=%+@,;~")
+    name = "The whole report"
+    linked = f"[{name}](<{address}>)" if urlsplit(address).scheme in LINKABLE else name
+    return f"{linked}: {escaped(page)}"

@@ -1,0 +1,154 @@
+"""The repeats of a load as points, its percentiles beside the baseline's, and what its tokens cost: rows and drawings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence.measurement import Interval, Measurement
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import Gate
+from vllm_qualify.report import words
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.words import DASH
+
+OUTPUT = "output_throughput_tok_s"
+ALWAYS = ("request_throughput_req_s", OUTPUT)
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
+PERCENTILES = ("p50", "p90", "p99")
+# Of a drawing, in its own units; it takes the width that it is given. Two lines of points, ours over the baseline's.
+WIDTH, HEIGHT, LEFT, RIGHT = 420.0, 92.0, 60.0, 12.0
+OURS_Y, THEIRS_Y, AXIS_Y = 32.0, 54.0, 70.0
+# Free at both ends, in shares of what is drawn.
+MARGIN = 0.06
+
+
+@dataclass(frozen=True)
+class Mark:
+    x: float
+    told: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A metric's repeats along a line, with its interval and the bounds of its gates; and the baseline's, if it has some."""
+
+    metric: str
+    meaning: str
+    ours: list[Mark]
+    theirs: list[Mark]
+    interval: tuple[float, float] | None
+    bounds: list[Mark]
+    least: str
+    most: str
+    text: str
+
+
+@dataclass(frozen=True)
+class LatencyRow:
+    """One time by its percentiles, each as (ours, the baseline's)."""
+
+    name: str
+    meaning: str
+    percentiles: list[tuple[str, str]]
+
+
+def strips(report: Report) -> list[Strip]:
+    """Of the throughput, and of every metric that a gate is on, as far as it was measured in repeats."""
+    gated = [gate.gate for gate in report.judgement.gates]
+    wanted = dict.fromkeys([*ALWAYS, *(gate.metric for gate in gated)])
+    ours, theirs = _by_metric(_measured(report)), _by_metric(_before(report))
+    return [
+        _strip(ours[name], theirs.get(name), [gate for gate in gated if gate.metric == name and not gate.is_against_baseline])
+        for name in wanted
+        if name in ours and ours[name].repeats
+    ]
+
+
+def _measured(report: Report) -> list[Measurement]:
+    return [row for stage in report.stages for row in stage.measurements]
+
+
+def _before(report: Report) -> list[Measurement]:
+    return report.details.before.measurements if report.details.before else []
+
+
+def _by_metric(measurements: Sequence[Measurement]) -> dict[str, Measurement]:
+    """The valid ones; those of tasks have no repeats and are left out."""
+    return {row.metric: row for row in measurements if row.task is None and row.value is not None}
+
+
+def _strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> Strip:
+    before = theirs.repeats if theirs else []
+    ends = [ours.interval.lower, ours.interval.upper] if ours.interval else []
+    drawn = [*ours.repeats, *before, *ends, *(gate.bound for gate in gates)]
+    least, most = min(drawn), max(drawn)
+    room = (most - least or abs(most) or 1.0) * MARGIN
+    low, high = least - room, most + room
+
+    def x(number: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (number - low) / (high - low), 1)
+
+    def marks(numbers: Sequence[float]) -> list[Mark]:
+        return [Mark(x(number), words.value(number, ours.unit)) for number in numbers]
+
+    return Strip(
+        metric=ours.label,
+        meaning=METRICS[ours.metric].meaning,
+        ours=marks(ours.repeats),
+        theirs=marks(before),
+        interval=(x(ends[0]), x(ends[1])) if ends else None,
+        bounds=[Mark(x(gate.bound), words.bound(gate)) for gate in gates],
+        least=words.value(least, ours.unit, [most]),
+        most=words.value(most, ours.unit, [least]),
+        text=_told(ours, theirs, gates),
+    )
+
+
+def _told(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> str:
+    """All that is drawn, in words."""
+    row = words.measurement_row(ours)
+    parts = [f"repeats {row.repeats}"]
+    parts += [f"interval {row.interval}"] if ours.interval else []
+    parts += [f"bound {words.bound(gate)}" for gate in gates]
+    parts += [f"baseline {words.measurement_row(theirs).repeats}"] if theirs and theirs.repeats else []
+    return "; ".join(parts)
+
+
+def latency_rows(report: Report) -> list[LatencyRow]:
+    """Nothing where no load was measured."""
+    ours, theirs = _by_metric(_measured(report)), _by_metric(_before(report))
+    if not any(row.metric.startswith(f"{name}_") for row in _measured(report) for name in LATENCIES):
+        return []
+    return [
+        LatencyRow(
+            name=title,
+            meaning=METRICS[f"{name}_mean_ms"].meaning.removesuffix(", mean"),
+            percentiles=[(_value(f"{name}_{which}_ms", ours), _value(f"{name}_{which}_ms", theirs)) for which in PERCENTILES],
+        )
+        for name, title in LATENCIES.items()
+    ]
+
+
+def _value(metric: str, found: dict[str, Measurement]) -> str:
+    return words.value(found[metric].value, found[metric].unit) if metric in found else DASH
+
+
+def cost(report: Report) -> tuple[str, str]:
+    """Of a million output tokens at the profile's load, or DASH; and from what it follows, or why there is none."""
+    plan, found = report.plan, _by_metric(_measured(report)).get(OUTPUT)
+    if plan.price_usd_gpu_hour is None:
+        return DASH, "nobody said what a GPU costs an hour: give the recipe price_usd_gpu_hour, or the run --price-usd-gpu-hour"
+    if found is None or not found.value:
+        return DASH, f"there is no valid {OUTPUT}"
+    gpus = _gpus(plan)
+    usd_s = plan.price_usd_gpu_hour * gpus / 3600
+    at = f"{gpus} times {plan.price_usd_gpu_hour:g} usd an hour for {words.value(found.value, 'tok/s')}"
+    if found.interval and found.interval.lower > 0:
+        ends = Interval(lower=1e6 * usd_s / found.interval.upper, upper=1e6 * usd_s / found.interval.lower)
+        at += f"; interval {words.interval(ends, 'usd/Mtok')}"
+    return words.value(1e6 * usd_s / found.value, "usd/Mtok"), at
+
+
+def _gpus(plan: CellPlan) -> int:
+    """As the sweep counts them: a server on a CPU is one machine."""
+    return max(1, len(plan.server.gpus))

@@ -1,0 +1,300 @@
+"""What became of each question, here and at the baseline; of those that flipped also the words, read from lm-eval's samples."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, Self
+
+from markupsafe import escape
+from pydantic import model_validator
+
+from vllm_qualify.engine.plan import CellPlan, TaskPlan
+from vllm_qualify.evidence import answers
+from vllm_qualify.evidence.answers import Answer
+from vllm_qualify.evidence.measurement import UNUSABLE, in_words
+from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import CountOrNone, Frozen, Share
+from vllm_qualify.report import words
+
+# So that a report, with all its words as a page writes them, is read at once and stays below 2 MB.
+MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 4000
+# Of so many answers a question was right in more than half: then it counts as right.
+HALF = 0.5
+NOT_BROUGHT = "the words of the baseline's answers are not in this run's evidence: its scores alone were brought"
+
+Way = Literal["lost", "gained"]
+Key = tuple[str, str]
+"""The metric and lm-eval's filter that an answer is scored by."""
+
+
+class Excerpt(Frozen):
+    """Words from outside, and how many more characters there were. Of a prompt the end is kept, of all else the beginning."""
+
+    text: str
+    cut: CountOrNone = 0
+
+
+class Flip(Frozen):
+    """A question that was right at the baseline and is not here, or the other way round. None is what nobody brought."""
+
+    question: CountOrNone
+    asked: Excerpt | None
+    target: Excerpt | None
+    theirs: Excerpt | None
+    ours: Excerpt | None
+
+    @property
+    def bytes(self) -> int:
+        """As a page writes its words."""
+        found = (self.asked, self.target, self.theirs, self.ours)
+        return sum(len(escape(words.plain(each.text)).encode(errors="replace")) for each in found if each)
+
+
+class Questions(Frozen):
+    """A task's questions as one filter scored them, `against` the baseline's run where there is one.
+
+    `numbers` are the questions, and beside each the mean score of its answers; None where none was answered. Of what was too
+    much to be kept the counts tell: `asked`, `lost` and `gained` are of all questions.
+    """
+
+    task: str
+    metric: str
+    filter: str
+    against: str | None = None
+    numbers: list[CountOrNone]
+    ours: list[Share | None]
+    theirs: list[Share | None] = []
+    asked: CountOrNone
+    lost: CountOrNone = 0
+    gained: CountOrNone = 0
+    flips: list[Flip] = []
+    notes: list[str] = []
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(self.ours) != len(self.numbers) or (self.theirs and len(self.theirs) != len(self.numbers)):
+            raise ValueError("each question has a score, and where there is a baseline also its")
+        if not {flip.question for flip in self.flips} <= set(self.numbers):
+            raise ValueError("a question that flipped is not among the questions")
+        return self
+
+    @property
+    def flipped(self) -> int:
+        return self.lost + self.gained
+
+    @property
+    def ways(self) -> dict[int, Way | None]:
+        """How each of `numbers` flipped."""
+        theirs = self.theirs or [None] * len(self.numbers)
+        return {number: way(*scores) for number, *scores in zip(self.numbers, self.ours, theirs, strict=True)}
+
+
+def way(ours: float | None, theirs: float | None) -> Way | None:
+    """A question whose answers were none, here or there, has not flipped."""
+    if ours is None or theirs is None or is_right(ours) == is_right(theirs):
+        return None
+    return "lost" if is_right(theirs) else "gained"
+
+
+def is_right(score: float) -> bool:
+    return score > HALF
+
+
+def questions(plan: CellPlan, evidence: Path) -> list[Questions]:
+    """Of each task that a gate is on, by that gate's filter. What cannot be read is left out: the measurements tell why."""
+    wanted = [(task, key) for task in plan.accuracy for key in _keys(plan, task)]
+    found = []
+    for task, key in wanted:
+        room = _Room(MOST_FLIPS // len(wanted), MOST_BYTES // len(wanted), MOST_QUESTIONS // len(wanted))
+        try:
+            found.append(_questions(plan, evidence, task, key, room))
+        except UNUSABLE:
+            continue
+    return found
+
+
+class _Room(NamedTuple):
+    """What there is for one filter's questions."""
+
+    flips: int
+    bytes: int
+    questions: int
+
+
+def _keys(plan: CellPlan, task: TaskPlan) -> list[Key]:
+    """Those of the gates against the baseline; without any, those of all gates on the task's scores."""
+    scored = [gate for gate in plan.gates if gate.task == task.name and METRICS[gate.metric].is_score]
+    gates = (paired_gates(plan, task) if plan.baseline else []) or scored
+    return list(dict.fromkeys((gate.metric, gate.filter) for gate in gates if gate.filter))
+
+
+def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: Key, room: _Room) -> Questions:
+    folder = evidence / "accuracy" / task.name
+    here = _by_question(answers.read(folder, task).answers)
+    there, problem = _theirs(plan, evidence, task)
+    name = ",".join(key)
+    ours, theirs = _means(here, name), _means(there, name)
+    ways = {number: way(score, theirs.get(number)) for number, score in ours.items()}
+    flipped = sorted((number for number in ours if ways[number]), key=lambda number: _order(number, ways, ours, theirs))
+    flips = _flips(flipped[: room.flips], _Side(folder, here, ours), _Side(_their_folder(evidence, task), there, theirs), name)
+    kept = _within(flips, room.bytes)
+    numbers = _kept_numbers(ours, flipped, room.questions)
+    counted = list(ways.values())
+    return Questions(
+        task=task.name,
+        metric=key[0],
+        filter=key[1],
+        against=plan.baseline.run_id if plan.baseline and there else None,
+        numbers=numbers,
+        ours=[ours[number] for number in numbers],
+        theirs=[theirs.get(number) for number in numbers] if there else [],
+        asked=len(ours),
+        lost=counted.count("lost"),
+        gained=counted.count("gained"),
+        flips=kept,
+        notes=[*([problem] if problem else []), *([NOT_BROUGHT] if any(flip.theirs is None for flip in kept) else [])],
+    )
+
+
+def _by_question(found: Iterable[Answer]) -> dict[int, list[Answer]]:
+    by_question: dict[int, list[Answer]] = defaultdict(list)
+    for answer in found:
+        by_question[answer.question].append(answer)
+    return dict(by_question)
+
+
+def _theirs(plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple[dict[int, list[Answer]], str | None]:
+    """The baseline's answers, or why there are none."""
+    if plan.baseline is None or not paired_gates(plan, task):
+        return {}, None
+    try:
+        return _by_question(answers.load(evidence / BASELINE / answers_path(task.name)).answers), None
+    except UNUSABLE as error:
+        return {}, f"the baseline's answers cannot be read: {in_words(error)}"
+
+
+def _their_folder(evidence: Path, task: TaskPlan) -> Path:
+    return (evidence / BASELINE / answers_path(task.name)).parent
+
+
+def _means(by_question: dict[int, list[Answer]], name: str) -> dict[int, float | None]:
+    return {number: _mean(found, name) for number, found in sorted(by_question.items())}
+
+
+def _mean(found: Sequence[Answer], name: str) -> float | None:
+    scores = [answer.scores[name] for answer in found if not answer.unanswered]
+    return fmean(scores) if scores else None
+
+
+Means = dict[int, float | None]
+
+
+def _order(number: int, ways: dict[int, Way | None], ours: Means, theirs: Means) -> tuple[bool, float, int]:
+    """What was lost first, and of that the surest."""
+    return ways[number] != "lost", -abs((ours[number] or 0.0) - (theirs[number] or 0.0)), number
+
+
+def _kept_numbers(ours: Means, flipped: Sequence[int], most: int) -> list[int]:
+    """All, or of too many those that flipped and then the first ones."""
+    if len(ours) <= most:
+        return list(ours)
+    first = dict.fromkeys([*flipped, *ours])
+    return sorted(list(first)[:most])
+
+
+def _within(flips: Sequence[Flip], most_bytes: int) -> list[Flip]:
+    kept, taken = [], 0
+    for flip in flips:
+        taken += flip.bytes
+        if taken > most_bytes:
+            break
+        kept.append(flip)
+    return kept
+
+
+class _Side(NamedTuple):
+    """The answers of one of the two, with the folder of lm-eval's files that they are in."""
+
+    folder: Path
+    answers: dict[int, list[Answer]]
+    means: Means
+
+    def telling(self, number: int, name: str) -> Answer:
+        """The first answer that came out as the question did, of those whose words are here if there is one."""
+        right = is_right(self.means[number] or 0.0)
+        alike = [each for each in self.answers[number] if not each.unanswered and is_right(each.scores[name]) == right]
+        return next((each for each in alike if self.place(each)[0].is_file()), alike[0])
+
+    def place(self, answer: Answer) -> tuple[Path, int]:
+        path, _, line = answer.traced_to.rpartition(":")
+        return self.folder / path, int(line)
+
+
+def _flips(numbers: Sequence[int], ours: _Side, theirs: _Side, name: str) -> list[Flip]:
+    told = {number: (ours.telling(number, name), theirs.telling(number, name)) for number in numbers}
+    here = _rows([ours.place(mine) for mine, _ in told.values()])
+    there = _rows([theirs.place(their) for _, their in told.values()])
+    return [_flip(number, here.get(ours.place(mine)), there.get(theirs.place(their))) for number, (mine, their) in told.items()]
+
+
+def _rows(places: Iterable[tuple[Path, int]]) -> dict[tuple[Path, int], dict[str, Any]]:
+    """lm-eval's rows at these lines, each file read once; without those of files that are not here."""
+    wanted: dict[Path, set[int]] = defaultdict(set)
+    for path, line in places:
+        wanted[path].add(line)
+    found: dict[tuple[Path, int], dict[str, Any]] = {}
+    for path, lines in wanted.items():
+        if path.is_file():
+            found |= {(path, number): row for number, row in _rows_of(path, lines)}
+    return found
+
+
+def _rows_of(path: Path, lines: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Lines as lm-eval ends them: within a reply other characters end a line too."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from ((number, json.loads(text)) for number, text in enumerate(file, start=1) if number in lines)
+
+
+def _flip(number: int, ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> Flip:
+    row = ours or theirs
+    return Flip(
+        question=number,
+        asked=_asked(row) if row else None,
+        target=_begin(_text(row.get("target"))) if row else None,
+        theirs=_begin(_reply(theirs)) if theirs else None,
+        ours=_begin(_reply(ours)) if ours else None,
+    )
+
+
+def _asked(row: dict[str, Any]) -> Excerpt:
+    """The question by itself where the task has it, else the end of the prompt, where it stands after the examples."""
+    document = row.get("doc")
+    question = document.get("question") if isinstance(document, dict) else None
+    if isinstance(question, str):
+        return _begin(question)
+    prompt = _text(row["arguments"]["gen_args_0"]["arg_0"])
+    return _excerpt(prompt[-MOST_CHARACTERS:], prompt)
+
+
+def _reply(row: dict[str, Any]) -> str:
+    """What was written; where likelihoods were compared, what lm-eval made of them."""
+    replies = [reply for replies in row["resps"] for reply in replies]
+    if all(reply is None or isinstance(reply, str) for reply in replies):
+        return "\n\n".join(reply or "" for reply in replies)
+    return _text(row["filtered_resps"])
+
+
+def _text(found: object) -> str:
+    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+
+def _begin(text: str) -> Excerpt:
+    return _excerpt(text[:MOST_CHARACTERS], text)
+
+
+def _excerpt(part: str, whole: str) -> Excerpt:
+    """Half of a surrogate pair, which no JSON document takes, as its escape."""
+    return Excerpt(text=part.encode(errors="backslashreplace").decode(), cut=len(whole) - len(part))

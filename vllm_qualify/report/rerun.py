@@ -1,0 +1,24 @@
+"""The command that does a run again."""
+
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.plan import CellPlan
+
+COMMAND = ("vllm-qualify", "run")
+
+
+def rerun(plan: CellPlan, *, anew: bool = True) -> list[str]:
+    """The same cell on the same image, compared with the same run; without `anew`, finished stages are taken over."""
+    cell, server = plan.cell, plan.server
+    chosen = {"--gpu-type": cell.gpu_type, "--variant": cell.variant, "--profile": cell.profile}
+    chosen |= {"--launcher": server.engine.launcher}
+    if isinstance(server.engine, EngineImage):
+        chosen |= {"--image": server.engine.pinned}
+    if plan.client_image:
+        chosen |= {"--client-image": plan.client_image.pinned}
+    if plan.baseline:
+        chosen |= {"--baseline": plan.baseline.run_id}
+    if plan.price_usd_gpu_hour is not None:
+        chosen |= {"--price-usd-gpu-hour": f"{plan.price_usd_gpu_hour:.15g}"}
+    options = [part for pair in chosen.items() for part in pair]
+    reuse = ["--reuse", "none"] if anew else []
+    return [*COMMAND, cell.recipe, *options, *reuse, *(["--establish-baseline"] if plan.establishes else [])]
