@@ -48,7 +48,8 @@ def _board(page: Page) -> None:
     cells = json.loads(page.locator("#data").inner_text())["cells"]
     longest = max(range(len(cells)), key=lambda at: len(cells[at][6]))
     page.locator("#cells th button").nth(longest).click()
-    _photograph(page, "board", whole=True)
+    page.set_viewport_size(WIDE | {"height": page.evaluate("document.documentElement.scrollHeight")})
+    _photograph(page, "board")
 
 
 def _report(page: Page, state: str) -> str:
@@ -64,8 +65,8 @@ def _questions(page: Page) -> None:
     _photograph(page, "questions")
 
 
-def _photograph(page: Page, name: str, *, whole: bool = False) -> None:
-    page.screenshot(path=IMAGES / f"{name}.png", full_page=whole)
+def _photograph(page: Page, name: str) -> None:
+    page.screenshot(path=IMAGES / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -92,8 +92,11 @@ def opening_ms(page: Page) -> float:
 def photograph(page: Page, name: str) -> Path:
     """The whole page as a picture, for people to look at."""
     SCREENSHOTS.mkdir(exist_ok=True)
+    # What is far from the screen need not be drawn: the screen becomes as high as the page.
+    width = page.evaluate("document.documentElement.clientWidth")
+    page.set_viewport_size({"width": width, "height": page.evaluate("document.documentElement.scrollHeight")})
     # A worker's picture takes the place of an earlier run's at once.
     file, fresh = SCREENSHOTS / f"{name}.png", SCREENSHOTS / f"{name}-{os.getpid()}.new.png"
-    page.screenshot(path=fresh, full_page=True)
+    page.screenshot(path=fresh)
     fresh.replace(file)
     return file
