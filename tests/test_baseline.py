@@ -186,7 +186,10 @@ def test_without_a_gate_against_one_no_baseline_is_looked_for(store: Store, now:
 def test_a_store_without_a_baseline_is_refused_with_both_remedies(store: Store, now: CellPlan) -> None:
     error = refused(store, now)
     assert error.problem == f"{CELL} has gates against a baseline, and {store.url} has none of {CELL}"
-    assert error.remedy == "name a run with --baseline, or let this one become the baseline with --establish-baseline"
+    assert error.remedy == (
+        "name a run with --baseline, or let this one become the baseline with --establish-baseline "
+        "(of a deployment: against.run and against.establish)"
+    )
 
 
 @pytest.mark.parametrize("establish", ["none", "always"])
