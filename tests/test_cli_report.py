@@ -116,6 +116,11 @@ def test_a_report_is_found_in_a_store(command: Command, tmp_path: Path) -> None:
     assert command("report", "diff", OLDER, RUN)[0] == 2
     code, out, _ = command("report", "diff", OLDER, RUN, "--store", store.url)
     assert (code, f"run {RUN}" in out) == (0, True)
+    code, out, _ = command("report", "show", RUN, "--store", store.url)
+    told = out.replace("\n", "")
+    assert (code, store.locate(f"reports/{published.cell}/{RUN}/report.html") in told) == (0, True)
+    code, out, _ = command("report", "show", RUN, "--store", store.url, "--json")
+    assert (code, json.loads(out)["run_id"]) == (0, RUN)
     code, _, err = command("report", "diff", OLDER, "no-such-run", "--store", store.url)
     assert (code, f"neither this machine nor {store.url} has a report 'no-such-run'" in err) == (2, True)
     Path(store.locate(published.report_object.key)).write_text("{}")

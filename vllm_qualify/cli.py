@@ -11,7 +11,7 @@ import sys
 import traceback
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -32,6 +32,10 @@ DEMO_BASELINE = "reference/bf16/cpu/balanced"
 STATE_CHANGES = ("Beginning ", "Finished in state ")
 EXIT_CODES = "Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault."
 REPORT_HELP = "A run's id, its folder or a report.json"
+
+StoreOfReports = Annotated[
+    str | None, typer.Option("--store", help="s3://bucket/prefix or file:///folder, for ids of runs that are not here.")
+]
 
 app = typer.Typer(
     name="vllm-qualify",
@@ -177,31 +181,31 @@ def _demo(weights: Weights, store: str | None) -> int:
 
 @report_app.command("show", epilog=EXIT_CODES)
 def report_show(
-    report: Annotated[str | None, typer.Argument(help=f"{REPORT_HELP}; by default the latest.")] = None,
+    report: Annotated[
+        str | None, typer.Argument(help=f"{REPORT_HELP}; with --store, also the id of a run there; by default the latest.")
+    ] = None,
+    store: StoreOfReports = None,
     json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Show a report's first screen."""
-    path = _report_file(report)
-    found, page = _report_at(path)
+    found = _find_report(report, store)
     if json:
-        typer.echo(path.read_text(encoding="utf-8"))
+        typer.echo(found.text)
     else:
-        _show(found, page)
+        _show(found.report, found.page)
 
 
 @report_app.command("diff", epilog="Exit codes: 0 compared, whatever differs, 2 the caller's mistake, 3 the world's fault.")
 def report_diff(
     a: Annotated[str, typer.Argument(metavar="A", help=f"{REPORT_HELP}; with --store, also the id of a run there.")],
     b: Annotated[str, typer.Argument(metavar="B", help="As A; what is told is B beside A.")],
-    store: Annotated[
-        str | None, typer.Option(help="s3://bucket/prefix or file:///folder, for ids of runs that are not here.")
-    ] = None,
+    store: StoreOfReports = None,
     json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:
     """Compare two reports, of any cells: what went into them, and what came out."""
     from vllm_qualify.report.diff import diff
 
-    found = diff(_find_report(a, store), _find_report(b, store))
+    found = diff(_find_report(a, store).report, _find_report(b, store).report)
     if json:
         typer.echo(found.model_dump_json(indent=2))
     else:
@@ -458,36 +462,44 @@ def _report_file(name: str | None) -> Path:
     return folder / REPORT
 
 
-def _report_at(path: Path) -> tuple["Report", str | None]:
-    """The report with its page, if that lies beside it."""
-    from vllm_qualify.report.model import load_report
+class _Found(NamedTuple):
+    """A report, its own text, and where its page is; None where it has none."""
 
-    page = path.with_name("report.html")
-    return load_report(path), str(page) if page.is_file() else None
+    report: "Report"
+    text: str
+    page: str | None
 
 
-def _find_report(name: str, store: str | None) -> "Report":
+def _find_report(name: str | None, store: str | None) -> _Found:
     """A report of this machine, or of a run in the store. Raises CallerError if neither has it, StoreError."""
     try:
-        return _report_at(_report_file(name))[0]
+        return _report_at(_report_file(name))
     except CallerError:
-        if store is None:
+        if name is None or store is None:
             raise
     return _stored_report(name, store)
 
 
-def _stored_report(run_id: str, url: str) -> "Report":
+def _report_at(path: Path) -> _Found:
+    from vllm_qualify.report.model import load_report
+
+    report, page = load_report(path), path.with_name("report.html")
+    return _Found(report, path.read_text(encoding="utf-8"), str(page) if page.is_file() else None)
+
+
+def _stored_report(run_id: str, url: str) -> _Found:
     from vllm_qualify.publish.store import open_store
     from vllm_qualify.qualification import trusted_report
 
     store = open_store(url)
     try:
-        return trusted_report(store, run_id)
+        report = trusted_report(store, run_id)
     except StoreError as error:
         if any(key.endswith(f"/{run_id}/manifest.json") for key in store.keys("reports/")):
             raise
         problem = f"neither this machine nor {store.url} has a report '{run_id}'"
         raise CallerError(problem, "give a run's id, its folder or a report.json", "RUN") from error
+    return _Found(report, report.model_dump_json(indent=2), store.locate(f"{report.prefix}/report.html"))
 
 
 def _find_or_fetch(name: str, store: str | None) -> "Run":
