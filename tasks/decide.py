@@ -3,7 +3,7 @@
 from typing import Any
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
@@ -57,12 +57,11 @@ def store_is_busy(task: Any, task_run: TaskRun, state: State[Any]) -> bool:  # n
     cache_policy=NO_CACHE,
 )
 def publish(run: Run, store: str) -> Published:
-    """Its first screen and the page's link are in Prefect's UI then. Raises StoreError; a busy store is tried again."""
+    """Its first screen, with the page's link, is in Prefect's UI then. Raises StoreError; a busy store is tried again."""
     report = run.report()
     published = publish_run(report, run, open_store(store))
     cell = report.plan.cell.id
     create_markdown_artifact(key=artifact_key(cell), markdown=first_screen(report, published.page), description=cell)
-    create_link_artifact(key="report", link=published.page, link_text=f"report of {run.id}")
     get_run_logger().info(f"{published.outcome}: {cell}")
     if published.index_problem:
         get_run_logger().warning(published.index_problem)
