@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Template
 
 from vllm_qualify.approval.index import Index, ReportLine, Row, Standing
 from vllm_qualify.approval.layout import day
@@ -21,7 +21,8 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.publish.bundle import TYPES, Summary
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store, checked_key
-from vllm_qualify.report.words import DASH, plain
+from vllm_qualify.report.templates import template
+from vllm_qualify.report.words import plain
 
 BOARD_KEY = "index.html"
 MOST_TRIES = 50
@@ -85,12 +86,7 @@ def render_board(index: Index) -> str:
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.globals |= {"DASH": DASH, "style": _file("board.css"), "script": _file("board.js")}
-    environment.filters |= {"source": _source}
-    return environment.from_string(_file("board.html.jinja"))
+    return template(__package__, "board.html.jinja", style=_file("board.css"), script=_file("board.js"), source=_source)
 
 
 def _file(name: str) -> str:
@@ -100,15 +96,6 @@ def _file(name: str) -> str:
 def _source(text: str) -> str:
     """How a Content-Security-Policy names an inline style or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _finalize(found: object) -> object:
-    return _visible(found) if type(found) is str else found
-
-
-def _visible(text: str) -> str:
-    """Control and direction characters are shown, not obeyed."""
-    return text if text.isprintable() else plain(text)
 
 
 # --- the rows
@@ -210,7 +197,7 @@ class _Texts(dict[str, int]):
     """Each text once, known by its number: most are repeated in every row."""
 
     def number(self, text: str | None) -> int | None:
-        return None if text is None else self.setdefault(_visible(text), len(self))
+        return None if text is None else self.setdefault(plain(text), len(self))
 
 
 def _data(shown: Iterable[ShownRow], index: Index) -> str:
@@ -225,7 +212,7 @@ def _cell(shown: ShownRow, row: Row | None, texts: _Texts) -> list[Any]:
     engines = {shown.engine, _engine(lines[0] if lines else None)} - {None}
     last = shown.last
     return [
-        [_visible(part) for part in shown.parts],
+        [plain(part) for part in shown.parts],
         texts.number(shown.state),
         texts.number(shown.newer),
         texts.number(last.by) if last else None,
@@ -239,7 +226,7 @@ def _cell(shown: ShownRow, row: Row | None, texts: _Texts) -> list[Any]:
 def _run(line: ReportLine, texts: _Texts) -> list[Any]:
     found = line.summary
     return [
-        _visible(line.run_id),
+        plain(line.run_id),
         int(line.started_at.timestamp()) if line.started_at else None,
         texts.number(line.standing),
         texts.number(line.told),

@@ -1,24 +1,22 @@
 """How a run ended by an error, as JSON and as a page for people: whose turn it is, what to do, and what the log said."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.plan import Cell, CellPlan
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.recipe.metrics import STAGES, Stage
 from vllm_qualify.recipe.model import Frozen
-from vllm_qualify.report import words
 from vllm_qualify.report.rerun import rerun
+from vllm_qualify.report.templates import template
 from vllm_qualify.secrets import redact
 
 STEPS = ("check", *STAGES, "judge", "publish")
@@ -117,19 +115,4 @@ def _raw(path: Path, folder: Path) -> RawFile:
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("vllm_qualify.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"time": words.time, "size": words.size, "command": shlex.join, "address": quote}
-    environment.globals |= {"hardware": words.hardware, "engine": words.engine}
-    return environment.get_template("failure.html.jinja")
-
-
-def _finalize(found: object) -> object:
-    """Control and direction characters from outside are shown, not obeyed."""
-    return words.plain(found) if type(found) is str else found
+    return template(__package__, "failure.html.jinja")

@@ -1,14 +1,13 @@
 """A report as one page for people: a single HTML file that needs no network and no script."""
 
 import json
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.kind import KINDS
@@ -22,6 +21,7 @@ from vllm_qualify.report.diff import options
 from vllm_qualify.report.head import deciding
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.rerun import rerun
+from vllm_qualify.report.templates import template
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 LINKABLE = ("", "file", "http", "https", "s3")
@@ -124,23 +124,7 @@ def _swept(report: Report) -> sections.SweepSection | None:
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("vllm_qualify.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"time": words.time, "duration": words.duration, "size": words.size, "command": shlex.join}
-    environment.globals |= {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "engine": words.engine}
-    environment.globals |= {"TITLES": TITLES, "drawing": DRAWING, "strip": STRIP}
-    return environment.get_template("page.html.jinja")
-
-
-def _finalize(found: object) -> object:
-    """Control and direction characters from outside are shown, not obeyed. Markup that the template made stays as it is."""
-    return words.plain(found) if type(found) is str else found
+    return template(__package__, "page.html.jinja", TITLES=TITLES, drawing=DRAWING, strip=STRIP)
 
 
 def _absent(report: Report) -> list[Stage]:

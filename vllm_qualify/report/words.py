@@ -273,7 +273,7 @@ def hardware(found: Fingerprint) -> str:
 
 def plain(text: str) -> str:
     """Outside text whose control, format and surrogate characters show as escapes; line ends and tabs stay."""
-    return "".join(map(_visible, text))
+    return text if text.isprintable() else "".join(map(_visible, text))
 
 
 def _visible(character: str) -> str:

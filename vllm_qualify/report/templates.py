@@ -1,0 +1,37 @@
+"""The templates of the pages: what comes from outside is escaped, and its control characters are shown, not obeyed."""
+
+import shlex
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from vllm_qualify.report import words
+
+FILTERS = {
+    "time": words.time,
+    "duration": words.duration,
+    "size": words.size,
+    "command": shlex.join,
+    "address": quote,
+}
+NAMES = {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "engine": words.engine}
+
+
+def template(package: str, name: str, **names: object) -> Template:
+    """That of a package's file, which may use FILTERS and NAMES, and `names` besides."""
+    environment = Environment(
+        loader=PackageLoader(package, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= FILTERS
+    environment.globals |= NAMES | names
+    return environment.get_template(name)
+
+
+def _finalize(found: object) -> object:
+    """Markup that a template made stays as it is."""
+    return words.plain(found) if type(found) is str else found
