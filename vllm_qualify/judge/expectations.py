@@ -8,12 +8,11 @@ of one row the minimum is the value. With a condition on rows each expectation w
 
 import math
 import os
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
 
 import pandas as pd
 from pydantic import ValidationError
@@ -25,7 +24,6 @@ from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.model import Gate, Waiver
 
 if TYPE_CHECKING:
-    from great_expectations.data_context import AbstractDataContext
     from great_expectations.expectations.expectation import Expectation
 
 BOUNDS = ("lower", "upper")
@@ -33,8 +31,6 @@ SAMPLES = "samples"
 NUMBERS = ("value", *BOUNDS)
 TOLD = (SAMPLES, *NUMBERS)
 COLUMNS = ("label", "metric", "task", "filter", *NUMBERS, "sample_count", "valid", "unit", "source", "traced_to")
-# Of the Data Docs: an animation for newcomers and fonts, 4 MB for each report.
-UNNEEDED = ("*.gif", "*.otf")
 
 
 def measurement_table(measurements: Sequence[Measurement]) -> pd.DataFrame:
@@ -129,7 +125,9 @@ def judge_table(gates: Sequence[Gate], table: pd.DataFrame, name: str, docs: Pat
     validation = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=definition, suite=suite))
     result = validation.run(batch_parameters={"dataframe": _turned(gates, told)})
     if docs:
-        _build_docs(context, docs)
+        from vllm_qualify.judge.data_docs import build_docs
+
+        build_docs(context, docs)
     held, expectations = _found(result.results)
     return Judged(
         checks=[_checks(gate, each, held) for gate, each in zip(gates, told, strict=True)],
@@ -137,38 +135,6 @@ def judge_table(gates: Sequence[Gate], table: pd.DataFrame, name: str, docs: Pat
         suite=suite.to_json_dict(),
         validation=_plain(result.to_json_dict()),
     )
-
-
-def _build_docs(context: "AbstractDataContext", folder: Path) -> None:
-    """Great Expectations' own page of the validation result, which has the suite in it.
-
-    Its index of pages, slow to be made, would have this one alone: ours leads there at once.
-    """
-    store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)}
-    site = {
-        "class_name": "SiteBuilder",
-        "store_backend": store,
-        # A second page of the same expectations, and one of profiles, which are not made.
-        "site_section_builders": {"expectations": "None", "profiling": "None"},
-        "show_how_to_buttons": False,
-    }
-    context.add_data_docs_site("docs", site)
-    context.build_data_docs(["docs"], build_index=False)
-    (folder / "index.html").write_text("".join(_index(folder)))
-    for pattern in UNNEEDED:
-        for path in folder.rglob(pattern):
-            path.unlink()
-
-
-def _index(folder: Path) -> Iterator[str]:
-    yield "<!doctype html><title>Data Docs</title>\n"
-    pages = sorted((folder / "validations").rglob("*.html"), key=lambda page: page.stat().st_mtime_ns)
-    if not pages:
-        # It tells the error, and goes on.
-        yield "Great Expectations could not draw its page. Its suite and result are in report.json.\n"
-        return
-    place = quote(pages[-1].relative_to(folder).as_posix())
-    yield f'<meta http-equiv="refresh" content="0; url={place}"><a href="{place}">The validation result</a>\n'
 
 
 def _checked(measurement: Measurement) -> Measurement:

@@ -1,0 +1,77 @@
+"""Data Docs: Great Expectations' own page of a validation result. To import this is to import Great Expectations."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from great_expectations.data_context import AbstractDataContext
+from great_expectations.render.view import DefaultJinjaPageView
+from jinja2 import BytecodeCache
+from jinja2.bccache import Bucket
+
+# An animation for newcomers and fonts: 4 MB for each report.
+UNNEEDED = ("*.gif", "*.otf")
+
+
+class InMemory(BytecodeCache):
+    """Compiled templates, as long as this process lives. One that was changed is compiled again."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if found := self._compiled.get(bucket.key):
+            bucket.bytecode_from_string(found)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._compiled[bucket.key] = bucket.bytecode_to_string()
+
+
+COMPILED = InMemory()
+
+
+class PageView(DefaultJinjaPageView):  # type: ignore[misc]  # mypy does not follow Great Expectations' imports, so it is Any
+    """Great Expectations' page as it is.
+
+    A view is made for each page, and compiled the same templates again: most of a page's time.
+    """
+
+    def __init__(self, custom_styles_directory: str | None = None, custom_views_directory: str | None = None) -> None:
+        super().__init__(custom_styles_directory, custom_views_directory)
+        self.env.bytecode_cache = COMPILED
+
+
+def build_docs(context: AbstractDataContext, folder: Path) -> None:
+    """The page of the context's validation result, which has the suite in it, with all that it shows, in `folder`.
+
+    Great Expectations' index of pages, slow to be made, would have this one alone: ours leads there at once.
+    """
+    store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)}
+    site = {
+        "class_name": "SiteBuilder",
+        "store_backend": store,
+        "site_section_builders": {
+            "validations": {"view": {"module_name": __name__, "class_name": PageView.__name__}},
+            # A second page of the same expectations, and one of profiles, which are not made.
+            "expectations": "None",
+            "profiling": "None",
+        },
+        "show_how_to_buttons": False,
+    }
+    context.add_data_docs_site("docs", site)
+    context.build_data_docs(["docs"], build_index=False)
+    (folder / "index.html").write_text("".join(_index(folder)))
+    for pattern in UNNEEDED:
+        for path in folder.rglob(pattern):
+            path.unlink()
+
+
+def _index(folder: Path) -> Iterator[str]:
+    yield "<!doctype html><title>Data Docs</title>\n"
+    pages = sorted((folder / "validations").rglob("*.html"), key=lambda page: page.stat().st_mtime_ns)
+    if not pages:
+        # It tells the error, and goes on.
+        yield "Great Expectations could not draw its page. Its suite and result are in report.json.\n"
+        return
+    place = quote(pages[-1].relative_to(folder).as_posix())
+    yield f'<meta http-equiv="refresh" content="0; url={place}"><a href="{place}">The validation result</a>\n'
