@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.approve import ask, automatic_ruling, check_signing_key, decide_approval
 from tasks.check import check, check_drift, find_baselines, plan, provide_engines
 from tasks.decide import judge, publish
-from tasks.embedded import without_heartbeats
 from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet, state_of
 from tasks.machine import machine
 from tasks.measure import (
@@ -76,17 +75,6 @@ class QualifyRelease(QualifyCell):
     )
 
 
-class ServeCells(BaseModel):
-    """Planned cells that one server serves."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    plans: list[CellPlan] = Field(min_length=1)
-    store: str
-    port: int | None = None
-    reuse: Reuse = Reuse()
-
-
 @flow(name="qualify-release", flow_run_name="qualify {request.recipe}", validate_parameters=True)
 def qualify_release(request: QualifyRelease) -> list[Published]:
     """Qualify every chosen cell of a recipe; on the fleet, each GPU type on a host of its own."""
@@ -123,21 +111,20 @@ def qualify_here(request: QualifyCell) -> list[Published]:
     left = find_baselines(not_covered(left, request.store, request.renew_days), request.store, request.against)
     left = check_drift(left)
     begin_attempt(left, request.store)
-    groups = sharing_a_server(left)
     settled = [approve_automatically(each, request) for each in before]
-    with without_heartbeats():
-        for cells in groups:
-            of_group = ServeCells(plans=cells, store=request.store, port=request.port, reuse=request.reuse)
-            settled += [approve_automatically(each, request) for each in qualify_cells(of_group)]
+    for cells in sharing_a_server(left):
+        settled += [approve_automatically(each, request) for each in qualify_cells(cells, request)]
     return settled
 
 
-@flow(name="qualify-cells", flow_run_name="{request.plans[0].run_id}")
-def qualify_cells(request: ServeCells) -> list[Published]:
-    """Serve, check, measure, judge and publish cells. A failed gate is a verdict; exceptions are for the world."""
-    first = request.plans[0]
+def qualify_cells(plans: list[CellPlan], request: QualifyCell) -> list[Published]:
+    """Serve, check, measure, judge and publish cells of one server. A failed gate is a verdict; exceptions are for the world.
+
+    No flow of its own: to begin and end one would ask Prefect's server as often as all of a cell's tasks.
+    """
+    first = plans[0]
     with machine(f"run {first.run_id}", first.server.engine.launcher):
-        runs = [start_run(cell) for cell in request.plans]
+        runs = [start_run(cell) for cell in plans]
         with keeping_evidence(runs):
             runs = [prepare(run, request) for run in runs]
             measure_all(runs, request)
@@ -145,7 +132,7 @@ def qualify_cells(request: ServeCells) -> list[Published]:
         return [decide(run, request.store) for run in runs]
 
 
-def prepare(run: Run, request: ServeCells) -> Run:
+def prepare(run: Run, request: QualifyCell) -> Run:
     """The run with what need not be measured again."""
     if run.plan.fit:
         run = fit(run, request.store, request.reuse)
@@ -153,7 +140,7 @@ def prepare(run: Run, request: ServeCells) -> Run:
     return run
 
 
-def measure_all(runs: list[Run], request: ServeCells) -> None:
+def measure_all(runs: list[Run], request: QualifyCell) -> None:
     """Without anything to measure, no server is started."""
     for run in runs:
         if run.plan.baseline:

@@ -16,7 +16,7 @@ from vllm_qualify.report.model import Report
 RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 
 
-@task(name="judge", task_run_name="judge", cache_policy=NO_CACHE)
+@task(name="judge", task_run_name="judge {run.plan.cell.id}", cache_policy=NO_CACHE)
 def judge(run: Run) -> None:
     """The report of the stages that the run has, in its folder; the verdicts as a table in Prefect's UI."""
     get_run_logger().info("judging (Great Expectations takes some seconds to load)")
@@ -50,7 +50,7 @@ def store_is_busy(task: Any, task_run: TaskRun, state: State[Any]) -> bool:  # n
 
 @task(
     name="publish",
-    task_run_name="publish",
+    task_run_name="publish {run.plan.cell.id}",
     retries=len(RETRY_DELAYS_S),
     retry_delay_seconds=RETRY_DELAYS_S,
     retry_condition_fn=store_is_busy,

@@ -42,7 +42,7 @@ def serving(runs: list[Run], port: int | None, store: str) -> Iterator[Served]:
     get_run_logger().info("server stopped")
 
 
-@task(name="fit", task_run_name="fit", cache_policy=NO_CACHE)
+@task(name="fit", task_run_name="fit {run.plan.cell.id}", cache_policy=NO_CACHE)
 def fit(run: Run, store: str, reuse: Reuse) -> Run:
     """Find what the profile leaves open, and plan with it. Raises QualifyError."""
     if before := take_over(open_store(store), "fit", run.plan, run.evidence, reuse):
@@ -53,19 +53,19 @@ def fit(run: Run, store: str, reuse: Reuse) -> Run:
     return start_run(fitted(run.plan, found))
 
 
-@task(name="baseline", task_run_name="baseline", cache_policy=NO_CACHE)
+@task(name="baseline", task_run_name="baseline {run.plan.cell.id}", cache_policy=NO_CACHE)
 def bring_baseline(run: Run, store: str) -> StageEvidence:
     """The evidence of the run that this one is compared with. Raises StoreError."""
     brought = partial(bring, run.plan, open_store(store))
     return _once(run, "baseline", store, lambda: stages.baseline_stage(run.plan, run.evidence, brought))
 
 
-@task(name="smoke", task_run_name="smoke", cache_policy=NO_CACHE)
+@task(name="smoke", task_run_name="smoke {run.plan.cell.id}", cache_policy=NO_CACHE)
 def smoke_test(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "smoke", store, lambda: stages.smoke_stage(served, run.plan, run.evidence))
 
 
-@task(name="accuracy", task_run_name="accuracy", cache_policy=NO_CACHE)
+@task(name="accuracy", task_run_name="accuracy {run.plan.cell.id}", cache_policy=NO_CACHE)
 def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
     """Of the server's first cell, where all that determines it is the same, the answers are taken over."""
     plan, evidence = run.plan, run.evidence
@@ -82,19 +82,19 @@ def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageE
     return _once(run, "accuracy", store, measure)
 
 
-@task(name="load", task_run_name="load", cache_policy=NO_CACHE)
+@task(name="load", task_run_name="load {run.plan.cell.id}", cache_policy=NO_CACHE)
 def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     plan, evidence = run.plan, run.evidence
     progress, decided = counter("load", "requests"), partial(stopping.load_decided, plan, evidence)
     return _once(run, "load", store, lambda: stages.load_stage(served, plan, evidence, progress, decided, teller()))
 
 
-@task(name="speculation", task_run_name="speculation", cache_policy=NO_CACHE)
+@task(name="speculation", task_run_name="speculation {run.plan.cell.id}", cache_policy=NO_CACHE)
 def measure_speculation(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "speculation", store, lambda: stages.speculation_stage(served, run.plan, run.evidence, teller()))
 
 
-@task(name="sweep", task_run_name="sweep", cache_policy=NO_CACHE)
+@task(name="sweep", task_run_name="sweep {run.plan.cell.id}", cache_policy=NO_CACHE)
 def measure_sweep(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "sweep", store, lambda: stages.sweep_stage(served, run.plan, run.evidence, teller()))
 

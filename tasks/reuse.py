@@ -25,7 +25,7 @@ from vllm_qualify.qualification import (
 )
 
 
-@task(name="take over", task_run_name="take over", cache_policy=NO_CACHE)
+@task(name="take over", task_run_name="take over {run.plan.cell.id}", cache_policy=NO_CACHE)
 def take_over(run: Run, store: str, reuse: Reuse) -> None:
     """Finished stages of the same inputs, from the store. Raises StoreError."""
     for stage in take_over_stages(run, open_store(store), reuse):

@@ -23,7 +23,7 @@ from prefect.states import AwaitingRetry, Crashed
 
 from vllm_qualify.recipe.model import Frozen
 
-FLOWS = ("qualify-release", "qualify-cell", "qualify-cells", "watch-releases", "requalify", "decide", "tend-fleet")
+FLOWS = ("qualify-release", "qualify-cell", "watch-releases", "requalify", "decide", "tend-fleet")
 HEARTBEAT = "prefect.flow-run.heartbeat"
 GIVEN_UP = "given up"
 # Of runs that ended, how long ago.

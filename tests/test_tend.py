@@ -124,9 +124,9 @@ def test_a_run_is_given_up_after_so_many_starts_and_then_left_alone(client: Sync
 
 
 def test_a_run_within_another_one_is_only_told_to_be_lost(client: SyncPrefectClient) -> None:
-    @flow(name="qualify-cells")
+    @flow(name="qualify-cell")
     def inner() -> None:
-        """As the flow of a server's cells."""
+        """As a run that no deployment made."""
 
     run = client.create_flow_run(inner, state=Running()).id
     tend_once()

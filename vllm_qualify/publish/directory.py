@@ -57,7 +57,12 @@ class DirectoryStore:
         return str(self._path(key))
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:  # noqa: ARG002  # files have no content type
-        _write(self._path(key), body, _link)
+        path = self._path(key)
+        with _told(path):
+            # Most of what is put again is there already, and need not be written to learn it. The link decides in any case.
+            if os.path.lexists(path):
+                raise already_exists(str(path))
+        _write(path, body, _link)
 
     def get(self, key: str) -> bytes:
         return self.read(key).body
