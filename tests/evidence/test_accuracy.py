@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval import utils
 from scipy import stats
 
 from tests.evidence.commands import SERVER, STARTING
@@ -18,6 +19,7 @@ from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
 from vllm_qualify.evidence.accuracy import Asking, asking, loading, parse
 from vllm_qualify.evidence.answers import BLOCKS, read
+from vllm_qualify.evidence.lm_eval_worker import _keep_templates
 from vllm_qualify.evidence.measurement import Measurement, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.recipe.model import Accuracy
@@ -278,6 +280,22 @@ def test_a_server_that_ends_is_told_at_once(tmp_path: Path, data: tuple[Path, Pa
     with pytest.raises(ReleaseError), asked(Book(QUESTIONS, delay_s=30), plan, folder) as run:
         monkeypatch.setattr(Server, "check_alive", ended)
         run.ask(run.steps[0])
+
+
+def test_a_template_of_lm_eval_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_of = utils.env.compile
+
+    def counting(source: str, *others: Any) -> Any:
+        compiled.append(source)
+        return compile_of(source, *others)
+
+    monkeypatch.setattr(utils.env, "compile", counting)
+    monkeypatch.setattr(utils.env, "from_string", utils.env.from_string)  # put back after the test
+    _keep_templates()
+    template = "Q: {{question | regex_replace('a', 'b')}}\n"
+    assert [utils.apply_template(template, {"question": text}) for text in ("a", "aa", "")] == ["Q: b\n", "Q: bb\n", "Q: \n"]
+    assert compiled == [template]
 
 
 CHOICES = """\

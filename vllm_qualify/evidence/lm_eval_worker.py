@@ -92,6 +92,7 @@ class _Worker:
         self.job, self.letter_box = job, letter_box
         # It knows no names: to know all of them, lm-eval reads 14,000 files.
         self.manager = TaskManager(include_defaults=False)
+        _keep_templates()
         self._seed()
         self.task = self._load()
         if job.api == "chat" and not self._generates:
@@ -252,6 +253,13 @@ def _members(manager: Any, name: str) -> Iterable[str]:
         named = member if isinstance(member, str) else member.get("task", member.get("group"))
         if isinstance(named, str):
             yield from _members(manager, named)
+
+
+def _keep_templates() -> None:
+    """lm-eval compiles a task's templates anew for each question, and meanwhile the server has nothing to do."""
+    from lm_eval.utils import env
+
+    env.from_string = lru_cache(maxsize=256)(env.from_string)
 
 
 def _keep_questions(task: Any) -> None:
