@@ -7,7 +7,7 @@ demo: setup
 bench-gates: setup
 	.venv/bin/python -m infra.bench.gates
 
-# What a verdict costs, beside the same work by hand, and the orchestrator alone: 40 minutes.
+# What a verdict costs, beside the same work by hand, and the orchestrator alone: 40 minutes, on slow cores an hour.
 bench: setup
 	.venv/bin/python -m infra.bench.verdict
 

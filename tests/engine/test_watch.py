@@ -106,9 +106,10 @@ def test_what_is_no_number_is_left_out() -> None:
 
 
 class Page(BaseHTTPRequestHandler):
-    status, text = 200, PAGE
+    status, text, delay_s = 200, PAGE, 0.0
 
     def do_GET(self) -> None:
+        time.sleep(self.delay_s)
         self.send_response(self.status)
         self.end_headers()
         self.wfile.write(self.text.encode())
@@ -118,8 +119,8 @@ class Page(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(status: int = 200, text: str = PAGE) -> Iterator[str]:
-    handler = type("Chosen", (Page,), {"status": status, "text": text})
+def serving(status: int = 200, text: str = PAGE, delay_s: float = 0.0) -> Iterator[str]:
+    handler = type("Chosen", (Page,), {"status": status, "text": text, "delay_s": delay_s})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -194,6 +195,13 @@ def test_a_server_that_hangs_holds_up_neither_the_block_nor_its_end(tmp_path: Pa
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         scrapes, _ = watched(f"http://127.0.0.1:{server.server_address[1]}/metrics", tmp_path, 2)
     assert all("ReadTimeout" in str(one.error) for one in scrapes)
+
+
+def test_a_scrape_has_the_time_of_its_answer() -> None:
+    """A server that was held up tells how it is when it answers, not how it was when it was asked."""
+    asked_at = time.time()
+    with serving(delay_s=0.5) as url:
+        assert scrape(url, FAMILIES).time >= asked_at + 0.5
 
 
 def test_an_error_of_the_block_is_its_own_and_ends_the_thread(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_a_short_command_that_does_not_end_is_given_up(docker_engine: Engine, sh
 
 def test_a_command_ends_with_its_container(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
     with (
-        running(shell("sleep 1"), tmp_path / "it.log", "serve") as watched,
+        running(shell("sleep 3"), tmp_path / "it.log", "serve") as watched,
         executing(watched.container_id, ["sleep", "600"], tmp_path / "work.log", "load") as executed,
     ):
         assert ended(executed).exit_code != 0

@@ -394,8 +394,9 @@ def run_once(plan: ContainerPlan, place: str, accepted: Collection[int] = (0,), 
             problem = f"`{what}` in {plan.image} did not end within {time_limit_s:g} s"
             raise HostError(problem, "try again on a host that is less busy", place, kind=COMMAND_FAILED, retry=True) from error
         finally:
-            with signals_held(), suppress(NotFound):
-                host.api.remove_container(plan.name, force=True, v=True)
+            # With a patience of its own: a busy engine may take longer to remove it than the command had.
+            with signals_held(), docker_host(place) as remover, suppress(NotFound):
+                remover.api.remove_container(plan.name, force=True, v=True)
     if exit_code not in accepted:
         problem = f"`{what}` in {plan.image} ended with exit code {exit_code}"
         raise HostError(problem, "see what it said", place, told.splitlines()[-10:], kind=COMMAND_FAILED)

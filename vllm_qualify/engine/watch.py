@@ -163,13 +163,16 @@ def first_in_container(container_id: str) -> Roots:
 
 
 def scrape(metrics_url: str, families: Collection[str]) -> Scrape:
-    """Gauges and counters of these families, now; never what belongs to a histogram."""
-    now = time.time()
+    """Gauges and counters of these families; never what belongs to a histogram.
+
+    Its time is that of the answer: a busy server takes up a question late, and tells how it is then.
+    """
     try:
         page = httpx.get(metrics_url, timeout=SCRAPE_TIMEOUT_S, follow_redirects=True).raise_for_status().text
+        now = time.time()
         return Scrape(time=now, values=parsed(page, families))
     except (httpx.HTTPError, ValueError) as error:
-        return Scrape(time=now, error=f"{type(error).__name__}: {error}"[:200])
+        return Scrape(time=time.time(), error=f"{type(error).__name__}: {error}"[:200])
 
 
 def parsed(page: str, families: Collection[str]) -> dict[str, float]:
