@@ -136,7 +136,7 @@ environment() {
   done
   rm -rf "$stage"
   move_scripts "$stage/$home"
-  compile_modules "$stage/$home/lib/$PYTHON/site-packages"
+  compiled_modules "$stage/$home/lib/$PYTHON/site-packages"
   (cd "$stage" && find "$home/bin" "$home/lib" -path '*/__pycache__*' -o -path "$home/bin*") | LC_ALL=C sort > "$WORK/stage.list"
   (cd .venv-engine && find lib "${not_wanted[@]}" -print) | LC_ALL=C sort > "$WORK/lib.list"
   tar --create --no-recursion --owner=0 --group=0 --numeric-owner --mode=a+rX \
@@ -161,24 +161,30 @@ move_scripts() {
   ln -s "$PYTHON" "$home/bin/python"
 }
 
-# What command and server import, compiled: a container would do that again at each start, for longer than the import itself.
-compile_modules() {
-  local site=$1 compiled=$WORK/compiled folder
-  rm -rf "$compiled"
-  env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$compiled" \
-    .venv-engine/bin/python - --version > "$WORK/compile.log" 2>&1 << 'END' \
-    || die "the engine environment does not work: $(tail -n 5 "$WORK/compile.log")"
+# What command and server import, compiled, as setup left it: a container would do that again at each start, for longer than the
+# import itself.
+compiled_modules() {
+  local site=$1 ours=.venv-engine/lib/$PYTHON/site-packages list=$WORK/compiled.list
+  .venv-engine/bin/python - --version "$list" > "$WORK/imported.log" 2>&1 << 'END' \
+    || die "the engine environment does not work: $(tail -n 5 "$WORK/imported.log")"
+import atexit, sys, sysconfig
+from pathlib import Path
+
+
+def tell(path):
+    site = Path(sysconfig.get_path("purelib"))
+    found = {Path(module.__cached__) for module in list(sys.modules.values()) if getattr(module, "__cached__", None)}
+    of_site = sorted(str(file.relative_to(site)) for file in found if file.is_relative_to(site) and file.exists())
+    Path(path).write_text("".join(f"{name}\n" for name in of_site))
+
+
+atexit.register(tell, sys.argv.pop())
 import vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker
 from vllm.entrypoints.cli.main import main
 main()
 END
-  cd "$compiled$PWD/.venv-engine/lib/$PYTHON/site-packages"
-  while read -r folder; do
-    mkdir -p "$site/$folder/__pycache__"
-    mv "$folder"/*.pyc "$site/$folder/__pycache__/"
-  done < <(find . -name '*.pyc' -printf '%h\n' | sort -u)
-  cd "$OLDPWD"
-  rm -rf "$compiled"
+  mkdir -p "$site"
+  (cd "$ours" && xargs --arg-file "$list" --delimiter '\n' cp --parents --target-directory "$site")
 }
 
 # --- registry

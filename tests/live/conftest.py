@@ -1,6 +1,7 @@
 """Whole qualifications on the real engine, run once and looked at by many tests."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -60,10 +61,19 @@ def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedPr
 
 @pytest.fixture(autouse=True)
 def home(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an engine told is shared: asking it again would tell the same, half a minute later."""
-    told = tmp_path_factory.getbasetemp() / "engines"
+    return furnished(home, tmp_path_factory)
+
+
+def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With what earlier commands leave on a host, as a user has it but once: what an engine told, and Prefect's database."""
+    told, prefect = tmp_path_factory.getbasetemp() / "engines", tmp_path_factory.getbasetemp() / "prefect-home"
     told.mkdir(exist_ok=True)
     (home / "engines").symlink_to(told)
+    if not prefect.exists():
+        upgrade = (sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes")
+        done = run(home, *upgrade, PREFECT_HOME=str(prefect))
+        assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(prefect, home / "prefect")
     return home
 
 
@@ -94,7 +104,7 @@ def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def again(engine: EngineEnvironment, approved: Qualified, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
     """`vllm-qualify demo` once more, with the same store."""
-    home = tmp_path_factory.mktemp("again")
+    home = furnished(tmp_path_factory.mktemp("again"), tmp_path_factory)
     return Qualified(run(home, COMMAND, "demo", "--store", approved.store, **_of(engine)), home, approved.store)
 
 
@@ -103,7 +113,7 @@ def refused(
     engine: EngineEnvironment, approved: Qualified, radosgw_settings: Settings, tmp_path_factory: pytest.TempPathFactory
 ) -> Qualified:
     """`vllm-qualify demo --weights regressed`, its store a real S3 service, to which the baseline was published."""
-    home, store = tmp_path_factory.mktemp("refused"), f"s3://{BUCKET}/demo"
+    home, store = furnished(tmp_path_factory.mktemp("refused"), tmp_path_factory), f"s3://{BUCKET}/demo"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in radosgw_settings.items():
             patch.setenv(name, value)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import COMMAND, DISTURBED, Qualified, processes_of, run, undisturbed
+from tests.live.conftest import COMMAND, DISTURBED, Qualified, furnished, processes_of, run, undisturbed
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.fitting import Tried
@@ -46,12 +46,10 @@ Qualify = Callable[..., Qualified]
 
 @pytest.fixture(scope="module")
 def qualify(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualify:
-    """Qualifies a small recipe, which a function changes first, in a home of its own. What an engine told is shared."""
-    told = tmp_path_factory.mktemp("engines")
+    """Qualifies a small recipe, which a function changes first, in a home of its own."""
 
     def made(change: Callable[[Document, Path], None], *options: str) -> Qualified:
-        home = tmp_path_factory.mktemp("profiles")
-        (home / "engines").symlink_to(told)
+        home = furnished(tmp_path_factory.mktemp("profiles"), tmp_path_factory)
         document = small(home)
         change(document, home)
         recipe = str(write(document, home / "recipe.yaml"))
@@ -251,7 +249,7 @@ def test_the_page_has_a_section_for_what_a_profile_has(folders: dict[str, Path])
 
 @pytest.fixture(scope="module", params=["ngram", "draft"])
 def drafting(qualify: Qualify, request: pytest.FixtureRequest) -> Report:
-    load = {"input_len": 32, "output_len": 32, "num_prompts": 80}
+    load = {"input_len": 32, "output_len": 32, "num_prompts": 40}
     qualified = qualify(lambda document, _: only_profile(document, load), "--variant", request.param)
     assert qualified.done.returncode == 0, qualified.done.stdout + qualified.done.stderr
     assert processes_of(qualified.home) == []
@@ -344,14 +342,14 @@ def test_the_plan_follows_what_was_found(fitted: Qualified) -> None:
 
 
 def to_be_invalid(document: Document, _folder: Path) -> None:
-    """Two profiles: one has room for 7 of its 16 requests, the other remembers the prompt of its many warm-ups."""
+    """One server that remembers prompts: it has room for 7 of a load's 16 requests, and for the prompt of many warm-ups."""
     options = document["gpu_types"]["cpu"]["server"]
     del options["no-enable-prefix-caching"]
     few_blocks(document, 32)
     once = {"repeats": 1, "most_repeats": 1}
     document["gpu_types"]["cpu"]["profiles"] = {
         "crowded": {
-            "server": {"max-num-seqs": 16, "no-enable-prefix-caching": True},
+            "server": {"max-num-seqs": 16},
             "load": LOAD | {"input_len": 120, "output_len": 300, "max_concurrency": 16, "num_prompts": 80} | once,
             "gates": GATES,
         },

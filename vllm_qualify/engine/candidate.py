@@ -453,7 +453,10 @@ def _ask_once(candidate: Candidate, group: Sequence[Subject], cache: Path, resol
 
 def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
     own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
-    models = {str(model): _configuration_digest(model) for one in group for model in _local_models(one.server)}
+    # Where each lies is in the question, if the engine is to know it: in a container all lie at one place.
+    held = [_local_models(one.server) for one in group]
+    digests = {model: _configuration_digest(model) for models in held for model in models}
+    models = [[digests[model] for model in models] for models in held]
     parts = [candidate.key, PROBE.read_text(), question, json.dumps([own, models], sort_keys=True)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
