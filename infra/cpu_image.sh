@@ -165,6 +165,7 @@ move_scripts() {
 # import itself.
 compiled_modules() {
   local site=$1 ours=.venv-engine/lib/$PYTHON/site-packages list=$WORK/compiled.list
+  rm -f "$list"
   .venv-engine/bin/python - --version "$list" > "$WORK/imported.log" 2>&1 << 'END' \
     || die "the engine environment does not work: $(tail -n 5 "$WORK/imported.log")"
 import atexit, sys, sysconfig
@@ -173,7 +174,8 @@ from pathlib import Path
 
 def tell(path):
     site = Path(sysconfig.get_path("purelib"))
-    found = {Path(module.__cached__) for module in list(sys.modules.values()) if getattr(module, "__cached__", None)}
+    # Modules of torch and transformers make up what they are asked for, so nothing is asked of them.
+    found = {Path(vars(module).get("__cached__") or "") for module in list(sys.modules.values())}
     of_site = sorted(str(file.relative_to(site)) for file in found if file.is_relative_to(site) and file.exists())
     Path(path).write_text("".join(f"{name}\n" for name in of_site))
 
