@@ -34,6 +34,8 @@ from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseErr
 
 pytestmark = pytest.mark.docker
 NOBODYS = "sha256:" + "0" * 64
+# What a shell runs that ends when it is told to; Docker waits ten seconds for one that does not listen.
+WAITING = "trap 'exit 0' TERM; sleep 600 & wait"
 
 
 def silent(_line: str) -> None:
@@ -185,7 +187,7 @@ def test_a_container_leaves_its_log_and_its_exit_code_and_nothing_else(
 
 
 def test_the_log_is_there_while_the_container_runs(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
-    with running(shell("echo ready; sleep 60"), tmp_path / "it.log", "serve") as watched:
+    with running(shell(f"echo ready; {WAITING}"), tmp_path / "it.log", "serve") as watched:
         deadline = time.monotonic() + 30
         while watched.log.read_text() != "ready\n":
             assert time.monotonic() < deadline
@@ -233,7 +235,7 @@ def test_a_signal_at_the_worst_moment_leaves_no_container(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     signalled(monkeypatch, call)
-    with pytest.raises(Stopped), running(shell("sleep 60"), tmp_path / "it.log", "serve"):
+    with pytest.raises(Stopped), running(shell(WAITING), tmp_path / "it.log", "serve"):
         pass
     assert docker_engine.containers() == []
 
@@ -273,7 +275,7 @@ def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_ar
     shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
     work = "mkdir /results && echo found > /results/r.json && ln -s /etc/passwd /results/l; echo done; exit 3"
-    with running(shell("sleep 60"), tmp_path / "it.log", "serve") as watched:
+    with running(shell(WAITING), tmp_path / "it.log", "serve") as watched:
         with executing(watched.container_id, ["sh", "-c", work], tmp_path / "work.log", "load") as executed:
             assert ended(executed) == End(exit_code=3)
         assert (tmp_path / "work.log").read_text() == "done\n"
@@ -322,7 +324,7 @@ def test_a_port_that_another_container_has_is_told(shell: Callable[..., Containe
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with running(shell("sleep 60", port=port), tmp_path / "it.log", "serve"):
+    with running(shell(WAITING, port=port), tmp_path / "it.log", "serve"):
         second = shell("true", port=port, name="vllm-qualify-second")
         with pytest.raises(HostError, match=f"port {port} is in use") as raised, running(second, tmp_path / "2.log", "serve"):
             pass
@@ -335,7 +337,7 @@ def test_the_command_line_makes_the_very_container_that_is_launched(
     """`--dry-run` shows this command; what the engine made of it and of the SDK's call is compared field by field."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
     plan = shell(
-        "sleep 60",
+        WAITING,
         environment={"VLLM_LOGGING_LEVEL": "INFO"},
         passed=["HF_TOKEN"],
         binds=[Bind(source=tmp_path, target="/model"), Bind(source=tmp_path, target="/cache", read_only=False)],
@@ -402,7 +404,7 @@ with running(ContainerPlan.model_validate_json(sys.argv[1]), Path(sys.argv[2]), 
 def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, home: Path
 ) -> None:
-    plan = shell("sleep 600")
+    plan = shell(WAITING)
     command = [sys.executable, "-c", HOLDS, plan.model_dump_json(), str(tmp_path / "it.log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
@@ -422,7 +424,7 @@ def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
 def test_an_engine_that_stops_is_told_as_such_and_not_as_the_containers_end(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
-    with running(shell("sleep 600"), tmp_path / "it.log", "serve") as watched:
+    with running(shell(WAITING), tmp_path / "it.log", "serve") as watched:
         docker_engine.stop()
         try:
             with pytest.raises(HostError) as told:
@@ -437,7 +439,7 @@ def test_a_container_that_cannot_be_removed_is_named_beside_the_error_and_remove
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
     try:
-        plan = shell("sleep 600")
+        plan = shell(WAITING)
         with pytest.raises(ReleaseError, match="of its own") as raised, running(plan, tmp_path / "it.log", "serve"):
             docker_engine.stop()
             raise ReleaseError("an error of its own", "none")
