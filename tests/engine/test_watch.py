@@ -109,7 +109,7 @@ class Page(BaseHTTPRequestHandler):
     status, text, delay_s = 200, PAGE, 0.0
 
     def do_GET(self) -> None:
-        time.sleep(self.delay_s)
+        time.sleep(self.delay_s)  # as a server that is held up takes a question up late
         self.send_response(self.status)
         self.end_headers()
         self.wfile.write(self.text.encode())
