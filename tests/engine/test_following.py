@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_plan import CPU, H200, IMAGE, loaded
+from tests.engine.test_plan import CPU, H200, loaded
 from tests.fakes.vllm import make_engine
 from tests.judge.test_compare import DRAFTED, cell_plan, server_plan, task_plan
 from tests.recipes import Document, reference
@@ -28,16 +28,6 @@ TTFT_P90 = {"metric": "ttft_p90_ms", "maximum": 500.0, "unit": "ms"}
 @pytest.fixture
 def engines(tmp_path: Path) -> Engines:
     return Engines(engine=EngineEnvironment(python=make_engine(tmp_path / "engine") / "bin" / "python"))
-
-
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-
-
-@pytest.fixture(autouse=True)
-def _no_gpus_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def planned(engines: Engines, load: Document, **profile: Any) -> CellPlan:
@@ -288,13 +278,6 @@ def test_a_cpu_has_room_for_both() -> None:
 
 def test_a_server_without_speculative_decoding_has_no_other() -> None:
     assert fitted(to_be_fitted(), {"max-num-seqs": 24}).undrafted is None
-
-
-@pytest.mark.usefixtures("chosen")
-def test_gpus_that_the_caller_chose_are_for_one_process_alone() -> None:
-    assert fitted(drafted(FOUR_H200), {}).undrafted is None
-    assert fitted(drafted(FOUR_H200, engine=IMAGE), {}).undrafted is not None
-    assert fitted(drafted(CPU), {}).undrafted is not None
 
 
 def test_a_new_plan_has_the_other_server_too(engines: Engines) -> None:

@@ -230,6 +230,54 @@ def test_another_type_than_the_wanted_one_is_told_as_it_is(monkeypatch: pytest.M
     assert detect("h100") == H200
 
 
+FOUR = [nvml_device(UUID=f"GPU-{index}f6b5afc-5dff-2e56-7bcb-685dbed05b52") for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "devices"),
+    [
+        ("2", [2]),
+        ("3, 1", [1, 3]),
+        ("GPU-3f6b5afc-5dff-2e56-7bcb-685dbed05b52,0", [0, 3]),
+        ("GPU-1f6b", [1]),
+    ],
+)
+def test_a_run_has_the_gpus_that_its_caller_lets_it_use(
+    chosen: str, devices: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server on GPU 2 whose clocks and power were read from GPU 0 would be judged by another run's."""
+    Nvml(FOUR).install(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert (detect().devices, detect().count) == (devices, len(devices))
+
+
+def test_without_a_choice_a_run_has_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(FOUR).install(monkeypatch)
+    assert detect().devices == [0, 1, 2, 3]
+
+
+def test_an_empty_choice_hides_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(FOUR).install(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert detect().gpu_type == "cpu"
+
+
+@pytest.mark.parametrize("chosen", ["4", "0,-1", "GPU-", "MIG-1f6b5afc", "all"])
+def test_a_choice_that_is_no_gpu_of_the_machine_is_named(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(FOUR).install(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    with pytest.raises(HostError, match="is no GPU of this machine") as caught:
+        detect()
+    assert "0 (GPU-0f6b5afc" in caught.value.remedy
+
+
+def test_a_gpu_that_is_chosen_twice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(FOUR).install(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-1f6b")
+    with pytest.raises(HostError, match="names a GPU twice"):
+        detect()
+
+
 def test_a_driver_without_a_gpu_is_a_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml(devices=[])
     nvml.install(monkeypatch)

@@ -72,6 +72,8 @@ _FORM_FACTORS: dict[str, FormFactor] = {
     "RTX PRO 6000 BLACKWELL SERVER EDITION": "PCIe",
     "TESLA T4": "PCIe",
 }
+# CUDA's own variable for which devices a process may use.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon")
 
 
@@ -149,8 +151,37 @@ class Fingerprint(Frozen):
 
 
 def detect(wanted: str | None = None) -> Fingerprint:
-    """The fingerprint of this machine from NVML; `cpu` can be wanted of any machine. Raises as the two functions it calls."""
-    return fingerprint_of(None if wanted == "cpu" else read_nvml(), wanted)
+    """The fingerprint of this machine from NVML, of the GPUs that the caller lets it use; `cpu` can be wanted of any machine.
+
+    Raises as the functions it calls.
+    """
+    reading = None if wanted == "cpu" else read_nvml()
+    return fingerprint_of(reading and visible(reading, os.environ.get(VISIBLE)), wanted)
+
+
+def visible(reading: Reading, chosen: str | None) -> Reading | None:
+    """The devices that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; all if it is not set.
+
+    Indices are those of the PCI bus, as `nvidia-smi` counts. None if it is empty: CUDA sees no GPU then.
+
+    Raises:
+        HostError: it names a device that is not there, one twice, or a slice of a GPU.
+    """
+    if chosen is None:
+        return reading
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    found = [_named(reading, name) for name in names]
+    if len({gpu.index for gpu in found}) < len(found):
+        raise HostError(f"{VISIBLE}={chosen} names a GPU twice", "name each GPU once", "check")
+    return reading.model_copy(update={"gpus": found}) if found else None
+
+
+def _named(reading: Reading, name: str) -> Gpu:
+    named = [gpu for gpu in reading.gpus if str(gpu.index) == name or (name.startswith("GPU-") and gpu.uuid.startswith(name))]
+    if len(named) != 1:
+        there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in reading.gpus)
+        raise HostError(f"{VISIBLE} names {name!r}, which is no GPU of this machine", f"name some of these: {there}", "check")
+    return named[0]
 
 
 def read_nvml() -> Reading | None:

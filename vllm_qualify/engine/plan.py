@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
@@ -639,15 +638,10 @@ def _undrafted(server: ServerPlan, machine: Fingerprint) -> ServerPlan | None:
     if option not in server.arguments:
         return None
     free = [gpu for gpu in machine.devices if gpu not in server.gpus]
-    if machine.gpu_type != "cpu" and (len(free) < len(server.gpus) or _gpus_are_chosen(server)):
+    if machine.gpu_type != "cpu" and len(free) < len(server.gpus):
         return None
     arguments = {name: value for name, value in server.arguments.items() if name != option}
     return server.model_copy(update={"arguments": arguments, "gpus": free[: len(server.gpus)], "draft_digest": None})
-
-
-def _gpus_are_chosen(server: ServerPlan) -> bool:
-    """By the caller, for every process: two servers would get the same ones."""
-    return server.engine.launcher == "process" and "CUDA_VISIBLE_DEVICES" in os.environ
 
 
 def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:

@@ -18,6 +18,7 @@ from vllm_qualify.engine import container
 from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, Watched
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure import End, Failure, classify
+from vllm_qualify.engine.gpu import VISIBLE
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS, EngineKind, Served
 from vllm_qualify.engine.process import (
@@ -312,10 +313,9 @@ def process_command(engine: EngineEnvironment, config: Path) -> list[str]:
 
 def process_environment(plan: ServerPlan) -> dict[str, str]:
     """What a server process gets besides this process's own environment."""
-    # Without the order CUDA counts the fastest device first, and NVML by the PCI bus. A choice of the caller's own stays.
-    chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))}
-    is_ours = plan.gpus and "CUDA_VISIBLE_DEVICES" not in os.environ
-    return (chosen if is_ours else {}) | plan.environment
+    # Without the order CUDA counts the fastest device first, and NVML by the PCI bus.
+    chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(map(str, plan.gpus))}
+    return (chosen if plan.gpus else {}) | plan.environment
 
 
 def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> ContainerPlan:
