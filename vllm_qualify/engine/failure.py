@@ -28,13 +28,16 @@ Kind = Literal[
     "incomplete-model",
     "unsupported-architecture",
     "unsupported-quantization",
+    "unsupported-backend",
     "cuda-out-of-memory",
     "gpu-memory-in-use",
     "kv-cache-too-small",
     "out-of-memory",
     "driver-too-old",
     "no-gpu",
+    "too-few-gpus",
     "broken-installation",
+    "no-compiler",
     "nccl-failure",
     "port-in-use",
     "killed",
@@ -105,6 +108,9 @@ MEANINGS: dict[Kind, Meaning] = {
     ),
     "unsupported-architecture": Meaning("release", False, "take a vLLM version that supports the model"),
     "unsupported-quantization": Meaning("recipe", False, "choose a variant whose quantization this GPU type supports"),
+    "unsupported-backend": Meaning(
+        "recipe", False, "leave the option out: vLLM takes a backend that fits the model and this GPU type; or name another"
+    ),
     # The host's share is told apart: vLLM refuses at its start if the GPU's memory is already taken.
     "cuda-out-of-memory": Meaning(
         "recipe", False, "lower gpu-memory-utilization, max-num-seqs, max-num-batched-tokens or max-model-len, or use more GPUs"
@@ -117,8 +123,12 @@ MEANINGS: dict[Kind, Meaning] = {
     "out-of-memory": Meaning("host", False, "raise the container's or the host's memory, or stop what else uses it"),
     "driver-too-old": Meaning("host", False, "update this host's NVIDIA driver, or use an image for an older CUDA"),
     "no-gpu": Meaning("host", False, "give the server a GPU, and check it with `nvidia-smi` where the server runs"),
+    "too-few-gpus": Meaning("host", False, "use a machine with more GPUs; or lower the recipe's parallel sizes"),
     "broken-installation": Meaning(
         "host", False, "install the engine and the packages that it needs anew, or serve an image, which has them all"
+    ),
+    "no-compiler": Meaning(
+        "host", False, "install gcc, g++ and CUDA's nvcc where the server runs, on its PATH; or serve an image, which has them"
     ),
     "nccl-failure": Meaning(
         "host", False, "set NCCL_DEBUG=INFO and check the links, shared memory and drivers between the GPUs"
@@ -218,7 +228,8 @@ SIGNS = [
     ),
     _sign(
         "gated-model",
-        r"There was a specific connection error when trying to load (?P<repo>\S+?):?\nClient error '(?P<status>40[13] [^'\n]{1,100})'",
+        r"There was a specific connection error when trying to load (?P<repo>\S+?):?\n"
+        r"Client error '(?P<status>40[13] [^'\n]{1,100})'",
         "the hub refuses to give the model {repo} ({status}): it does not exist, or HF_TOKEN may not read it",
         "check the model's name, and that HF_TOKEN is valid and may read it",
     ),
@@ -267,6 +278,22 @@ SIGNS = [
         "this vLLM does not know the quantization {method} on this device",
     ),
     _sign(
+        "unsupported-backend",
+        r"Selected backend (?:\w+\.)?(?P<name>\w+) is not valid for this configuration\. Reason: (?P<why>.+)",
+        "the attention backend {name} does not fit the model or this GPU: {why}",
+    ),
+    _sign(
+        "unsupported-backend",
+        r"(?P<kind>\w{1,40}) MoE backend '?(?P<name>\w+)'? does not support the deployment configuration"
+        r"(?: since (?P<why>.+))?",
+        "the {kind} MoE backend {name} does not fit the model or this GPU: {why}",
+    ),
+    _sign(
+        "invalid-value",
+        r"Unknown attention backend: '(?P<name>[^'\n]{1,100})'\. Valid options are: (?P<valid>.+)",
+        "this vLLM has no attention backend {name}",
+    ),
+    _sign(
         "kv-cache-too-small",
         rf"{_KV_CACHE_NEEDED}\. Based on the available memory, the estimated maximum model length is (?P<fits>\d+)",
         "max-model-len {asked} needs {needed} GiB of KV cache, {available} GiB are left; {fits} tokens would fit",
@@ -287,6 +314,11 @@ SIGNS = [
         "gpu-memory-in-use",
         rf"Free memory on device(?: \S+)? {_FREE} GPU {_SHARE}",
         "{free} of {total} GiB of the GPU's memory were free at the start, gpu-memory-utilization {share} asks for {asked} GiB",
+    ),
+    _sign(
+        "gpu-memory-in-use",
+        r"Error in memory profiling\. Initial free memory (?P<before>[\d.]+) GiB, current free memory (?P<after>[\d.]+) GiB",
+        "another process gave memory of the GPU back while the server measured it: {before} GiB were free, then {after} GiB",
     ),
     _sign(
         "out-of-memory",
@@ -346,6 +378,11 @@ SIGNS = [
     ),
     _sign("no-gpu", r"libcuda\.so\.1: cannot open shared object file", "the server found no NVIDIA driver: {whole}"),
     _sign(
+        "too-few-gpus",
+        r"World size \((?P<ranks>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)",
+        "the server has {ranks} ranks, and sees {gpus} GPUs",
+    ),
+    _sign(
         "nccl-failure",
         rf"{_first('NCCL error|ncclInvalidUsage')}{_NEXT_LINES}"
         r"(?P<told>Duplicate GPU detected : rank (?P<one>\d+) and rank (?P<other>\d+))",
@@ -401,6 +438,12 @@ SIGNS = [
         r"An attempt has been made to start a new process before the",
         "the program that starts the engine does so again whenever it is imported, as each of its processes does",
         'put what the program does under `if __name__ == "__main__":`, or install vLLM anew, whose own program has it',
+    ),
+    # Without a name: there is no program.
+    _sign(
+        "no-compiler",
+        r"InductorError: (?P<why>PermissionError: \[Errno 13\] Permission denied: ''|InvalidCxxCompiler: .+)",
+        "what compiles the model found no compiler that it can use: {why}",
     ),
     # After the driver's own library, of which the remedy is another.
     _sign(
