@@ -1,6 +1,7 @@
 """Failure classes on real logs: captured/README.md tells where each comes from."""
 
 import re
+import time
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -14,6 +15,8 @@ CAPTURED = Path(__file__).parent / "captured"
 USAGE = End(exit_code=2)
 FAILED = End(exit_code=1)
 KILLED = End(exit_code=-9)
+# Some hundred times what it takes.
+HOSTILE_LIMIT_S = 20.0
 GIVEN_UP = End(exit_code=None, waited_s=300)
 TAIL = """(APIServer pid=223598)     raise RuntimeError("Engine core initialization failed. "
 (APIServer pid=223598)                        "See root cause above. "
@@ -120,6 +123,21 @@ CASES = [
     Case("out-of-memory-limit", FAILED, "out-of-memory", "host", False, ["1073479680"]),
     Case("out-of-memory-import", FAILED, "out-of-memory", "host", False, ["MemoryError"]),
     Case("out-of-memory-at-start", FAILED, "out-of-memory", "host", False, ["0.99"]),
+    Case("broken-installation-libraries", FAILED, "broken-installation", "host", False, ["nvidia_cutlass_dsl", "libraries"]),
+    Case("broken-installation-spawned-main", FAILED, "broken-installation", "host", False, ["whenever it is imported"]),
+    Case("broken-installation-module", FAILED, "broken-installation", "host", False, ["No module named 'msgspec'"]),
+    Case("broken-installation-shared-library", FAILED, "broken-installation", "host", False, ["libzmq"]),
+    Case("no-compiler-c", FAILED, "no-compiler", "host", False, ["Permission denied: ''"]),
+    Case("no-compiler-cpp", FAILED, "no-compiler", "host", False, ["No working C++ compiler", "g++"]),
+    Case("too-few-gpus", FAILED, "too-few-gpus", "host", False, ["4 ranks", "2 GPUs"]),
+    Case("unsupported-backend-attention", FAILED, "unsupported-backend", "recipe", False, ["CUTLASS_MLA", "capability"]),
+    Case("unsupported-backend-moe", FAILED, "unsupported-backend", "recipe", False, ["FP8", "FLASHINFER_TRTLLM", "device"]),
+    Case("invalid-value-attention-backend", FAILED, "invalid-value", "recipe", False, ["FLASHY"]),
+    Case("refused-configuration-quantization", FAILED, "refused-configuration", "recipe", False, ["awq"]),
+    Case("gpu-memory-in-use-given-back", FAILED, "gpu-memory-in-use", "host", True, ["89.76", "90.46"]),
+    Case("gpu-memory-in-use-h200", FAILED, "gpu-memory-in-use", "host", True, ["100.89", "139.8", "0.95", "132.81"]),
+    Case("kv-cache-too-small-none-left-gpu", FAILED, "kv-cache-too-small", "recipe", False, ["no memory"]),
+    Case("port-in-use-h200", FAILED, "port-in-use", "host", True, ["Address already in use"]),
     Case("killed", KILLED, "killed", "host", True, ["signal 9 (SIGKILL)"]),
     Case("killed-engine", End(exit_code=0), "killed", "host", True, ["engine core"]),
     Case("killed-terminated", End(exit_code=0), "killed", "host", True, ["told to stop"]),
@@ -323,6 +341,25 @@ def test_an_unknown_failure_shows_its_exception_and_not_the_noise_of_the_end() -
     assert failure.problem == "the server ended with exit code 1: KeyError: 'model.layers.0.weight'"
 
 
+@pytest.mark.parametrize("prefix", ["", "(EngineCore pid=7) ", "(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] "])
+def test_an_exception_without_a_message_takes_the_line_in_which_it_begins(prefix: str) -> None:
+    said = ["RuntimeError: ", "", "        The layer has no weights.", "        There are 3 of them.", "    "]
+    log = "".join(f"{prefix}{line}\n" for line in said) + TAIL
+    failure = classify(log, FAILED)
+    assert failure.problem == "the server ended with exit code 1: RuntimeError: The layer has no weights."
+    assert failure.lines == [f"{prefix}RuntimeError:", f"{prefix}        The layer has no weights."]
+
+
+def test_an_exception_without_a_message_may_be_the_last_line() -> None:
+    assert classify("RuntimeError:\n\n", FAILED).problem == "the server ended with exit code 1: RuntimeError:"
+    assert classify("KeyboardInterrupt\nthe end\n", FAILED).lines == ["KeyboardInterrupt"]
+
+
+def test_an_interpreter_that_ends_while_its_threads_read_is_a_consequence() -> None:
+    end = BY_LOG["broken-installation-spawned-main"].text.partition("Fatal Python error")
+    assert "KeyError: 'model'" in classify("KeyError: 'model'\n" + end[1] + end[2], FAILED).problem
+
+
 def test_of_several_exceptions_the_last_is_shown_first() -> None:
     log = "OSError: the disk is gone\n\nDuring handling of it:\n\nKeyError: 'model'\n"
     assert classify(log, FAILED).lines == ["KeyError: 'model'", "OSError: the disk is gone"]
@@ -383,6 +420,53 @@ def test_any_log_and_any_end_have_a_failure(log: str, exit_code: int | None, oom
     failure = classify(log, End(exit_code=exit_code, oom_killed=oom_killed))
     assert failure.problem
     assert failure.remedy
+
+
+HOSTILE = [
+    "Model architectures ",
+    "Model architectures [a",
+    "Unknown quantization method: ",
+    "NCCL error",
+    "NCCL error: ",
+    "NCCL error: a(",
+    "NCCL WARN ncclInvalidUsage ",
+    "out of memory ",
+    "out of memory\n",
+    "ConnectError: ",
+    "ConnectError: a\n",
+    "LocalEntryNotFoundError: ",
+    "Cannot access gated repo for url https://a/b/c ",
+    "error: argument a: 1 validation error for a ",
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=A,",
+    "Server error '500 ",
+    "RuntimeError:\n",
+    "(pid=",
+    "pid=1",
+    "a | ",
+    "a.A",
+    "1",
+    " ",
+    "\n",
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+@pytest.mark.parametrize("opening", ["", "(pid=", "(EngineCore pid=1) ERROR 11-20 12:00:00 [core.py:900] "])
+def test_a_hostile_log_is_read_in_seconds(opening: str, piece: str) -> None:
+    """Of a pattern whose work grows with the square of the log or more, one of these takes minutes."""
+    log = opening + piece * (200_000 // len(piece))
+    began_s = time.process_time()
+    assert classify(log, KILLED).problem
+    assert time.process_time() - began_s < HOSTILE_LIMIT_S
+
+
+def test_the_lines_of_a_hostile_log_are_read_in_seconds() -> None:
+    """The same in lines, as long as what is read of one."""
+    for piece in HOSTILE:
+        log = f"{piece * (2000 // len(piece))}\n" * 100
+        began_s = time.process_time()
+        assert classify(log, KILLED).problem
+        assert time.process_time() - began_s < HOSTILE_LIMIT_S, piece
 
 
 def test_a_long_log_is_read_in_seconds() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_qualify.engine.process import guarded, quiet_environment, tail, wait_for
+from vllm_qualify.engine.process import PROGRESS, guarded, quiet_environment, tail, wait_for
 from vllm_qualify.errors import HostError
 
 # Deaf to SIGTERM, with a child of its own: what a wedged engine core is like.
@@ -66,7 +66,7 @@ def test_the_death_of_the_caller_ends_the_process(tmp_path: Path, number: signal
     caller = textwrap.dedent(f"""
         import sys, time
         from pathlib import Path
-        from vllm_qualify.engine.process import guarded, quiet_environment
+        from vllm_qualify.engine.process import PROGRESS, guarded, quiet_environment
         with guarded([sys.executable, "-c", {STUBBORN!r}], quiet_environment(), Path({str(tmp_path / "log")!r}), grace_s=0.5):
             time.sleep(600)
     """)
@@ -133,6 +133,12 @@ def test_progress_is_read_from_the_bar_of_the_log(tmp_path: Path) -> None:
     with guarded([sys.executable, "-u", "-c", bar], quiet_environment(), tmp_path / "log") as process:
         wait_for(process, 30, lambda: None, lambda done, total: told.append((done, total)), "load")
     assert told[-1] == (2, 20)
+
+
+@pytest.mark.parametrize("piece", ["1", "1/", "1/1", "1/1 "])
+def test_a_hostile_log_has_no_progress_and_is_read_in_seconds(piece: str) -> None:
+    """Minutes, where the work grows with the square of the digits."""
+    assert PROGRESS.findall(piece * (200_000 // len(piece))) == []
 
 
 def test_tail_shows_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:

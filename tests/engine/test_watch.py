@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +26,7 @@ from vllm_qualify.engine.watch import (
     WANTED,
     GpuSample,
     HostSample,
+    Roots,
     Scrape,
     family_of,
     first_in_container,
@@ -34,7 +35,8 @@ from vllm_qualify.engine.watch import (
     reason_names,
     scrape,
     tree,
-    watching,
+    watching_machine,
+    watching_server,
 )
 from vllm_qualify.recipe.tables import EngineTable, table_of, versions
 
@@ -143,11 +145,19 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@contextmanager
+def watching(
+    url: str, folder: Path, roots: Mapping[str, Roots] | None = None, gpus: Sequence[int] = (), every_s: float = 0.05
+) -> Iterator[None]:
+    with watching_machine(folder, roots or {}, gpus, every_s), watching_server(url, FAMILIES, folder, every_s):
+        yield
+
+
 def watched(url: str, folder: Path, count: int = 3, **others: Any) -> tuple[list[Scrape], list[HostSample]]:
-    """What `watching` wrote until there were so many scrapes."""
+    """What `watching` wrote until there were so many lines of both."""
     began = time.time()
-    with watching(url, FAMILIES, folder, others.pop("roots", {}), every_s=0.05, **others):
-        until(lambda: len(lines(folder / SCRAPES)) >= count)
+    with watching(url, folder, **others):
+        until(lambda: min(len(lines(folder / name)) for name in (SCRAPES, HOST_SAMPLES)) >= count)
     scrapes = [Scrape.model_validate_json(line) for line in lines(folder / SCRAPES)]
     host = [HostSample.model_validate_json(line) for line in lines(folder / HOST_SAMPLES)]
     times = [*(one.time for one in scrapes), *(one.time for one in host)]
@@ -160,7 +170,6 @@ def test_a_run_is_sampled(tmp_path: Path) -> None:
     with serving() as url:
         scrapes, host = watched(url, tmp_path, roots={"server": tree(os.getpid()), "none yet": lambda: ()})
     assert [one.values for one in scrapes] == [TOLD] * len(scrapes)
-    assert len(host) == len(scrapes)
     assert host[0].cpu_share is None
     assert all(0 <= one.cpu_share <= 1 for one in host[1:] if one.cpu_share is not None)
     assert None not in [one.cpu_share for one in host[1:]]
@@ -184,9 +193,8 @@ def test_a_page_that_cannot_be_read_is_a_line_that_says_so(status: int, text: st
 def test_a_server_that_is_gone_is_a_line_that_says_so(tmp_path: Path) -> None:
     with serving() as url:
         assert scrape(url, FAMILIES).error is None
-    scrapes, host = watched(url, tmp_path)
+    scrapes, _ = watched(url, tmp_path)
     assert all("ConnectError" in str(one.error) for one in scrapes)
-    assert len(host) == len(scrapes)
 
 
 def test_a_server_that_hangs_holds_up_neither_the_block_nor_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,13 +213,13 @@ def test_a_scrape_has_the_time_of_its_answer() -> None:
 
 
 def test_an_error_of_the_block_is_its_own_and_ends_the_thread(tmp_path: Path) -> None:
-    with serving() as url, pytest.raises(KeyError), watching(url, FAMILIES, tmp_path, {}):
+    with serving() as url, pytest.raises(KeyError), watching(url, tmp_path):
         raise KeyError
     assert not any(thread.name == "watch" for thread in threading.enumerate())
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
-    with serving() as url, watching(url, FAMILIES, tmp_path / "not there", {}):
+    with serving() as url, watching(url, tmp_path / "not there"):
         until(lambda: not any(thread.name == "watch" for thread in threading.enumerate()))
     assert list(tmp_path.iterdir()) == []
 
@@ -221,8 +229,8 @@ def test_a_killed_run_keeps_its_lines(tmp_path: Path) -> None:
         run = textwrap.dedent(f"""
             import threading
             from pathlib import Path
-            from vllm_qualify.engine.watch import watching
-            with watching({url!r}, {sorted(FAMILIES)!r}, Path({str(tmp_path)!r}), {{}}, every_s=0.05):
+            from vllm_qualify.engine.watch import watching_server
+            with watching_server({url!r}, {sorted(FAMILIES)!r}, Path({str(tmp_path)!r}), every_s=0.05):
                 threading.Event().wait()
         """)
         with subprocess.Popen([sys.executable, "-c", run]) as process:
@@ -296,13 +304,22 @@ class Nvml:
                 raise told
             if name == "nvmlDeviceGetMemoryInfo":
                 return pynvml.c_nvmlMemory_t(**told)
+            if name == "nvmlDeviceGetUtilizationRates":
+                return pynvml.c_nvmlUtilization_t(**told)
             return told[str(which[0])] if isinstance(told, dict) else told
 
         return call
 
 
 IDLE = GpuSample(
-    index=1, sm_mhz=345, memory_mhz=3201, clock_reasons=["gpu_idle"], memory_used_mib=615, power_w=102.284, temperature_c=37
+    index=1,
+    sm_mhz=345,
+    memory_mhz=3201,
+    clock_reasons=["gpu_idle"],
+    memory_used_mib=615,
+    power_w=102.284,
+    temperature_c=37,
+    utilization=0.0,
 )
 LOADED = GpuSample(
     index=1,
@@ -312,6 +329,7 @@ LOADED = GpuSample(
     memory_used_mib=2265,
     power_w=694.268,
     temperature_c=61,
+    utilization=0.99,
 )
 
 
@@ -326,10 +344,34 @@ def test_what_a_real_gpu_told(when: str, expected: GpuSample, tmp_path: Path, mo
 
 def test_what_a_product_does_not_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    Nvml(monkeypatch, "idle", nvmlDeviceGetPowerUsage=unsupported, nvmlDeviceGetCurrentClocksThrottleReasons=unsupported)
+    functions = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetUtilizationRates")
+    Nvml(monkeypatch, "idle", **dict.fromkeys(functions, unsupported))
     with serving() as url:
         _, host = watched(url, tmp_path, gpus=[1])
-    assert host[0].gpus == [IDLE.model_copy(update={"power_w": None, "clock_reasons": None})]
+    assert host[0].gpus == [IDLE.model_copy(update={"power_w": None, "clock_reasons": None, "utilization": None})]
+
+
+def test_a_line_of_an_older_version_has_no_utilization() -> None:
+    line = IDLE.model_dump_json(exclude={"utilization"})
+    assert GpuSample.model_validate_json(line) == IDLE.model_copy(update={"utilization": None})
+
+
+def test_the_machine_is_watched_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(monkeypatch, "idle")
+    with watching_machine(tmp_path, {"server": tree(os.getpid())}, [1], 0.05):
+        until(lambda: len(lines(tmp_path / HOST_SAMPLES)) >= 2)
+    assert [path.name for path in tmp_path.iterdir()] == [HOST_SAMPLES]
+    assert HostSample.model_validate_json(lines(tmp_path / HOST_SAMPLES)[0]).gpus == [IDLE]
+
+
+def test_a_server_that_hangs_holds_up_no_sample_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SCRAPE_TIMEOUT_S", 2.0)
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Page) as server,
+        watching(f"http://127.0.0.1:{server.server_address[1]}/metrics", tmp_path),
+    ):
+        until(lambda: len(lines(tmp_path / HOST_SAMPLES)) >= 5)
+        assert lines(tmp_path / SCRAPES) == []
 
 
 def test_a_gpu_that_is_lost_is_a_line_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Start-up: its parts and the KV cache from a real log on the CPU, and from lines as vLLM's source words them for a GPU."""
+"""Start-up: its parts and the KV cache from real logs of the CPU and a GPU, and from lines as vLLM's source words them."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,8 +8,10 @@ import pytest
 from vllm_qualify.evidence.startup import PARTS, KvCache, kv_cache, measurements, startup
 from vllm_qualify.recipe.metrics import METRICS
 
-CPU_LOG = (Path(__file__).parent / "captured" / "startup" / "cpu-cold.log").read_text()
+CAPTURED = Path(__file__).parent / "captured" / "startup"
+CPU_LOG, H200_LOG = ((CAPTURED / name).read_text() for name in ("cpu-cold.log", "h200-cold.log"))
 LAUNCHED, CPU_STARTUP_S = 1795221204.23, 114.0
+H200_LAUNCHED, H200_STARTUP_S = datetime(2026, 11, 22, 13, 33, 53, tzinfo=UTC).timestamp(), 69.0
 AT = datetime(2026, 3, 9, 12, 0, 0, tzinfo=UTC).timestamp()
 GPU_STARTUP_S = 150.0
 
@@ -17,7 +19,7 @@ API, CORE = "(APIServer pid=1)", "(EngineCore_DP0 pid=94)"
 CONFIG = "[core.py:96] Initializing a V1 LLM engine (v0.17.0) with config: model='m', enforce_eager=False, seed=0"
 BEGIN = "[gpu_model_runner.py:4255] Starting to load model m..."
 LOADED = "[gpu_model_runner.py:4354] Model loading took 15.27 GiB memory and 20.500000 seconds"
-CAPTURED = "[gpu_model_runner.py:5360] Graph capturing finished in 18 secs, took 0.96 GiB"
+CAPTURED_GRAPHS = "[gpu_model_runner.py:5360] Graph capturing finished in 18 secs, took 0.96 GiB"
 READY = "[api_server.py:1971] Starting vLLM API server 0 on http://0.0.0.0:8000"
 ANEW = "[backends.py:312] Compiling a graph for compile range (1, 8192) takes 9.62 s"
 FROM_CACHE = "[backends.py:283] Directly load the compiled graph(s) for compile range (1, 8192) from the cache, took 0.961 s"
@@ -35,7 +37,7 @@ def log_of(*compiling: str, process: str = CORE, begin: str = "03-09 12:00:30") 
         f"{process} INFO {begin} {BEGIN}",
         f"{process} INFO 03-09 12:00:50 {LOADED}",
         *(f"{process} INFO 03-09 12:01:30 {line}" for line in compiling),
-        f"{process} INFO 03-09 12:02:10 {CAPTURED}",
+        f"{process} INFO 03-09 12:02:10 {CAPTURED_GRAPHS}",
         f"{API} INFO 03-09 12:02:20 {READY}",
         "INFO:     Application startup complete.",
     ]
@@ -48,6 +50,21 @@ def test_the_parts_of_a_real_start_on_the_cpu() -> None:
     assert (found.weights_s, found.compile_s, found.graphs_s, found.warm) == (0.01, 51.0, None, False)
     assert found.ready_s == pytest.approx(114 - 57.77 - 0.01 - 51, abs=0.01)
     assert found.because == {"image_s": "no image was pulled", "graphs_s": "the log tells of no capture of CUDA graphs"}
+
+
+def test_the_parts_of_a_real_start_on_an_h200() -> None:
+    """By vLLM's V2 model runner, which words the begin of the weights in its own way."""
+    found = startup(H200_LOG, H200_STARTUP_S, H200_LAUNCHED)
+    assert (found.process_s, found.weights_s, found.compile_s, found.graphs_s) == (33.0, 2.65021, 11.74, 1.0)
+    assert found.ready_s == pytest.approx(69 - 33 - 2.65 - 11.74 - 1, abs=0.01)
+    assert found.warm is False
+    assert found.because == {"image_s": "no image was pulled"}
+
+
+def test_graphs_that_are_captured_twice_take_both_times() -> None:
+    """Newer model runners capture some of them before the rest, to see how much memory they take."""
+    profiled = CAPTURED_GRAPHS.replace("18 secs", "7 secs")
+    assert startup(log_of(TOOK, profiled), GPU_STARTUP_S, AT).graphs_s == 25
 
 
 def test_the_parts_of_a_start_on_a_gpu() -> None:
@@ -129,7 +146,7 @@ def test_a_year_may_end_meanwhile() -> None:
 
 
 def test_a_start_with_enforce_eager_neither_compiles_nor_captures() -> None:
-    text = log_of().replace("enforce_eager=False", "enforce_eager=True").replace(CAPTURED, "")
+    text = log_of().replace("enforce_eager=False", "enforce_eager=True").replace(CAPTURED_GRAPHS, "")
     found = startup(text, GPU_STARTUP_S, AT)
     assert (found.compile_s, found.graphs_s) == (None, None)
     assert found.because["compile_s"] == found.because["graphs_s"] == "there is none: the server runs with enforce-eager"
@@ -189,6 +206,10 @@ def test_the_kv_cache_of_a_real_server_on_the_cpu() -> None:
     assert kv_cache(CPU_LOG) == KvCache(tokens=419_328, max_concurrency=204.75)
 
 
+def test_the_kv_cache_of_a_real_server_on_an_h200() -> None:
+    assert kv_cache(H200_LOG) == KvCache(tokens=17_448_304, max_concurrency=8519.68)
+
+
 def test_the_kv_cache_on_two_lines_and_of_several_engines() -> None:
     lines = [
         f"(EngineCore_DP{rank} pid={90 + rank}) INFO 03-09 12:01:40 [kv_cache_utils.py:{line}"
@@ -205,3 +226,27 @@ def test_the_kv_cache_on_two_lines_and_of_several_engines() -> None:
 
 def test_a_log_that_tells_of_no_kv_cache() -> None:
     assert kv_cache(log_of(TOOK)) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Loading weights took 1.2.3 seconds",
+        "Model loading took 1 GiB and . seconds",
+        f"Graph capturing finished in {'9' * 5000} secs",
+        "KV cache size: , tokens",
+        f"KV cache size: {'9' * 5000} tokens",
+    ],
+)
+def test_what_is_no_number_is_not_read(line: str) -> None:
+    text = f"{CORE} INFO 03-09 12:01:30 [made.py:1] {line}"
+    found = startup(text, GPU_STARTUP_S, AT)
+    assert (found.weights_s, found.graphs_s, kv_cache(text)) == (None, None, None)
+
+
+@pytest.mark.parametrize("piece", ["(pid=", "(a pid=1", "pid=1 ", "1", "INFO 03-09 12:00:00 [", "Model loading took 1 and "])
+def test_a_hostile_log_is_read_in_seconds(piece: str) -> None:
+    """Minutes, where the work grows with the square of the log."""
+    text = f"{CORE} INFO 03-09 12:01:30 [made.py:1] (pid=" + piece * (200_000 // len(piece))
+    assert startup(text, GPU_STARTUP_S, AT).weights_s is None
+    assert kv_cache(text) is None

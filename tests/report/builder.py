@@ -12,6 +12,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.plan import Baseline, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.fitting import Tried, Try
+from vllm_qualify.evidence.idle import GpuIdle, Idle, Stretch
 from vllm_qualify.evidence.measurement import (
     EvidenceFile,
     Interval,
@@ -105,6 +106,7 @@ def detailed_report() -> Report:
             invalid("speculative_speedup_batch1", f"without it: 3 failed {IMAGE}", ""),
         ],
         startup=_startup(),
+        idle=_idle(),
         fit=_tried(),
         course=course(60),
         course_notes=[f"the power limit lowered the clocks {SCRIPT}"],
@@ -335,6 +337,15 @@ def _startup() -> Startup:
         warm=False,
         because={"image_s": f"no image was pulled {SCRIPT}"},
     )
+
+
+def _idle() -> Idle:
+    first, second = ((143.0, 120.5), (602.0, 31.25)), ((143.0, 143.0), (602.0, 602.0))
+    gpus = [
+        GpuIdle(index=index, samples=1490, **{part: Stretch(told_s=told, idle_s=idle) for part, (told, idle) in parts})
+        for index, parts in enumerate(zip(("start", "serving"), of, strict=True) for of in (first, second))
+    ]
+    return Idle(held_s=748.0, gpus=gpus)
 
 
 def _tried() -> Tried:

@@ -109,6 +109,18 @@ def test_what_left_nothing_is_absent_with_its_reason(tmp_path: Path) -> None:
     ]
 
 
+def test_how_long_gpus_idled_is_read_of_a_server_that_had_some(evidence: Path) -> None:
+    plan = plan_of(server=plan_of().server.model_copy(update={"gpus": [0]}))
+    assert details_of(plan, evidence).idle is None
+    (evidence / "serve" / "ended_at").write_text(f"{LAUNCHED + 600}\n")
+    found = details_of(plan, evidence)
+    assert found.idle is not None
+    # The real machine had no GPU.
+    assert "GPU 0's use is told for only 0 of 600 s" in (found.idle.because or "")
+    (evidence / "serve" / "host.jsonl").unlink()
+    assert "idle GPUs: no usable evidence: No such file or directory: host.jsonl" in details_of(plan, evidence).notes
+
+
 def test_gains_that_no_gate_asks_for_are_kept(evidence: Path) -> None:
     gained = valid("speculative_speedup", 1.25, "speculation/", sample_count=4)
     assert details_of(plan_of(), evidence, [gained]).speedups == [gained]

@@ -17,6 +17,7 @@ from tests.report.builder import (
     image_report,
     page_link,
 )
+from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.recipe.model import Fit, Sweep
@@ -190,6 +191,11 @@ def test_details_are_told_with_their_reasons(detailed_page: str) -> None:
         "Cold: it compiled.",
         "48.5 s",
         f"no image was pulled {SCRIPT}",
+        "GPU 0 idled",
+        "20.37\u00a0%",
+        "2 min 00 s of 2 min 23 s before the first completion, 31.2 s of 10 min 02 s after it",
+        "All of them together idled",
+        "60.18\u00a0%",
         "Chosen: max-num-seqs 310",
         f"out of memory {SCRIPT}",
         "312 req",
@@ -198,6 +204,15 @@ def test_details_are_told_with_their_reasons(detailed_page: str) -> None:
         "running 63 to 64; waiting 0 to 37; samples that do not tell it all: 1 of 60",
     ]
     assert [missing for missing in told if missing not in text] == []
+
+
+def test_a_reason_stands_in_place_of_what_gpus_idled() -> None:
+    report = detailed_report()
+    unsure = Idle(held_s=60.0, gpus=[], because=f"GPU 0 is lost {SCRIPT}")
+    details = report.details.model_copy(update={"idle": unsure})
+    read = Reader(render_page(report.model_copy(update={"details": details}), lambda file: file.path))
+    assert "The GPUs idled" in read.text
+    assert f"GPU 0 is lost {SCRIPT}" in read.text
 
 
 def test_hostile_details_stay_text(detailed_page: str) -> None:

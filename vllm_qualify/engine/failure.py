@@ -28,12 +28,16 @@ Kind = Literal[
     "incomplete-model",
     "unsupported-architecture",
     "unsupported-quantization",
+    "unsupported-backend",
     "cuda-out-of-memory",
     "gpu-memory-in-use",
     "kv-cache-too-small",
     "out-of-memory",
     "driver-too-old",
     "no-gpu",
+    "too-few-gpus",
+    "broken-installation",
+    "no-compiler",
     "nccl-failure",
     "port-in-use",
     "killed",
@@ -104,6 +108,9 @@ MEANINGS: dict[Kind, Meaning] = {
     ),
     "unsupported-architecture": Meaning("release", False, "take a vLLM version that supports the model"),
     "unsupported-quantization": Meaning("recipe", False, "choose a variant whose quantization this GPU type supports"),
+    "unsupported-backend": Meaning(
+        "recipe", False, "leave the option out: vLLM takes a backend that fits the model and this GPU type; or name another"
+    ),
     # The host's share is told apart: vLLM refuses at its start if the GPU's memory is already taken.
     "cuda-out-of-memory": Meaning(
         "recipe", False, "lower gpu-memory-utilization, max-num-seqs, max-num-batched-tokens or max-model-len, or use more GPUs"
@@ -116,6 +123,13 @@ MEANINGS: dict[Kind, Meaning] = {
     "out-of-memory": Meaning("host", False, "raise the container's or the host's memory, or stop what else uses it"),
     "driver-too-old": Meaning("host", False, "update this host's NVIDIA driver, or use an image for an older CUDA"),
     "no-gpu": Meaning("host", False, "give the server a GPU, and check it with `nvidia-smi` where the server runs"),
+    "too-few-gpus": Meaning("host", False, "use a machine with more GPUs; or lower the recipe's parallel sizes"),
+    "broken-installation": Meaning(
+        "host", False, "install the engine and the packages that it needs anew, or serve an image, which has them all"
+    ),
+    "no-compiler": Meaning(
+        "host", False, "install gcc, g++ and CUDA's nvcc where the server runs, on its PATH; or serve an image, which has them"
+    ),
     "nccl-failure": Meaning(
         "host", False, "set NCCL_DEBUG=INFO and check the links, shared memory and drivers between the GPUs"
     ),
@@ -156,8 +170,16 @@ _KV_CACHE_NEEDED = (
 # As vLLM writes them for a GPU and for the CPU: what was free at the start, and what its share of all memory is.
 _FREE = r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired"
 _SHARE = r"memory utilization \((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)"
+_NO_CONNECTION = r"(?:ConnectError|ConnectTimeout|ReadTimeout|ConnectionError): "
 _NEXT_LINES = r"(?:[^\n]*\n){0,4}?[^\n]*?"
 
+
+def _first(words: str) -> str:
+    """The line up to these words, where they stand first in it: no search of what follows begins twice in a line."""
+    return rf"^(?>[^\n]*?(?:{words}))"
+
+
+# The log may be hostile: what a pattern reads is bounded, or begins once in a line; else the work grows with the log's square.
 # Of signs in the same line the first one here wins: the more specific stand first.
 SIGNS = [
     _sign("unknown-flag", r"error: unrecognized arguments: (?P<flags>.+)", "this vLLM version does not know {flags}"),
@@ -195,7 +217,7 @@ SIGNS = [
     ),
     _sign(
         "gated-model",
-        rf"Cannot access gated repo for url {_REPOSITORY}{_NEXT_LINES}not in the authorized list",
+        rf"{_first('Cannot access gated repo for url ')}{_REPOSITORY}{_NEXT_LINES}not in the authorized list",
         "the model {repo} is gated, and the account of this HF_TOKEN is not in its list",
         "ask for access on the repository's page on the hub",
     ),
@@ -206,7 +228,8 @@ SIGNS = [
     ),
     _sign(
         "gated-model",
-        r"There was a specific connection error when trying to load (?P<repo>\S+?):?\nClient error '(?P<status>40[13] [^']+)'",
+        r"There was a specific connection error when trying to load (?P<repo>\S+?):?\n"
+        r"Client error '(?P<status>40[13] [^'\n]{1,100})'",
         "the hub refuses to give the model {repo} ({status}): it does not exist, or HF_TOKEN may not read it",
         "check the model's name, and that HF_TOKEN is valid and may read it",
     ),
@@ -217,24 +240,24 @@ SIGNS = [
     ),
     _sign(
         "hub-unreachable",
-        rf"Server error '(?P<status>5\d\d [^']+)' for url '{_REPOSITORY}",
+        rf"Server error '(?P<status>5\d\d [^'\n]{{1,100}})' for url '{_REPOSITORY}",
         "the hub answered {status} for {repo}",
     ),
     _sign(
         "hub-unreachable",
-        r"(?:ConnectError|ConnectTimeout|ReadTimeout|ConnectionError): (?P<why>.+)"
-        r"(?:\n.*){0,300}?(?P<told>We couldn't connect to '(?P<url>[^']+)')",
+        rf"{_first(_NO_CONNECTION)}(?P<why>.+)(?:\n(?!.*{_NO_CONNECTION}).*){{0,300}}?"
+        r"(?P<told>We couldn't connect to '(?P<url>[^'\n]+)')",
         "the hub at {url} does not answer: {why}",
     ),
-    _sign("hub-unreachable", r"We couldn't connect to '(?P<url>[^']+)'", "the hub at {url} does not answer"),
+    _sign("hub-unreachable", r"We couldn't connect to '(?P<url>[^'\n]+)'", "the hub at {url} does not answer"),
     _sign(
         "not-in-cache",
-        r"LocalEntryNotFoundError: .*outgoing traffic has been disabled",
+        r"LocalEntryNotFoundError: .{0,300}?outgoing traffic has been disabled",
         "the model is not in the hub's cache of this host, and HF_HUB_OFFLINE forbids to download it",
     ),
     _sign(
         "unsupported-architecture",
-        r"Model architectures? \[?'?(?P<name>[^\]']+)'?.*(?:is|are) not supported",
+        r"Model architectures? \[?'?(?P<name>\w{1,100}+)'?.{0,300}?(?:is|are) not supported",
         "this vLLM version does not support the architecture {name}",
     ),
     _sign(
@@ -251,8 +274,24 @@ SIGNS = [
     ),
     _sign(
         "unsupported-quantization",
-        r"Unknown quantization method: (?P<method>[^.\n]+)\.",
+        r"Unknown quantization method: (?P<method>[^.\n]{1,100})\.",
         "this vLLM does not know the quantization {method} on this device",
+    ),
+    _sign(
+        "unsupported-backend",
+        r"Selected backend (?:\w+\.)?(?P<name>\w+) is not valid for this configuration\. Reason: (?P<why>.+)",
+        "the attention backend {name} does not fit the model or this GPU: {why}",
+    ),
+    _sign(
+        "unsupported-backend",
+        r"(?P<kind>\w{1,40}) MoE backend '?(?P<name>\w+)'? does not support the deployment configuration"
+        r"(?: since (?P<why>.+))?",
+        "the {kind} MoE backend {name} does not fit the model or this GPU: {why}",
+    ),
+    _sign(
+        "invalid-value",
+        r"Unknown attention backend: '(?P<name>[^'\n]{1,100})'\. Valid options are: (?P<valid>.+)",
+        "this vLLM has no attention backend {name}",
     ),
     _sign(
         "kv-cache-too-small",
@@ -277,6 +316,11 @@ SIGNS = [
         "{free} of {total} GiB of the GPU's memory were free at the start, gpu-memory-utilization {share} asks for {asked} GiB",
     ),
     _sign(
+        "gpu-memory-in-use",
+        r"Error in memory profiling\. Initial free memory (?P<before>[\d.]+) GiB, current free memory (?P<after>[\d.]+) GiB",
+        "another process gave memory of the GPU back while the server measured it: {before} GiB were free, then {after} GiB",
+    ),
+    _sign(
         "out-of-memory",
         rf"Available memory on node \d+ {_FREE} CPU {_SHARE}",
         "{free} of {total} GiB of the host's memory were free, gpu-memory-utilization {share} asks for {asked} GiB",
@@ -285,7 +329,7 @@ SIGNS = [
     # vLLM's own word for it follows on the allocator's.
     _sign(
         "cuda-out-of-memory",
-        r"out of memory(?:[^\n]*\n){1,60}?[^\n]*?"
+        rf"{_first('out of memory')}(?:[^\n]*\n){{1,60}}?[^\n]*?"
         r"(?P<told>CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests)",
         "the GPU ran out of memory when the sampler was warmed up with {requests} requests",
         "lower max-num-seqs or gpu-memory-utilization",
@@ -299,7 +343,7 @@ SIGNS = [
     # NCCL is where it was noticed, not what happened.
     _sign(
         "cuda-out-of-memory",
-        rf"NCCL error{_NEXT_LINES}(?P<told>Cuda failure(?: \d+)? 'out of memory')",
+        rf"{_first('NCCL error')}{_NEXT_LINES}(?P<told>Cuda failure(?: \d+)? 'out of memory')",
         "the GPU ran out of memory in NCCL",
     ),
     _sign(
@@ -334,22 +378,27 @@ SIGNS = [
     ),
     _sign("no-gpu", r"libcuda\.so\.1: cannot open shared object file", "the server found no NVIDIA driver: {whole}"),
     _sign(
+        "too-few-gpus",
+        r"World size \((?P<ranks>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)",
+        "the server has {ranks} ranks, and sees {gpus} GPUs",
+    ),
+    _sign(
         "nccl-failure",
-        rf"(?:NCCL error|ncclInvalidUsage){_NEXT_LINES}"
+        rf"{_first('NCCL error|ncclInvalidUsage')}{_NEXT_LINES}"
         r"(?P<told>Duplicate GPU detected : rank (?P<one>\d+) and rank (?P<other>\d+))",
         "NCCL: rank {one} and rank {other} are on the same GPU",
         "give each rank a GPU of its own: check CUDA_VISIBLE_DEVICES and the sum of the parallel sizes",
     ),
     _sign(
         "nccl-failure",
-        rf"(?:NCCL error|ncclSystemError|NCCL WARN){_NEXT_LINES}"
+        rf"{_first('NCCL error|ncclSystemError|NCCL WARN')}{_NEXT_LINES}"
         r"(?P<told>Error while creating shared memory segment (?P<name>\S+) \(size (?P<size>\d+)\))",
         "NCCL got no shared memory: {name}, {size} bytes",
         "give the container more shared memory: ipc host, or a larger shm size",
     ),
     _sign(
         "nccl-failure",
-        rf"NCCL error{_NEXT_LINES}(?P<told>Bootstrap : no socket interface found)",
+        rf"{_first('NCCL error')}{_NEXT_LINES}(?P<told>Bootstrap : no socket interface found)",
         "NCCL: no network interface of this host fits",
         "set NCCL_SOCKET_IFNAME to an interface that the server sees, or unset it",
     ),
@@ -357,11 +406,11 @@ SIGNS = [
     _sign(
         "nccl-failure",
         r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=(?P<what>\w+),"
-        r".*ran for (?P<ms>\d+) milliseconds",
+        r".{0,300}?ran for (?P<ms>\d+) milliseconds",
         "NCCL: a collective operation ({what}) was not over after {ms} ms",
         retry=True,
     ),
-    _sign("nccl-failure", r"NCCL error(?: in)?: (?:\S+:\d+, )?(?P<what>[^(,\n]+?)(?: \(| -|,|$)", "NCCL: {what}"),
+    _sign("nccl-failure", r"NCCL error(?: in)?: (?:\S+:\d+, )?(?P<what>[^(,\n]{1,300}?)(?: \(| -|,|$)", "NCCL: {what}"),
     _sign(
         "nccl-failure", r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+", "NCCL: {what}"
     ),
@@ -377,6 +426,30 @@ SIGNS = [
         "out-of-memory",
         r"^MemoryError.*|std::bad_alloc|\[Errno 12\] Cannot allocate memory",
         "the host's memory ran out: {whole}",
+    ),
+    _sign(
+        "broken-installation",
+        r"No CTK flavor installed: expected one or more of (?P<what>\S+)",
+        "a Python package of the engine lacks its libraries: {what}",
+    ),
+    # Python's own words; the engine's processes are spawned, and each imports the program that started the first.
+    _sign(
+        "broken-installation",
+        r"An attempt has been made to start a new process before the",
+        "the program that starts the engine does so again whenever it is imported, as each of its processes does",
+        'put what the program does under `if __name__ == "__main__":`, or install vLLM anew, whose own program has it',
+    ),
+    # Without a name: there is no program.
+    _sign(
+        "no-compiler",
+        r"InductorError: (?P<why>PermissionError: \[Errno 13\] Permission denied: ''|InvalidCxxCompiler: .+)",
+        "what compiles the model found no compiler that it can use: {why}",
+    ),
+    # After the driver's own library, of which the remedy is another.
+    _sign(
+        "broken-installation",
+        r"^(?:ModuleNotFoundError|ImportError): (?P<why>.+)",
+        "a Python package of the engine cannot be imported: {why}",
     ),
     _sign("crashed", r"^!+ Segfault encountered !+", "native code of the server crashed with a segmentation fault (SIGSEGV)"),
     _sign(
@@ -401,7 +474,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* "
-    r"|\s*\([^()]*\bpid=\d+[^()]*\) ?"
+    r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
     r"|\[(?:Stage-|rank)\d+\]:? ?"
 )
 _LEVEL = re.compile(
@@ -416,21 +489,26 @@ _EXCEPTION = re.compile(
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|Engine process failed to start|Frontend process failed|WorkerProc initialization failed"
     r"|EngineCore encountered an issue|EngineDeadError|Worker failed with error|ProcessRaisedException"
+    # Of an interpreter that ends while its threads still read.
+    r"|at interpreter shutdown, possibly due to daemon threads"
     r"|CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError"
 )
-_LONGEST_LINE = 1000
+# An exception whose message begins in the next line.
+_WITHOUT_MESSAGE = re.compile(r"[\w.]{0,200}(?:Error|Exception):$")
+_LONGEST_READ, _LONGEST_LINE = 2000, 1000
+_MESSAGE_WITHIN = 4
 _LONGEST_QUOTE = 300
 
 
 def classify(log: str, end: End) -> Failure:
     """The failure that a server's log and end tell; an empty log is classified by the end alone.
 
-    The log is taken as it is: a caller that must not echo secrets redacts it first. Lines of it come back without colours, the
-    part beyond 1000 characters cut.
+    The log is taken as it is: a caller that must not echo secrets redacts it first. Of a line 2000 characters are read; it
+    comes back without colours, the part beyond 1000 characters cut.
     """
     lines = _lines(log)
     alive = _first_after_ready(lines)
-    telling = [""] * alive + [_telling(line) for line in lines[alive:]]
+    telling = _with_messages(lines, [""] * alive + [_telling(line) for line in lines[alive:]])
     found = _by_sign(lines, telling)
     # A rank that the memory limit killed leaves the others with an NCCL error. Other causes stand for themselves: the runtime
     # counts a helper process too, which the server may have survived.
@@ -450,13 +528,33 @@ def _first_after_ready(lines: list[str]) -> int:
 
 
 def _telling(line: str) -> str:
-    """The line without its prefixes if it says what happened; empty for a note, a warning or a traceback's source line."""
+    """What the line says happened; empty for a note, a warning or a traceback's source line."""
+    said, is_quiet = _said(line)
+    return "" if is_quiet or _QUIET.match(said) else said
+
+
+def _said(line: str) -> tuple[str, bool]:
+    """The line without its prefixes, and whether its level is that of a note or a warning."""
+    line = line[:_LONGEST_READ]
     while prefix := _PREFIX.match(line):
         line = line[prefix.end() :]
     level = _LEVEL.match(line)
-    if level:
-        line = "" if level["level"] in _QUIET_LEVELS else line[level.end() :]
-    return "" if _QUIET.match(line) else line
+    return (line[level.end() :], level["level"] in _QUIET_LEVELS) if level else (line, False)
+
+
+def _with_messages(lines: list[str], telling: list[str]) -> list[str]:
+    """The telling lines, with those in which a message begins that its exception's own line does not have."""
+    found = list(telling)
+    for index, line in enumerate(telling):
+        if _WITHOUT_MESSAGE.match(line) and (place := _message_of(lines, index)) is not None:
+            found[place] = _said(lines[place])[0].strip()
+    return found
+
+
+def _message_of(lines: list[str], index: int) -> int | None:
+    """Where the message of the exception at `index` begins: it may be indented like a traceback's source lines."""
+    following = range(index + 1, min(index + 1 + _MESSAGE_WITHIN, len(lines)))
+    return next((place for place in following if _said(lines[place])[0].strip()), None)
 
 
 def _by_sign(lines: list[str], telling: list[str]) -> Failure | None:
@@ -503,8 +601,8 @@ def _by_end(lines: list[str], telling: list[str], end: End) -> Failure:
     if stopped:
         return _failure("killed", f"the server was told to stop, and ended with exit code {end.exit_code}", stopped)
     exceptions = _exceptions(lines, telling)
-    said = f": {_short(_telling(exceptions[0]))}" if exceptions else "" if _last(lines) else " and left no log"
-    return _failure("unknown", f"the server ended with exit code {end.exit_code}{said}", exceptions or _last(lines))
+    said = f": {_short(exceptions[0].text)}" if exceptions else "" if _last(lines) else " and left no log"
+    return _failure("unknown", f"the server ended with exit code {end.exit_code}{said}", _shown(exceptions) or _last(lines))
 
 
 def _given_up(lines: list[str], telling: list[str], end: End) -> Failure:
@@ -518,7 +616,7 @@ def _given_up(lines: list[str], telling: list[str], end: End) -> Failure:
         else "the server does not answer any more"
     )
     said = f"; the log's last line: {_short(last[0])}" if last else "; it left no log"
-    return _failure("hung", what + said, [*_exceptions(lines, telling), *last])
+    return _failure("hung", what + said, [*_shown(_exceptions(lines, telling)), *last])
 
 
 def _oom_killed(lines: list[str], end: End) -> Failure:
@@ -526,12 +624,30 @@ def _oom_killed(lines: list[str], end: End) -> Failure:
     return _failure("out-of-memory", f"the memory limit killed a process of the server{how}", _last(lines))
 
 
-def _exceptions(lines: list[str], telling: list[str]) -> list[str]:
-    """The lines that name an exception, the last one first, and a consequence only if there is nothing else."""
+class Raised(NamedTuple):
+    """An exception that the log names: what it says, in one line, and the lines of the log that say it."""
+
+    text: str
+    lines: list[str]
+
+
+def _exceptions(lines: list[str], telling: list[str]) -> list[Raised]:
+    """Each exception once, the last one first, and a consequence only if there is nothing else."""
     named = [index for index, line in enumerate(telling) if _EXCEPTION.match(line)]
     causes = [index for index in named if _is_cause(telling[index])]
-    by_text = {telling[index]: lines[index] for index in causes or named}
-    return list(by_text.values())[::-1]
+    raised = [_raised(lines, telling, index) for index in causes or named]
+    return list({each.text: each for each in raised}.values())[::-1]
+
+
+def _raised(lines: list[str], telling: list[str], index: int) -> Raised:
+    place = _message_of(lines, index) if _WITHOUT_MESSAGE.match(telling[index]) else None
+    if place is None:
+        return Raised(telling[index], [lines[index]])
+    return Raised(f"{telling[index]} {telling[place]}", [lines[index], lines[place]])
+
+
+def _shown(exceptions: list[Raised]) -> list[str]:
+    return [line for each in exceptions for line in each.lines]
 
 
 def _is_cause(line: str) -> bool:

@@ -24,7 +24,7 @@ POLL_S = 0.1
 LOG_TAIL_LINES = 25
 WHOLE_TAIL = 1000
 TAIL_BYTES, WHOLE_LOG_BYTES = 65_536, 8 * 2**20
-PROGRESS = re.compile(r"(\d+)/(\d+) \[")
+PROGRESS = re.compile(r"(?<!\d)(\d{1,12})/(\d{1,12}) \[")
 
 Progress = Callable[[int, int], None]
 

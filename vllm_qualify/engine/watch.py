@@ -1,4 +1,4 @@
-"""What the server and the machine say during a run, sampled by a thread and written line by line.
+"""What the server and the machine say during a run, each sampled by a thread and written line by line.
 
 `server-metrics.jsonl` has a `Scrape` a line, `host.jsonl` a `HostSample`. A line is in its file as soon as it is made: of a run
 that is killed only the last one may be torn.
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,10 @@ class ProcessSample(Frozen):
 
 
 class GpuSample(Frozen):
-    """A GPU by its index in NVML. None is what this product does not tell; with an `error` nothing could be read."""
+    """A GPU by its index in NVML. None is what this product does not tell; with an `error` nothing could be read.
+
+    `utilization` is the share of NVML's last sample period, up to a second, in which a kernel ran.
+    """
 
     index: CountOrNone
     sm_mhz: CountOrNone | None = None
@@ -108,6 +112,7 @@ class GpuSample(Frozen):
     memory_used_mib: CountOrNone | None = None
     power_w: Number | None = None
     temperature_c: CountOrNone | None = None
+    utilization: Number | None = None
     error: str | None = None
 
 
@@ -126,30 +131,26 @@ class HostSample(Frozen):
 
 
 @contextmanager
-def watching(
-    metrics_url: str,
-    families: Collection[str],
-    folder: Path,
-    roots: Mapping[str, Roots],
-    gpus: Sequence[int] = (),
-    every_s: float = 1.0,
+def watching_machine(
+    folder: Path, roots: Mapping[str, Roots], gpus: Sequence[int] = (), every_s: float = 1.0
 ) -> Iterator[None]:
-    """Within the block, sample every `every_s` into the two files in `folder`, after what stands there.
+    """Within the block, sample the machine every `every_s` into its file in `folder`, after what stands there.
 
-    `families` are names of metrics, as in `kept`. The thread never raises into the block, and ends with it: up to
-    SCRAPE_TIMEOUT_S later where the server does not answer. What it cannot read is a line that says so; where it cannot write,
+    The thread never raises into the block, and ends with it. What it cannot read is a line that says so; where it cannot write,
     lines are missing.
     """
-    over = threading.Event()
-    sampler = threading.Thread(
-        target=_sample_until, args=(over, metrics_url, families, folder, roots, gpus, every_s), name="watch", daemon=True
-    )
-    sampler.start()
-    try:
+    with _sampling(partial(_sample_machine, folder, roots, gpus, every_s)):
         yield
-    finally:
-        over.set()
-        sampler.join()
+
+
+@contextmanager
+def watching_server(metrics_url: str, families: Collection[str], folder: Path, every_s: float = 1.0) -> Iterator[None]:
+    """The same of a server's metrics; `families` are their names, as in `kept`.
+
+    The thread ends up to SCRAPE_TIMEOUT_S after the block where the server does not answer.
+    """
+    with _sampling(partial(_sample_server, metrics_url, families, folder, every_s)):
+        yield
 
 
 def tree(pid: int) -> Roots:
@@ -197,24 +198,35 @@ def _key(name: str, labels: Mapping[str, str]) -> str:
     return f"{name}{{{told}}}" if told else name
 
 
-def _sample_until(
-    over: threading.Event,
-    metrics_url: str,
-    families: Collection[str],
-    folder: Path,
-    roots: Mapping[str, Roots],
-    gpus: Sequence[int],
-    every_s: float,
+@contextmanager
+def _sampling(sample_until: Callable[[threading.Event], None]) -> Iterator[None]:
+    over = threading.Event()
+    sampler = threading.Thread(target=sample_until, args=(over,), name="watch", daemon=True)
+    sampler.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sampler.join()
+
+
+# A disk that is full stops the run by its own writes; here only lines end, and who reads them counts them.
+def _sample_machine(
+    folder: Path, roots: Mapping[str, Roots], gpus: Sequence[int], every_s: float, over: threading.Event
 ) -> None:
-    # A disk that is full stops the run by its own writes; here only lines end, and who reads them counts them.
     with _devices(gpus) as devices, suppress(OSError):
         # What psutil tells of a time before its first call has no beginning.
         psutil.cpu_percent()
         is_first = True
         for _ in _ticks(over, every_s):
             _append(folder / HOST_SAMPLES, _host_sample(roots, devices, is_first))
-            _append(folder / SCRAPES, scrape(metrics_url, families))
             is_first = False
+
+
+def _sample_server(metrics_url: str, families: Collection[str], folder: Path, every_s: float, over: threading.Event) -> None:
+    with suppress(OSError):
+        for _ in _ticks(over, every_s):
+            _append(folder / SCRAPES, scrape(metrics_url, families))
 
 
 def _ticks(over: threading.Event, every_s: float) -> Iterator[None]:
@@ -326,6 +338,7 @@ def _gpu_sample(index: int, device: object) -> GpuSample:
         reasons = _told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, device)
         memory = _told(pynvml.nvmlDeviceGetMemoryInfo, device)
         power_mw = _told(pynvml.nvmlDeviceGetPowerUsage, device)
+        rates = _told(pynvml.nvmlDeviceGetUtilizationRates, device)
         return GpuSample(
             index=index,
             sm_mhz=_told(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
@@ -334,6 +347,7 @@ def _gpu_sample(index: int, device: object) -> GpuSample:
             memory_used_mib=None if memory is None else memory.used // MIB,
             power_w=None if power_mw is None else power_mw / 1000,
             temperature_c=_told(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
+            utilization=None if rates is None else rates.gpu / 100,
         )
     except pynvml.NVMLError as error:
         return GpuSample(index=index, error=str(error))

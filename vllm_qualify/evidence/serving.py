@@ -10,6 +10,7 @@ from vllm_qualify.engine import watch
 from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.container import Watched
 from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.process import RunningProcess
 from vllm_qualify.engine.server import STAGE, Client, Server, ServerPlan, Starting, await_ready, client_in, launch
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import writing
@@ -19,7 +20,7 @@ from vllm_qualify.evidence.load import Driven
 from vllm_qualify.recipe.model import VLLM, Frozen
 
 Tell = Callable[[str], None]
-BENCH_LOG, LM_EVAL, LAUNCHED = "bench.log", "lm-eval", "launched_at"
+BENCH_LOG, LM_EVAL, LAUNCHED, ENDED = "bench.log", "lm-eval", "launched_at", "ended_at"
 # Twice as often as what is read of it needs: a busy server misses some.
 EVERY_S = 0.5
 
@@ -46,6 +47,7 @@ def serving(plan: CellPlan, folder: Path, tell: Tell, port: int | None = None) -
     """
     with ExitStack() as stack:
         starting = stack.enter_context(_launched(plan.server, folder, port, plan.labels))
+        stack.enter_context(_machine_watched(starting.process, plan, folder))
         client = stack.enter_context(_client(starting, plan.server, plan, folder, plan.labels))
         bench = stack.enter_context(benches.staying(client, folder / BENCH_LOG))
         lm_eval = {task.name: stack.enter_context(_lm_eval(starting, plan, task.name, folder)) for task in plan.accuracy}
@@ -55,7 +57,7 @@ def serving(plan: CellPlan, folder: Path, tell: Tell, port: int | None = None) -
                 each.check()
 
         server = await_ready(plan.server, starting, tell, check)
-        stack.enter_context(watched(server, plan, folder))
+        stack.enter_context(_metrics_watched(server, plan, folder))
         yield Served(server=server, bench=bench, lm_eval=lm_eval)
 
 
@@ -105,6 +107,8 @@ def _launched(plan: ServerPlan, folder: Path, port: int | None, labels: dict[str
         (folder / LAUNCHED).write_text(f"{time.time():.3f}\n")
     with launch(plan, folder, port, labels) as starting:
         yield starting
+    with writing(STAGE):
+        (folder / ENDED).write_text(f"{time.time():.3f}\n")
 
 
 @contextmanager
@@ -127,14 +131,25 @@ def _lm_eval(starting: Starting, plan: CellPlan, name: str, folder: Path) -> Ite
 @contextmanager
 def watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
     """What is watched of the plan's server and of the machine goes to `folder`. Raises HostError if it cannot be written."""
-    process = server.process
+    with _machine_watched(server.process, plan, folder), _metrics_watched(server, plan, folder):
+        yield
+
+
+@contextmanager
+def _machine_watched(process: RunningProcess | Watched, plan: CellPlan, folder: Path) -> Iterator[None]:
     of_server = (
         watch.first_in_container(process.container_id) if isinstance(process, Watched) else watch.tree(process.guard_pid)
     )
-    families = watch.kept(plan.cell.release.engine.version).names.values() if plan.server.kind == VLLM else ()
-    url = f"{server.url}{server.metrics_path}"
     with writing(STAGE):
-        for name in (SCRAPES, HOST_SAMPLES):
-            (folder / name).touch()
-    with watch.watching(url, families, folder, {"server": of_server}, plan.server.gpus, EVERY_S):
+        (folder / HOST_SAMPLES).touch()
+    with watch.watching_machine(folder, {"server": of_server}, plan.server.gpus, EVERY_S):
+        yield
+
+
+@contextmanager
+def _metrics_watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
+    families = watch.kept(plan.cell.release.engine.version).names.values() if plan.server.kind == VLLM else ()
+    with writing(STAGE):
+        (folder / SCRAPES).touch()
+    with watch.watching_server(f"{server.url}{server.metrics_path}", families, folder, EVERY_S):
         yield

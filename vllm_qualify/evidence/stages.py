@@ -1,5 +1,6 @@
 """The stages of a qualification: each measures into its own folder, and is parsed from there, now or again later."""
 
+import math
 import shutil
 import statistics
 import time
@@ -16,15 +17,16 @@ from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Server
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import HostError, QualifyError, writing
-from vllm_qualify.evidence import accuracy, answers, load, network, smoke, speculation, startup, sweep
+from vllm_qualify.evidence import accuracy, answers, idle, load, network, smoke, speculation, startup, sweep
 from vllm_qualify.evidence.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
+from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.load import Driven
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, describe, in_words, invalid, valid
 from vllm_qualify.evidence.sequential import Levels, levels_of
-from vllm_qualify.evidence.serving import LAUNCHED, Served, Tell, another, started, watched
+from vllm_qualify.evidence.serving import ENDED, LAUNCHED, Served, Tell, another, started, watched
 from vllm_qualify.evidence.startup import KvCache
-from vllm_qualify.evidence.watched import WATCHED, watched_in
-from vllm_qualify.recipe.metrics import METRICS, NCCL_INFINIBAND, SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1, Stage
+from vllm_qualify.evidence.watched import WATCHED, read_host, watched_in
+from vllm_qualify.recipe.metrics import GPU_IDLE, METRICS, NCCL_INFINIBAND, SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1, Stage
 from vllm_qualify.recipe.model import VLLM, Gate, Load
 from vllm_qualify.secrets import redact_files
 
@@ -387,7 +389,7 @@ def parse_unfinished(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measu
         return _speculation(folder, plan, levels)
     if stage in ("baseline", "fit"):
         return []
-    return [*_startups(folder, plan), *([_network(folder)] if _asks_for_infiniband(plan) else [])]
+    return [*_startups(folder, plan), *_idle_share(folder, plan), *([_network(folder)] if _asks_for_infiniband(plan) else [])]
 
 
 def _speculation(folder: Path, plan: CellPlan, levels: Levels) -> list[Measurement]:
@@ -427,6 +429,33 @@ def _parts(folder: Path, plan: CellPlan, whole_s: float) -> list[Measurement]:
     log = (folder / "server.log").read_text(errors="replace")
     parts = startup.startup(log, whole_s, launched, plan.pulled_s)
     return [found for found in startup.measurements(parts, "serve/server.log") if found.metric != WARM_START]
+
+
+def _idle_share(folder: Path, plan: CellPlan) -> list[Measurement]:
+    source = f"serve/{HOST_SAMPLES}"
+    try:
+        found = idle_gpus(folder, plan)
+    except UNUSABLE as error:
+        return [invalid(GPU_IDLE, f"nobody knows how long GPUs idled: {in_words(error)}", source)]
+    return [] if found is None else [idle.measurement(found, source)]
+
+
+def idle_gpus(folder: Path, plan: CellPlan) -> Idle | None:
+    """How long the server's GPUs idled, by the files of its stage. Raises one of UNUSABLE.
+
+    None without GPUs, and for a run of a version that did not record when it ended.
+    """
+    if not plan.server.gpus or not (folder / ENDED).exists():
+        return None
+    launched, startup_s, ended = (_seconds_in(folder / name) for name in (LAUNCHED, "startup_s", ENDED))
+    return idle.idle(read_host(folder), plan.server.gpus, launched, launched + startup_s, ended)
+
+
+def _seconds_in(path: Path) -> float:
+    """Raises one of UNUSABLE."""
+    if not math.isfinite(seconds := float(path.read_text())):
+        raise ValueError(f"{path.name}: {seconds} is no time")
+    return seconds
 
 
 def _warm(folder: Path, plan: CellPlan) -> Measurement:

@@ -12,31 +12,36 @@ from vllm_qualify.recipe.model import Frozen, Number
 
 # Its stamp has no year and no time zone. What stands before it is the process, and a prefix that somebody configured.
 _LINE = re.compile(
-    r"(?:\((?P<process>[^()]*\bpid=\d+[^()]*)\) )?"
+    r"(?:\((?P<process>(?=[^()\n]{0,80}\bpid=\d)[^()\n]{1,160})\) )?"
     r"(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d (?P<h>\d\d):(?P<min>\d\d):(?P<s>\d\d) \[[^\]]*\] (?P<message>.*)"
 )
 # No time zone is apart from another by less, and a day is a multiple of it.
 ZONE_STEP_S = 900
 DAY_S = 86_400
 
-_BEGIN = re.compile(r"Starting to load model ")
+# Bounded, as every count in a log: nothing that stands there may take long to read, or be more than a number can hold.
+_S = r"(?P<s>\d{1,9}(?:\.\d{1,9})?)"
+
+# vLLM's newer model runner, V2, has the other words.
+_BEGIN = re.compile(r"Starting to load model |Loading model from scratch")
 # The whole of it, with a download, a draft model and what is made of the weights; the CPU's runner tells only of the reading.
-_LOADED = re.compile(r"Model loading took .* and (?P<s>[\d.]+) seconds")
-_READ = re.compile(r"Loading weights took (?P<s>[\d.]+) seconds")
+_LOADED = re.compile(rf"Model loading took .{{1,40}}? and {_S} seconds")
+_READ = re.compile(rf"Loading weights took {_S} seconds")
 # A line for each model that is compiled, the draft model too. `takes`, of older versions, is of all until then.
-_COMPILED = re.compile(r"torch\.compile (?:and initial profiling(?:/warmup)? run (?:together )?)?took (?P<s>[\d.]+) s in total")
-_COMPILED_SO_FAR = re.compile(r"torch\.compile takes (?P<s>[\d.]+) s in total")
+_COMPILED = re.compile(rf"torch\.compile (?:and initial profiling(?:/warmup)? run (?:together )?)?took {_S} s in total")
+_COMPILED_SO_FAR = re.compile(rf"torch\.compile takes {_S} s in total")
 # On the CPU there is no other word of it.
 _WARMS_UP, _WARMED_UP = re.compile(r"Warming up model for the compilation"), re.compile(r"Warming up done")
-_CAPTURED = re.compile(r"Graph capturing finished in (?P<s>\d+) secs")
+# Newer versions capture some graphs twice, first to see how much memory they take.
+_CAPTURED = re.compile(rf"Graph capturing finished in {_S} secs")
 
 _FROM_CACHE = re.compile(r"Directly load (?:the compiled graph\(s\)|AOT compilation)")
 _ANEW = re.compile(r"Compiling a graph for |[Ss]aved AOT compiled function|Compiling model again due to a load failure")
 _EAGER = re.compile(r"enforce_eager=True")
 
 # In older versions the two stand on lines of their own. The pool is `GPU`, `CPU` or another device's.
-_KV_TOKENS = re.compile(r"KV cache size: (?P<tokens>[\d,]+) tokens")
-_KV_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (?P<times>[\d.]+)x")
+_KV_TOKENS = re.compile(r"KV cache size: (?P<tokens>\d[\d,]{0,20}) tokens")
+_KV_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]{1,20} tokens per request: (?P<times>\d{1,12}(?:\.\d{1,9})?)x")
 
 PARTS = {
     "image_s": "startup_image_s",

@@ -63,7 +63,12 @@ def watched_in(stage: Path, server: Path) -> Path:
 
 def read(folder: Path) -> Watched:
     """Without a last line that is torn: the run was killed there. Raises one of UNUSABLE."""
-    return Watched(scrapes=_lines(folder / SCRAPES, Scrape), host=_lines(folder / HOST_SAMPLES, HostSample))
+    return Watched(scrapes=_lines(folder / SCRAPES, Scrape), host=read_host(folder))
+
+
+def read_host(folder: Path) -> list[HostSample]:
+    """The machine's file alone, which begins at the server's launch. As `read`."""
+    return _lines(folder / HOST_SAMPLES, HostSample)
 
 
 def value_of(scrape: Scrape, meaning: str) -> float | None:
@@ -159,7 +164,7 @@ def _missed(watched: Watched, began: float, ended: float, every_s: float) -> Ite
 
 
 def _least_looks(watched: Watched, wanted: int) -> float:
-    """A machine without GPUs has nothing that is slowed down unseen, and is looked at in turn with the server."""
+    """A machine without GPUs has nothing that is slowed down unseen."""
     if any(sample.gpus for sample in watched.host):
         return LEAST_SAMPLES * wanted
     return LEAST_SCRAPES * wanted if wanted >= LEAST_FOR_A_SHARE else 0

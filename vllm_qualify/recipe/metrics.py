@@ -48,7 +48,7 @@ _SCORES = {
     "prompt_level_loose_acc": "share of prompts all of whose instructions are followed, loosely read",
 }
 
-NCCL_INFINIBAND = "nccl_infiniband"
+NCCL_INFINIBAND, GPU_IDLE = "nccl_infiniband", "gpu_idle_share"
 SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
 GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
@@ -66,6 +66,13 @@ _DECLARED = (
     Metric("startup_compile_s", "serve", "s", "lower", "compiling the model, or loading what was compiled before"),
     Metric("startup_graphs_s", "serve", "s", "lower", "capturing CUDA graphs"),
     Metric("startup_ready_s", "serve", "s", "lower", "the rest of startup_s, until the first completion that came back"),
+    Metric(
+        GPU_IDLE,
+        "serve",
+        "fraction",
+        "lower",
+        "share of the time, from launching the server to its end, in which its GPUs idled",
+    ),
     Metric(NCCL_INFINIBAND, "serve", "bool", "higher", "every channel that NCCL opened between nodes uses its network IB"),
     Metric("smoke_model_identity", "smoke", "bool", "higher", "the reply and /v1/models name the served model"),
     Metric("smoke_finish_reason", "smoke", "bool", "higher", "every reply ended by `stop` or at the asked `length`"),

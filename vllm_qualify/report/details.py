@@ -10,11 +10,12 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence import load, speculation, startup, sweep, watched
 from vllm_qualify.evidence.fitting import Tried
+from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.load import ClientUse
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
 from vllm_qualify.evidence.serving import LAUNCHED
 from vllm_qualify.evidence.speculation import Document
-from vllm_qualify.evidence.stages import found_by_fit, sweep_plan
+from vllm_qualify.evidence.stages import found_by_fit, idle_gpus, sweep_plan
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.sweep import Swept
 from vllm_qualify.evidence.watched import Series
@@ -44,6 +45,7 @@ class Details(Frozen):
     speculation: Document | None = None
     speedups: list[Measurement] = []
     startup: Startup | None = None
+    idle: Idle | None = None
     fit: Tried | None = None
     course: Series | None = None
     course_notes: list[str] = []
@@ -66,6 +68,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
     swept = read("sweep", _swept)
     document = read("speculative decoding", _document)
     parts = read("start-up", _startup)
+    idle = read("idle GPUs", lambda plan, evidence: idle_gpus(evidence / "serve", plan))
     tried = read("fit", _tried)
     course, course_notes = read("the server during the load", _course) or (None, [])
     return Details(
@@ -76,6 +79,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
         speculation=document,
         speedups=list(speedups),
         startup=parts,
+        idle=idle,
         fit=tried,
         course=course,
         course_notes=course_notes,

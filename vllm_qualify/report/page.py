@@ -32,6 +32,7 @@ TITLES = {
     "sweep": "Sweep",
     "speculation": "Speculative decoding",
     "startup": "Start-up",
+    "idle": "Idle GPUs",
     "fit": "Fit",
 }
 
@@ -108,6 +109,7 @@ def _details(report: Report) -> dict[str, Any]:
         "same_text": sections.same_text(details.speculation.texts) if details.speculation else None,
         "speedups": sections.speedup_rows(details.speedups),
         "startup": sections.startup_rows(details.startup) if details.startup else None,
+        "idle": sections.idle_rows(details.idle) if details.idle else None,
         "warmth": sections.WARMTH[details.startup.warm] if details.startup else None,
         "warm_starts": [words.measurement_row(found) for found in warm],
         "tries": sections.try_rows(details.fit) if details.fit else None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from vllm_qualify.evidence.fitting import Tried, Try
+from vllm_qualify.evidence.idle import Idle, Stretch, together
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.speculation import Document, Drafting, SameText
 from vllm_qualify.evidence.startup import PARTS, Startup
@@ -310,6 +311,25 @@ def startup_rows(found: Startup) -> list[Told]:
     parts = [(part, metric, getattr(found, part)) for part, metric in PARTS.items()]
     rows = [(METRICS[metric].meaning, _seconds(value), found.because.get(part, "")) for part, metric, value in parts]
     return [(METRICS["startup_s"].meaning, _seconds(found.startup_s), ""), *rows]
+
+
+def idle_rows(found: Idle) -> list[Told]:
+    """Each GPU, and all together where there are several; the reason in place of all where nothing is sure."""
+    if found.because is not None:
+        return [("The GPUs idled", DASH, found.because)]
+    several = len(found.gpus) > 1
+    rows = [_idle_row(f"GPU {gpu.index} idled", gpu.start, gpu.serving) for gpu in found.gpus]
+    starts, servings = (together([getattr(gpu, part) for gpu in found.gpus]) for part in ("start", "serving"))
+    return [*rows, *([_idle_row("All of them together idled", starts, servings)] if several else [])]
+
+
+def _idle_row(what: str, start: Stretch, serving: Stretch) -> Told:
+    whole = together([start, serving])
+    parts = [
+        f"{_seconds(each.idle_s)} of {_seconds(each.told_s)} {when}"
+        for each, when in ((start, "before the first completion"), (serving, "after it"))
+    ]
+    return what, words.value(whole.share, "fraction"), ", ".join(parts)
 
 
 def _seconds(value: float | None) -> str:
