@@ -19,6 +19,7 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
+from vllm_qualify.evidence import load
 from vllm_qualify.evidence.load import (
     BESIDE,
     CLIENT_REMEDY,
@@ -1304,3 +1305,27 @@ def test_a_whole_run_may_have_too_few_requests_for_a_steady_state() -> None:
     assert steady_of(result, whole).requests == 40
     with pytest.raises(UnsteadyError, match="use more num_prompts"):
         steady_of(result, whole.model_copy(update={"window": "steady"}))
+
+
+def waits_until(watched: Path, repeat: int, last: int) -> None:
+    """All but one request wait, up to this sample of a repeat."""
+    seen = {RUNNING: 1.0, WAITING: 3.0}
+    change_lines(watched / SCRAPES, WITHIN[repeat][:last], lambda _, line: line | {"values": line["values"] | seen})
+
+
+def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched: Path) -> None:
+    """Its last first token comes after 0.5 s: until then they wait for each other."""
+    result = json.loads((folder / "bench-2.json").read_text())
+    change(folder, 2, ttfts=[ttft + 0.5 * (number == 3) for number, ttft in enumerate(result["ttfts"])])
+    waits_until(watched, 2, 5)
+    repeat = load.read(folder, "load", 2)
+    steady, whole = (
+        load.problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN)
+    )
+    assert ["of the requests in the server waited" in problem for problem in steady] == [True]
+    assert whole == []
+
+
+def test_after_its_ramp_up_a_whole_run_may_have_no_queue(folder: Path, watched: Path) -> None:
+    queue(watched, 2)
+    assert_nothing(folder, "repeat 2: on average 50% of the requests in the server waited", settings=WHOLE_RUN, watched=watched)

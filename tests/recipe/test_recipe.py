@@ -438,7 +438,7 @@ def test_a_whole_run_needs_a_prompt_for_each_client() -> None:
     with pytest.raises(ValueError, match="so 5120 or more; or set `window: whole`"):
         LoadSettings.model_validate(FOLLOWING | published)
     assert LoadSettings.model_validate(FOLLOWING | published | {"window": "whole"}).of(None, 1).num_prompts == 2048
-    with pytest.raises(ValueError, match="num_prompts must be at least max_concurrency, so 1024 or more [^;]*$"):
+    with pytest.raises(ValueError, match=r"num_prompts must be at least max_concurrency, so 1024 or more [^;]*$"):
         LoadSettings.model_validate(FOLLOWING | published | {"window": "whole", "num_prompts": 1023})
 
 

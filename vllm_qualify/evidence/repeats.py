@@ -2,8 +2,8 @@
 
 The levels of `sequential` are made for z. Used with t they are the significance level approach of Jennison & Turnbull (2000,
 "Group Sequential Methods", section 4.4). But a t of few repeats depends on the one before it in another way: with looks after 2
-to 10 repeats they would be crossed by chance 1.20 to 1.27 times as often as they should, with 5 to 10 1.07 to 1.14 times. So here
-the levels are those of the t statistics themselves.
+to 10 repeats they would be crossed by chance 1.20 to 1.27 times as often as they should, with 5 to 10 1.07 to 1.14 times. So
+here the levels are those of the t statistics themselves.
 
 They follow from one fact. Of n normal repeats around 0 with the sum S and the sum of squares Q, t depends on S/√Q alone. The
 next repeat over √Q is Student's t with n degrees of freedom over √n, whatever came before: a direction and its length are

@@ -51,8 +51,8 @@ def from_history(candidate: Sequence[float], baseline: Sequence[float], directio
 
     The degrees of freedom are Welch's where both have LEAST_FOR_WELCH repeats, else those of the build with fewer (a bound by
     Mickey & Brown 1966, Ann. Math. Stat. 37). Simulated with the levels of `evidence.repeats` and looks from 2, 3, 4 or 5 to
-    10 repeats, beside 3 to 10 of a baseline as noisy as the candidate, errors were at most 1.03 times as frequent as allowed. With
-    a third of the candidate's noise and 12 gates they were up to 1.8 times as frequent.
+    10 repeats, beside 3 to 10 of a baseline as noisy as the candidate, errors were at most 1.03 times as frequent as allowed.
+    With a third of the candidate's noise and 12 gates they were up to 1.8 times as frequent.
 
     Raises:
         ValueError: fewer than two repeats of either, or one that is 0.
