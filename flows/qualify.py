@@ -44,6 +44,9 @@ class QualifyCell(BaseModel):
     against: Against = Field(default=Against(), description="What the cells are compared with.")
     port: int | None = Field(default=None, ge=1, le=65535, description="The server's port; by default a free one.")
     price_usd_gpu_hour: float | None = Field(default=None, gt=0, description="What a GPU costs an hour; over the recipe's.")
+    time_budget_s: float | None = Field(
+        default=None, gt=0, description="How long each cell's load may take; over the recipe's. See load.time_budget_s."
+    )
     reuse: Reuse = Field(default=Reuse(), description="Whose finished stages are taken over, where their inputs are the same.")
     renew_days: int | None = Field(
         default=None,
@@ -105,7 +108,7 @@ def qualify_here(request: QualifyCell) -> list[Published]:
     """All chosen cells; those that one server can serve, together."""
     engines = check(request.recipe, request.choice, request.launch, request.store)
     pulled_s = provide_engines(engines)
-    plans = plan(request.recipe, request.choice, engines, pulled_s, request.price_usd_gpu_hour)
+    plans = plan(request.recipe, request.choice, engines, pulled_s, request.price_usd_gpu_hour, request.time_budget_s)
     before = published_before(plans, request.store)
     left = [cell for cell in plans if cell.cell.id not in {each.run.plan.cell.id for each in before}]
     left = find_baselines(not_covered(left, request.store, request.renew_days), request.store, request.against)

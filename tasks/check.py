@@ -9,7 +9,7 @@ from vllm_qualify.engine import candidate
 from vllm_qualify.engine.container import remove_leftovers
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, provide, read_machine
-from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells
+from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells, within
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import engine_cache
 from vllm_qualify.recipe.loading import load_recipe
@@ -40,12 +40,19 @@ def provide_engines(engines: Engines) -> float | None:
 
 @task(name="plan", task_run_name="plan {recipe}", cache_policy=NO_CACHE)
 def plan(
-    recipe: str, choice: Choice, engines: Engines, pulled_s: float | None, price_usd_gpu_hour: float | None
+    recipe: str,
+    choice: Choice,
+    engines: Engines,
+    pulled_s: float | None,
+    price_usd_gpu_hour: float | None,
+    time_budget_s: float | None = None,
 ) -> list[CellPlan]:
-    """The plans of the chosen cells on this machine; the price is over the recipe's. Raises CallerError, HostError."""
+    """The plans of the chosen cells on this machine; price and budget are over the recipe's. Raises CallerError, HostError."""
     machine = read_machine(engines.engine, choice.gpu_type)
     told = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
     plans = [cell.model_copy(update=told) for cell in plan_cells(load_recipe(recipe), choice, engines, machine)]
+    if time_budget_s:
+        plans = [within(cell, time_budget_s) for cell in plans]
     for cell in plans:
         engine = cell.cell.release.engine
         get_run_logger().info(

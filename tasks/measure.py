@@ -8,14 +8,15 @@ from functools import partial
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.progress import counter, teller
+from tasks.progress import counter, line_teller, teller
 from vllm_qualify.baseline import bring
 from vllm_qualify.engine.plan import fitted
 from vllm_qualify.evidence import stages
+from vllm_qualify.evidence.load import Following, Made
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.evidence.serving import Served, see_the_same
 from vllm_qualify.evidence.serving import serving as serve
-from vllm_qualify.judge import compare, stopping
+from vllm_qualify.judge import compare, estimate, stopping
 from vllm_qualify.publish.kept import Reuse, keep, take_over
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import Run, start_run
@@ -84,9 +85,21 @@ def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageE
 
 @task(name="load", task_run_name="load {run.plan.cell.id}", cache_policy=NO_CACHE)
 def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
-    plan, evidence = run.plan, run.evidence
-    progress, decided = counter("load", "requests"), partial(stopping.load_decided, plan, evidence)
-    return _once(run, "load", store, lambda: stages.load_stage(served, plan, evidence, progress, decided, teller()))
+    """What it is going to take is told before it starts, after the first repeat and at each look."""
+    plan, evidence, tell = run.plan, run.evidence, line_teller()
+
+    def told(made: Made) -> None:
+        if line := estimate.after(plan, made):
+            tell(line)
+
+    def measure() -> StageEvidence:
+        tell(estimate.before(plan, evidence))
+        following = Following(
+            undecided=partial(stopping.load_undecided, plan, evidence), told=told, ended=lambda why: tell(f"load: {why}")
+        )
+        return stages.load_stage(served, plan, evidence, counter("load", "requests"), following, teller())
+
+    return _once(run, "load", store, measure)
 
 
 @task(name="speculation", task_run_name="speculation {run.plan.cell.id}", cache_policy=NO_CACHE)

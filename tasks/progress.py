@@ -26,6 +26,12 @@ def counter(what: str, things: str) -> Progress:
     return told
 
 
+def line_teller() -> Callable[[str], None]:
+    """Tells every line, whole."""
+    logger = get_run_logger()
+    return lambda line: logger.info(redact(line))
+
+
 def teller() -> Callable[[str], None]:
     """Tells lines as they come, at most one every TELL_EVERY_S."""
     logger = get_run_logger()

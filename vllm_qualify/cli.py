@@ -109,6 +109,15 @@ def run(
     price_usd_gpu_hour: Annotated[
         float | None, typer.Option(min=0.000001, help="What a GPU costs an hour, in US dollars; by default the recipe's price.")
     ] = None,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(
+            "--time-budget",
+            metavar="SECONDS",
+            min=0.001,
+            help="No repeat of a load begins that would not end within it; by default the recipe's load.time_budget_s.",
+        ),
+    ] = None,
     reuse: Annotated[
         Reusing, typer.Option(help="Whose finished stages are taken over, where their inputs are the same.")
     ] = Reusing.unfinished,
@@ -139,6 +148,7 @@ def run(
         "reuse": {"of": reuse.value},
         "port": port,
         "price_usd_gpu_hour": price_usd_gpu_hour,
+        "time_budget_s": time_budget,
         "decision_timeout_s": decision_timeout_s,
     }
     raise typer.Exit(_qualify(recipe, choice, launch, store, against, **others))

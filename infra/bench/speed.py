@@ -7,7 +7,8 @@ import numpy as np
 
 from infra.bench import peers, worlds
 from infra.bench.accuracy import Ended, Gate, below
-from vllm_qualify.evidence.sequential import Levels, Sides, shared_sides
+from vllm_qualify.evidence.repeats import repeat_sides
+from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.judge import relative
 from vllm_qualify.recipe.model import Load
 
@@ -42,8 +43,7 @@ def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels
 
 
 def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int | None) -> Ended:
-    looks = tuple(LOAD.looks)
-    for count, at in zip(looks, bounds(looks, levels), strict=True):
+    for count, at in bounds(LOAD.looks, levels):
         if history is None:
             found = relative.in_turns(times.candidate[:count], times.baseline[:count], "lower", at)
         else:
@@ -51,9 +51,11 @@ def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int 
         verdict = below(found.interval, setting.margin)
         if verdict != "inconclusive":
             break
-    return Ended(verdict, count, looks[-1])
+    return Ended(verdict, count, LOAD.looks[-1])
 
 
 @cache
-def bounds(looks: tuple[int, ...], levels: Levels) -> list[Sides]:
-    return [shared_sides("lower", levels, looks, look) for look in range(len(looks))]
+def bounds(looks: range, levels: Levels) -> list[tuple[int, Sides]]:
+    """The repeats at each look that shows a noise, with its sides."""
+    found = ((count, repeat_sides("lower", levels, looks, count)) for count in looks)
+    return [(count, at) for count, at in found if at is not None]

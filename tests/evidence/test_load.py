@@ -19,10 +19,25 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
-from vllm_qualify.evidence.load import CLIENT_REMEDY, command_of, first_repeat_problem, measure, parse, preemptions
+from vllm_qualify.evidence import load
+from vllm_qualify.evidence.load import (
+    BESIDE,
+    CLIENT_REMEDY,
+    ENDED,
+    Ended,
+    Following,
+    Made,
+    command_of,
+    first_repeat_problem,
+    measure,
+    parse,
+    preemptions,
+    steady_of,
+)
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.evidence.stages import parse_unfinished
+from vllm_qualify.evidence.steady import UnsteadyError
 from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
 from vllm_qualify.recipe.model import VLLM, Load, ServerArguments, Slo
 
@@ -1108,43 +1123,209 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     return found
 
 
-def enough_after(looks: int, asked: list[int], runs: Runs) -> Callable[[], bool]:
-    def enough() -> bool:
-        asked.append(len(runs))
-        return len(asked) >= looks
+GATE = "ttft_p50_ms"
 
-    return enough
+
+class Follower:
+    """Is undecided until a look. Its clock goes on by `repeat_s` with each run of bench, the first of which takes `first_s`."""
+
+    def __init__(self, runs: Runs, decided_at: int = 99, repeat_s: float = 10.0, first_s: float = 10.0) -> None:
+        self.runs, self.decided_at, self.repeat_s, self.first_s = runs, decided_at, repeat_s, first_s
+        self.asked: list[int] = []
+        self.made: list[tuple[int, float, list[str] | None]] = []
+        self.ended: list[str] = []
+
+    @property
+    def following(self) -> Following:
+        return Following(self._undecided, self._told, self.ended.append, self._clock)
+
+    def _undecided(self) -> list[str]:
+        self.asked.append(len(self.runs))
+        return [GATE] if len(self.asked) < self.decided_at else []
+
+    def _told(self, made: Made) -> None:
+        undecided = None if made.undecided is None else list(made.undecided)
+        self.made.append((made.repeats, made.longest_s, undecided))
+
+    def _clock(self) -> float:
+        return 1000.0 + (self.first_s + (len(self.runs) - 1) * self.repeat_s if self.runs else 0.0)
 
 
 CANDIDATE, BASELINE = "http://127.0.0.1:8123", "http://127.0.0.1:8124"
 
 
-@pytest.mark.parametrize(("looks", "asked_after"), [(1, [3]), (2, [3, 5]), (9, [3, 5])])
-def test_repeats_go_on_until_there_are_enough(tmp_path: Path, runs: Runs, looks: int, asked_after: list[int]) -> None:
-    asked: list[int] = []
+@pytest.mark.parametrize(("looks", "asked_after"), [(1, [3]), (2, [3, 4]), (3, [3, 4, 5]), (9, [3, 4, 5])])
+def test_repeats_go_on_until_nothing_is_undecided(tmp_path: Path, runs: Runs, looks: int, asked_after: list[int]) -> None:
     told: list[tuple[int, int]] = []
     settings = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5})
-    commands = measure(
-        driven(), settings, tmp_path, lambda done, total: told.append((done, total)), enough_after(looks, asked, runs)
-    )
-    assert asked == asked_after
+    follower = Follower(runs, looks, first_s=30.0)
+    commands = measure(driven(), settings, tmp_path, lambda done, total: told.append((done, total)), follower.following)
+    assert follower.asked == asked_after
+    lefts = [[GATE] if look < looks else [] for look in range(1, len(asked_after) + 1)]
+    assert follower.made == [
+        (1, 30.0, None),
+        (2, 30.0, None),
+        *((after, 30.0, left) for after, left in zip(asked_after, lefts, strict=True)),
+    ]
+    assert not follower.ended
+    assert not (tmp_path / ENDED).exists()
     assert runs == [(CANDIDATE, f"{tmp_path.name}/bench-{number}.json") for number in range(1, asked_after[-1] + 1)]
     assert len(commands) == len(runs)
-    assert told == [(20, 120), (60, 120), (100, 120), (140, 200), (180, 200)][: len(runs)]
+    assert told == [(20, 120), (60, 120), (100, 120), (140, 160), (180, 200)][: len(runs)]
     assert (tmp_path / "metrics-1-before.txt").read_text() == f"# page of {CANDIDATE}\n"
 
 
 def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
     """So that a drift of the machine favours neither: the one that begins is the other each time."""
-    asked: list[int] = []
     told: list[tuple[int, int]] = []
-    settings = SETTINGS.model_copy(update={"most_repeats": 3})
-    progress, enough = lambda done, total: told.append((done, total)), enough_after(9, asked, runs)
-    commands = measure(driven(), settings, tmp_path, progress, enough, driven(BASELINE))
+    settings, follower = SETTINGS.model_copy(update={"most_repeats": 3}), Follower(runs)
+    progress, following = lambda done, total: told.append((done, total)), follower.following
+    commands = measure(driven(), settings, tmp_path, progress, following, driven(BASELINE))
     assert [url for url, _ in runs] == [CANDIDATE, BASELINE, BASELINE, CANDIDATE, CANDIDATE, BASELINE]
     assert [file for url, file in runs if url == BASELINE] == [f"beside/bench-{number}.json" for number in (1, 2, 3)]
     assert [file for url, file in runs if url == CANDIDATE] == [f"{tmp_path.name}/bench-{number}.json" for number in (1, 2, 3)]
-    assert asked == [4, 6]
+    assert follower.asked == [4, 6]
+    assert [longest_s for _, longest_s, _ in follower.made] == [20.0, 20.0, 20.0], "of both servers together"
     assert told == [(20, 160), (60, 160), (100, 160), (140, 160), (180, 240), (220, 240)]
     assert [options(command)["--seed"] for command in commands] == ["0", "0", "1", "1", "2", "2"]
     assert (tmp_path / "beside" / "metrics-3-after.txt").read_text() == f"# page of {BASELINE}\n"
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "repeat_s", "made"),
+    [
+        pytest.param(1.0, 10.0, 1, id="the first repeat is always run"),
+        pytest.param(19.9, 10.0, 1, id="the second would not end in time"),
+        pytest.param(20.0, 10.0, 2, id="the second just ends in time"),
+        pytest.param(45.0, 10.0, 4, id="ended between looks"),
+        pytest.param(50.0, 10.0, 5, id="enough for all"),
+        pytest.param(45.0, 5.0, 5, id="by the longest so far: the first"),
+    ],
+)
+def test_no_repeat_begins_that_would_not_end_within_the_budget(
+    tmp_path: Path, runs: Runs, budget_s: float, repeat_s: float, made: int
+) -> None:
+    settings = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5, "time_budget_s": budget_s})
+    follower = Follower(runs, repeat_s=repeat_s)
+    commands = measure(driven(), settings, tmp_path, lambda *_: None, follower.following)
+    assert len(commands) == len(runs) == made
+    if made == 5:
+        assert not (tmp_path / ENDED).exists()
+        return
+    ended = Ended.model_validate_json((tmp_path / ENDED).read_bytes())
+    assert ended == Ended(time_budget_s=budget_s, repeats=made, spent_s=10 + (made - 1) * repeat_s, longest_s=10.0)
+    assert follower.ended == [ended.because]
+    assert f"time_budget_s {budget_s:g}" in ended.because
+
+
+def write_end(folder: Path, **changes: object) -> Ended:
+    told: dict[str, object] = {"time_budget_s": 100.0, "repeats": 2, "spent_s": 80.0, "longest_s": 45.0}
+    found = Ended.model_validate(told | changes)
+    (folder / ENDED).write_text(found.model_dump_json())
+    return found
+
+
+EARLY = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5, "time_budget_s": 100.0})
+
+
+def test_a_load_that_ended_before_its_first_look_shows_values_and_decides_nothing(folder: Path) -> None:
+    ended, whole = write_end(folder), by_metric(CAPTURED)
+    for name, found in by_metric(folder, EARLY).items():
+        assert (found.value, found.repeats, found.interval) == (whole[name].value, whole[name].repeats, None)
+        assert found.ended_because == (None if found.invalid_because else ended.because)
+
+
+def test_a_load_that_ended_after_a_look_has_the_interval_of_that_look(folder: Path) -> None:
+    settings = EARLY.model_copy(update={"repeats": 2})
+    before = by_metric(folder, settings)["output_throughput_tok_s"]
+    ended = write_end(folder)
+    after = by_metric(folder, settings)["output_throughput_tok_s"]
+    assert (before.ended_because, after.ended_because) == (None, ended.because)
+    assert after.interval is not None
+    assert after.interval == before.interval
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings"),
+    [
+        pytest.param({"repeats": 1}, {}, id="of fewer repeats"),
+        pytest.param({"repeats": 3}, {}, id="of more repeats"),
+        pytest.param({"time_budget_s": 90.0}, {}, id="of another budget"),
+        pytest.param({}, {"time_budget_s": None}, id="without a budget"),
+        pytest.param({"spent_s": 50.0}, {}, id="another repeat had time"),
+        pytest.param({}, {"repeats": 2, "most_repeats": 2}, id="nothing more was planned"),
+    ],
+)
+def test_an_end_that_is_not_of_this_load_makes_it_invalid(
+    folder: Path, changes: dict[str, object], settings: dict[str, object]
+) -> None:
+    write_end(folder, **changes)
+    assert_nothing(folder, "ended.json is not of this load of 2 repeats", settings=EARLY.model_copy(update=settings))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"repeats": 2}', '{"time_budget_s": NaN, "repeats": 2, "spent_s": 1}'])
+def test_an_end_that_cannot_be_read_makes_the_load_invalid(folder: Path, text: str) -> None:
+    (folder / ENDED).write_text(text)
+    assert_nothing(folder, "ended.json is no end of a load", settings=EARLY)
+    assert_nothing(folder, "ended.json is no end of a load")
+
+
+def test_of_the_baseline_in_turns_the_same_end_counts(folder: Path) -> None:
+    shutil.copytree(CAPTURED, folder / BESIDE)
+    ended = write_end(folder)
+    found = {each.metric: each for each in parse(folder / BESIDE, EARLY, LEVELS, VLLM, ARGUMENTS)}
+    assert found["output_throughput_tok_s"].ended_because == ended.because
+
+
+# --- Whole runs
+
+WHOLE_RUN = SETTINGS.model_copy(update={"window": "whole"})
+
+
+@pytest.mark.parametrize("metric", [name for name in REPEATS if name != "goodput_req_s"])
+def test_over_a_whole_run_the_figures_are_benchs_own(metric: str) -> None:
+    found = by_metric(CAPTURED, WHOLE_RUN)[metric]
+    if found.invalid_because:
+        assert "40 requests in a repeat's whole run, and" in found.invalid_because
+        return
+    key = {"req_s": "request", "tok_s": "output" if "output" in metric else "total_token"}.get("_".join(metric.split("_")[-2:]))
+    latency, statistic, unit = metric.split("_")[:3]
+    name = f"{key}_throughput" if key else f"{statistic}_{latency}_{unit}"
+    told = [json.loads((CAPTURED / f"bench-{repeat}.json").read_text())[name] for repeat in (1, 2)]
+    assert found.repeats == pytest.approx(told, rel=0.01)
+    assert found.sample_count == 80
+    assert found.source == "load/bench-*.json, over whole runs with their ramp-up and tail"
+
+
+def test_a_whole_run_may_have_too_few_requests_for_a_steady_state() -> None:
+    """With 16 clients its 40 requests are two waves and a half."""
+    few = {"max_concurrency": 16, "num_prompts": 40}
+    result = json.loads((CAPTURED / "bench-1.json").read_text())
+    whole = Load.model_validate(WHOLE_RUN.model_dump() | few)
+    assert steady_of(result, whole).requests == 40
+    with pytest.raises(UnsteadyError, match="use more num_prompts"):
+        steady_of(result, whole.model_copy(update={"window": "steady"}))
+
+
+def waits_until(watched: Path, repeat: int, last: int) -> None:
+    """All but one request wait, up to this sample of a repeat."""
+    seen = {RUNNING: 1.0, WAITING: 3.0}
+    change_lines(watched / SCRAPES, WITHIN[repeat][:last], lambda _, line: line | {"values": line["values"] | seen})
+
+
+def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched: Path) -> None:
+    """Its last first token comes after 0.5 s: until then they wait for each other."""
+    result = json.loads((folder / "bench-2.json").read_text())
+    change(folder, 2, ttfts=[ttft + 0.5 * (number == 3) for number, ttft in enumerate(result["ttfts"])])
+    waits_until(watched, 2, 5)
+    repeat = load.read(folder, "load", 2)
+    steady, whole = (
+        load.problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN)
+    )
+    assert ["of the requests in the server waited" in problem for problem in steady] == [True]
+    assert whole == []
+
+
+def test_after_its_ramp_up_a_whole_run_may_have_no_queue(folder: Path, watched: Path) -> None:
+    queue(watched, 2)
+    assert_nothing(folder, "repeat 2: on average 50% of the requests in the server waited", settings=WHOLE_RUN, watched=watched)

@@ -380,8 +380,10 @@ def test_at_batch_1_there_is_one_client_and_enough_prompts_for_a_steady_state() 
 
 @pytest.mark.parametrize(("repeats", "made"), [(1, 2), (3, 3)])
 def test_every_load_is_repeated_and_looked_at_once(repeats: int, made: int) -> None:
-    settings = SETTINGS.model_copy(update={"repeats": repeats, "most_repeats": 9})
-    assert [each.looks for each in loads_of(settings).values()] == [[made], [made]]
+    """No budget ends them: nothing is known before the last."""
+    settings = SETTINGS.model_copy(update={"repeats": repeats, "most_repeats": 9, "time_budget_s": 1.0})
+    assert [list(each.looks) for each in loads_of(settings).values()] == [[made], [made]]
+    assert [each.time_budget_s for each in loads_of(settings).values()] == [None, None]
 
 
 TEXTS = {"1+1?": " 2", "2+2?": " 4"}

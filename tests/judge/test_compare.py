@@ -567,9 +567,9 @@ def test_in_turns_it_does_not_matter_how_it_was_measured_then(evidence: Path, ch
 
 def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is_compared() -> None:
     others: dict[str, object] = {"repeats": 9, "most_repeats": 9, "min_duration_s": 1.0, "time_limit_s": 9.0}
-    others |= {"slo": Slo(ttft_ms=5.0), "prompts": "moved.jsonl"}
+    others |= {"time_budget_s": 99.0, "slo": Slo(ttft_ms=5.0), "prompts": "moved.jsonl"}
     compared = {"input_len", "output_len", "length_spread", "prompts_sha256", "api"}
-    compared |= {"max_concurrency", "num_prompts", "num_warmups", "seed"}
+    compared |= {"max_concurrency", "num_prompts", "num_warmups", "seed", "window"}
     assert {*others, *compared} == Load.model_fields.keys()
     then = LOAD.model_copy(update=others)
     assert load_differs(against(cell_plan([worsening_gate()]), load=then)) is None
@@ -608,6 +608,34 @@ def test_fewer_repeats_beside_than_of_the_candidate_are_invalid(evidence: Path) 
     for path in captured_load(evidence / "load" / load.BESIDE).glob("*-2*"):
         path.unlink()
     assert "1 of at least 2 repeats" in reason(one(in_turns([worsening_gate()]), evidence, "load"))
+
+
+def test_repeats_that_have_no_pair_are_invalid(evidence: Path) -> None:
+    """The numbers of both are those of looks."""
+    ours, beside = (captured_load(evidence / place) for place in ("load", f"load/{load.BESIDE}"))
+    for folder, repeats in ((ours, (3, 4)), (beside, (3,))):
+        for repeat in repeats:
+            copy_repeat(folder, repeat, of=2)
+    settings = LOAD.model_copy(update={"most_repeats": 4})
+    found = one(in_turns([worsening_gate()], load=settings), evidence, "load")
+    assert "4 repeats of the cell in turns with 3 of the baseline" in reason(found)
+
+
+@pytest.mark.parametrize("make", [in_turns, cell_plan])
+def test_a_load_that_its_budget_ended_early_has_a_value_and_no_interval(
+    evidence: Path, tmp_path: Path, make: Callable[..., CellPlan]
+) -> None:
+    """Surely no worse, had it been a look: two of at least three repeats are none."""
+    for folder in (evidence / "load", evidence / "load" / load.BESIDE, tmp_path / "then" / "load"):
+        captured_load(folder)
+    keep_history(evidence, tmp_path / "then" / "load")
+    settings = LOAD.model_copy(update={"repeats": 3, "time_budget_s": 100.0})
+    ended = load.Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=50.0)
+    (evidence / "load" / load.ENDED).write_text(ended.model_dump_json())
+    found = one(make([worsening_gate()], load=settings), evidence, "load")
+    assert found.value == pytest.approx(0)
+    assert found.interval is None
+    assert found.ended_because == ended.because
 
 
 @pytest.mark.parametrize("warming", ["load", f"load/{load.BESIDE}"])

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from vllm_qualify.evidence.sequential import Sides
-from vllm_qualify.judge.relative import Worsening, from_history, in_turns
+from vllm_qualify.judge.relative import Worsening, from_history, in_turns, without_noise
 from vllm_qualify.recipe.metrics import Direction
 
 AT = Sides(below=0.0125, above=0.05)
@@ -64,12 +64,32 @@ def test_repeats_in_turns_have_the_interval_of_students_test() -> None:
     assert found.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
 
 
-@pytest.mark.parametrize("history", [[20.0, 21.0], [20.0, 20.1, 19.8, 20.4, 19.9, 22.0]])
-def test_repeats_beside_a_history_have_the_interval_of_welchs_test(history: list[float]) -> None:
-    found = from_history(LONGER, history, "lower", AT)
-    test = stats.ttest_ind(np.log(LONGER), np.log(history), equal_var=False)
+def test_repeats_beside_a_history_have_the_interval_of_welchs_test() -> None:
+    history = [20.0, 20.1, 19.8, 20.4, 19.9, 22.0]
+    longer = [*LONGER, 22.3]
+    found = from_history(longer, history, "lower", AT)
+    test = stats.ttest_ind(np.log(longer), np.log(history), equal_var=False)
     assert found.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
     assert found.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
+
+
+@pytest.mark.parametrize(("candidate", "history"), [(LONGER, [20.0, 21.0]), ([22.0, 23.0], TIMES)])
+def test_beside_a_few_repeats_the_smaller_number_of_them_counts(candidate: list[float], history: list[float]) -> None:
+    """Two repeats, and one degree of freedom."""
+    found = from_history(candidate, history, "lower", AT)
+    logs = [np.log(times) for times in (candidate, history)]
+    error = math.sqrt(sum(each.var(ddof=1) / len(each) for each in logs))
+    middle = logs[0].mean() - logs[1].mean()
+    assert found.interval.lower == pytest.approx(math.expm1(middle - stats.t.isf(AT.below, 1) * error))
+    assert found.interval.upper == pytest.approx(math.expm1(middle + stats.t.isf(AT.above, 1) * error))
+
+
+@pytest.mark.parametrize(("direction", "value"), [("lower", 0.1), ("higher", 1 / 1.1 - 1)])
+def test_without_noise_there_is_a_value_of_any_repeats(direction: Direction, value: float) -> None:
+    assert without_noise([22.0], [20.0, 20.0], direction) == pytest.approx(value)
+    for repeats in ([], [0.0]):
+        with pytest.raises(ValueError, match="repeat"):
+            without_noise(repeats, [20.0], direction)
 
 
 @BOTH

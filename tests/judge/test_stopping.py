@@ -39,7 +39,7 @@ from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages import Asking, parse_unfinished
 from vllm_qualify.judge.compare import answers_path, compare, repetitions
-from vllm_qualify.judge.stopping import accuracy_decided, load_decided
+from vllm_qualify.judge.stopping import accuracy_decided, load_undecided
 from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.recipe.model import LEAST_REPETITIONS, Accuracy, Gate, Waiver
 
@@ -256,50 +256,51 @@ def loads(evidence: Path, slower: float = 1.0, apart: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gates", "slower", "apart", "is_over"),
+    ("gates", "slower", "apart", "undecided"),
     [
-        pytest.param([NARROW], 1.0, 1.0, False, id="undecided"),
-        pytest.param([WIDE], 1.0, 1.0, True, id="surely met"),
-        pytest.param([SLOWEST], 1.0, 1.0, True, id="surely missed"),
-        pytest.param([NARROW, SLOWEST], 1.0, 1.0, True, id="one surely missed"),
-        pytest.param([NARROW, WIDE], 1.0, 1.0, False, id="one undecided"),
-        pytest.param([worsening_gate()], 1.0, 1.0, True, id="surely no worse"),
-        pytest.param([worsening_gate()], 1.2, 1.0, True, id="surely worse"),
-        pytest.param([worsening_gate()], 1.0, 1.1, False, id="undecided against the baseline"),
-        pytest.param([worsening_gate(), NARROW], 1.2, 1.0, True, id="surely worse, and one undecided"),
-        pytest.param([score_gate(0.9)], 1.0, 1.0, True, id="none of this stage"),
+        pytest.param([NARROW], 1.0, 1.0, [NARROW], id="undecided"),
+        pytest.param([WIDE], 1.0, 1.0, [], id="surely met"),
+        pytest.param([SLOWEST], 1.0, 1.0, [], id="surely missed"),
+        pytest.param([NARROW, SLOWEST], 1.0, 1.0, [], id="one surely missed"),
+        pytest.param([NARROW, WIDE], 1.0, 1.0, [NARROW], id="one undecided"),
+        pytest.param([worsening_gate()], 1.0, 1.0, [], id="surely no worse"),
+        pytest.param([worsening_gate()], 1.2, 1.0, [], id="surely worse"),
+        pytest.param([worsening_gate()], 1.0, 1.1, [worsening_gate()], id="undecided against the baseline"),
+        pytest.param([worsening_gate(), NARROW], 1.2, 1.0, [], id="surely worse, and one undecided"),
+        pytest.param([score_gate(0.9)], 1.0, 1.0, [], id="none of this stage"),
     ],
 )
 def test_repeats_go_on_while_a_gate_is_undecided(
-    evidence: Path, gates: list[Gate], slower: float, apart: float, is_over: bool
+    evidence: Path, gates: list[Gate], slower: float, apart: float, undecided: list[Gate]
 ) -> None:
     loads(evidence, slower, apart)
-    assert load_decided(cell_plan(gates, beside=server_plan(), load=MORE), evidence) is is_over
+    found = load_undecided(cell_plan(gates, beside=server_plan(), load=MORE), evidence)
+    assert found == [gate.label for gate in undecided]
 
 
 @pytest.mark.parametrize("whose", ["load", f"load/{load.BESIDE}"])
 def test_a_load_that_is_invalid_ends_the_repeats(evidence: Path, whose: str) -> None:
     loads(evidence, apart=1.1)
     plan = cell_plan([worsening_gate()], beside=server_plan(), load=MORE)
-    assert not load_decided(plan, evidence)
+    assert load_undecided(plan, evidence)
     change(evidence / whose, 1, failed=1)
-    assert load_decided(plan, evidence)
+    assert not load_undecided(plan, evidence)
 
 
 def test_a_history_that_cannot_be_compared_ends_the_repeats(evidence: Path) -> None:
     captured_load(evidence / "load")
-    assert load_decided(cell_plan([worsening_gate()], load=MORE), evidence)
+    assert not load_undecided(cell_plan([worsening_gate()], load=MORE), evidence)
 
 
 def test_more_repeats_decide(evidence: Path) -> None:
     """Two pairs differ by 2 %, and two others do not."""
     loads(evidence, apart=1.02)
     plan = cell_plan([worsening_gate(max_worsening=0.1)], beside=server_plan(), load=MORE)
-    assert not load_decided(plan, evidence)
+    assert load_undecided(plan, evidence)
     for repeat in (3, 4):
         for folder in (evidence / "load", evidence / "load" / load.BESIDE):
             copy_repeat(folder, repeat, of=1)
-    assert load_decided(plan, evidence)
+    assert not load_undecided(plan, evidence)
 
 
 # --- The whole loop

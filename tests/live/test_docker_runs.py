@@ -29,6 +29,7 @@ from vllm_qualify.engine import image
 from vllm_qualify.engine.launch import Launch, find_engines, provide, read_machine
 from vllm_qualify.engine.plan import Choice, plan_cells
 from vllm_qualify.evidence import stages
+from vllm_qualify.evidence.load import UNFOLLOWED
 from vllm_qualify.evidence.serving import serving
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.recipe.loading import catalog_folder, load_recipe
@@ -188,7 +189,7 @@ def test_the_load_client_of_another_image_measures_the_same_server(
     (plan,) = plan_cells(loaded, Choice(), engines, read_machine(engines.engine, "cpu"))
     evidence = home / "evidence"
     with serving(plan, stages.stage_folder(evidence, "serve"), print) as served:
-        stage = stages.load_stage(served, plan, evidence, lambda *_: None, lambda: True, print)
+        stage = stages.load_stage(served, plan, evidence, lambda *_: None, UNFOLLOWED, print)
         assert len(docker_engine.containers()) == 2, "the server's and the client's"
     assert docker_engine.containers() == []
     # 20 prompts are too few for the higher percentiles

@@ -428,9 +428,23 @@ def test_a_load_that_does_not_follow_is_refused() -> None:
         LoadSettings.model_validate(FOLLOWING | {"num_prompts": 39}).of(8, 1)
 
 
-@pytest.mark.parametrize(("most", "looks"), [(10, [5, 10]), (5, [5]), (3, [5])])
-def test_gates_are_looked_at_twice_at_most(most: int, looks: list[int]) -> None:
-    assert LoadSettings.model_validate(FOLLOWING | {"repeats": 5, "most_repeats": most}).looks == looks
+@pytest.mark.parametrize(("most", "looks"), [(10, [5, 6, 7, 8, 9, 10]), (5, [5]), (3, [5])])
+def test_gates_are_looked_at_after_each_repeat_from_the_first_look_on(most: int, looks: list[int]) -> None:
+    assert list(LoadSettings.model_validate(FOLLOWING | {"repeats": 5, "most_repeats": most}).looks) == looks
+
+
+def test_a_whole_run_needs_a_prompt_for_each_client() -> None:
+    published = {"max_concurrency": 1024, "num_prompts": 2048}
+    with pytest.raises(ValueError, match="so 5120 or more; or set `window: whole`"):
+        LoadSettings.model_validate(FOLLOWING | published)
+    assert LoadSettings.model_validate(FOLLOWING | published | {"window": "whole"}).of(None, 1).num_prompts == 2048
+    with pytest.raises(ValueError, match=r"num_prompts must be at least max_concurrency, so 1024 or more [^;]*$"):
+        LoadSettings.model_validate(FOLLOWING | published | {"window": "whole", "num_prompts": 1023})
+
+
+def test_of_a_whole_run_a_percentile_needs_no_prompts_that_are_cut_off() -> None:
+    steady, whole = (LoadSettings.model_validate(FOLLOWING | {"window": window}) for window in ("steady", "whole"))
+    assert [each.least_prompts("ttft_p99_ms") for each in (steady, whole)] == [918, 459]
 
 
 def test_a_fit_names_the_options_that_it_finds() -> None:

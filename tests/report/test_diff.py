@@ -216,6 +216,8 @@ OTHERWISE: dict[str, Any] = {
     "num_warmups": 0,
     "repeats": 3,
     "most_repeats": 20,
+    "time_budget_s": 600.0,
+    "window": "whole",
     "min_duration_s": 90.0,
     "seed": 7,
     "time_limit_s": 60.0,

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from vllm_qualify.engine import hub
 from vllm_qualify.engine.environment import EngineIdentity, Launcher, content_digest, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
@@ -15,9 +17,8 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, check_kind, client_identity
 from vllm_qualify.engine.server import Engine, ServerPlan, draft_model, gpu_count, with_draft, with_speculation_parsed
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.metrics import NCCL_INFINIBAND, least_prompts
+from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
 from vllm_qualify.recipe.model import (
-    LEAST_PROMPTS_PER_CLIENT,
     VLLM,
     Accuracy,
     Approval,
@@ -311,6 +312,13 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
     return [_plan(loaded, selection, release, engines, client, machine, profile) for profile in selection.profiles]
 
 
+def within(plan: CellPlan, time_budget_s: float) -> CellPlan:
+    """The plan with this budget for its load, over the recipe's; also where the load follows from what is still to be found."""
+    budget = {"time_budget_s": time_budget_s}
+    workload = plan.workload and plan.workload.model_copy(update=budget)
+    return plan.model_copy(update={"load": plan.load.model_copy(update=budget), "workload": workload})
+
+
 def sharing_a_server(plans: list[CellPlan]) -> list[list[CellPlan]]:
     """The cells by their server, each of which is started once, in the order of their first ones.
 
@@ -583,11 +591,11 @@ def _load(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: Ser
             f"{place}.max_concurrency",
         )
     try:
-        load = profile.load.of(clients, _least_prompts(gates))
-    except ValueError as error:
+        load = profile.load.of(clients, _least_prompts(profile.load, gates))
+    except ValidationError as error:
         raise CallerError(
             f"{profile.load.num_prompts} prompts are too few for {clients} clients, as many as the server's max-num-seqs",
-            f"leave it out, or make it {LEAST_PROMPTS_PER_CLIENT * clients} or more",
+            f"leave it out, or mend it: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
             f"{place}.num_prompts",
         ) from error
     prompts = _prompts(loaded, profile.load)
@@ -599,8 +607,8 @@ def _most_clients(arguments: ServerArguments, fit: Fit | None) -> int | None:
     return max_num_seqs(arguments) or (CONCURRENT_BY_DEFAULT if fit and fit.max_num_seqs else None)
 
 
-def _least_prompts(gates: list[Gate]) -> int:
-    return max((least_prompts(gate.metric) for gate in gates), default=1)
+def _least_prompts(settings: LoadSettings, gates: list[Gate]) -> int:
+    return max((settings.least_prompts(gate.metric) for gate in gates), default=1)
 
 
 def _prompts(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
@@ -650,7 +658,7 @@ def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:
     gpus = _gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
     server = plan.server.model_copy(update={"arguments": arguments, "gpus": gpus})
     clients = _most_clients(arguments, plan.fit)
-    load = plan.workload.of(clients, _least_prompts(plan.gates)) if plan.workload else plan.load
+    load = plan.workload.of(clients, _least_prompts(plan.workload, plan.gates)) if plan.workload else plan.load
     changes = {
         "server": server,
         "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256}),

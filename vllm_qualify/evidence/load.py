@@ -4,6 +4,7 @@ import json
 import math
 import re
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from vllm_qualify.engine.server import Client, Server, recorded, results_folder
 from vllm_qualify.evidence import steady
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
+    Interval,
     Measurement,
     around,
     geometric_mean,
@@ -29,12 +31,13 @@ from vllm_qualify.evidence.measurement import (
     share_interval,
     valid,
 )
-from vllm_qualify.evidence.sequential import Levels, Sides, shared_sides
+from vllm_qualify.evidence.repeats import repeat_sides
+from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
 from vllm_qualify.evidence.watched import problems as watched_problems
 from vllm_qualify.recipe import metrics
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
-from vllm_qualify.recipe.model import VLLM, CountOrNone, EngineName, Frozen, Load, Number, ServerArguments
+from vllm_qualify.recipe.model import VLLM, Count, CountOrNone, EngineName, Frozen, Load, Number, Seconds, ServerArguments
 
 STAGE = "load"
 PREFIX_HITS_ALLOWED = 0.01
@@ -74,6 +77,9 @@ LEAST_SEEN = 0.5
 BLOCK_REUSE_REMEDY = "set enable_block_reuse to false in kv_cache_config"
 # The folder, in the stage's, of a baseline that was measured in turns.
 BESIDE = "beside"
+# In the stage's folder: that its budget ended the load.
+ENDED = "ended.json"
+WHOLE = ", over whole runs with their ramp-up and tail"
 
 
 class Driven(NamedTuple):
@@ -84,15 +90,61 @@ class Driven(NamedTuple):
     prompts: str | None = None
 
 
+class Made(NamedTuple):
+    """How far a load is: its repeats, the longest of them in s, and the gates that are undecided, None where nobody looked."""
+
+    repeats: int
+    longest_s: float
+    undecided: Sequence[str] | None
+
+
+class Following(NamedTuple):
+    """Who follows a load: `undecided` are the gates that more repeats could decide, and `told` hears of each repeat.
+
+    `ended` hears what its budget cut off. The clock is in s.
+    """
+
+    undecided: Callable[[], Sequence[str]]
+    told: Callable[[Made], None]
+    ended: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+
+
+UNFOLLOWED = Following(undecided=list, told=lambda _: None, ended=lambda _: None)
+"""Nobody listens, and the load ends after its first look."""
+
+
+class Ended(Frozen):
+    """`ended.json`: the budget ended a load after so many repeats, of which the longest took so long. Times in s."""
+
+    time_budget_s: Seconds
+    repeats: Count
+    spent_s: Seconds
+    longest_s: Seconds
+
+    @property
+    def is_right(self) -> bool:
+        """Whether another repeat would have been too long."""
+        return self.spent_s + self.longest_s > self.time_budget_s
+
+    @property
+    def because(self) -> str:
+        done = f"{self.repeats} repeat{'s' if self.repeats > 1 else ''} in {self.spent_s:.0f} s"
+        return f"time_budget_s {self.time_budget_s:g} ended the load after {done}: another may take {self.longest_s:.0f} s"
+
+
 def measure(
     ours: Driven,
     settings: Load,
     folder: Path,
     progress: Progress,
-    enough: Callable[[], bool],
+    following: Following,
     beside: Driven | None = None,
 ) -> list[list[str]]:
-    """Run repeats until, after one of `settings.looks`, `enough`; `bench-N.json` is bench's own result file.
+    """Run repeats until, after one of `settings.looks`, nothing is undecided; `bench-N.json` is bench's own result file.
+
+    A repeat that would not end within the budget, by the longest so far, is not begun, and ENDED says so. The budget's time
+    begins with the first repeat.
 
     Each repeat is run on `beside`, the baseline, too, into the folder's BESIDE; the one that begins changes from repeat to
     repeat, so that a drift of the machine favours neither. Returns the commands.
@@ -105,14 +157,31 @@ def measure(
     if beside:
         (folder / BESIDE).mkdir(exist_ok=True)
         pairs.append((beside, folder / BESIDE))
-    commands = []
+    commands: list[list[str]] = []
+    began, longest_s = following.clock(), 0.0
     for repeat in range(1, settings.looks[-1] + 1):
+        started = following.clock()
+        if ended := _over_budget(settings, repeat - 1, started - began, longest_s):
+            (folder / ENDED).write_text(ended.model_dump_json(indent=2))
+            following.ended(ended.because)
+            break
         for turn, (driven, into) in enumerate(pairs if repeat % 2 else reversed(pairs)):
             told = _of_run(progress, (repeat - 1) * len(pairs) + turn, _known(settings, repeat) * len(pairs), settings)
             commands.append(run(driven, settings, into, repeat, told))
-        if repeat in settings.looks and enough():
+        longest_s = max(longest_s, following.clock() - started)
+        undecided = following.undecided() if repeat in settings.looks else None
+        following.told(Made(repeat, longest_s, undecided))
+        if undecided is not None and not undecided:
             break
     return commands
+
+
+def _over_budget(settings: Load, repeats: int, spent_s: float, longest_s: float) -> Ended | None:
+    """That no other repeat may begin; the first one always may."""
+    if settings.time_budget_s is None or repeats == 0:
+        return None
+    found = Ended(time_budget_s=settings.time_budget_s, repeats=repeats, spent_s=spent_s, longest_s=longest_s)
+    return found if found.is_right else None
 
 
 def run(
@@ -257,27 +326,37 @@ def parse(
 
     `folder` is the stage's or its BESIDE. `kind` and `arguments` are the server's: its counters have other names, and what it
     does not count must be switched off. `watched` is the folder with what was watched of it, None where nothing was.
+
+    A load that its budget ended before the first look has values without an interval.
     """
     place = f"{folder.parent.name}/{folder.name}" if folder.name == BESIDE else folder.name
     source = f"{place}/bench-*.json"
     try:
-        count = max(_numbers(folder), default=0)
+        count = count_of(folder)
         repeats = [read(folder, place, number) for number in range(1, count + 1)]
+        ended, why_not = _end(folder.parent if folder.name == BESIDE else folder, count, settings)
         found, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched)
-        if problems:
+        if problems := why_not + problems:
             return [invalid(name, "; ".join(problems), source) for name in _names(settings, repeats)]
         if problem := first_repeat_problem([each.values[OUTPUT] for each in found]):
             repeats, found = repeats[1:], found[1:]
             source += f" without the first: {problem}"
         if any(each.rebuilt for each in found):
             source += ", the requests' start times from their latencies"
-        look = settings.looks.index(count)
-        return [
-            _measurement(name, repeats, found, shared_sides(METRICS[name].direction, levels, settings.looks, look), source)
-            for name in _names(settings, repeats)
-        ]
+        source += WHOLE if settings.window == "whole" else ""
+        left_out, because = count - len(repeats), ended.because if ended else None
+        measured = []
+        for name in _names(settings, repeats):
+            at = repeat_sides(METRICS[name].direction, levels, settings.looks, count, left_out=left_out)
+            measured.append(_measurement(name, repeats, found, at, source))
+        return [row if row.invalid_because else row.model_copy(update={"ended_because": because}) for row in measured]
     except UNUSABLE as error:
         return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in _names(settings, [])]
+
+
+def count_of(folder: Path) -> int:
+    """How many repeats a folder that `parse` takes has. Raises OSError."""
+    return max(_numbers(folder), default=0)
 
 
 def _numbers(folder: Path) -> list[int]:
@@ -309,7 +388,7 @@ def _examined(
 ) -> tuple[list[Steady], list[str]]:
     """What every repeat measured, and why it does not count."""
     found: list[Steady] = []
-    problems = [] if len(repeats) in settings.looks else [_count_problem(len(repeats), settings)]
+    problems: list[str] = []
     for repeat in repeats:
         told = problems_of(folder, repeat, settings, kind, arguments, watched)
         try:
@@ -354,9 +433,20 @@ def preemptions(folder: Path, number: int) -> int:
     return gained
 
 
-def look_of(folder: Path, settings: Load) -> int:
-    """Which of the planned looks it is, counted from 0, by the repeats in a folder that `parse` takes. Raises ValueError."""
-    return settings.looks.index(max(_numbers(folder), default=0))
+def _end(stage: Path, count: int, settings: Load) -> tuple[Ended | None, list[str]]:
+    """How its budget ended a load, None where it did not; and why it is not one that ends after so many repeats."""
+    path = stage / ENDED
+    if not path.exists():
+        return None, [] if count in settings.looks else [_count_problem(count, settings)]
+    try:
+        found = Ended.model_validate_json(path.read_bytes())
+    except UNUSABLE as error:
+        return None, [f"{ENDED} is no end of a load: {in_words(error)}"]
+    planned = (settings.time_budget_s, count)
+    if (found.time_budget_s, found.repeats) != planned or not found.is_right or count >= settings.looks[-1]:
+        told = f"it says: {found.because}"
+        return None, [f"{ENDED} is not of this load of {count} repeats and time_budget_s {settings.time_budget_s}: {told}"]
+    return found, []
 
 
 def _count_problem(count: int, settings: Load) -> str:
@@ -382,6 +472,8 @@ def first_repeat_problem(values: Sequence[float]) -> str | None:
 def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> Steady:
     """What the requests of a result show; `is_open` says that they were sent at a rate, and not as others ended.
 
+    Over a whole run the figures are bench's own, from its requests.
+
     Raises:
         steady.UnsteadyError: they have no steady state, or are not those of bench's own figures.
         steady.OverloadError: they were sent faster than the server can answer.
@@ -394,6 +486,8 @@ def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> 
         if not abs(told - value) <= CONTRADICTION_ALLOWED * abs(value):
             compared = f"{_key(name)} is {told:g}, and by them {value:g}"
             raise steady.UnsteadyError(f"bench's own figure contradicts its requests: {compared}")
+    if settings.window == "whole":
+        return Steady(whole, len(requests.starts), requests.rebuilt, {})
     if settings.api == "chat":
         requests = requests.without_openings()
     window = steady.find_open(requests) if is_open else steady.find(requests, settings.max_concurrency)
@@ -447,7 +541,23 @@ def _problems_meanwhile(
     of_client = _client_problems(use.cores(began, ended), watched is not None)
     if watched is None or kind != VLLM:
         return of_client
-    return [*of_client, *watched_problems(watched, began, ended, settings.max_concurrency, at_once)]
+    queues_from = began + _ramp_up_s(repeat.result, settings)
+    return [
+        *of_client,
+        *watched_problems(watched, began, ended, settings.max_concurrency, at_once, queues_from=queues_from),
+    ]
+
+
+def _ramp_up_s(result: dict[str, Any], settings: Load) -> float:
+    """Of a whole run how long its first wave waits in prefill: that is in its figures, and a large part of a short run."""
+    if settings.window != "whole":
+        return 0.0
+    try:
+        took_s = steady.ramp_up_s(steady.requests_of(result, settings.max_concurrency), settings.max_concurrency)
+    except steady.UnsteadyError:
+        # `steady_of` tells it too.
+        return 0.0
+    return took_s if math.isfinite(took_s) else 0.0
 
 
 def _client_problems(cores: float | None, must_be_known: bool) -> list[str]:
@@ -564,13 +674,15 @@ def _key(name: str) -> str:
     return f"{statistic}_{latency}_{unit}"
 
 
-def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], at: Sides, source: str) -> Measurement:
+def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], at: Sides | None, source: str) -> Measurement:
+    """Without sides there is no interval."""
     traced_to = [repeat.line_of(_key(name)) for repeat in repeats]
     if name == ACCEPTANCE:
         return _acceptance(repeats, at, source, traced_to)
     least, needed = min(each.requests for each in found), least_requests(name)
     if least < needed:
-        told = f"{least} requests in a repeat's steady state, and {name} needs {needed}: {steady.REMEDY}"
+        where = "whole run" if source.endswith(WHOLE) else "steady state"
+        told = f"{least} requests in a repeat's {where}, and {name} needs {needed}: {steady.REMEDY}"
         return invalid(name, told, source, traced_to=traced_to)
     pairs = zip(repeats, found, strict=True)
     untold = [f"repeat {repeat.number}: {each.untold[name]}" for repeat, each in pairs if name in each.untold]
@@ -583,7 +695,7 @@ def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], 
     return _over_repeats(name, values, at, source, **others)
 
 
-def _acceptance(repeats: Sequence[Repeat], at: Sides, source: str, traced_to: list[str]) -> Measurement:
+def _acceptance(repeats: Sequence[Repeat], at: Sides | None, source: str, traced_to: list[str]) -> Measurement:
     """By the server's own counters over the whole of every repeat: no request tells it."""
     values = [float(told) for repeat in repeats if (told := repeat.result.get(KEYS[ACCEPTANCE])) is not None]
     if len(values) < len(repeats):
@@ -593,22 +705,27 @@ def _acceptance(repeats: Sequence[Repeat], at: Sides, source: str, traced_to: li
     return _over_repeats(ACCEPTANCE, values, at, source, sample_count=count, traced_to=traced_to)
 
 
-def _over_repeats(name: str, repeats: Sequence[float], at: Sides, source: str, **others: object) -> Measurement:
+def _over_repeats(name: str, repeats: Sequence[float], at: Sides | None, source: str, **others: object) -> Measurement:
     if not all(math.isfinite(value) and value > 0 for value in repeats):
         return invalid(name, f"repeats gave {list(repeats)}, which is no measured time or rate", source)
-    interval = repeat_interval(repeats, at)
+    interval = repeat_interval(repeats, at) if at else None
     return valid(name, geometric_mean(repeats), source, repeats=list(repeats), interval=interval, **others)
 
 
-def _goodput_with_none(found: Sequence[Steady], at: Sides, source: str, **others: object) -> Measurement:
+def _goodput_with_none(found: Sequence[Steady], at: Sides | None, source: str, **others: object) -> Measurement:
     """Goodput where in some repeat no request met the SLO: zeros have no logarithm, so it is taken as a share of the requests.
 
     The requests of a repeat can all miss for one reason, so that a repeat is one trial, whose score is its share. The chance to
     be wrong is shared between the bounds of the share and of the rate.
     """
     goods, rates = ([each.values[name] for each in found] for name in (GOODPUT, "request_throughput_req_s"))
-    value, half = statistics.fmean(goods), Sides(at.below / 2, at.above / 2)
-    share = share_interval(sum(good / rate for good, rate in zip(goods, rates, strict=True)), len(found), half)
-    rate = repeat_interval(rates, half)
-    interval = around(value, share.lower * rate.lower, share.upper * rate.upper) if rate else None
-    return valid(GOODPUT, value, source, repeats=goods, interval=interval, **others)
+    return valid(GOODPUT, statistics.fmean(goods), source, repeats=goods, interval=_of_shares(goods, rates, at), **others)
+
+
+def _of_shares(goods: Sequence[float], rates: Sequence[float], at: Sides | None) -> Interval | None:
+    half = Sides(at.below / 2, at.above / 2) if at else None
+    rate = repeat_interval(rates, half) if half else None
+    if half is None or rate is None:
+        return None
+    share = share_interval(sum(good / rate for good, rate in zip(goods, rates, strict=True)), len(goods), half)
+    return around(statistics.fmean(goods), share.lower * rate.lower, share.upper * rate.upper)

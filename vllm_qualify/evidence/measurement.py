@@ -40,7 +40,8 @@ class Measurement(Frozen):
 
     `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). With `against`, the run that is the
     baseline, the value is what is worse than there: the share of questions lost, or how many times worse, less 1. `source` is
-    for people; `traced_to` has each raw file with its line, as `path:line`.
+    for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why no more was measured where
+    more was planned.
     """
 
     metric: str
@@ -53,6 +54,7 @@ class Measurement(Frozen):
     repeats: list[Number] = []
     interval: Interval | None = None
     invalid_because: str | None = None
+    ended_because: str | None = None
     source: str
     traced_to: list[str] = []
     fingerprint: str = ""

@@ -54,17 +54,11 @@ def sides(direction: Direction, levels: Levels, information: Sequence[float], lo
     The bound on the bad side decides `pass`, the one on the good side `fail`. `information` is as `critical_values` takes it.
     """
     passing, failing = (_nominal(information, look, alpha) for alpha in (levels.false_pass, levels.false_fail))
-    return Sides(passing, failing) if direction == "higher" else Sides(failing, passing)
+    return sides_of(direction, passing, failing)
 
 
-def shared_sides(direction: Direction, levels: Levels, looks: Sequence[int], look: int) -> Sides:
-    """The sides of an interval by Student's t at one of several planned looks, each after so many repeats.
-
-    Each look has a share of the chances for itself (Boole's inequality): how t depends from look to look on what was estimated
-    before need not be known, and few repeats make it depend much.
-    """
-    share = (looks[look] - (looks[look - 1] if look else 0)) / looks[-1]
-    passing, failing = levels.false_pass * share, levels.false_fail * share
+def sides_of(direction: Direction, passing: float, failing: float) -> Sides:
+    """By the chances of a wrong `pass` and of a wrong `fail`."""
     return Sides(passing, failing) if direction == "higher" else Sides(failing, passing)
 
 

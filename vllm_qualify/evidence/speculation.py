@@ -30,7 +30,7 @@ from vllm_qualify.evidence.measurement import (
     share_interval,
     valid,
 )
-from vllm_qualify.evidence.sequential import Levels, Sides, shared_sides
+from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
 from vllm_qualify.recipe.metrics import ACCEPTANCE_BATCH1, METRICS, SAME_TEXT
 from vllm_qualify.recipe.model import Count, Frozen, Load, Seconds, Text
 
@@ -137,9 +137,10 @@ class Document(Frozen):
 
 
 def loads_of(settings: Load) -> dict[str, Load]:
-    """The two loads by the name of their folder, each with a fixed number of repeats. They are not held against an SLO."""
+    """The two loads by the name of their folder, each with a fixed number of repeats, which no budget ends: noise is known only
+    by all of them. They are not held against an SLO."""
     repeats = max(LEAST_REPEATS, settings.repeats)
-    fixed = {"repeats": repeats, "most_repeats": repeats, "slo": None}
+    fixed = {"repeats": repeats, "most_repeats": repeats, "time_budget_s": None, "slo": None}
     clients = settings.max_concurrency
     alone = {
         "max_concurrency": 1,
@@ -294,9 +295,9 @@ def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, se
     return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})
 
 
-def sides_of(metric: str, settings: Load, levels: Levels) -> Sides:
+def sides_at_once(metric: str, levels: Levels) -> Sides:
     """The sides of an interval over repeats that are looked at once, when all are there."""
-    return shared_sides(METRICS[metric].direction, levels, loads_of(settings)[PROFILE].looks, 0)
+    return sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail)
 
 
 def _acceptance_length(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
@@ -308,7 +309,7 @@ def _acceptance_length(folder: Path, settings: Load, levels: Levels, server: Ser
     try:
         parts = _acceptances(folder / BATCH1 / DRAFTED, loads_of(settings)[BATCH1].repeats)
         lengths = [part.length_tok for part in parts]
-        interval = repeat_interval(lengths, sides_of(ACCEPTANCE_BATCH1, settings, levels))
+        interval = repeat_interval(lengths, sides_at_once(ACCEPTANCE_BATCH1, levels))
         traced = [path for repeat in range(1, len(parts) + 1) for path in _lines_of(folder / BATCH1 / DRAFTED, place, repeat)]
     except UNUSABLE as error:
         return invalid(ACCEPTANCE_BATCH1, f"no usable counters: {in_words(error)}", source)
@@ -344,8 +345,8 @@ def _same_text(folder: Path, levels: Levels) -> Measurement:
         found = _texts(folder)
     except UNUSABLE as error:
         return invalid(SAME_TEXT, f"no usable replies: {in_words(error)}", source)
-    count, direction = len(found.parts_at), METRICS[SAME_TEXT].direction
-    interval = share_interval(found.same, count, shared_sides(direction, levels, [1], 0))
+    count = len(found.parts_at)
+    interval = share_interval(found.same, count, sides_at_once(SAME_TEXT, levels))
     parted = [number for number, at in enumerate(found.parts_at, 1) if at is not None]
     traced = [f"{folder.name}/{side}.jsonl:{number}" for number in parted or [1] for side in SIDES]
     if parted:

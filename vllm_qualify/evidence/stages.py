@@ -20,7 +20,7 @@ from vllm_qualify.errors import HostError, QualifyError, writing
 from vllm_qualify.evidence import accuracy, answers, idle, load, network, smoke, speculation, startup, sweep
 from vllm_qualify.evidence.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
 from vllm_qualify.evidence.idle import Idle
-from vllm_qualify.evidence.load import Driven
+from vllm_qualify.evidence.load import Driven, Following
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, describe, in_words, invalid, valid
 from vllm_qualify.evidence.sequential import Levels, levels_of
 from vllm_qualify.evidence.serving import ENDED, LAUNCHED, Served, Tell, another, started, watched
@@ -119,7 +119,7 @@ def taken_over(stage: Stage, plan: CellPlan, evidence: Path, other: Path, finish
 
 
 def load_stage(
-    served: Served, plan: CellPlan, evidence: Path, progress: Progress, enough: Callable[[], bool], tell: Tell
+    served: Served, plan: CellPlan, evidence: Path, progress: Progress, following: Following, tell: Tell
 ) -> StageEvidence:
     """Run vllm bench serve, in turns with the baseline's server where the plan has it.
 
@@ -129,7 +129,7 @@ def load_stage(
 
     def measure(folder: Path) -> Commands:
         with _meanwhile(plan, evidence, folder), _beside(served, plan, folder, tell) as other:
-            return load.measure(served.driven(plan), plan.load, folder, progress, enough, other)
+            return load.measure(served.driven(plan), plan.load, folder, progress, following, other)
 
     return _run("load", plan, evidence, measure, _bench_tools(plan))
 
@@ -279,21 +279,27 @@ def _kv_cache(server: Server, folder: Path) -> KvCache | None:
 
 def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Measurement:
     """Over the planned repeats. Requests may wait: how much that costs is compared."""
-    inside = _loaded(served, plan, plan.load, folder, tell)
+    settings = _repeated(plan, plan.load.repeats)
+    inside = _loaded(served, plan, settings, folder, tell)
     arguments = {name: value for name, value in plan.server.arguments.items() if name != SEQUENCES}
-    found = load.parse(inside, plan.load, levels_of(plan.judged), plan.server.kind, arguments, inside)
+    found = load.parse(inside, settings, levels_of(plan.judged), plan.server.kind, arguments, inside)
     (throughput,) = (measurement for measurement in found if measurement.metric == load.OUTPUT)
     return throughput
 
 
 def _preemptions(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> int:
     """Of one repeat. Raises HostError where the server does not tell them, or as `load.measure`."""
-    inside = _loaded(served, plan, plan.load.model_copy(update={"repeats": 1, "most_repeats": 1}), folder, tell)
+    inside = _loaded(served, plan, _repeated(plan, 1), folder, tell)
     try:
         return load.preemptions(inside, 1)
     except UNUSABLE as error:
         problem = f"nobody knows whether requests were preempted: {in_words(error)}"
         raise HostError(problem, "see the server's log, or give max-num-seqs under 'server'", f"fit/{folder.name}") from error
+
+
+def _repeated(plan: CellPlan, repeats: int) -> Load:
+    """The plan's load for a try, which has so many repeats and no budget."""
+    return plan.load.model_copy(update={"repeats": repeats, "most_repeats": repeats, "time_budget_s": None})
 
 
 def _loaded(served: Served, plan: CellPlan, settings: Load, folder: Path, tell: Tell) -> Path:
@@ -302,7 +308,7 @@ def _loaded(served: Served, plan: CellPlan, settings: Load, folder: Path, tell: 
     inside.mkdir()
     tell(f"fit: measuring {folder.name}")
     with watched(served.server, plan, inside):
-        load.measure(served.driven(plan), settings, inside, _silent, lambda: True)
+        load.measure(served.driven(plan), settings, inside, _silent, load.UNFOLLOWED)
     return inside
 
 

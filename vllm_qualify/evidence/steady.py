@@ -175,6 +175,12 @@ def whole(requests: Requests, duration: float) -> Window:
     return Window(requests, 0, len(requests.starts), begin, begin + duration * (1 + 1e-9))
 
 
+def ramp_up_s(requests: Requests, clients: int) -> float:
+    """How long it took until each of the first wave had its first token: until then they wait for each other's prefill."""
+    wave = slice(0, clients)
+    return float((requests.starts[wave] + requests.ttfts[wave]).max() - requests.starts[0])
+
+
 def find(requests: Requests, clients: int) -> Window:
     """The window of the steady state.
 

@@ -433,6 +433,9 @@ def _load(plan: Plan, clients: int, prompts: int, seed: int) -> Load:
         "seed": seed,
         "repeats": 1,
         "most_repeats": 1,
+        # Its levels are compared with each other, and its runs are bounded by their number.
+        "window": "steady",
+        "time_budget_s": None,
         "min_duration_s": plan.sweep.min_duration_s,
         "slo": plan.slo_of_request,
     }

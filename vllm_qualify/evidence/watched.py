@@ -80,18 +80,25 @@ def value_of(scrape: Scrape, meaning: str) -> float | None:
 
 
 def problems(
-    folder: Path, began: float, ended: float, clients: int, max_num_seqs: int | None, every_s: float = 1.0
+    folder: Path,
+    began: float,
+    ended: float,
+    clients: int,
+    max_num_seqs: int | None,
+    every_s: float = 1.0,
+    queues_from: float | None = None,
 ) -> list[str]:
     """Why a load between two unix times does not count, each with its remedy. For a vLLM server.
 
     Preemptions are not among them: `load` has the server's count right before it and right after. Without `max_num_seqs` nobody
-    knows whether `clients` should have waited. Of samples every `every_s` a tenth is enough, and of GPUs the half.
+    knows whether `clients` should have waited; what waits before `queues_from` is no queue. Of samples every `every_s` a tenth
+    is enough, and of GPUs the half.
     """
     try:
         watched = read(folder)
         return [
             *_missed(watched, began, ended, every_s),
-            *_queueing(watched.scrapes, began, ended, clients, max_num_seqs),
+            *_queueing(watched.scrapes, began if queues_from is None else queues_from, ended, clients, max_num_seqs),
             *_slowdowns(_within(watched.host, began, ended)),
         ]
     except UNUSABLE as error:

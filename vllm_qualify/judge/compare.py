@@ -17,16 +17,19 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence import accuracy, answers, load, speculation
 from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import Sides, levels_of, shared_sides, sides
+from vllm_qualify.evidence.repeats import repeat_sides
+from vllm_qualify.evidence.sequential import levels_of, sides
 from vllm_qualify.judge import paired, relative
 from vllm_qualify.judge.paired import Answers
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1, Direction
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
 from vllm_qualify.recipe.model import LEAST_REPETITIONS, Gate, Load, label_of
 
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE = "baseline", "load.json"
 # Of a task's settings those that its answers depend on. What its questions are is told by their hashes.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
+# Of a load's settings how long and how often it is measured, and where its prompts lie.
+NOT_OF_THE_WORKLOAD = {"repeats", "most_repeats", "time_budget_s", "min_duration_s", "time_limit_s", "prompts"}
 # MLPerf Inference wants replies of at least 0.9 times the reference's length; far longer ones are as little the same work.
 LENGTHS = (0.9, 1.1)
 
@@ -277,24 +280,25 @@ def _worsening(
     theirs = _only(loads(), gate.metric)
     if theirs.invalid_because is not None:
         return invalid(gate.metric, f"the baseline's: {theirs.invalid_because}", theirs.source, **about)
-    at = _at("lower", plan, evidence)
+    count = load.count_of(evidence / load.STAGE)
     if plan.beside:
+        if (others := load.count_of(evidence / load.STAGE / load.BESIDE)) != count:
+            raise UnlikeError(f"{count} repeats of the cell in turns with {others} of the baseline")
         ours, theirs = _paired(ours, theirs)
+    at = repeat_sides("lower", levels_of(plan.judged), plan.load.looks, count, left_out=count - len(ours.repeats))
+    both, direction = (ours.repeats, theirs.repeats), METRICS[gate.metric].direction
     judged = relative.in_turns if plan.beside else relative.from_history
-    worse = judged(ours.repeats, theirs.repeats, METRICS[gate.metric].direction, at)
+    worse = judged(*both, direction, at) if at else None
     return valid(
         gate.metric,
-        worse.value,
+        worse.value if worse else relative.without_noise(*both, direction),
         f"{ours.source} beside {theirs.source}",
         sample_count=ours.sample_count + theirs.sample_count,
-        interval=worse.interval,
+        interval=worse.interval if worse else None,
+        ended_because=ours.ended_because,
         traced_to=[*ours.traced_to, *theirs.traced_to],
         **about,
     )
-
-
-def _at(direction: Direction, plan: CellPlan, evidence: Path) -> Sides:
-    return shared_sides(direction, levels_of(plan.judged), plan.load.looks, load.look_of(evidence / "load", plan.load))
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:
@@ -347,7 +351,7 @@ def load_differs(plan: CellPlan) -> str | None:
     if then.client_version != plan.client_version:
         return f"the baseline's load client was vLLM {then.client_version}, and this one is {plan.client_version}"
     if _workload(then.load, plan) != _workload(plan.load, plan):
-        return "the baseline's load was another one: other lengths, concurrency, number of prompts, seed or SLO"
+        return "the baseline's load was another one: other lengths, concurrency, number of prompts, window, seed or SLO"
     return None
 
 
@@ -374,7 +378,7 @@ def _gained(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan, evide
                 return invalid(metric, f"{whose}{rate.invalid_because}", rate.source)
         ours, theirs = _paired(ours, theirs)
         # A gain is the worsening of the server without it.
-        at = speculation.sides_of(metric, plan.load, levels)
+        at = speculation.sides_at_once(metric, levels)
         gained = relative.in_turns(theirs.repeats, ours.repeats, METRICS[RATE].direction, at)
     except UNUSABLE as error:
         return invalid(metric, f"no usable comparison: {in_words(error)}", "")
@@ -392,5 +396,4 @@ def _gained(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan, evide
 def _workload(load: Load, plan: CellPlan) -> dict[str, object]:
     """What of a load's settings its measurements depend on: of a file its content, and on the SLO only goodput does."""
     compares_goodput = any(gate.metric == GOODPUT and gate.is_against_baseline for gate in plan.gates)
-    without = {"repeats", "most_repeats", "min_duration_s", "time_limit_s", "prompts", *(() if compares_goodput else ("slo",))}
-    return load.model_dump(exclude=without)
+    return load.model_dump(exclude=NOT_OF_THE_WORKLOAD if compares_goodput else NOT_OF_THE_WORKLOAD | {"slo"})

@@ -11,12 +11,24 @@ from vllm_qualify.evidence.measurement import Interval, around
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.recipe.metrics import Direction
 
+# With fewer repeats of either build Welch's degrees of freedom are too many: a noise that is small by chance counts for much.
+LEAST_FOR_WELCH = 4
+
 
 class Worsening(NamedTuple):
     """How many times worse the candidate is, less 1: 0.05 is 1.05 times the time, or a rate divided by 1.05."""
 
     value: float
     interval: Interval
+
+
+def without_noise(candidate: Sequence[float], baseline: Sequence[float], direction: Direction) -> float:
+    """How many times worse it is, less 1, by any repeats. Raises ValueError without one of each, or with one that is 0."""
+    _check_positive(candidate, baseline)
+    if not candidate or not baseline:
+        raise ValueError("a comparison needs a repeat of each")
+    one, other = (fmean(math.log(value) for value in values) for values in (candidate, baseline))
+    return math.expm1(one - other if direction == "lower" else other - one)
 
 
 def in_turns(candidate: Sequence[float], baseline: Sequence[float], direction: Direction, at: Sides) -> Worsening:
@@ -37,6 +49,11 @@ def in_turns(candidate: Sequence[float], baseline: Sequence[float], direction: D
 def from_history(candidate: Sequence[float], baseline: Sequence[float], direction: Direction, at: Sides) -> Worsening:
     """From repeats that were measured at another time, each build's noise its own (Welch 1947, Biometrika 34).
 
+    The degrees of freedom are Welch's where both have LEAST_FOR_WELCH repeats, else those of the build with fewer (a bound by
+    Mickey & Brown 1966, Ann. Math. Stat. 37). Simulated with the levels of `evidence.repeats` and looks from 2, 3, 4 or 5 to
+    10 repeats, beside 3 to 10 of a baseline as noisy as the candidate, errors were at most 1.03 times as frequent as allowed.
+    With a third of the candidate's noise and 12 gates they were up to 1.8 times as frequent.
+
     Raises:
         ValueError: fewer than two repeats of either, or one that is 0.
     """
@@ -45,8 +62,9 @@ def from_history(candidate: Sequence[float], baseline: Sequence[float], directio
     if min(map(len, groups)) < 2:
         raise ValueError("a comparison needs two repeats of each")
     squared = [stdev(logs) ** 2 / len(logs) for logs in groups]
-    freedom = float(sum(len(logs) - 1 for logs in groups))
-    if sum(squared):
+    few = min(map(len, groups))
+    freedom = float(few - 1 if few < LEAST_FOR_WELCH else sum(len(logs) - 1 for logs in groups))
+    if few >= LEAST_FOR_WELCH and any(squared):
         freedom = sum(squared) ** 2 / sum(part**2 / (len(logs) - 1) for part, logs in zip(squared, groups, strict=True))
     one, other = (math.exp(fmean(logs)) for logs in groups)
     return _worsening(_log_ratio(one, other, direction), math.sqrt(sum(squared)), freedom, at)

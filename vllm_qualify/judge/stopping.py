@@ -35,13 +35,15 @@ def _all_were_asked(evidence: Path, task: TaskPlan) -> bool:
     return sum(len(step.questions) for step in done) >= task.settings.num_questions
 
 
-def load_decided(plan: CellPlan, evidence: Path) -> bool:
-    """Whether more repeats of the load would change no verdict of the cell."""
+def load_undecided(plan: CellPlan, evidence: Path) -> list[str]:
+    """The gates that more repeats of the load could decide; none if one surely misses, whatever the others say."""
     gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "load"]
     measured = parse_unfinished("load", plan, evidence)
     compared = compare(plan, evidence, measured, gates)
     known = [*measured, *compared]
-    return any(surely_misses(gate, known) for gate in gates) or all(is_decided(gate, known) for gate in gates)
+    if any(surely_misses(gate, known) for gate in gates):
+        return []
+    return [gate.label for gate in gates if not is_decided(gate, known)]
 
 
 def _deciding(plan: CellPlan) -> list[Gate]:

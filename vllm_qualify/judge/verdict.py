@@ -140,7 +140,7 @@ def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement], expec
     return GateVerdict(
         gate=gate,
         verdict=verdict,
-        because=measurement.invalid_because or _because(verdict, checks, is_check=gate.unit == "bool"),
+        because=measurement.invalid_because or _because(verdict, checks, measurement, is_check=gate.unit == "bool"),
         checks=checks,
         value=measurement.value,
         interval=interval,
@@ -165,12 +165,18 @@ def _visible(measurement: Measurement, interval: Interval | None, gate: Gate) ->
     return measurement.value - interval.lower if gate.is_floor else interval.upper - measurement.value
 
 
-def _because(verdict: Verdict, checks: Checks, *, is_check: bool) -> str:
+def _because(verdict: Verdict, checks: Checks, found: Measurement, *, is_check: bool) -> str:
     if verdict == "invalid":
         return "the table's row for it cannot be trusted"
     if is_check:
         return "it holds" if verdict == "pass" else "it does not hold"
     if verdict == "inconclusive":
-        told = "the bound lies within the interval" if checks.noise_known else "measured once, which shows no noise"
-        return f"{told}: what was measured does not decide"
+        told = "the bound lies within the interval" if checks.noise_known else _why_no_noise(found)
+        ended = f"; {found.ended_because}" if found.ended_because else ""
+        return f"{told}: what was measured does not decide{ended}"
     return "the whole interval meets the bound" if verdict == "pass" else "the whole interval misses the bound"
+
+
+def _why_no_noise(found: Measurement) -> str:
+    is_early = found.ended_because is not None and len(found.repeats) > 1
+    return "it ended before the first planned look" if is_early else "measured once, which shows no noise"

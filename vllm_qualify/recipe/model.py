@@ -15,7 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, NCCL_INFINIBAND, SPEEDUP, Metric, least_prompts
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, NCCL_INFINIBAND, SPEEDUP, Metric, least_prompts, least_requests
 
 EngineName = Literal["vllm", "tensorrt-llm"]
 VLLM: EngineName = "vllm"
@@ -31,7 +31,8 @@ SETTABLE_BY_US = (
     "api-key",
     "hf-token",
 )
-LEAST_PROMPTS_PER_CLIENT = 5
+# For a steady state, and for a whole run with its ramp-up and tail.
+LEAST_PROMPTS_PER_CLIENT, LEAST_OF_WHOLE_RUN = 5, 1
 # How often a baseline is asked each question at least: with fewer its own noise is most of what a comparison does not know.
 LEAST_REPETITIONS = 4
 AGAINST = " against the baseline"
@@ -339,7 +340,20 @@ class Workload(Frozen):
     )
     num_warmups: CountOrNone = Field(description="requests before each repeat that are not measured")
     repeats: Count = Field(default=5, description="how often the workload is run. One repeat alone shows no noise")
-    most_repeats: Count = Field(default=10, description="how often it is run where a gate is undecided after `repeats`")
+    most_repeats: Count = Field(
+        default=10,
+        description="how often it is run at most: after `repeats` one more at a time, until every gate on the load is decided",
+    )
+    time_budget_s: Seconds | None = Field(
+        default=None,
+        description="no repeat begins that would not end within it, by the longest so far; what is undecided then is"
+        " `inconclusive`. The first repeat is always run; `--time-budget` goes over it",
+    )
+    window: Literal["steady", "whole"] = Field(
+        default="steady",
+        description="what the figures are over: the steady state, or the whole run as bench counts it, with ramp-up and tail,"
+        " to repeat a published run like for like. The two are never compared",
+    )
     min_duration_s: Seconds = Field(default=60.0, description="a repeat that is shorter makes the load measurements `invalid`")
     seed: CountOrNone = Field(
         default=0, description="of the first repeat; each further one adds 1, so that no random prompt comes twice"
@@ -348,9 +362,17 @@ class Workload(Frozen):
     slo: Slo | None = Field(default=None, description="what a request must meet to count for `goodput_req_s`")
 
     @property
-    def looks(self) -> list[int]:
-        """After how many repeats the gates are looked at: twice, since each look takes of the certainty of the others."""
-        return sorted({self.repeats, max(self.repeats, self.most_repeats)})
+    def looks(self) -> range:
+        """After how many repeats the gates are looked at."""
+        return range(self.repeats, max(self.repeats, self.most_repeats) + 1)
+
+    @property
+    def least_prompts_per_client(self) -> int:
+        return LEAST_OF_WHOLE_RUN if self.window == "whole" else LEAST_PROMPTS_PER_CLIENT
+
+    def least_prompts(self, metric: str) -> int:
+        """How many prompts a gate on the metric needs: of a whole run no request is cut off."""
+        return least_requests(metric) if self.window == "whole" else least_prompts(metric)
 
     @property
     def longest_tok(self) -> int | None:
@@ -377,8 +399,8 @@ class LoadSettings(Workload):
     )
     num_prompts: Count | None = Field(
         default=None,
-        description="requests of each repeat, at least 5 for each client; none is as many as that, or as the gates' percentiles"
-        " need. With `fit.max_num_seqs` it needs `max_concurrency`",
+        description="requests of each repeat, at least 5 for each client, or 1 with `window: whole`; none is 5 for each, or as"
+        " many as the gates' percentiles need. With `fit.max_num_seqs` it needs `max_concurrency`",
     )
 
     def of(self, max_num_seqs: int | None, least_prompts: int) -> "Load":
@@ -405,12 +427,17 @@ class Load(Workload):
 
     @model_validator(mode="after")
     def _enough_prompts(self) -> Self:
-        least = LEAST_PROMPTS_PER_CLIENT * self.max_concurrency
+        each = self.least_prompts_per_client
+        least = each * self.max_concurrency
         if self.num_prompts < least:
-            raise ValueError(
-                f"num_prompts must be at least {LEAST_PROMPTS_PER_CLIENT} times max_concurrency, so {least} or more"
-            )
+            times = f"{each} times max_concurrency" if each > 1 else "max_concurrency"
+            raise ValueError(f"num_prompts must be at least {times}, so {least} or more{self._fewer_are_told}")
         return self
+
+    @property
+    def _fewer_are_told(self) -> str:
+        is_enough = self.num_prompts >= LEAST_OF_WHOLE_RUN * self.max_concurrency
+        return "; or set `window: whole`, for figures over the whole run with its ramp-up and tail" if is_enough else ""
 
 
 class Sweep(Frozen):
@@ -765,7 +792,7 @@ class Recipe(Frozen):
         for gpu_type, serving in self.gpu_types.items():
             for name, profile in serving.profiles.items():
                 for gate in self.gates_of(profile):
-                    least = least_prompts(gate.metric)
+                    least = profile.load.least_prompts(gate.metric)
                     if profile.load.num_prompts is not None and profile.load.num_prompts < least:
                         place = f"gpu_types.{gpu_type}.profiles.{name}.load.num_prompts"
                         raise ValueError(f"{place} must be {least} or more for the gate on {gate.label}")

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
-from vllm_qualify.judge.compare import SAME_QUESTIONS
+from vllm_qualify.judge.compare import NOT_OF_THE_WORKLOAD, SAME_QUESTIONS
 from vllm_qualify.judge.verdict import Verdict, bounds_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SLO_COST, STAGES, Direction, Stage
 from vllm_qualify.recipe.model import Frozen, Load
@@ -28,7 +28,7 @@ BY_CLIENT: tuple[Stage, ...] = ("load", "speculation", "sweep")
 # What its answers depend on; where its files lie tells whether they are the same ones as far as a report can.
 QUESTIONS = {*SAME_QUESTIONS, "questions", "task_folder"}
 # How long and how often a load is measured, where its prompts lie, and what is counted of it; the rest is what is asked.
-NOT_OF_THE_REQUESTS = {"repeats", "most_repeats", "min_duration_s", "time_limit_s", "prompts", "slo"}
+NOT_OF_THE_REQUESTS = NOT_OF_THE_WORKLOAD | {"slo"}
 NO_NOISE_KNOWN = "measured once: nobody knows the noise"
 WITHIN_NOISE = "the intervals overlap: noise alone can be the reason"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from vllm_qualify.report import words
+from vllm_qualify.report import points, words
 from vllm_qualify.report.changes import changes
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
@@ -17,6 +17,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Hardware", f"{plan.fingerprint.gpu_type}: {words.hardware(plan.fingerprint)}"),
         ("Judged", f"{words.time(report.created_at)}{_where(report)} by {report.made_by}"),
         ("Run", f"{report.run_id}{_origin(report)}"),
+        ("Load", "; ".join(filter(None, (points.effort(report), points.window(report))))),
         ("Baseline", words.compared(plan)),
         ("Since then", changed.brief if changed else ""),
     ]

@@ -94,6 +94,8 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         latencies=points.latency_rows(report),
         percentiles=points.PERCENTILES,
         cost=points.cost(report),
+        effort=points.effort(report),
+        window=points.window(report),
         **_details(report),
     )
 

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence.load import STAGE as LOAD
 from vllm_qualify.evidence.measurement import Interval, Measurement
+from vllm_qualify.judge.estimate import taken
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.model import Gate
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import DASH
 
+WHOLE_RUNS = "the figures are over whole runs, as bench counts: ramp-up and tail are in them"
 OUTPUT = "output_throughput_tok_s"
 ALWAYS = ("request_throughput_req_s", OUTPUT)
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
@@ -147,6 +150,24 @@ def cost(report: Report) -> tuple[str, str]:
         ends = Interval(lower=1e6 * usd_s / found.interval.upper, upper=1e6 * usd_s / found.interval.lower)
         at += f"; interval {words.interval(ends, 'usd/Mtok')}"
     return words.value(1e6 * usd_s / found.value, "usd/Mtok"), at
+
+
+def effort(report: Report) -> str:
+    """What the load took: repeats, minutes, GPU-minutes, and money where there is a price; empty where there was none.
+
+    The minutes are those of the stage: with the start of a baseline's server that is measured in turns.
+    """
+    stage = next((each for each in report.stages if each.stage == LOAD), None)
+    if stage is None:
+        return ""
+    repeats = len(stage.commands) // (2 if report.plan.beside else 1)
+    counted = f"{repeats} repeat{'' if repeats == 1 else 's'}, " if repeats else ""
+    return f"{counted}{taken(report.plan, stage.duration_s)}{f', in run {stage.taken_from}' if stage.taken_from else ''}"
+
+
+def window(report: Report) -> str:
+    """Over what the load's figures are, where that is not the steady state."""
+    return WHOLE_RUNS if report.plan.load.window == "whole" else ""
 
 
 def _gpus(plan: CellPlan) -> int:

@@ -1,0 +1,93 @@
+"""Looks at repeats: Student's t at these levels is above its critical values as often as it may be, over all looks together."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vllm_qualify.evidence.repeats import level, repeat_sides
+from vllm_qualify.evidence.sequential import Levels, Sides
+
+RUNS = 400_000
+
+
+def t_of(repeats: np.ndarray) -> np.ndarray:
+    """Of each row, by its first repeats, from two on."""
+    counts = np.arange(2, repeats.shape[1] + 1)
+    means = np.cumsum(repeats, axis=1)[:, 1:] / counts
+    squares = np.cumsum(repeats**2, axis=1)[:, 1:] / counts
+    return np.asarray(means / np.sqrt((squares - means**2) / (counts - 1)))
+
+
+@pytest.fixture(scope="module")
+def ts() -> np.ndarray:
+    """Of 2 to 10 repeats around 0, in many runs."""
+    return t_of(np.random.default_rng(1).standard_normal((RUNS, 10)))
+
+
+def crossed(ts: np.ndarray, looks: range, alpha: float, taken: range | None = None) -> float:
+    """In what share of the runs t is above its critical value at a look, of all or of those that are taken."""
+    above = np.zeros(len(ts), dtype=bool)
+    for count in taken or looks:
+        if count >= 2:
+            above |= ts[:, count - 2] > stats.t.isf(level(looks, count, alpha), count - 1)
+    return float(above.mean())
+
+
+@pytest.mark.parametrize("least", [1, 2, 3, 5, 10])
+@pytest.mark.parametrize("gates", [1, 4, 12])
+def test_the_error_over_all_looks_is_the_level(ts: np.ndarray, least: int, gates: int) -> None:
+    alpha = 0.05 / gates
+    # three standard errors of the simulation, and a hundredth for the integration
+    assert crossed(ts, range(least, 11), alpha) == pytest.approx(alpha, abs=3 * math.sqrt(alpha / RUNS) + 0.01 * alpha)
+
+
+@pytest.mark.parametrize("least", [3, 5])
+def test_the_looks_of_an_older_plan_are_some_of_these_and_err_less(ts: np.ndarray, least: int) -> None:
+    """It looked after the first repeats and after the last ones."""
+    looks = range(least, 11)
+    assert crossed(ts, looks, 0.05, range(least, 11, 10 - least)) < crossed(ts, looks, 0.05)
+
+
+@pytest.mark.parametrize("least", [2, 3, 5])
+def test_repeats_without_the_first_err_as_seldom(ts: np.ndarray, least: int) -> None:
+    """Each look then has one repeat less."""
+    above = np.zeros(RUNS, dtype=bool)
+    for count in range(least, 11):
+        at = repeat_sides("lower", Levels(), range(least, 11), count, left_out=1)
+        if count - 1 < 2:
+            assert at is None
+            continue
+        assert at is not None
+        above |= ts[:, count - 3] > stats.t.isf(at.above, count - 2)
+    assert float(above.mean()) == pytest.approx(0.05, abs=3 * math.sqrt(0.05 / RUNS) + 0.0005)
+
+
+@pytest.mark.parametrize("looks", [range(5, 6), range(2, 3), range(3, 11), range(1, 5)])
+def test_the_first_look_has_its_share_of_the_chance(looks: range) -> None:
+    first, most = max(2, looks[0]), looks[-1]
+    assert level(looks, first, 0.04) == pytest.approx(0.04 * first / most)
+
+
+@pytest.mark.parametrize(("count", "alpha"), [(1, 0.05), (4, 0.05), (11, 0.05), (5, 0.0), (5, 0.5), (5, math.nan)])
+def test_what_is_no_look_and_what_is_no_chance_is_refused(count: int, alpha: float) -> None:
+    with pytest.raises(ValueError, match="a look is after"):
+        level(range(5, 11), count, alpha)
+
+
+def test_one_repeat_is_no_look_and_spends_nothing() -> None:
+    assert repeat_sides("lower", Levels(), range(1, 11), 1) is None
+    assert repeat_sides("lower", Levels(), range(1, 11), 2) == repeat_sides("lower", Levels(), range(2, 11), 2)
+
+
+@pytest.mark.parametrize("count", [0, 4, 11])
+def test_other_numbers_of_repeats_are_no_looks(count: int) -> None:
+    assert repeat_sides("lower", Levels(), range(5, 11), count) is None
+
+
+def test_the_bad_side_has_the_level_of_passing() -> None:
+    """Of a rate the lower bound decides `pass`, of a time the upper one."""
+    levels = Levels(false_pass=0.05, false_fail=0.01)
+    assert repeat_sides("higher", levels, range(5, 6), 5) == Sides(below=0.05, above=0.01)
+    assert repeat_sides("lower", levels, range(5, 6), 5) == Sides(below=0.01, above=0.05)

@@ -1,0 +1,118 @@
+"""The lines that say what a load takes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence.test_load import CAPTURED
+from tests.judge.test_compare import cell_plan, keep_history, server_plan
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence.load import Made
+from vllm_qualify.judge.estimate import after, before, taken
+from vllm_qualify.recipe.model import Gate, Load
+
+LOAD = Load(input_len=1024, output_len=1000, max_concurrency=100, num_prompts=1280, num_warmups=20)
+THROUGHPUT = Gate(metric="output_throughput_tok_s", minimum=10_000, unit="tok/s")
+TPOT = Gate(metric="tpot_p50_ms", maximum=20, unit="ms")
+TTFT = Gate(metric="ttft_p50_ms", maximum=500, unit="ms")
+
+
+def plan(*gates: Gate, gpus: int = 4, beside: int = 0, price: float | None = 2.5, **load: Any) -> CellPlan:
+    server = server_plan().model_copy(update={"gpus": list(range(gpus))})
+    other = server.model_copy(update={"gpus": list(range(beside))}) if beside else None
+    found = cell_plan(gates, load=LOAD.model_copy(update=load), server=server, beside=other)
+    return found.model_copy(update={"price_usd_gpu_hour": price, "baseline": None})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ((650.0, 1300.0), "11 to 22 min, 43 to 87 GPU-min, $1.81 to $3.61"),
+        ((650.0,), "11 min, 43 GPU-min, $1.81"),
+        ((6.0, 6.1), "0.1 min, 0.4 GPU-min, $0.02"),
+        ((60000.0,), "1,000 min, 4,000 GPU-min, $166.67"),
+    ],
+)
+def test_time_is_told_in_minutes_of_the_machine_and_of_all_its_gpus(seconds: tuple[float, ...], told: str) -> None:
+    assert taken(plan(), *seconds) == told
+
+
+def test_in_turns_the_gpus_of_both_servers_count() -> None:
+    assert taken(plan(beside=2), 600.0) == "10 min, 60 GPU-min, $2.50"
+
+
+def test_without_gpus_or_a_price_nothing_is_told_of_them() -> None:
+    assert taken(plan(gpus=0), 600.0) == "10 min, $0.42"
+    assert taken(plan(gpus=0, price=None), 600.0) == "10 min"
+
+
+@pytest.mark.parametrize(
+    ("gates", "seconds"),
+    [
+        pytest.param([THROUGHPUT, TTFT], 130, id="throughput"),
+        pytest.param([TPOT], 260, id="each of 100 clients has a token in 20 ms"),
+        pytest.param([THROUGHPUT, TPOT], 130, id="the one that asks for more"),
+    ],
+)
+def test_before_the_first_repeat_the_gates_say_how_long_it_may_take(tmp_path: Path, gates: list[Gate], seconds: int) -> None:
+    times = taken(plan(), 5 * seconds, 10 * seconds)
+    expected = f"load: 5 to 10 repeats of about {seconds} s, if as fast as its gates demand: {times}"
+    assert before(plan(*gates), tmp_path) == expected
+
+
+def test_in_turns_a_repeat_takes_twice_as_long(tmp_path: Path) -> None:
+    assert "of about 260 s" in before(plan(THROUGHPUT, beside=4), tmp_path)
+
+
+def test_without_anything_known_the_first_repeat_will_tell(tmp_path: Path) -> None:
+    told = before(plan(TTFT, time_budget_s=900.0), tmp_path)
+    bound = "600 min, 2,400 GPU-min, $100.00; within time_budget_s 900"
+    assert told == f"load: 5 to 10 repeats; the first one will tell how long they take, and by time_limit_s up to {bound}"
+
+
+def test_a_single_repeat_is_one(tmp_path: Path) -> None:
+    assert before(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
+
+
+@pytest.mark.parametrize(("clients", "told"), [(4, "as fast as the baseline"), (8, "the first one will tell")])
+def test_a_baseline_with_as_many_clients_tells_how_long_it_takes(tmp_path: Path, clients: int, told: str) -> None:
+    keep_history(tmp_path, CAPTURED)
+    found = cell_plan([TTFT])
+    load = found.load.model_copy(update={"max_concurrency": clients, "num_prompts": 80})
+    # 84 replies of 8 tokens at 513 tokens a second
+    assert told in before(found.model_copy(update={"load": load}), tmp_path)
+    if clients == 4:
+        assert "of about 1 s" in before(found.model_copy(update={"load": load}), tmp_path)
+
+
+def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
+    assert "the first one will tell" in before(cell_plan([TTFT]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (Made(1, 130.0, None), "load: 4 to 9 more of about 130 s: 8.7 to 20 min, 35 to 78 GPU-min, $1.44 to $3.25"),
+        (Made(2, 130.0, None), None),
+        (
+            Made(5, 132.0, ["ttft_p50_ms", "tpot_p50_ms"]),
+            "load: after 5 repeats undecided: ttft_p50_ms, tpot_p50_ms; up to 5 more: 11 min, 44 GPU-min, $1.83",
+        ),
+        (
+            Made(9, 132.0, ["ttft_p50_ms"]),
+            "load: after 9 repeats undecided: ttft_p50_ms; up to 1 more: 2.2 min, 8.8 GPU-min, $0.37",
+        ),
+        (Made(10, 132.0, ["ttft_p50_ms"]), None),
+        (Made(5, 132.0, []), None),
+    ],
+)
+def test_after_the_first_repeat_and_at_each_look_it_is_told_again(made: Made, told: str | None) -> None:
+    assert after(plan(), made) == told
+
+
+def test_a_first_repeat_that_is_a_look_tells_what_is_undecided() -> None:
+    told = after(plan(repeats=1, time_budget_s=900.0), Made(1, 680.0, ["ttft_p50_ms"]))
+    assert told == (
+        "load: after 1 repeat undecided: ttft_p50_ms; up to 9 more: 102 min, 408 GPU-min, $17.00; within time_budget_s 900"
+    )

@@ -1,0 +1,111 @@
+"""What a load takes, told before it starts and at each look: repeats, minutes, GPU-minutes, and at a price its money."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence.load import OUTPUT, Made
+from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
+from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
+from vllm_qualify.recipe.model import Load
+
+# Of two loads these must be the same, so that the throughput of the one tells how long the other takes.
+ALIKE = {"input_len", "output_len", "length_spread", "prompts_sha256", "api", "max_concurrency"}
+TPOT = ("tpot_p50_ms", "tpot_mean_ms", "tpot_p90_ms", "tpot_p99_ms")
+
+
+def before(plan: CellPlan, evidence: Path) -> str:
+    """The line before a load's first repeat, by the baseline's load or by what the gates demand."""
+    looks = plan.load.looks
+    repeats = _range(f"{looks[0]}", f"{looks[-1]}") + (" repeat" if looks[-1] == 1 else " repeats")
+    known = _expected(plan, evidence)
+    if known is None:
+        most = taken(plan, looks[-1] * _turns(plan) * plan.load.time_limit_s)
+        told = f"the first one will tell how long they take, and by time_limit_s up to {most}"
+        return f"load: {repeats}; {told}{_budget(plan.load)}"
+    repeat_s, why = known
+    times = taken(plan, looks[0] * repeat_s, looks[-1] * repeat_s)
+    return f"load: {repeats} of about {repeat_s:.0f} s, {why}: {times}{_budget(plan.load)}"
+
+
+def after(plan: CellPlan, made: Made) -> str | None:
+    """The line after a repeat: of the first one, and at each look that is not the last; None for others."""
+    looks = plan.load.looks
+    left = looks[-1] - made.repeats
+    if left == 0 or (made.undecided is not None and not made.undecided):
+        return None
+    if made.undecided is not None:
+        times = taken(plan, left * made.longest_s)
+        told = f"after {made.repeats} repeat{'s' if made.repeats > 1 else ''} undecided: {', '.join(made.undecided)}"
+        return f"load: {told}; up to {left} more: {times}{_budget(plan.load)}"
+    if made.repeats > 1:
+        return None
+    least = looks[0] - made.repeats
+    times = taken(plan, least * made.longest_s, left * made.longest_s)
+    return f"load: {_range(f'{least}', f'{left}')} more of about {made.longest_s:.0f} s: {times}{_budget(plan.load)}"
+
+
+def taken(plan: CellPlan, least_s: float, most_s: float | None = None) -> str:
+    """`11 to 22 min, 44 to 88 GPU-min, $1.83 to $3.67`, of all GPUs that a load holds; a server on a CPU has no GPU-minutes."""
+    gpus = len(plan.server.gpus) + (len(plan.beside.gpus) if plan.beside else 0)
+    both = [seconds / 60 for seconds in (least_s, least_s if most_s is None else most_s)]
+    told = [f"{_range(*map(_figure, both))} min"]
+    if gpus:
+        told.append(f"{_range(*(_figure(gpus * minutes) for minutes in both))} GPU-min")
+    if plan.price_usd_gpu_hour is not None:
+        # As the sweep counts: a server on a CPU is one machine.
+        usd_min = plan.price_usd_gpu_hour * max(1, gpus) / 60
+        told.append(_range(*(f"${usd_min * minutes:,.2f}" for minutes in both)))
+    return ", ".join(told)
+
+
+def _range(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
+
+
+def _figure(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"
+
+
+def _turns(plan: CellPlan) -> int:
+    return 2 if plan.beside else 1
+
+
+def _budget(settings: Load) -> str:
+    return "" if settings.time_budget_s is None else f"; within time_budget_s {settings.time_budget_s:g}"
+
+
+def _expected(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:
+    """How long one repeat takes, in turns with the baseline's, and why; None where nobody knows."""
+    tokens = (plan.load.num_prompts + plan.load.num_warmups) * plan.load.output_len * _turns(plan)
+    rate = _rate_of_baseline(plan, evidence)
+    if rate:
+        return tokens / rate, "as fast as the baseline"
+    demanded = max(_demanded(plan), default=None)
+    return (tokens / demanded, "if as fast as its gates demand") if demanded else None
+
+
+def _rate_of_baseline(plan: CellPlan, evidence: Path) -> float | None:
+    """In output tokens per second, of a load like the plan's."""
+    if plan.baseline is None:
+        return None
+    then, now = (load.model_dump(include=ALIKE) for load in (plan.baseline.load, plan.load))
+    if then != now:
+        return None
+    try:
+        stage = StageEvidence.model_validate_json((evidence / BASELINE / LOAD_STAGE).read_bytes())
+    except UNUSABLE:
+        # The comparison says so.
+        return None
+    return next((found.value for found in stage.measurements if found.metric == OUTPUT and found.against is None), None)
+
+
+def _demanded(plan: CellPlan) -> Iterator[float]:
+    """The output tokens per second that absolute gates ask for; of a time per token, with every client under way."""
+    for gate in plan.gates:
+        if gate.is_against_baseline or not gate.bound > 0:
+            continue
+        if gate.metric == OUTPUT:
+            yield gate.bound
+        elif gate.metric in TPOT:
+            yield 1000 * plan.load.max_concurrency / gate.bound
