@@ -19,7 +19,7 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
-from vllm_qualify.evidence.load import CLIENT_REMEDY, command_of, first_repeat_problem, measure, parse, preemptions
+from vllm_qualify.evidence.load import CLIENT_REMEDY, command_of, first_repeat_problem, measure, parse, preemptions, prepare
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.evidence.stages import parse_unfinished
@@ -1091,7 +1091,7 @@ Runs = list[tuple[str, str]]
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
     """Each run of bench: its server's address and its file below the stage's folder."""
     found: Runs = []
 
@@ -1102,10 +1102,21 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
         assert command == command_of(bench.client, "reference", SETTINGS, str(log.parent), int(result[6]))
         assert callable(check)
 
+    def settle(bench: Bench, time_limit_s: float, check: object) -> None:
+        assert not found, "a client that makes prompts would disturb what is measured"
+        settled.append(bench.client.url)
+
     monkeypatch.setattr(benches, "run", run)
+    monkeypatch.setattr(benches, "settle", settle)
     monkeypatch.setattr(type(SERVER), "post", lambda *_: "404")
     monkeypatch.setattr(type(SERVER), "metrics_page", lambda server: f"# page of {server.url}\n")
     return found
+
+
+@pytest.fixture
+def settled() -> list[str]:
+    """The servers whose clients were told to make no more prompts."""
+    return []
 
 
 def enough_after(looks: int, asked: list[int], runs: Runs) -> Callable[[], bool]:
@@ -1132,6 +1143,29 @@ def test_repeats_go_on_until_there_are_enough(tmp_path: Path, runs: Runs, looks:
     assert len(commands) == len(runs)
     assert told == [(20, 120), (60, 120), (100, 120), (140, 200), (180, 200)][: len(runs)]
     assert (tmp_path / "metrics-1-before.txt").read_text() == f"# page of {CANDIDATE}\n"
+
+
+def test_prompts_are_made_ahead_for_the_very_commands_that_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the repeats that are run in any case come first, also before another cell's further ones."""
+    planned: list[list[str]] = []
+    monkeypatch.setattr(benches, "prepare", lambda _, commands: planned.extend(commands))
+    few, many = (SETTINGS.model_copy(update={"repeats": 2, "most_repeats": most, "seed": most}) for most in (2, 4))
+    prepare(driven().bench, "reference", [(many, tmp_path / "many", None), (few, tmp_path / "few", Path("/prompts.jsonl"))])
+    client = driven().bench.client
+    assert planned == [
+        command_of(client, "reference", many, str(tmp_path / "many"), 1),
+        command_of(client, "reference", many, str(tmp_path / "many"), 2),
+        command_of(client, "reference", few, str(tmp_path / "few"), 1, "/prompts.jsonl"),
+        command_of(client, "reference", few, str(tmp_path / "few"), 2, "/prompts.jsonl"),
+        command_of(client, "reference", many, str(tmp_path / "many"), 3),
+        command_of(client, "reference", many, str(tmp_path / "many"), 4),
+    ]
+
+
+def test_no_client_makes_prompts_while_another_measures(tmp_path: Path, runs: Runs, settled: list[str]) -> None:
+    measure(driven(), SETTINGS, tmp_path, lambda *_: None, lambda: True, driven(BASELINE))
+    assert settled == [CANDIDATE, BASELINE]
+    assert runs
 
 
 def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
