@@ -1102,7 +1102,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
         assert command == command_of(bench.client, "reference", SETTINGS, str(log.parent), int(result[6]))
         assert callable(check)
 
-    def settle(bench: Bench, time_limit_s: float, check: object) -> None:
+    def settle(bench: Bench, *_: object) -> None:
         assert not found, "a client that makes prompts would disturb what is measured"
         settled.append(bench.client.url)
 
