@@ -7,11 +7,12 @@ from prefect.client.schemas.objects import State
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.approve import ask, automatic_ruling, check_signing_key, decide_approval
-from tasks.check import check, check_drift, find_baselines, plan, provide_engines
+from tasks.check import asking, check, find_baselines, plan, provide_engines
 from tasks.decide import judge, publish
 from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet, state_of
 from tasks.machine import machine
 from tasks.measure import (
+    answered,
     bring_baseline,
     fit,
     measure_accuracy,
@@ -25,6 +26,7 @@ from tasks.reuse import begin_attempt, not_covered, published_before, take_over
 from vllm_qualify.baseline import Against
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.plan import CellPlan, Choice, sharing_a_server
+from vllm_qualify.engine.question import Question
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.publish.kept import Reuse
 from vllm_qualify.qualification import Published, Run, default_store_url, keeping_evidence, lacking, start_run
@@ -112,16 +114,18 @@ def qualify_here(request: QualifyCell) -> list[Published]:
     before = published_before(plans, request.store)
     left = [cell for cell in plans if cell.cell.id not in {each.run.plan.cell.id for each in before}]
     left = find_baselines(not_covered(left, request.store, request.renew_days), request.store, request.against)
-    left = check_drift(left)
-    begin_attempt(left, request.store)
-    settled = [approve_automatically(each, request) for each in before]
-    for cells in sharing_a_server(left):
-        settled += [approve_automatically(each, request) for each in qualify_cells(cells, request)]
+    with asking(left) as question:
+        begin_attempt(left, request.store)
+        settled = [approve_automatically(each, request) for each in before]
+        for cells in sharing_a_server(left):
+            settled += [approve_automatically(each, request) for each in qualify_cells(cells, request, question)]
     return settled
 
 
-def qualify_cells(plans: list[CellPlan], request: QualifyCell) -> list[Published]:
+def qualify_cells(plans: list[CellPlan], request: QualifyCell, question: Question) -> list[Published]:
     """Serve, check, measure, judge and publish cells of one server. A failed gate is a verdict; exceptions are for the world.
+
+    The first server starts while the engine is asked whether it takes the recipe; nothing is measured before it has said so.
 
     No flow of its own: to begin and end one would ask Prefect's server as often as all of a cell's tasks.
     """
@@ -129,28 +133,29 @@ def qualify_cells(plans: list[CellPlan], request: QualifyCell) -> list[Published
     with machine(f"run {first.run_id}", first.server.engine.launcher):
         runs = [start_run(cell) for cell in plans]
         with keeping_evidence(runs):
-            runs = [prepare(run, request) for run in runs]
-            measure_all(runs, request)
+            runs = [prepare(run, request, question) for run in runs]
+            measure_all(runs, request, question)
     with keeping_evidence(runs):
         return [decide(run, request.store) for run in runs]
 
 
-def prepare(run: Run, request: QualifyCell) -> Run:
+def prepare(run: Run, request: QualifyCell, question: Question) -> Run:
     """The run with what need not be measured again."""
     if run.plan.fit:
-        run = fit(run, request.store, request.reuse)
+        run = fit(run, request.store, request.reuse, question)
     take_over(run, request.store, request.reuse)
     return run
 
 
-def measure_all(runs: list[Run], request: QualifyCell) -> None:
-    """Without anything to measure, no server is started."""
+def measure_all(runs: list[Run], request: QualifyCell, question: Question) -> None:
+    """Without anything to measure, no server is started; the report still has what the engine says of the recipe."""
     for run in runs:
         if run.plan.baseline:
             bring_baseline(run, request.store)
     if all(run.stage("serve") and not lacking(run) for run in runs):
+        answered(runs, question)
         return
-    with serving(runs, request.port, request.store) as served:
+    with serving(runs, request.port, request.store, question) as served:
         for run in runs:
             measure(served, run, runs[0], request.store)
 

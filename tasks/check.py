@@ -1,18 +1,23 @@
-"""Before a server is started: the recipe, the machine, the engine, the model and the store."""
+"""Before anything is measured: the recipe, the machine, the engine, the model and the store."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.progress import teller
 from vllm_qualify.baseline import Against, with_baseline
-from vllm_qualify.engine import candidate
 from vllm_qualify.engine.container import remove_leftovers
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, provide, read_machine
 from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells, within
+from vllm_qualify.engine.question import Question
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import engine_cache
 from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.model import Gate
 
 
 @task(name="check", task_run_name="check {recipe}", cache_policy=NO_CACHE)
@@ -68,11 +73,37 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
     return [with_baseline(cell, opened, against, get_run_logger().info) for cell in plans]
 
 
+@contextmanager
+def asking(plans: list[CellPlan]) -> Iterator[Question]:
+    """Ask the engine whether it takes what the cells ask of it, while the block starts a server. After it nothing is asked.
+
+    It is asked before the block where its answer is kept, so that nothing is waited for; and where a gate is on the time of a
+    start, which the question would make longer.
+
+    Raises:
+        RecipeError, HostError: as `Question.ask`, before the block.
+    """
+    question = Question(plans, engine_cache())
+    if question.is_kept or any(_is_on_a_start(gate) for cell in plans for gate in cell.judged):
+        check_drift(question)
+        yield question
+        return
+    asked = check_drift.submit(question)
+    try:
+        yield question
+    finally:
+        question.give_up()
+        asked.wait()
+
+
 @task(name="drift", task_run_name="drift", cache_policy=NO_CACHE)
-def check_drift(plans: list[CellPlan]) -> list[CellPlan]:
-    """The cells against the engine's own code, without a GPU, with what it could not tell. Raises RecipeError, HostError."""
+def check_drift(question: Question) -> None:
+    """The cells against the engine's own code, without a GPU. Raises RecipeError, HostError."""
     get_run_logger().info("asking vLLM whether it takes what the recipe says; once for each engine and configuration")
-    unasked = candidate.check_plans(plans, engine_cache())
-    for each in unasked:
+    for each in question.ask():
         get_run_logger().warning(f"not known: {each}")
-    return [cell.model_copy(update={"unasked": unasked}) for cell in plans]
+
+
+def _is_on_a_start(gate: Gate) -> bool:
+    metric = METRICS[gate.metric]
+    return (metric.stage, metric.unit) == ("serve", "s")

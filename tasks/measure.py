@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.progress import counter, line_teller, teller
 from vllm_qualify.baseline import bring
 from vllm_qualify.engine.plan import fitted
+from vllm_qualify.engine.question import Question
 from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.load import Following, Made
 from vllm_qualify.evidence.measurement import StageEvidence
@@ -19,20 +20,32 @@ from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.judge import compare, estimate, stopping
 from vllm_qualify.publish.kept import Reuse, keep, take_over
 from vllm_qualify.publish.store import open_store
-from vllm_qualify.qualification import Run, start_run
+from vllm_qualify.qualification import Run, lacking, start_run
 from vllm_qualify.recipe.metrics import Stage
 
 
+def answered(runs: list[Run], question: Question) -> None:
+    """Wait until the engine has said that it takes the recipe; what it could not tell goes to the runs' plans.
+
+    Raises:
+        RecipeError, HostError: as `Question.ask`.
+    """
+    for run in runs:
+        start_run(run.plan.model_copy(update={"unasked": question.unasked}))
+
+
 @contextmanager
-def serving(runs: list[Run], port: int | None, store: str) -> Iterator[Served]:
+def serving(runs: list[Run], port: int | None, store: str, question: Question) -> Iterator[Served]:
     """The server of several cells, with its tools, for the length of the block; then each one's evidence of it.
 
     Raises:
-        QualifyError: it does not start, or ended by itself.
+        QualifyError: it does not start, or ended by itself, or as `answered`.
     """
     first, started_at = runs[0], datetime.now(UTC)
     folder = stages.stage_folder(first.evidence, "serve")
-    with serve(first.plan, folder, teller(), port) as served:
+    loads = stages.loads_of((run.plan, run.evidence) for run in runs if "load" in lacking(run))
+    with serve(first.plan, folder, teller(), port, question, loads) as served:
+        answered(runs, question)
         get_run_logger().info(f"serving at {served.server.url} after {served.server.startup_s:.0f} s")
         for run in runs[1:]:
             see_the_same(folder, stages.stage_folder(run.evidence, "serve"))
@@ -44,11 +57,11 @@ def serving(runs: list[Run], port: int | None, store: str) -> Iterator[Served]:
 
 
 @task(name="fit", task_run_name="fit {run.plan.cell.id}", cache_policy=NO_CACHE)
-def fit(run: Run, store: str, reuse: Reuse) -> Run:
+def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
     """Find what the profile leaves open, and plan with it. Raises QualifyError."""
     if before := take_over(open_store(store), "fit", run.plan, run.evidence, reuse):
         run.save_stage(before)
-    _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller()))
+    _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller(), question))
     found = stages.found_by_fit(run.evidence).found
     get_run_logger().info(f"found: {found}")
     return start_run(fitted(run.plan, found))

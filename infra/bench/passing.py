@@ -111,7 +111,7 @@ def passing() -> Iterator[None]:
         yield
 
 
-def _ask(_: Candidate, subjects: Sequence[Subject], *__: object) -> tuple[Answer, dict[str, Judgement]]:
+def _ask(_: Candidate, subjects: Sequence[Subject], *__: object, **___: object) -> tuple[Answer, dict[str, Judgement]]:
     taken = Judgement(parsed=True, refused=None, unclear=None)
     answer = Answer(**table_of(VERSION).model_dump(), build="cpu", servers=[taken] * len(subjects))
     return answer, {subject.cell: taken for subject in subjects}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_process import alive
-from vllm_qualify.engine.bench import Bench, give, run, staying
+from vllm_qualify.engine.bench import Bench, give, prepare, run, settle, staying
 from vllm_qualify.engine.bench_worker import MARK, SAMPLE_EVERY_S
 from vllm_qualify.engine.process import Progress, RunningProcess
 from vllm_qualify.engine.server import Client
@@ -50,6 +50,37 @@ def main(args):
     if args.result_filename:
         Path(args.result_filename).write_text(json.dumps({"pid": os.getpid()}))
 """
+# The same, with prompts: each is made of random numbers, and so is what is asked after them.
+PROMPTS = """
+import random
+
+
+class Sample:
+    prompt_len = 3
+
+    def __init__(self):
+        self.prompt = random.random()
+
+
+def get_samples(args, tokenizer):
+    print("making prompts of", args.say, flush=True)
+    args.parsed = args.say.upper()
+    return [Sample() for _ in range(3)]
+
+
+async def main_async(args):
+    random.seed(args.say)
+    prompts = get_samples(args, None)
+    print("asked:", [sample.prompt for sample in prompts], args.parsed, random.random(), flush=True)
+    return _main(args)
+"""
+WITH_PROMPTS = f"""{SERVE.replace("def main(", "def _main(")}{PROMPTS}
+
+def main(args):
+    import asyncio
+
+    return asyncio.run(main_async(args))
+"""
 LIMIT_S = 30.0
 URL = "http://127.0.0.1:8123"
 
@@ -65,9 +96,15 @@ class Told:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Client:
+def serve() -> str:
+    """The made-up bench, which has no prompts."""
+    return SERVE
+
+
+@pytest.fixture
+def client(tmp_path: Path, serve: str) -> Client:
     """Its Python finds the made-up vLLM, and no other."""
-    for path, text in {"benchmarks/serve.py": SERVE, "utils/argparse_utils.py": PARSER}.items():
+    for path, text in {"benchmarks/serve.py": serve, "utils/argparse_utils.py": PARSER}.items():
         file = tmp_path / "site" / "vllm" / path
         file.parent.mkdir(parents=True)
         file.write_text(text)
@@ -242,3 +279,96 @@ def test_a_folder_that_cannot_be_written_is_told(bench: Bench, tmp_path: Path) -
     command = ["vllm", "bench", "serve"]
     with pytest.raises(HostError, match="No such file or directory"):
         run(bench, command, "bench-1.json", tmp_path / "no-folder" / "bench-1.log", LIMIT_S, nothing, silent)
+
+
+# --- prompts that are made ahead
+
+
+def asked(log: str) -> list[str]:
+    return [line for line in log.splitlines() if line.startswith("asked: ")]
+
+
+def planned(folder: Path, number: int, *arguments: str) -> list[str]:
+    return ["vllm", "bench", "serve", *arguments, "--result-filename", str(folder / f"bench-{number}.json")]
+
+
+def until_said(bench: Bench, words: str, times: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while bench.process.log.read_text().count(words) < times:
+        assert time.monotonic() < deadline, bench.process.log.read_text()
+        time.sleep(0.02)
+
+
+MADE, GIVEN = "prompts made ahead\n", "with prompts made ahead"
+made_ahead = pytest.mark.parametrize("serve", [WITH_PROMPTS])
+
+
+@made_ahead
+def test_prompts_that_are_made_ahead_are_those_of_the_command_alone(bench: Bench, folder: Path) -> None:
+    alone = [order(bench, folder, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)]
+    assert not any(GIVEN in log for log in alone)
+    prepare(bench, [planned(folder, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)])
+    until_said(bench, f"vllm-qualify: {MADE}", 2)
+    # Another order than planned changes nothing, and neither does a command between them.
+    second, between, first = (
+        order(bench, folder, number, "--say", name) for number, name in ((2, "second"), (3, "third"), (1, "first"))
+    )
+    assert [asked(first), asked(second)] == [asked(log) for log in alone]
+    assert asked(first) != asked(second)
+    assert [GIVEN in log for log in (first, second, between)] == [True, True, False]
+    assert not any("making prompts" in log for log in (first, second))
+    assert "making prompts of third" in between
+
+
+@made_ahead
+def test_only_the_same_command_gets_them_and_once(bench: Bench, folder: Path) -> None:
+    prepare(bench, [planned(folder, 1, "--say", "first")])
+    until_said(bench, f"vllm-qualify: {MADE}", 1)
+    assert GIVEN not in order(bench, folder, 1, "--say", "first", "--busy-s", "0.01")
+    assert GIVEN in order(bench, folder, 1, "--say", "first")
+    assert GIVEN not in order(bench, folder, 1, "--say", "first")
+
+
+@made_ahead
+def test_once_settled_none_are_made_ahead(bench: Bench, folder: Path) -> None:
+    prepare(bench, [planned(folder, number, "--say", f"number {number}") for number in range(1, 2000)])
+    settle(bench, LIMIT_S, nothing)
+    made = bench.process.log.read_text().count("making prompts")
+    assert made < 1999
+    log = order(bench, folder, 1999, "--say", "number 1999")
+    assert "making prompts of number 1999" in log
+    assert bench.process.log.read_text().count("making prompts") == made + 1
+
+
+@made_ahead
+def test_who_settles_watches_the_server(bench: Bench, folder: Path) -> None:
+    error = ReleaseError("the server ended", "see its log", "serve")
+
+    def ended() -> None:
+        raise error
+
+    prepare(bench, [planned(folder, 1, "--say", "x")])
+    with pytest.raises(ReleaseError):
+        settle(bench, LIMIT_S, ended)
+
+
+def test_a_version_that_makes_them_elsewhere_runs_as_ever_and_says_so(bench: Bench, folder: Path) -> None:
+    prepare(bench, [planned(folder, 1, "--say", "first")])
+    settle(bench, LIMIT_S, nothing)
+    assert "first" in order(bench, folder, 1, "--say", "first")
+    told = bench.process.log.read_text()
+    assert "this version makes its prompts elsewhere, so that none are made ahead" in told
+    assert told.count("first") == 1, "it ran when it was ordered, and not before"
+
+
+ELSEWHERE = WITH_PROMPTS.replace("get_samples(args, None)", "datasets.get_samples(args, None)")
+
+
+@pytest.mark.parametrize("serve", [f"{ELSEWHERE}\n\nclass datasets:\n    get_samples = staticmethod(get_samples)\n"])
+def test_a_function_that_the_command_does_not_use_is_not_taken_for_the_right_one(bench: Bench, folder: Path) -> None:
+    """Replacing it would replace nothing, and a command that is to be broken off would run to its end."""
+    prepare(bench, [planned(folder, 1, "--say", "first")])
+    assert len(asked(order(bench, folder, 1, "--say", "first"))) == 1
+    told = bench.process.log.read_text()
+    assert "this version makes its prompts elsewhere" in told
+    assert len(asked(told)) == 1

@@ -183,7 +183,7 @@ def asked_in_containers(stand_in: Candidate, monkeypatch: pytest.MonkeyPatch) ->
     """The cells of each question that a container is started for."""
     groups: list[list[str]] = []
 
-    def answered(_: object, group: Sequence[Subject], question: str) -> str:
+    def answered(_: object, group: Sequence[Subject], question: str, __: object) -> str:
         groups.append([subject.cell for subject in group])
         assert isinstance(stand_in.engine, EngineEnvironment)
         return subprocess.check_output([stand_in.engine.python, "-I", "probe.py", question], text=True)

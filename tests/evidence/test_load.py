@@ -32,6 +32,7 @@ from vllm_qualify.evidence.load import (
     measure,
     parse,
     preemptions,
+    prepare,
     steady_of,
 )
 from vllm_qualify.evidence.measurement import Measurement
@@ -1106,7 +1107,7 @@ Runs = list[tuple[str, str]]
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
     """Each run of bench: its server's address and its file below the stage's folder."""
     found: Runs = []
 
@@ -1117,13 +1118,24 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
         assert command == command_of(bench.client, "reference", SETTINGS, str(log.parent), int(result[6]))
         assert callable(check)
 
+    def settle(bench: Bench, *_: object) -> None:
+        assert not found, "a client that makes prompts would disturb what is measured"
+        settled.append(bench.client.url)
+
     monkeypatch.setattr(benches, "run", run)
+    monkeypatch.setattr(benches, "settle", settle)
     monkeypatch.setattr(type(SERVER), "post", lambda *_: "404")
     monkeypatch.setattr(type(SERVER), "metrics_page", lambda server: f"# page of {server.url}\n")
     return found
 
 
 GATE = "ttft_p50_ms"
+
+
+@pytest.fixture
+def settled() -> list[str]:
+    """The servers whose clients were told to make no more prompts."""
+    return []
 
 
 class Follower:
@@ -1173,6 +1185,29 @@ def test_repeats_go_on_until_nothing_is_undecided(tmp_path: Path, runs: Runs, lo
     assert len(commands) == len(runs)
     assert told == [(20, 120), (60, 120), (100, 120), (140, 160), (180, 200)][: len(runs)]
     assert (tmp_path / "metrics-1-before.txt").read_text() == f"# page of {CANDIDATE}\n"
+
+
+def test_prompts_are_made_ahead_for_the_very_commands_that_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the repeats that are run in any case come first, also before another cell's further ones."""
+    planned: list[list[str]] = []
+    monkeypatch.setattr(benches, "prepare", lambda _, commands: planned.extend(commands))
+    few, many = (SETTINGS.model_copy(update={"repeats": 2, "most_repeats": most, "seed": most}) for most in (2, 4))
+    prepare(driven().bench, "reference", [(many, tmp_path / "many", None), (few, tmp_path / "few", Path("/prompts.jsonl"))])
+    client = driven().bench.client
+    assert planned == [
+        command_of(client, "reference", many, str(tmp_path / "many"), 1),
+        command_of(client, "reference", many, str(tmp_path / "many"), 2),
+        command_of(client, "reference", few, str(tmp_path / "few"), 1, "/prompts.jsonl"),
+        command_of(client, "reference", few, str(tmp_path / "few"), 2, "/prompts.jsonl"),
+        command_of(client, "reference", many, str(tmp_path / "many"), 3),
+        command_of(client, "reference", many, str(tmp_path / "many"), 4),
+    ]
+
+
+def test_no_client_makes_prompts_while_another_measures(tmp_path: Path, runs: Runs, settled: list[str]) -> None:
+    measure(driven(), SETTINGS, tmp_path, lambda *_: None, Follower(runs, 1).following, driven(BASELINE))
+    assert settled == [CANDIDATE, BASELINE]
+    assert runs
 
 
 def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
@@ -1319,9 +1354,7 @@ def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched
     change(folder, 2, ttfts=[ttft + 0.5 * (number == 3) for number, ttft in enumerate(result["ttfts"])])
     waits_until(watched, 2, 5)
     repeat = load.read(folder, "load", 2)
-    steady, whole = (
-        load.problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN)
-    )
+    steady, whole = (load.problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN))
     assert ["of the requests in the server waited" in problem for problem in steady] == [True]
     assert whole == []
 

@@ -6,7 +6,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,13 +77,36 @@ def run(
     """
     name, place = f"{time.monotonic_ns():020d}", log.parent.name
     log_from = bench.process.log.stat().st_size
-    _order(bench, name, json.dumps(command[command.index("serve") + 1 :]), place)
+    _order(bench, f"{name}.json", json.dumps(_arguments(command)), place)
     done = _await(bench, name, log_from, time_limit_s, check, progress, place)
     with writing(str(log)):
         log.write_text(_since(bench.process.log, log_from))
         log.with_name(f"client-{log.stem.rpartition('-')[2]}.json").write_text(done)
     if bench.client.container_id is not None:
         container.fetch(bench.client.container_id, f"{RESULTS_INSIDE}/{result}", log.with_name(result), place)
+
+
+def prepare(bench: Bench, commands: Iterable[list[str]]) -> None:
+    """Have the prompts of commands made that `run` is to run later, in this order, as long as nothing is run.
+
+    Call `settle` before anything is measured. Raises HostError if Docker Engine went away.
+    """
+    _order(bench, f"{time.monotonic_ns():020d}.ahead", json.dumps([_arguments(command) for command in commands]), STAGE)
+
+
+def settle(bench: Bench, time_limit_s: float, check: Callable[[], None]) -> None:
+    """From here on nothing is prepared: a client that makes prompts would disturb what is measured. Raises as `run`."""
+    name, log_from = f"{time.monotonic_ns():020d}", bench.process.log.stat().st_size
+    _order(bench, f"{name}.ahead", "[]", STAGE)
+    _await(bench, name, log_from, time_limit_s, check, _silent, STAGE)
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Prompts have no progress."""
+
+
+def _arguments(command: list[str]) -> list[str]:
+    return command[command.index("serve") + 1 :]
 
 
 def give(bench: Bench, file: Path) -> str:
@@ -99,12 +122,12 @@ def give(bench: Bench, file: Path) -> str:
 def _order(bench: Bench, name: str, text: str, place: str) -> None:
     if bench.client.container_id is not None:
         # Docker writes the whole file and then its name, or the worker would read a half.
-        container.put(bench.client.container_id, f"{bench.letter_box}/{name}.json", text.encode(), place)
+        container.put(bench.client.container_id, f"{bench.letter_box}/{name}", text.encode(), place)
         return
     with writing(place):
         part = Path(bench.letter_box, f"{name}.part")
         part.write_text(text)
-        part.replace(part.with_suffix(".json"))
+        part.replace(part.with_suffix(""))
 
 
 def _since(log: Path, log_from: int) -> str:

@@ -4,35 +4,59 @@ It runs in the engine's own Python, which has nothing of this project, so it use
 files in its letter box, a folder: `NAME.json` has the arguments that follow `vllm bench serve`. What a command printed is
 followed by one line on its standard output: MARK, the order's name, and what the process used. It ends with another exit code
 than 0 as soon as a command fails.
+
+`NAME.ahead` has the arguments of several commands that will be ordered: while there is no order, their prompts are made, in
+this order. The next such file replaces it, also one with none; once it was read, its name is told after MARK.
 """
 
+import dis
 import json
 import os
+import random
 import resource
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 MARK = "vllm-qualify: done"
 POLL_S, SAMPLE_EVERY_S = 0.02, 0.2
+# What is made ahead is kept in memory: some 100 MB of text.
+MOST_AHEAD_TOK = 20_000_000
 
 
 def main(letter_box: Path) -> None:
     letter_box.mkdir(parents=True, exist_ok=True)
     parser, bench = _bench()
+    prompts = _Prompts()
+
+    def run(arguments: list[str]) -> None:
+        bench(parser.parse_args(arguments))
+
     _say("vllm-qualify: ready")
     while True:
-        for order in sorted(letter_box.glob("*.json")):
-            arguments = json.loads(order.read_text())
-            order.unlink()
-            watch = _Watch()
-            bench(parser.parse_args(arguments))
-            _say(f"\n{MARK} {order.stem} {json.dumps(watch.ended())}")
-        # Files are how the two talk: a command in a container has no standard input.
-        time.sleep(POLL_S)
+        for path in sorted(letter_box.glob("*.ahead")):
+            prompts.planned = _taken(path)
+            _say(f"\n{MARK} {path.stem} {{}}")
+        for path in sorted(letter_box.glob("*.json")):
+            arguments, watch = _taken(path), _Watch()
+            prompts.begin(arguments)
+            run(arguments)
+            _say(f"\n{MARK} {path.stem} {json.dumps(watch.ended())}")
+        if arguments := prompts.next():
+            prompts.make(arguments, run)
+        else:
+            # Files are how the two talk: a command in a container has no standard input.
+            time.sleep(POLL_S)
+
+
+def _taken(path: Path) -> Any:
+    found = json.loads(path.read_text())
+    path.unlink()
+    return found
 
 
 def _say(line: str) -> None:
@@ -48,6 +72,78 @@ def _bench() -> tuple[Any, Callable[[Any], object]]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
     return parser, main
+
+
+class _MadeError(BaseException):
+    """A command was run as far as to its prompts."""
+
+
+class _Prompts:
+    """The prompts of planned commands, made before these are run; those of a command that was not planned, when it is run.
+
+    They are made by the command itself, which is broken off before its first request. Whatever determines them is in its
+    arguments; what making them leaves in the global random numbers and in the parsed options is put back with them.
+    """
+
+    def __init__(self) -> None:
+        self.planned: list[list[str]] = []
+        self._made: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {}
+        self._running, self._is_ahead = "", False
+        serve: Any = sys.modules["vllm.benchmarks.serve"]
+        self._can = _asks_for(serve, "get_samples")
+        if self._can:
+            self._by_vllm, serve.get_samples = serve.get_samples, self._give
+        else:
+            _say("vllm-qualify: this version makes its prompts elsewhere, so that none are made ahead")
+        if _asks_for(serve, "get_tokenizer"):
+            # Loading a large one anew for each command takes a second.
+            serve.get_tokenizer = lru_cache(maxsize=1)(serve.get_tokenizer)
+
+    def begin(self, arguments: list[str], *, is_ahead: bool = False) -> None:
+        """The command with these arguments is run next."""
+        self._running, self._is_ahead = json.dumps(arguments), is_ahead
+
+    def next(self) -> list[str]:
+        """The command whose prompts are to be made now; empty for none."""
+        kept_tok = sum(sample.prompt_len for samples, _, _ in self._made.values() for sample in samples)
+        return self.planned.pop(0) if self._can and self.planned and kept_tok < MOST_AHEAD_TOK else []
+
+    def make(self, arguments: list[str], run: Callable[[list[str]], None]) -> None:
+        """Run a command as far as to its prompts, and keep them."""
+        self.begin(arguments, is_ahead=True)
+        try:
+            run(arguments)
+        except _MadeError:
+            _say("vllm-qualify: prompts made ahead")
+
+    def _give(self, args: Any, *others: Any, **named: Any) -> Any:
+        """In place of vLLM's function, by whose name a command asks for its prompts."""
+        if self._running in self._made and not self._is_ahead:
+            samples, states, options = self._made.pop(self._running)
+            vars(args).update(options)
+            for (_, put_back), state in zip(_random_numbers(), states, strict=True):
+                put_back(state)
+            _say("vllm-qualify: with prompts made ahead")
+            return samples
+        samples = self._by_vllm(args, *others, **named)
+        if not self._is_ahead:
+            return samples
+        self._made[self._running] = (samples, [state() for state, _ in _random_numbers()], dict(vars(args)))
+        raise _MadeError
+
+
+def _asks_for(serve: Any, name: str) -> bool:
+    """Whether a command asks for it by this name of its own module, where it can be replaced."""
+    runs = [getattr(serve, each, None) for each in ("main", "main_async")]
+    steps = [step for each in runs if each for step in dis.get_instructions(each)]
+    return hasattr(serve, name) and any(step.opname == "LOAD_GLOBAL" and step.argval == name for step in steps)
+
+
+def _random_numbers() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """How the state of the global random numbers is told, and set: Python's, and numpy's where it is there."""
+    numpy: Any = sys.modules.get("numpy")
+    ours = (random.getstate, random.setstate)
+    return [ours, (numpy.random.get_state, numpy.random.set_state)] if numpy else [ours]
 
 
 class _Watch:

@@ -234,20 +234,18 @@ def check_recipe(
     return checked._replace(told=[*checked.told, *_by_finding(changed)], unknown=[*checked.unknown, *unresolved])
 
 
-def check_plans(plans: Sequence[CellPlan], cache: Path) -> list[str]:
-    """The planned cells, before a GPU is used. Returns what could not be told, in words.
+def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None] = lambda: None) -> list[str]:
+    """The planned cells, without a GPU. Returns what could not be told, in words. `check` is called while the engine is asked.
 
     Raises:
         RecipeError: the engine does not take what the recipe asks of it; names each problem.
         HostError: the engine cannot be asked.
+        whatever `check` raises.
     """
-    of_vllm = [plan for plan in plans if plan.server.kind == VLLM]
-    if not of_vllm:
+    candidate, subjects = _of_plans(plans)
+    if candidate is None:
         return []
-    engine, identity = of_vllm[0].server.engine, of_vllm[0].cell.release.engine
-    candidate = _candidate(engine, identity)
-    subjects = [Subject(plan.cell.id, plan.server, _asked(plan.server, _device_of(plan.fingerprint))) for plan in of_vllm]
-    checked = _check(subjects, candidate, cache)
+    checked = _check(subjects, candidate, cache, check)
     if checked.problems:
         raise RecipeError(
             f"vLLM {candidate.version} does not take what the recipe asks of it",
@@ -257,6 +255,23 @@ def check_plans(plans: Sequence[CellPlan], cache: Path) -> list[str]:
             kind="recipe-drift",
         )
     return checked.unknown
+
+
+def is_kept(plans: Sequence[CellPlan], cache: Path) -> bool:
+    """Whether every answer that `check_plans` needs is in the cache, so that no engine is asked."""
+    candidate, subjects = _of_plans(plans)
+    return candidate is None or all(_kept(_file(candidate, group, cache)) for group in _questions(candidate, subjects))
+
+
+def _of_plans(plans: Sequence[CellPlan]) -> tuple[Candidate | None, list[Subject]]:
+    """The engine of the plans of vLLM, and what it is asked about them."""
+    of_vllm = [plan for plan in plans if plan.server.kind == VLLM]
+    if not of_vllm:
+        return None, []
+    candidate = _candidate(of_vllm[0].server.engine, of_vllm[0].cell.release.engine)
+    return candidate, [
+        Subject(plan.cell.id, plan.server, _asked(plan.server, _device_of(plan.fingerprint))) for plan in of_vllm
+    ]
 
 
 def _left_out(loaded: LoadedRecipe, choice: Choice, version: str) -> Iterator[str]:
@@ -320,14 +335,14 @@ def _pair(capability: str) -> tuple[int, int]:
     return major, minor
 
 
-def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path) -> Checked:
+def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path, check: Callable[[], None] = lambda: None) -> Checked:
     cells = [subject.cell for subject in subjects]
     if candidate.table is not None:
         found = [(subject.cell, _by_table(subject, candidate.table)) for subject in subjects]
         same = candidate.version == candidate.table.version
         newer = [] if same else [f"what changed after vLLM {candidate.table.version}, whose table this is"]
         return Checked(candidate.version, cells, _by_finding(found), [*newer, UNASKED])
-    answer, judgements = ask(candidate, subjects, cache)
+    answer, judgements = ask(candidate, subjects, cache, check=check)
     found = [(subject.cell, _findings(subject, judgements.get(subject.cell), answer)) for subject in subjects]
     why = _unjudged(subjects, judgements)
     unknown = [f"whether options refuse each other, for {len(of)} of {len(cells)} cells: {told}" for told, of in why.items()]
@@ -380,22 +395,32 @@ def _table(candidate: Candidate, cache: Path) -> EngineTable:
 
 
 def ask(
-    candidate: Candidate, subjects: Sequence[Subject], cache: Path, resolve: bool = False
+    candidate: Candidate,
+    subjects: Sequence[Subject],
+    cache: Path,
+    resolve: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Answer, dict[str, Judgement]]:
-    """What the candidate's own code knows, and what it says of each cell's server.
+    """What the candidate's own code knows, and what it says of each cell's server. `check` is called all the while.
 
     Raises:
         HostError: its Python does not run, or gave no answer.
+        whatever `check` raises.
     """
-    known = [subject for subject in subjects if subject.asked is not None]
-    groups = [portion for group in _groups(candidate, known) for portion in _portions(group)]
-    answers = [_ask_once(candidate, group, cache, resolve) for group in groups or [[]]]
+    groups = _questions(candidate, subjects)
+    answers = [_ask_once(candidate, group, cache, resolve, check) for group in groups]
     judgements = {
         subject.cell: judgement
         for group, answer in zip(groups, answers, strict=False)
         for subject, judgement in zip(group, answer.servers, strict=True)
     }
     return answers[0], judgements
+
+
+def _questions(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
+    """What is asked about in one go each; with nothing to ask about, one question for what the engine knows."""
+    known = [subject for subject in subjects if subject.asked is not None]
+    return [portion for group in _groups(candidate, known) for portion in _portions(group)] or [[]]
 
 
 def _groups(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
@@ -433,13 +458,12 @@ def _local_models(server: ServerPlan) -> list[Path]:
     return [*([Path(server.model)] if server.is_local else []), *([server.draft] if server.draft else [])]
 
 
-def _ask_once(candidate: Candidate, group: Sequence[Subject], cache: Path, resolve: bool) -> Answer:
+def _ask_once(candidate: Candidate, group: Sequence[Subject], cache: Path, resolve: bool, check: Callable[[], None]) -> Answer:
     """An answer is kept in `cache` if it leaves nothing open, and nothing that it depends on can change unseen."""
-    question = _question(group, resolve=resolve)
-    kept = cache / f"{_key(candidate, group, question)}.json"
+    kept = _file(candidate, group, cache, resolve=resolve)
     if found := _kept(kept):
         return found
-    text = _answer(candidate, group, question)
+    text = _answer(candidate, group, _question(group, resolve=resolve), check)
     answer = parse_answer(text)
     is_whole = not any(judgement.unclear for judgement in answer.servers) and all(answer.resolved.values())
     if is_whole and all(one.server.is_local or PINNED.fullmatch(str(one.server.revision)) for one in group):
@@ -449,6 +473,11 @@ def _ask_once(candidate: Candidate, group: Sequence[Subject], cache: Path, resol
             fresh.write_text(text)
             fresh.replace(kept)
     return answer
+
+
+def _file(candidate: Candidate, group: Sequence[Subject], cache: Path, *, resolve: bool = False) -> Path:
+    """Where the answer about a group is kept."""
+    return cache / f"{_key(candidate, group, _question(group, resolve=resolve))}.json"
 
 
 def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
@@ -475,23 +504,23 @@ def _kept(path: Path) -> Answer | None:
         return None
 
 
-def _answer(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
+def _answer(candidate: Candidate, group: Sequence[Subject], question: str, check: Callable[[], None]) -> str:
     if isinstance(candidate.engine, EngineImage):
-        return _in_container(candidate.engine, group, question)
+        return _in_container(candidate.engine, group, question, check)
     assert isinstance(candidate.engine, EngineEnvironment)  # noqa: S101  (a table alone is not asked)
-    return _in_process(candidate.engine, question)
+    return _in_process(candidate.engine, question, check)
 
 
-def _in_process(engine: EngineEnvironment, question: str) -> str:
+def _in_process(engine: EngineEnvironment, question: str, check: Callable[[], None]) -> str:
     with TemporaryDirectory(prefix="vllm-qualify-probe-") as folder:
         answer = Path(folder, "answer.json")
         command = [str(engine.python), "-I", str(PROBE), question, str(answer)]
         with guarded(command, quiet_environment(), Path(folder, "probe.log")) as process:
-            wait_for(process, PROBE_LIMIT_S, lambda: None, lambda *_: None, ASKING)
+            wait_for(process, PROBE_LIMIT_S, check, lambda *_: None, ASKING)
             return answer.read_text() if answer.exists() else text_of(process.log)
 
 
-def _in_container(engine: EngineImage, group: Sequence[Subject], question: str) -> str:
+def _in_container(engine: EngineImage, group: Sequence[Subject], question: str, check: Callable[[], None]) -> str:
     """Without a GPU, and with the models' files where a server of this image has them."""
     if any(not subject.server.is_local for subject in group):
         make_hub_cache()
@@ -505,4 +534,4 @@ def _in_container(engine: EngineImage, group: Sequence[Subject], question: str) 
         passed=passed_names(),
         binds=sorted(binds, key=str),
     )
-    return run_once(plan, CHECK, time_limit_s=PROBE_LIMIT_S)
+    return run_once(plan, CHECK, time_limit_s=PROBE_LIMIT_S, check=check)

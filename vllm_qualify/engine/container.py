@@ -13,7 +13,7 @@ import shlex
 import tarfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ STOP_GRACE_S = 10
 # shorter time than a command in it, so that its state is there when a command's is.
 ENGINE_ENDS_WITHIN_S, CONTAINER_ENDS_WITHIN_S = 5.0, 3.0
 JOIN_S = 20
+CHECK_EVERY_S = 1.0
 SERVED_PORT = 8000
 
 
@@ -374,18 +375,27 @@ def put(container_id: str, file: str, body: bytes, place: str) -> None:
         raise HostError(f"{file} could not be written into the container", "see what is wrong with its image", place)
 
 
-def run_once(plan: ContainerPlan, place: str, accepted: Collection[int] = (0,), time_limit_s: float = 120) -> str:
+def run_once(
+    plan: ContainerPlan,
+    place: str,
+    accepted: Collection[int] = (0,),
+    time_limit_s: float = 120,
+    check: Callable[[], None] = lambda: None,
+) -> str:
     """The output of a short command in a container of its own, which ends with one of the `accepted` exit codes.
+
+    `check` is called all the while.
 
     Raises:
         QualifyError: it could not be started, or did not end so in time.
+        whatever `check` raises.
     """
     what = shlex.join([plan.entrypoint or "", *plan.arguments])[:60]
     plan = plan.model_copy(update={"name": f"vllm-qualify-{secrets.token_hex(6)}", "labels": {RUN_LABEL: ""}})
     with docker_host(place, timeout_s=time_limit_s) as host:
         try:
             container_id = _started(host, plan, place)
-            exit_code = int(host.api.wait(container_id, timeout=time_limit_s)["StatusCode"])
+            exit_code = _waited_for(host, container_id, time_limit_s, check)
             told = bytes(host.api.logs(container_id, stdout=True, stderr=exit_code not in accepted)).decode(errors="replace")
         except RequestException as error:
             # The end of the wait comes as a lost connection, with these words.
@@ -401,6 +411,19 @@ def run_once(plan: ContainerPlan, place: str, accepted: Collection[int] = (0,), 
         problem = f"`{what}` in {plan.image} ended with exit code {exit_code}"
         raise HostError(problem, "see what it said", place, told.splitlines()[-10:], kind=COMMAND_FAILED)
     return told
+
+
+def _waited_for(host: docker.DockerClient, container_id: str, time_limit_s: float, check: Callable[[], None]) -> int:
+    """The exit code of a container. Raises RequestException at the end of the time, and whatever `check` raises."""
+    deadline = time.monotonic() + time_limit_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return int(host.api.wait(container_id, timeout=max(0.1, min(left_s, CHECK_EVERY_S)))["StatusCode"])
+        except RequestException as error:
+            if "timed out" not in str(error) or left_s <= CHECK_EVERY_S:
+                raise
+        check()
 
 
 def owner() -> str:

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,6 +158,8 @@ def measure(
     if beside:
         (folder / BESIDE).mkdir(exist_ok=True)
         pairs.append((beside, folder / BESIDE))
+    for driven, _ in pairs:
+        benches.settle(driven.bench, settings.time_limit_s, driven.server.check_alive)
     commands: list[list[str]] = []
     began, longest_s = following.clock(), 0.0
     for repeat in range(1, settings.looks[-1] + 1):
@@ -182,6 +185,20 @@ def _over_budget(settings: Load, repeats: int, spent_s: float, longest_s: float)
         return None
     found = Ended(time_budget_s=settings.time_budget_s, repeats=repeats, spent_s=spent_s, longest_s=longest_s)
     return found if found.is_right else None
+
+
+def prepare(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | None]]) -> None:
+    """Have the prompts of loads made, each with its folder and its file of prompts, before `measure` needs them.
+
+    Those of the repeats that are run whatever they show come before all others. Raises HostError if Docker Engine went away.
+    """
+    planned = []
+    for settings, folder, file in loads:
+        into, prompts = results_folder(bench.client, folder), benches.give(bench, file) if file else None
+        for repeat in range(1, settings.looks[-1] + 1):
+            command = command_of(bench.client, model, settings, into, repeat, prompts)
+            planned.append((repeat > settings.looks[0], command))
+    benches.prepare(bench, [command for _, command in sorted(planned, key=itemgetter(0))])
 
 
 def run(

@@ -1,7 +1,10 @@
-"""A server with the tools that measure it: all start together, so that a GPU waits for none of them."""
+"""A server with the tools that measure it: all start together, so that a GPU waits for none of them.
+
+The engine may still be asked meanwhile whether it takes the recipe: a server is served only once it has said so.
+"""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -11,13 +14,14 @@ from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.container import Watched
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import RunningProcess
+from vllm_qualify.engine.question import Question
 from vllm_qualify.engine.server import STAGE, Client, Server, ServerPlan, Starting, await_ready, client_in, launch
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
-from vllm_qualify.errors import writing
-from vllm_qualify.evidence import accuracy
+from vllm_qualify.errors import QualifyError, writing
+from vllm_qualify.evidence import accuracy, load
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.load import Driven
-from vllm_qualify.recipe.model import VLLM, Frozen
+from vllm_qualify.recipe.model import VLLM, Frozen, Load
 
 Tell = Callable[[str], None]
 BENCH_LOG, LM_EVAL, LAUNCHED, ENDED = "bench.log", "lm-eval", "launched_at", "ended_at"
@@ -37,26 +41,35 @@ class Served(Frozen):
 
 
 @contextmanager
-def serving(plan: CellPlan, folder: Path, tell: Tell, port: int | None = None) -> Iterator[Served]:
+def serving(
+    plan: CellPlan,
+    folder: Path,
+    tell: Tell,
+    port: int | None = None,
+    question: Question | None = None,
+    loads: Sequence[tuple[Load, Path, Path | None]] = (),
+) -> Iterator[Served]:
     """The cell's server for the length of the block, watched, with its tools, which start while it loads.
 
-    Its files go to `folder`, with those of the tools and what was watched.
+    Its files go to `folder`, with those of the tools and what was watched. The block begins when `question` is answered.
+    `loads` are those that will be measured, whose prompts are made meanwhile, as `load.prepare` takes them.
 
     Raises:
-        QualifyError: as `launch` and `await_ready`, or lm-eval refuses a task.
+        QualifyError: as `launch` and `await_ready`, or lm-eval refuses a task, or as `Question.ask`.
     """
     with ExitStack() as stack:
         starting = stack.enter_context(_launched(plan.server, folder, port, plan.labels))
         stack.enter_context(_machine_watched(starting.process, plan, folder))
         client = stack.enter_context(_client(starting, plan.server, plan, folder, plan.labels))
         bench = stack.enter_context(benches.staying(client, folder / BENCH_LOG))
+        load.prepare(bench, plan.server.served_model_name, loads)
         lm_eval = {task.name: stack.enter_context(_lm_eval(starting, plan, task.name, folder)) for task in plan.accuracy}
 
         def check() -> None:
             for each in lm_eval.values():
                 each.check()
 
-        server = await_ready(plan.server, starting, tell, check)
+        server = _ready(plan.server, starting, tell, question, check)
         stack.enter_context(_metrics_watched(server, plan, folder))
         yield Served(server=server, bench=bench, lm_eval=lm_eval)
 
@@ -72,16 +85,50 @@ def see_the_same(folder: Path, other: Path) -> None:
             (other / name).hardlink_to(folder / name)
 
 
+def _ready(
+    plan: ServerPlan,
+    starting: Starting,
+    tell: Tell,
+    question: Question | None,
+    check: Callable[[], None] = lambda: None,
+) -> Server:
+    """The server, once it answers and the engine has said that it takes the recipe. Raises as `serving`."""
+    if question is None:
+        return await_ready(plan, starting, tell, check)
+
+    def check_all() -> None:
+        check()
+        question.check()
+
+    try:
+        server = await_ready(plan, starting, tell, check_all)
+    except QualifyError as failure:
+        if failure.place == STAGE:
+            question.explain(failure)
+        raise
+    question.wait(server.check_alive)
+    return server
+
+
 @contextmanager
-def another(other: ServerPlan, plan: CellPlan, folder: Path, tell: Tell, like: Served | None = None) -> Iterator[Served]:
-    """Another server of the cell, with a bench only; of the same program as that of `like`. Raises as `serving`."""
+def another(
+    other: ServerPlan,
+    plan: CellPlan,
+    folder: Path,
+    tell: Tell,
+    like: Served | None = None,
+    question: Question | None = None,
+    loads: Sequence[tuple[Load, Path, Path | None]] = (),
+) -> Iterator[Served]:
+    """Another server of the cell, with a bench only; of the same program as that of `like`. The rest is as in `serving`."""
     labels = plan.labels | {"run": f"{plan.run_id}-{folder.name}"}
     with (
         _launched(other, folder, None, labels) as starting,
         _client(starting, other, plan, folder, labels) as client,
         benches.staying(_same_program(client, like), folder / BENCH_LOG) as bench,
     ):
-        server = await_ready(other, starting, tell)
+        load.prepare(bench, other.served_model_name, loads)
+        server = _ready(other, starting, tell, question)
         tell(f"serving{' another server beside it' if like else ''} at {server.url} after {server.startup_s:.0f} s")
         yield Served(server=server, bench=bench)
 

@@ -4,7 +4,7 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import read_machine
 from vllm_qualify.engine.plan import CellPlan, TaskPlan, max_num_seqs
 from vllm_qualify.engine.process import Progress
+from vllm_qualify.engine.question import Question
 from vllm_qualify.engine.server import Server
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import HostError, QualifyError, writing
@@ -134,6 +135,11 @@ def load_stage(
     return _run("load", plan, evidence, measure, _bench_tools(plan))
 
 
+def loads_of(plans: Iterable[tuple[CellPlan, Path]]) -> list[tuple[Load, Path, Path | None]]:
+    """The loads of cells, each with its evidence folder, as `serving` takes them."""
+    return [(plan.load, evidence / "load", plan.prompts) for plan, evidence in plans]
+
+
 def _bench_tools(plan: CellPlan) -> dict[str, str]:
     engine = plan.client or plan.cell.release.engine
     return {"vllm bench serve": engine.version, "client": engine.launcher if engine.image is None else engine.image.reference}
@@ -148,7 +154,7 @@ def _beside(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Iterato
     inside = folder / load.BESIDE
     inside.mkdir()
     try:
-        with another(plan.beside, plan, inside, tell, served) as other:
+        with another(plan.beside, plan, inside, tell, served, loads=[(plan.load, inside, plan.prompts)]) as other:
             yield other.driven(plan)
     except QualifyError as error:
         error.add_note("the baseline was served beside it; --no-in-turns compares with its load as it was then")
@@ -249,13 +255,17 @@ def _greedy(plan: CellPlan, evidence: Path) -> speculation.Greedy:
     return speculation.Greedy(prompts=asked[: 1 + GREEDY_PROMPTS], max_tokens=GREEDY_TOKENS)
 
 
-def fit_stage(plan: CellPlan, evidence: Path, tell: Tell) -> StageEvidence:
-    """Find what the profile leaves open; `fit/found.json` has it. Raises QualifyError as `Fitting.find`."""
+def fit_stage(plan: CellPlan, evidence: Path, tell: Tell, question: Question | None = None) -> StageEvidence:
+    """Find what the profile leaves open; `fit/found.json` has it. Nothing is measured before `question` is answered.
+
+    Raises:
+        QualifyError: as `Fitting.find`, or as `Question.ask`.
+    """
 
     def measure(folder: Path) -> Commands:
         @contextmanager
         def attempt(tried: CellPlan, into: Path) -> Iterator[Started]:
-            with another(tried.server, tried, into, tell) as served:
+            with another(tried.server, tried, into, tell, question=question) as served:
                 yield Started(
                     kv_cache=_kv_cache(served.server, into),
                     throughput=lambda: _throughput(served, tried, into, tell),

@@ -1,0 +1,144 @@
+"""The question that is asked while a server starts: who waits for it, and what is left of it."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_process import alive
+from tests.fakes.vllm import make_engine
+from tests.recipes import reference, write
+from vllm_qualify.engine.environment import EngineEnvironment, find_engine
+from vllm_qualify.engine.gpu import detect
+from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.plan import Choice, plan_cells
+from vllm_qualify.engine.question import Question
+from vllm_qualify.errors import HostError, QualifyError, RecipeError, ReleaseError
+from vllm_qualify.recipe.loading import load_recipe
+
+NOT_STARTED = ReleaseError("the server ended with exit code 1", "see its log", "serve")
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineEnvironment:
+    """A stand-in, which answers at once."""
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(make_engine(tmp_path / "engine")))
+    return find_engine()
+
+
+def question(engine: EngineEnvironment, folder: Path, **server: object) -> Question:
+    document = reference()
+    document["gpu_types"]["cpu"]["server"] |= server
+    loaded = load_recipe(str(write(document, folder / "mine.yaml")))
+    return Question(plan_cells(loaded, Choice(), Engines(engine=engine), detect("cpu")), folder / "cache")
+
+
+def hang(engine: EngineEnvironment, folder: Path) -> Path:
+    """From now on it never answers. Where its process id is, once it is asked."""
+    pid = folder / "pid"
+    engine.python.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")
+    return pid
+
+
+@contextmanager
+def asked(it: Question) -> Iterator[None]:
+    """By a thread of its own, as a flow does it."""
+
+    def ask() -> None:
+        with suppress(QualifyError):
+            it.ask()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        it.give_up()
+        thread.join()
+
+
+def nothing() -> None:
+    """The server is well."""
+
+
+def test_an_answer_is_kept_and_known_to_be(engine: EngineEnvironment, tmp_path: Path) -> None:
+    first = question(engine, tmp_path)
+    assert not first.is_kept
+    assert first.ask() == first.unasked == []
+    assert question(engine, tmp_path).is_kept
+    assert not question(engine, tmp_path, **{"max-model-len": 1024}).is_kept
+
+
+def test_what_an_engine_could_not_tell_is_known_after_it(
+    engine: EngineEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_UNCLEAR", "no hub")
+    it = question(engine, tmp_path)
+    with asked(it):
+        assert it.unasked == ["whether options refuse each other, for 1 of 1 cells: no hub"]
+
+
+def test_a_refused_recipe_ends_who_waits_for_it(engine: EngineEnvironment, tmp_path: Path) -> None:
+    it = question(engine, tmp_path, **{"max-num-sequences": 4})
+    it.check()
+    with asked(it), pytest.raises(RecipeError, match="does not take what the recipe asks"):
+        it.wait(nothing)
+    with pytest.raises(RecipeError, match="does not take"):
+        it.check()
+
+
+def test_an_engine_that_cannot_be_asked_ends_it_too(engine: EngineEnvironment, tmp_path: Path) -> None:
+    it = question(engine, tmp_path)
+    engine.python.write_text("#!/bin/sh\necho why; exit 1\n")
+    with asked(it), pytest.raises(HostError, match="exit code 1"):
+        it.wait(nothing)
+
+
+def test_who_waits_looks_at_the_server_meanwhile(engine: EngineEnvironment, tmp_path: Path) -> None:
+    it = question(engine, tmp_path)
+    hang(engine, tmp_path)
+
+    def ended() -> None:
+        raise NOT_STARTED
+
+    with asked(it), pytest.raises(ReleaseError):
+        it.wait(ended)
+
+
+def test_a_failed_start_is_explained_by_the_engines_own_answer(engine: EngineEnvironment, tmp_path: Path) -> None:
+    it = question(engine, tmp_path, **{"max-num-sequences": 4, "compilation-config": {"modes": 3}})
+    with asked(it), pytest.raises(RecipeError) as raised:
+        it.explain(NOT_STARTED)
+    told = "\n".join(raised.value.log_tail)
+    assert "no option --max-num-sequences" in told
+    assert "no field modes" in told
+    assert raised.value.__cause__ is NOT_STARTED
+
+
+@pytest.mark.parametrize("answer", ["", "echo why; exit 1"])
+def test_a_failed_start_that_is_not_the_recipes_fault_is_not_explained(
+    engine: EngineEnvironment, tmp_path: Path, answer: str
+) -> None:
+    it = question(engine, tmp_path)
+    if answer:
+        engine.python.write_text(f"#!/bin/sh\n{answer}\n")
+    with asked(it):
+        it.explain(NOT_STARTED)
+
+
+def test_a_question_that_is_given_up_leaves_no_process(engine: EngineEnvironment, tmp_path: Path) -> None:
+    it = question(engine, tmp_path)
+    pid = hang(engine, tmp_path)
+    with asked(it):
+        deadline = time.monotonic() + 30
+        while not (pid.exists() and pid.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process = json.loads(pid.read_text())
+        assert alive(process)
+    assert not alive(process)
+    assert not list((tmp_path / "cache").glob("*"))

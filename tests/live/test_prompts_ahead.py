@@ -1,0 +1,119 @@
+"""Prompts that are made ahead: what the server is asked is byte for byte what plain `vllm bench serve` asks it."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from vllm_qualify.engine.bench import prepare, run, staying
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.server import Client
+from vllm_qualify.evidence.load import command_of
+from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.recipe.model import Load
+
+pytestmark = pytest.mark.engine
+MODEL = str(catalog_folder() / "reference" / "model")
+CHUNK = {"choices": [{"index": 0, "text": " It", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
+# One after another, so that they come in their order.
+LOAD = Load(
+    input_len=64,
+    output_len=8,
+    length_spread=0.5,
+    max_concurrency=1,
+    num_prompts=6,
+    num_warmups=1,
+    repeats=2,
+    most_repeats=2,
+    min_duration_s=0.001,
+)
+LIMIT_S = 300.0
+
+
+class Asked(ThreadingHTTPServer):
+    """A server that answers every completion with a word, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[bytes] = []
+
+    def taken(self) -> list[bytes]:
+        bodies, self.bodies = self.bodies, []
+        return bodies
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Asked
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if not self.path.endswith("/completions"):
+            self.send_error(404)
+            return
+        self.server.bodies.append(body)
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(f"data: {json.dumps(CHUNK)}\n\ndata: [DONE]\n\n".encode())
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def server() -> Iterator[Asked]:
+    with Asked() as asked:
+        thread = threading.Thread(target=asked.serve_forever, daemon=True)
+        thread.start()
+        yield asked
+        asked.shutdown()
+
+
+def nothing() -> None:
+    """The server is well."""
+
+
+def silent(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def file_of_prompts(folder: Path) -> str:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"How many are {number} and 3?"}) + "\n" for number in range(9)))
+    return str(path)
+
+
+@pytest.mark.parametrize("dataset", ["random", "file", "rate"])
+def test_what_is_asked_is_what_plain_bench_asks(dataset: str, engine: EngineEnvironment, server: Asked, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{server.server_port}"
+    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL)
+    prompts, rate = file_of_prompts(tmp_path) if dataset == "file" else None, 50.0 if dataset == "rate" else None
+    settings = LOAD.model_copy(update={"length_spread": 0.0}) if dataset == "file" else LOAD
+    (tmp_path / "load").mkdir()
+    commands = [command_of(client, "reference", settings, str(tmp_path / "load"), repeat, prompts, rate) for repeat in (1, 2)]
+    plain = []
+    for command in commands[: 2 if dataset == "random" else 1]:
+        subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
+        plain.append(server.taken())
+    with staying(client, tmp_path / "bench.log") as bench:
+        prepare(bench, commands)
+        deadline = time.monotonic() + LIMIT_S
+        while bench.process.log.read_text().count("prompts made ahead") < len(commands):
+            assert time.monotonic() < deadline, bench.process.log.read_text()
+            time.sleep(0.1)
+        assert server.taken() == [], "the server is not asked ahead of time"
+        for number, expected in enumerate(plain, start=1):
+            log = tmp_path / "load" / f"bench-{number}.log"
+            run(bench, commands[number - 1], f"bench-{number}.json", log, LIMIT_S, nothing, silent)
+            assert "with prompts made ahead" in log.read_text()
+            assert sorted(server.taken()) == sorted(expected) if rate else server.taken() == expected
+            # Some versions ask once more, to see whether the server is ready.
+            assert len(expected) >= settings.num_warmups + settings.num_prompts
