@@ -153,6 +153,13 @@ CASES = [
 BY_LOG = {case.log: case for case in CASES}
 MADE = [
     Made(
+        "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist, as made for the test",
+        FAILED,
+        "no-compiler",
+        ["nvcc", "/usr/local/cuda"],
+        "https://github.com/vllm-project/vllm/issues/49497",
+    ),
+    Made(
         "(APIServer pid=1) ERROR 11-20 12:00:00 [made.py:1] made: Engine core proc EngineCore_DP0 died unexpectedly",
         FAILED,
         "killed",

@@ -445,6 +445,13 @@ SIGNS = [
         r"InductorError: (?P<why>PermissionError: \[Errno 13\] Permission denied: ''|InvalidCxxCompiler: .+)",
         "what compiles the model found no compiler that it can use: {why}",
     ),
+    _sign(
+        "no-compiler",
+        r"Could not find nvcc(?: and default cuda_home='[^'\n]{1,300}' doesn't exist)?",
+        "what compiles kernels for the GPU found no nvcc: {whole}",
+        "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or serve an image, which has it; for "
+        "FlashInfer's sampler VLLM_USE_FLASHINFER_SAMPLER=0 does too",
+    ),
     # After the driver's own library, of which the remedy is another.
     _sign(
         "broken-installation",
