@@ -1319,9 +1319,7 @@ def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched
     change(folder, 2, ttfts=[ttft + 0.5 * (number == 3) for number, ttft in enumerate(result["ttfts"])])
     waits_until(watched, 2, 5)
     repeat = load.read(folder, "load", 2)
-    steady, whole = (
-        load.problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN)
-    )
+    steady, whole = (load.problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN))
     assert ["of the requests in the server waited" in problem for problem in steady] == [True]
     assert whole == []
 
