@@ -17,12 +17,13 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
 from vllm_qualify.errors import AlreadyExistsError, CallerError, HostError, StoreError
+from vllm_qualify.evidence import load
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import MACHINE, parse
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store, Stored, open_store
 from vllm_qualify.qualification import Run, fetch_run, find_run, judge_run, publish_run, rejudge, start_run, trusted_report
-from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.model import Gate, LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, load_report
 
@@ -410,6 +411,30 @@ def test_judging_again_gives_the_same_verdicts_under_a_new_run(run: Run, report:
     assert fresh.stages() == again.stages
     assert (fresh.folder / "report.html").is_file()
     assert contents(run.folder) == before
+
+
+def test_a_load_that_its_budget_ended_before_a_look_is_inconclusive_with_its_values(run: Run, report: Report) -> None:
+    ended = load.Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
+    (run.evidence / "load" / load.ENDED).write_text(ended.model_dump_json())
+    settings = {"repeats": 3, "most_repeats": 5, "time_budget_s": 100.0}
+    plan = run.plan.model_copy(update={"load": run.plan.load.model_copy(update=settings)})
+    again, _ = rejudge(run, plan)
+    before = {gate.gate.label: gate for gate in report.judgement.gates}
+    of_load = [gate for gate in again.judgement.gates if METRICS[gate.gate.metric].stage == "load"]
+    assert [gate.verdict for gate in of_load] == ["inconclusive"] * 3
+    for gate in of_load:
+        assert gate.value == before[gate.gate.label].value
+        assert gate.because.endswith(ended.because)
+    assert not again.approved
+
+
+def test_an_end_that_the_plan_does_not_know_makes_the_load_invalid(run: Run) -> None:
+    """Somebody put it there."""
+    ended = load.Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
+    (run.evidence / "load" / load.ENDED).write_text(ended.model_dump_json())
+    again, _ = rejudge(run, run.plan)
+    verdicts = {gate.verdict for gate in again.judgement.gates if METRICS[gate.gate.metric].stage == "load"}
+    assert verdicts == {"invalid"}
 
 
 def test_judging_again_by_stricter_gates_fails(run: Run, report: Report, store: Store) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vllm_qualify.evidence.repeats import level, repeat_sides
+from vllm_qualify.evidence.measurement import Interval, geometric_mean, repeat_interval
+from vllm_qualify.evidence.repeats import interval_over_looks, level, repeat_sides
 from vllm_qualify.evidence.sequential import Levels, Sides
 
 RUNS = 400_000
@@ -91,3 +92,54 @@ def test_the_bad_side_has_the_level_of_passing() -> None:
     levels = Levels(false_pass=0.05, false_fail=0.01)
     assert repeat_sides("higher", levels, range(5, 6), 5) == Sides(below=0.05, above=0.01)
     assert repeat_sides("lower", levels, range(5, 6), 5) == Sides(below=0.01, above=0.05)
+
+
+def over(repeats: list[float], looks: range, left_out: int = 0) -> Interval | None:
+    used = repeats[left_out:]
+    return interval_over_looks(
+        geometric_mean(used),
+        lambda count, at: repeat_interval(used[:count], at),
+        "lower",
+        Levels(),
+        looks,
+        len(repeats),
+        left_out=left_out,
+    )
+
+
+STEADY, WILD = [10.0, 10.1, 9.9, 10.0, 10.1], [10.0, 12.0]
+
+
+def test_what_one_look_has_decided_the_next_ones_do_not_undo() -> None:
+    """After five repeats the value is surely under 10.5; two wild ones make it uncertain by themselves."""
+    five, seven = over(STEADY, range(5, 11)), over(STEADY + WILD, range(5, 11))
+    at = repeat_sides("lower", Levels(), range(5, 11), 7)
+    assert five is not None
+    assert seven is not None
+    assert at is not None
+    alone = repeat_interval(STEADY + WILD, at)
+    assert alone is not None
+    assert five.upper < 10.5 < alone.upper
+    assert five.lower <= seven.lower
+    assert seven.upper == pytest.approx(max(five.upper, geometric_mean(STEADY + WILD)))
+
+
+def test_without_a_look_there_is_no_interval() -> None:
+    assert over(STEADY[:4], range(5, 11)) is None
+    assert over(STEADY + WILD, range(5, 7)) is None
+    assert over([10.0], range(1, 11)) is None
+
+
+def test_repeats_without_the_first_have_the_interval_of_the_others() -> None:
+    assert over([30.0, *STEADY], range(6, 11), left_out=1) == over(STEADY, range(5, 10))
+
+
+def test_the_bounds_of_all_looks_together_are_wrong_as_seldom_as_their_sides_say() -> None:
+    """The truth is 1."""
+    runs, rng = 2000, np.random.default_rng(3)
+    found = [over([float(each) for each in np.exp(rng.standard_normal(10) * 0.01)], range(5, 11)) for _ in range(runs)]
+    for wrong in (
+        sum(each is not None and each.lower > 1 for each in found),
+        sum(each is not None and each.upper < 1 for each in found),
+    ):
+        assert wrong / runs <= 0.05 + 3 * math.sqrt(0.05 / runs)

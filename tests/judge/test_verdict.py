@@ -78,6 +78,33 @@ def test_the_reason_of_an_invalid_measurement_is_told() -> None:
     assert judgement.gates[0].because == "3 of 20 requests completed"
 
 
+ENDED = "time_budget_s 100 ended the load after 2 repeats in 80 s: another may take 45 s"
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "told"),
+    [
+        (repeated("ttft_p99_ms", [90.0, 120.0]), "inconclusive", f"the bound lies within the interval: {{}}; {ENDED}"),
+        (
+            repeated("ttft_p99_ms", [50.0, 51.0]).model_copy(update={"interval": None}),
+            "inconclusive",
+            f"it ended before the first planned look: {{}}; {ENDED}",
+        ),
+        (
+            repeated("ttft_p99_ms", [50.0]),
+            "inconclusive",
+            f"measured once, which shows no noise: {{}}; {ENDED}",
+        ),
+        (repeated("ttft_p99_ms", [50.0, 51.0]), "pass", "the whole interval meets the bound"),
+        (repeated("ttft_p99_ms", [150.0, 151.0]), "fail", "the whole interval misses the bound"),
+    ],
+)
+def test_what_a_budget_left_undecided_is_inconclusive_and_names_it(found: Measurement, verdict: Verdict, told: str) -> None:
+    (gate,) = judge([TTFT], [found.model_copy(update={"ended_because": ENDED})], "cell").gates
+    assert (gate.verdict, gate.because) == (verdict, told.format("what was measured does not decide"))
+    assert gate.value == found.value
+
+
 def test_a_stage_that_failed_before_its_filters_were_known_tells_its_reason_at_each_gate() -> None:
     (gate,) = judge([ACCURACY], [invalid("exact_match", "lm-eval left no result", "x")], "cell").gates
     assert (gate.verdict, gate.because) == ("invalid", "lm-eval left no result")

@@ -15,6 +15,7 @@ from tests.live.conftest import COMMAND, DISTURBED, Qualified, furnished, proces
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.fitting import Tried
+from vllm_qualify.evidence.load import ENDED, Ended
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import kv_cache
 from vllm_qualify.publish.bundle import Manifest
@@ -118,6 +119,10 @@ def three_profiles(document: Document, folder: Path) -> None:
                 "load": of_file | {"prompts": str(prompts), "api": "chat", "num_prompts": 100},
             },
             "single": {"server": {"max-num-seqs": 1}, "load": LOAD | {"max_concurrency": 1, "num_prompts": 40}},
+            "hurried": {
+                "server": {"max-num-seqs": 1},
+                "load": LOAD | {"max_concurrency": 1, "num_prompts": 40, "window": "whole", "time_budget_s": 0.1},
+            },
         },
     }
 
@@ -132,7 +137,7 @@ def folders(profiles: Qualified) -> dict[str, Path]:
     """The folder of each cell's run, by its profile."""
     assert profiles.done.returncode == 0, profiles.done.stdout + profiles.done.stderr
     found = {json.loads((folder / "plan.json").read_text())["cell"]["profile"]: folder for folder in runs_of(profiles)}
-    assert sorted(found) == ["chat", "ranged", "single"]
+    assert sorted(found) == ["chat", "hurried", "ranged", "single"]
     return found
 
 
@@ -242,6 +247,23 @@ def test_the_page_has_a_section_for_what_a_profile_has(folders: dict[str, Path])
     assert {"course", "sweep", "startup"} <= sections["ranged"]
     assert {"course", "startup"} <= sections["chat"]
     assert not {"sweep", "speculation", "fit"} & sections["chat"]
+
+
+def test_a_load_ends_at_its_budget_and_says_what_it_takes(profiles: Qualified, folders: dict[str, Path]) -> None:
+    evidence = folders["hurried"] / "evidence/load"
+    assert sorted(path.name for path in evidence.glob("bench-*.json")) == ["bench-1.json"]
+    ended = Ended.model_validate_json((evidence / ENDED).read_bytes())
+    assert ended.repeats == 1
+    told = profiles.done.stdout + profiles.done.stderr
+    assert "load: 2 repeats; the first one will tell how long they take, and by time_limit_s up to" in told
+    assert f"load: {ended.because}" in told
+    report = load_report(folders["hurried"])
+    found = measured(report, "load")["output_throughput_tok_s"]
+    assert found.source.endswith("over whole runs with their ramp-up and tail")
+    assert found.interval is None
+    if undisturbed(found):
+        assert found.ended_because == ended.because
+    assert "It took 1 repeat, " in (folders["hurried"] / "report.html").read_text()
 
 
 # Speculative decoding.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_qualification import captured_plan, captured_stage, store_in
-from vllm_qualify.engine.plan import CellPlan, new_run_id
+from vllm_qualify.engine.plan import CellPlan, new_run_id, within
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.publish.kept import REUSABLE, Reuse, is_the_same, keep, stage_key, take_over
@@ -235,6 +235,7 @@ def test_a_plan_is_the_same_whatever_it_is_compared_with(plan: CellPlan) -> None
     (task,) = plan.accuracy
     establishing = plan.model_copy(update={"establishes": True, "accuracy": [task.model_copy(update={"sequential": False})]})
     assert is_the_same(plan, establishing)
+    assert is_the_same(plan, within(plan, 900.0))
     assert not is_the_same(plan, of_server(arguments={"max-num-seqs": 7})(plan))
 
 

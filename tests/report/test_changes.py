@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
-from tests.report.builder import approved_report, compared_report, detailed_report, image_report
+from tests.report.builder import approved_report, compared_report, detailed_report, image_report, page_link
 from vllm_qualify.cli import app
 from vllm_qualify.engine.image import parse_reference
-from vllm_qualify.engine.plan import Baseline, CellPlan
+from vllm_qualify.engine.plan import Baseline, CellPlan, within
+from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load import BESIDE
 from vllm_qualify.evidence.measurement import invalid
 from vllm_qualify.recipe.model import Load
@@ -19,8 +20,10 @@ from vllm_qualify.report import points
 from vllm_qualify.report.before import Before, Drift, before, drifted
 from vllm_qualify.report.changes import ConfigRow, changes, why_none
 from vllm_qualify.report.details import details_of
+from vllm_qualify.report.head import facts
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.points import cost, latency_rows, strips
+from vllm_qualify.report.page import render_page
+from vllm_qualify.report.points import cost, effort, latency_rows, strips
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.words import DASH, NO_BREAK
 
@@ -287,6 +290,42 @@ def test_percentiles_stand_beside_the_baselines() -> None:
     assert [theirs for _, theirs in alone[0].percentiles] == [DASH] * 3
 
 
+def loaded(report: Report, repeats: int, beside: ServerPlan | None = None, **load: object) -> Report:
+    """At a price, with so many repeats; and of the baseline beside it."""
+    commands = [["vllm", "bench", "serve"]] * repeats * (2 if beside else 1)
+    stages = [stage.model_copy(update={"commands": commands}) if stage.stage == "load" else stage for stage in report.stages]
+    plan = report.plan
+    changes = {"price_usd_gpu_hour": 3.6, "beside": beside, "load": plan.load.model_copy(update=load)}
+    server = plan.server.model_copy(update={"gpus": [0, 1]})
+    return report.model_copy(update={"stages": stages, "plan": plan.model_copy(update=changes | {"server": server})})
+
+
+def test_the_load_took_what_its_stage_took_on_all_gpus_that_it_held() -> None:
+    report = approved_report()
+    assert effort(loaded(report, 1)) == "1 repeat, 42 min, 84 GPU-min, $5.02"
+    other = report.plan.server.model_copy(update={"gpus": [2, 3]})
+    assert effort(loaded(report, 3, other)) == "3 repeats, 42 min, 167 GPU-min, $10.04"
+    others = [stage for stage in report.stages if stage.stage != "load"]
+    assert effort(report.model_copy(update={"stages": others})) == ""
+
+
+def test_a_load_that_was_taken_over_names_the_run_that_it_cost() -> None:
+    report = loaded(approved_report(), 3)
+    stages = [stage.model_copy(update={"taken_from": "20260101T000000Z-abcdef"}) for stage in report.stages]
+    assert effort(report.model_copy(update={"stages": stages})).endswith("$5.02, in run 20260101T000000Z-abcdef")
+
+
+def test_figures_of_whole_runs_say_so_wherever_the_load_is_shown() -> None:
+    steady, whole = (loaded(approved_report(), 3, window=window) for window in ("steady", "whole"))
+    told = "ramp-up and tail are in them"
+    assert told in dict(facts(whole))["Load"]
+    assert told in render_page(whole, page_link)
+    assert dict(facts(steady))["Load"] == "3 repeats, 42 min, 84 GPU-min, $5.02"
+    page = render_page(steady, page_link)
+    assert "It took 3 repeats, 42 min, 84 GPU-min, $5.02." in page
+    assert told not in page
+
+
 def test_the_cost_follows_from_price_gpus_and_throughput() -> None:
     report = approved_report()
     told, why = cost(report.model_copy(update={"plan": report.plan.model_copy(update={"price_usd_gpu_hour": 3.6})}))
@@ -304,7 +343,7 @@ def test_every_option_of_the_command_is_one_of_the_command_line() -> None:
     run = command.commands["run"]  # type: ignore[attr-defined]
     known = {name for parameter in run.params for name in parameter.opts}
     for report in (approved_report(), image_report(), compared_report()):
-        plan = report.plan.model_copy(update={"price_usd_gpu_hour": 2.5})
+        plan = within(report.plan.model_copy(update={"price_usd_gpu_hour": 2.5}), 900.0)
         given = [part for part in rerun(plan) if part.startswith("--")]
         assert set(given) <= known
         assert len(given) == len(set(given))

@@ -312,8 +312,8 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
     return [_plan(loaded, selection, release, engines, client, machine, profile) for profile in selection.profiles]
 
 
-def within(plan: CellPlan, time_budget_s: float) -> CellPlan:
-    """The plan with this budget for its load, over the recipe's; also where the load follows from what is still to be found."""
+def within(plan: CellPlan, time_budget_s: float | None) -> CellPlan:
+    """The plan with this budget for its load, or none, over the recipe's; also for a load that follows from a fit."""
     budget = {"time_budget_s": time_budget_s}
     workload = plan.workload and plan.workload.model_copy(update=budget)
     return plan.model_copy(update={"load": plan.load.model_copy(update=budget), "workload": workload})

@@ -32,7 +32,7 @@ from vllm_qualify.evidence.measurement import (
     share_interval,
     valid,
 )
-from vllm_qualify.evidence.repeats import repeat_sides
+from vllm_qualify.evidence.repeats import interval_over_looks
 from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
 from vllm_qualify.evidence.watched import problems as watched_problems
@@ -313,6 +313,21 @@ class Steady:
     untold: dict[str, str]
 
 
+@dataclass(frozen=True)
+class OverLooks:
+    """At which looks a load's intervals hold: `count` repeats, of which the first `left_out` were warm-up."""
+
+    levels: Levels
+    looks: range
+    count: int
+    left_out: int
+
+    def interval(self, metric: str, value: float, at_look: Callable[[int, Sides], Interval | None]) -> Interval | None:
+        """As `interval_over_looks`."""
+        direction = METRICS[metric].direction
+        return interval_over_looks(value, at_look, direction, self.levels, self.looks, self.count, left_out=self.left_out)
+
+
 class ClientUse(Frozen):
     """`client-N.json`: the CPU seconds that the asking thread had used, each with its time in s since 1970."""
 
@@ -361,11 +376,8 @@ def parse(
         if any(each.rebuilt for each in found):
             source += ", the requests' start times from their latencies"
         source += WHOLE if settings.window == "whole" else ""
-        left_out, because = count - len(repeats), ended.because if ended else None
-        measured = []
-        for name in _names(settings, repeats):
-            at = repeat_sides(METRICS[name].direction, levels, settings.looks, count, left_out=left_out)
-            measured.append(_measurement(name, repeats, found, at, source))
+        over, because = OverLooks(levels, settings.looks, count, count - len(repeats)), ended.because if ended else None
+        measured = [_measurement(name, repeats, found, over, source) for name in _names(settings, repeats)]
         return [row if row.invalid_because else row.model_copy(update={"ended_because": because}) for row in measured]
     except UNUSABLE as error:
         return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in _names(settings, [])]
@@ -691,11 +703,10 @@ def _key(name: str) -> str:
     return f"{statistic}_{latency}_{unit}"
 
 
-def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], at: Sides | None, source: str) -> Measurement:
-    """Without sides there is no interval."""
+def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], over: OverLooks, source: str) -> Measurement:
     traced_to = [repeat.line_of(_key(name)) for repeat in repeats]
     if name == ACCEPTANCE:
-        return _acceptance(repeats, at, source, traced_to)
+        return _acceptance(repeats, over, source, traced_to)
     least, needed = min(each.requests for each in found), least_requests(name)
     if least < needed:
         where = "whole run" if source.endswith(WHOLE) else "steady state"
@@ -708,41 +719,44 @@ def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], 
     values = [each.values[name] for each in found]
     others = {"sample_count": sum(each.requests for each in found), "traced_to": traced_to}
     if name == GOODPUT and 0 in values:
-        return _goodput_with_none(found, at, source, **others)
-    return _over_repeats(name, values, at, source, **others)
+        return _goodput_with_none(found, over, source, **others)
+    return _over_repeats(name, values, over, source, **others)
 
 
-def _acceptance(repeats: Sequence[Repeat], at: Sides | None, source: str, traced_to: list[str]) -> Measurement:
+def _acceptance(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_to: list[str]) -> Measurement:
     """By the server's own counters over the whole of every repeat: no request tells it."""
     values = [float(told) for repeat in repeats if (told := repeat.result.get(KEYS[ACCEPTANCE])) is not None]
     if len(values) < len(repeats):
         because = f"only {len(values)} of {len(repeats)} repeats have {KEYS[ACCEPTANCE]}"
         return invalid(ACCEPTANCE, because, source, traced_to=traced_to)
     count = sum(int(repeat.result["completed"]) for repeat in repeats)
-    return _over_repeats(ACCEPTANCE, values, at, source, sample_count=count, traced_to=traced_to)
+    return _over_repeats(ACCEPTANCE, values, over, source, sample_count=count, traced_to=traced_to)
 
 
-def _over_repeats(name: str, repeats: Sequence[float], at: Sides | None, source: str, **others: object) -> Measurement:
+def _over_repeats(name: str, repeats: Sequence[float], over: OverLooks, source: str, **others: object) -> Measurement:
     if not all(math.isfinite(value) and value > 0 for value in repeats):
         return invalid(name, f"repeats gave {list(repeats)}, which is no measured time or rate", source)
-    interval = repeat_interval(repeats, at) if at else None
-    return valid(name, geometric_mean(repeats), source, repeats=list(repeats), interval=interval, **others)
+    value = geometric_mean(repeats)
+    interval = over.interval(name, value, lambda used, at: repeat_interval(repeats[:used], at))
+    return valid(name, value, source, repeats=list(repeats), interval=interval, **others)
 
 
-def _goodput_with_none(found: Sequence[Steady], at: Sides | None, source: str, **others: object) -> Measurement:
+def _goodput_with_none(found: Sequence[Steady], over: OverLooks, source: str, **others: object) -> Measurement:
     """Goodput where in some repeat no request met the SLO: zeros have no logarithm, so it is taken as a share of the requests.
 
     The requests of a repeat can all miss for one reason, so that a repeat is one trial, whose score is its share. The chance to
     be wrong is shared between the bounds of the share and of the rate.
     """
     goods, rates = ([each.values[name] for each in found] for name in (GOODPUT, "request_throughput_req_s"))
-    return valid(GOODPUT, statistics.fmean(goods), source, repeats=goods, interval=_of_shares(goods, rates, at), **others)
+    value = statistics.fmean(goods)
+    interval = over.interval(GOODPUT, value, lambda used, at: _of_shares(goods[:used], rates[:used], at))
+    return valid(GOODPUT, value, source, repeats=goods, interval=interval, **others)
 
 
-def _of_shares(goods: Sequence[float], rates: Sequence[float], at: Sides | None) -> Interval | None:
-    half = Sides(at.below / 2, at.above / 2) if at else None
-    rate = repeat_interval(rates, half) if half else None
-    if half is None or rate is None:
+def _of_shares(goods: Sequence[float], rates: Sequence[float], at: Sides) -> Interval | None:
+    half = Sides(at.below / 2, at.above / 2)
+    rate = repeat_interval(rates, half)
+    if rate is None:
         return None
     share = share_interval(sum(good / rate for good, rate in zip(goods, rates, strict=True)), len(goods), half)
     return around(statistics.fmean(goods), share.lower * rate.lower, share.upper * rate.upper)

@@ -11,12 +11,14 @@ independent. So S/√Q is a Markov chain, which is integrated as `sequential` do
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, special
 
+from vllm_qualify.evidence.measurement import Interval, around
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
 from vllm_qualify.recipe.metrics import Direction
 
@@ -51,6 +53,30 @@ def repeat_sides(direction: Direction, levels: Levels, looks: range, count: int,
         return None
     passing, failing = (level(planned, used, alpha) for alpha in (levels.false_pass, levels.false_fail))
     return sides_of(direction, passing, failing)
+
+
+def interval_over_looks(
+    value: float,
+    at_look: Callable[[int, Sides], Interval | None],
+    direction: Direction,
+    levels: Levels,
+    looks: range,
+    count: int,
+    *,
+    left_out: int = 0,
+) -> Interval | None:
+    """The interval that holds after all looks up to `count` repeats; None where there was none.
+
+    `at_look` gives that of one look, from its number of repeats without those `left_out`, and its sides. All of them hold
+    together, each side with its chance, and so do their highest lower and their lowest upper bound: what one look has decided,
+    the next ones do not undo (Jennison & Turnbull 1989, "Interim analyses: the repeated confidence interval approach", JRSS B
+    51). The value at the end is always inside.
+    """
+    sides = ((done, repeat_sides(direction, levels, looks, done, left_out=left_out)) for done in looks if done <= count)
+    found = [interval for done, at in sides if at and (interval := at_look(done - left_out, at))]
+    if count not in looks or not found:
+        return None
+    return around(value, max(each.lower for each in found), min(each.upper for each in found))
 
 
 def level(looks: range, count: int, alpha: float) -> float:

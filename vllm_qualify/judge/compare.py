@@ -17,8 +17,8 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence import accuracy, answers, load, speculation
 from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.repeats import repeat_sides
-from vllm_qualify.evidence.sequential import levels_of, sides
+from vllm_qualify.evidence.repeats import interval_over_looks
+from vllm_qualify.evidence.sequential import Sides, levels_of, sides
 from vllm_qualify.judge import paired, relative
 from vllm_qualify.judge.paired import Answers
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
@@ -285,16 +285,21 @@ def _worsening(
         if (others := load.count_of(evidence / load.STAGE / load.BESIDE)) != count:
             raise UnlikeError(f"{count} repeats of the cell in turns with {others} of the baseline")
         ours, theirs = _paired(ours, theirs)
-    at = repeat_sides("lower", levels_of(plan.judged), plan.load.looks, count, left_out=count - len(ours.repeats))
-    both, direction = (ours.repeats, theirs.repeats), METRICS[gate.metric].direction
-    judged = relative.in_turns if plan.beside else relative.from_history
-    worse = judged(*both, direction, at) if at else None
+    direction = METRICS[gate.metric].direction
+
+    def at_look(used: int, at: Sides) -> Interval:
+        if plan.beside:
+            return relative.in_turns(ours.repeats[:used], theirs.repeats[:used], direction, at).interval
+        return relative.from_history(ours.repeats[:used], theirs.repeats, direction, at).interval
+
+    value, left_out = relative.without_noise(ours.repeats, theirs.repeats, direction), count - len(ours.repeats)
+    levels, looks = levels_of(plan.judged), plan.load.looks
     return valid(
         gate.metric,
-        worse.value if worse else relative.without_noise(*both, direction),
+        value,
         f"{ours.source} beside {theirs.source}",
         sample_count=ours.sample_count + theirs.sample_count,
-        interval=worse.interval if worse else None,
+        interval=interval_over_looks(value, at_look, "lower", levels, looks, count, left_out=left_out),
         ended_because=ours.ended_because,
         traced_to=[*ours.traced_to, *theirs.traced_to],
         **about,

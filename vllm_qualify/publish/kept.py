@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from vllm_qualify.engine.environment import EngineIdentity
-from vllm_qualify.engine.plan import CellPlan, TaskPlan
+from vllm_qualify.engine.plan import CellPlan, TaskPlan, within
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import StoreError, writing
 from vllm_qualify.evidence.measurement import StageEvidence, describe
@@ -100,9 +100,9 @@ def stage_key(stage: Stage, plan: CellPlan) -> str:
 
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
-    """Whether two plans would qualify the same in the same way, whatever each is compared with."""
+    """Whether two plans would qualify the same in the same way, whatever each is compared with, and by whatever time."""
     alone = {"baseline": None, "beside": None, "establishes": False}
-    mine, other = (_with_tasks_alike(plan.model_copy(update=alone)) for plan in (ours, theirs))
+    mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
     return all(stage_key(stage, mine) == stage_key(stage, other) for stage in REUSABLE)
 
 

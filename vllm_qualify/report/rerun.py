@@ -19,6 +19,8 @@ def rerun(plan: CellPlan, *, anew: bool = True) -> list[str]:
         chosen |= {"--baseline": plan.baseline.run_id}
     if plan.price_usd_gpu_hour is not None:
         chosen |= {"--price-usd-gpu-hour": f"{plan.price_usd_gpu_hour:.15g}"}
+    if plan.load.time_budget_s is not None:
+        chosen |= {"--time-budget": f"{plan.load.time_budget_s:.15g}"}
     options = [part for pair in chosen.items() for part in pair]
     reuse = ["--reuse", "none"] if anew else []
     return [*COMMAND, cell.recipe, *options, *reuse, *(["--establish-baseline"] if plan.establishes else [])]
