@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.bench.orchestrator import Cost
+from infra.bench.timeline import Span, by_hand, merged, told
 from infra.bench.verdict import (
     ANSWERED,
     BY_HAND,
@@ -42,7 +43,33 @@ def test_a_server_idles_while_it_has_no_request_from_its_first_completion_on() -
         scraped(7.0, 0, tokens=8.0),
         scraped(7.5, None),
     ]
-    assert _took(9.0, 0.5, 7.5, samples) == Took(whole_s=9.0, held_s=7.0, ready_s=2.5, idle_share=0.25)
+    smoke = Span("smoke", 3.0, 3.5)
+    took = _took(9.0, 0.5, 7.5, samples, [smoke])
+    assert took._replace(timeline=()) == Took(whole_s=9.0, held_s=7.0, ready_s=2.5, idle_share=0.25)
+    assert [" ".join(line.split()) for line in took.timeline] == [
+        "0.0 2.5 2.5 start, to the first completion",
+        "2.5 3.0 0.5 smoke",
+        "2.5 3.5 1.0 idle: in smoke",
+        "3.0 7.0 4.0 the rest, and the server's end",
+    ]
+
+
+def test_gaps_without_work_are_told_with_what_ran_in_them() -> None:
+    spans = [Span("smoke", 10.0, 11.0), Span("accuracy r1-b1", 11.5, 20.0), Span("repeat 1", 30.0, 40.0)]
+    idle = [(11.0, 11.2), (11.2, 11.4), (12.0, 12.3), (12.3, 12.7), (20.5, 25.0), (25.0, 29.0), (40.2, 41.0)]
+    gaps = merged(idle)
+    assert [(gap.began, gap.ended) for gap in gaps] == [(12.0, 12.7), (20.5, 29.0), (40.2, 41.0)]
+    lines = [" ".join(line.split()) for line in told(0.0, 9.0, 45.0, spans, gaps)]
+    assert [line for line in lines if "idle" in line] == [
+        "12.0 12.7 0.7 idle: in accuracy r1-b1",
+        "20.5 29.0 8.5 idle: between accuracy r1-b1 and repeat 1",
+        "40.2 41.0 0.8 idle: between repeat 1 and the end",
+    ]
+
+
+def test_what_was_done_by_hand_is_known_by_its_marks(tmp_path: Path) -> None:
+    (tmp_path / "marks").write_text("10.5 smoke\n11.0 accuracy\n20.0 repeat 1\n30.25 end\n")
+    assert by_hand(tmp_path) == [Span("smoke", 10.5, 11.0), Span("accuracy", 11.0, 20.0), Span("repeat 1", 20.0, 30.25)]
 
 
 def test_ratios_are_over_the_same_round_and_the_idle_share_is_the_flows() -> None:

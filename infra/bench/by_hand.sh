@@ -2,16 +2,16 @@
 # What the guides have people type: serve, curl, lm_eval, vllm bench serve; one after another.
 #
 #   by_hand.sh ENGINE CONFIG TASKS DIR    ENGINE has vLLM (bin/vllm), CONFIG is the server's config file, TASKS a folder with an
-#                                         lm-eval task; DIR gets all that is written, and held with two times: launch and end
+#                                         lm-eval task; DIR gets all that is written, held with the times of
+#                                         launch, ready and end, and marks with that of each step's begin
 #
 # shellcheck disable=SC2153 # named by the environment
 # The environment names the rest: PORT, MODEL, TASK, QUESTIONS, SHOTS, CONCURRENT, MAX_GEN_TOKS, INPUT_LEN, OUTPUT_LEN, CLIENTS,
-# PROMPTS, WARMUPS, REPEATS.
+# PROMPTS, WARMUPS, REPEATS, LM_EVAL.
 set -euo pipefail
 
 readonly ENGINE=$1 CONFIG=$2 TASKS=$3 DIR=$4
 readonly URL=http://127.0.0.1:$PORT
-LM_EVAL=$(dirname "$0")/../../.venv/bin/lm_eval
 cd "$DIR"
 
 main() {
@@ -24,14 +24,22 @@ main() {
     sleep 1 # people look about as often
   done
   date +%s.%N >> held
+  mark smoke
   complete "San Francisco is a" 20 > smoke.json
+  mark accuracy
   accuracy > lm_eval.log 2>&1
   for repeat in $(seq "$REPEATS"); do
+    mark "repeat $repeat"
     load "$repeat" > "bench-$repeat.log" 2>&1
   done
+  mark end
   kill "$SERVER"
   wait "$SERVER" || true
   date +%s.%N >> held
+}
+
+mark() {
+  echo "$(date +%s.%N) $1" >> marks
 }
 
 complete() {

@@ -5,8 +5,9 @@
 Both do the same work on the same server configuration of the reference model: one smoke prompt, as many questions as gsm8k has,
 and a load as often as the reference recipe repeats it. They take turns, and the one that begins changes. The third in turn is
 the flow with sequential accuracy, whose gate the questions decide early. The server is held from its launch to its end. It
-idles while no request is under way, from its first completion on; that share is of the time since then. Some 30 minutes. The
-last line is one JSON object.
+idles while no request is under way, from its first completion on; that share is of the time since then. After each, its
+timeline: from, to and for how long, in s, with every gap of more than half a second in which the server idled. A flow that a
+busy machine had not approved did the same work, and is marked. Some 30 minutes. The last line is one JSON object.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 
-from infra.bench import orchestrator
+from infra.bench import orchestrator, timeline
 from infra.reference_model.problems import distinct_problems
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.watch import Scrape, scrape
@@ -40,6 +41,8 @@ HERE = Path(__file__).parent
 SAMPLE_EVERY_S = 0.2
 RUNNING, WAITING, ANSWERED = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:request_success"
 TOKENS = ("vllm:prompt_tokens", "vllm:generation_tokens")
+# The command's exit code.
+NOT_APPROVED = 1
 BY_HAND, FLOW, SEQUENTIAL = "by hand", "flow", "flow, sequential"
 # As gsm8k's test set; the catalog's own 500 are of the same kind.
 QUESTIONS, SEED = 1319, 20_001
@@ -54,6 +57,8 @@ class Took(NamedTuple):
     held_s: float
     ready_s: float
     idle_share: float
+    timeline: tuple[str, ...] = ()
+    approved: bool = True
 
 
 class Place(NamedTuple):
@@ -107,13 +112,14 @@ def by_hand(place: Place, engine: EngineEnvironment) -> Took:
         "WARMUPS": LOAD["num_warmups"],
     }
     environment = {name: str(value) for name, value in names.items()} | serving["environment"]
+    environment |= {"LM_EVAL": str(Path(sys.executable).parent / "lm_eval")}
     environment |= {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(place.folder / "datasets")}
     command = [HERE / "by_hand.sh", engine.python.parents[1], place.folder / "server.yaml", place.folder, place.folder]
     began = time.monotonic()
     with _polled(place.port) as samples:
         subprocess.run(command, env=os.environ | environment, check=True)
     launched, _, ended = map(float, (place.folder / "held").read_text().split())
-    return _took(time.monotonic() - began, launched, ended, samples)
+    return _took(time.monotonic() - began, launched, ended, samples, timeline.by_hand(place.folder))
 
 
 def _write_task(folder: Path, questions: dict[str, str]) -> None:
@@ -126,18 +132,22 @@ def _write_task(folder: Path, questions: dict[str, str]) -> None:
 
 
 def flow(place: Place, *, sequential: bool) -> Took:
-    """Raises subprocess.CalledProcessError if it failed or did not approve."""
+    """Raises subprocess.CalledProcessError if it failed."""
     (place.folder / "engines").symlink_to(place.engines)
     command = [Path(sys.executable).parent / "vllm-qualify", "run", recipe(place.folder, sequential=sequential)]
     environment = os.environ | {"VLLM_QUALIFY_HOME": str(place.folder)}
     began = time.monotonic()
     with _polled(place.port) as samples, (place.folder / "log").open("w") as log:
-        subprocess.run([*command, "--port", str(place.port)], env=environment, check=True, stdout=log, stderr=log)
+        command += ["--port", str(place.port)]
+        done = subprocess.run(command, env=environment, check=False, stdout=log, stderr=log)
+    if done.returncode not in (0, NOT_APPROVED):
+        raise subprocess.CalledProcessError(done.returncode, command, (place.folder / "log").read_text())
     whole_s = time.monotonic() - began
     (run,) = (place.folder / "runs").iterdir()
     held = StageEvidence.model_validate_json((run / "stages" / "serve.json").read_bytes())
     launched = float((run / "evidence" / "serve" / LAUNCHED).read_text())
-    return _took(whole_s, launched, held.started_at.timestamp() + held.duration_s, samples)
+    took = _took(whole_s, launched, held.started_at.timestamp() + held.duration_s, samples, timeline.of_flow(run))
+    return took._replace(approved=done.returncode == 0)
 
 
 @contextmanager
@@ -159,10 +169,12 @@ def _polled(port: int) -> Iterator[list[Scrape]]:
         thread.join()
 
 
-def _took(whole_s: float, launched: float, ended: float, samples: Sequence[Scrape]) -> Took:
+def _took(whole_s: float, launched: float, ended: float, samples: Sequence[Scrape], spans: Sequence[timeline.Span]) -> Took:
     since = [sample for sample in samples if _total(sample, ANSWERED) > 0]
-    idle_s = sum(later.time - earlier.time for earlier, later in pairwise(since) if _idles(earlier, later))
-    return Took(whole_s, ended - launched, since[0].time - launched, idle_s / (since[-1].time - since[0].time))
+    idle = [(earlier.time, later.time) for earlier, later in pairwise(since) if _idles(earlier, later)]
+    ready, idle_s = since[0].time, sum(later - earlier for earlier, later in idle)
+    told = timeline.told(launched, ready, ended, spans, timeline.merged(idle))
+    return Took(whole_s, ended - launched, ready - launched, idle_s / (since[-1].time - ready), tuple(told))
 
 
 def _idles(earlier: Scrape, later: Scrape) -> bool:
@@ -189,6 +201,8 @@ def compare(rounds: int) -> dict[str, list[Took]]:
                 took = _turn(way, Path(name, f"{way}-{number}".replace(", ", "-").replace(" ", "-")), engines, engine)
                 found[way].append(took)
                 _say(f"{number:5}  {_row(way, took)}")
+                for line in took.timeline:
+                    _say(line)
     return found
 
 
@@ -201,7 +215,8 @@ def _turn(way: str, folder: Path, engines: Path, engine: EngineEnvironment) -> T
 
 
 def _row(way: str, took: Took) -> str:
-    return f"{way:18}{took.whole_s:9.1f}{took.held_s:9.1f}{took.ready_s:9.1f}{100 * took.idle_share:8.1f}"
+    mark = "" if took.approved else "  not approved"
+    return f"{way:18}{took.whole_s:9.1f}{took.held_s:9.1f}{took.ready_s:9.1f}{100 * took.idle_share:8.1f}{mark}"
 
 
 def figures(found: dict[str, list[Took]], costs: Sequence[orchestrator.Cost]) -> dict[str, Any]:

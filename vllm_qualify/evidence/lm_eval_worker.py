@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +81,10 @@ def main(letter_box: Path) -> None:
         time.sleep(POLL_S)
 
 
+class _MadeError(Exception):
+    """lm-eval has made the prompts of a task."""
+
+
 class _Worker:
     def __init__(self, job: Job, letter_box: Path) -> None:
         # All that the first block needs is imported while the server loads.
@@ -105,6 +110,8 @@ class _Worker:
         _keep_questions(self.task)
         _keep_prompts(self.task)
         self._tell(Told(available=len(self.task.eval_docs)))
+        if self._generates:
+            self._make_prompts()
 
     def _seed(self) -> None:
         """As lm-eval does before it loads a task: some shuffle their choices when they are loaded."""
@@ -159,20 +166,37 @@ class _Worker:
         YAML(typ="safe").dump(local, path)
         return path
 
+    def _make_prompts(self) -> None:
+        """All that a block needs and no server: lm-eval begins one, and is broken off once it has the prompts."""
+        with suppress(_MadeError):
+            self._evaluate([], None)
+
     def measure(self, order: Order) -> None:
-        from lm_eval import simple_evaluate
         from lm_eval.loggers import EvaluationTracker
 
-        task, seed = self.job.task, self.job.seed
+        task = self.job.task
         tracker = EvaluationTracker(output_path=str(order.folder / "results.json"))
-        results = simple_evaluate(
+        results = self._evaluate(order.questions, tracker)
+        samples = results.pop("samples")
+        tracker.save_results_aggregated(results=results, samples=samples)
+        tracker.save_results_samples(task_name=task, samples=samples[task])
+        # lm-eval only logs that it could not save them.
+        if not (any(order.folder.glob("results_*.json")) and any(order.folder.glob("samples_*.jsonl"))):
+            sys.exit("lm-eval could not save its results")
+
+    def _evaluate(self, questions: list[int], tracker: Any) -> Any:
+        """Without questions, as far as to the prompts. Raises _MadeError then."""
+        from lm_eval import simple_evaluate
+
+        task, seed = self.job.task, self.job.seed
+        return simple_evaluate(
             model=self.model,
             # only recorded: the model is there
             model_args=self.model_args,
             tasks=[self.task],
             task_manager=self.manager,
             # lm-eval takes the n-th of them for the task's n-th, so that they must rise
-            samples={task: sorted(order.questions)},
+            samples={task: sorted(questions)},
             num_fewshot=self.job.num_fewshot,
             apply_chat_template=self.job.api == "chat",
             evaluation_tracker=tracker,
@@ -183,16 +207,10 @@ class _Worker:
             torch_random_seed=seed,
             fewshot_random_seed=seed,
         )
-        samples = results.pop("samples")
-        tracker.save_results_aggregated(results=results, samples=samples)
-        tracker.save_results_samples(task_name=task, samples=samples[task])
-        # lm-eval only logs that it could not save them.
-        if not (any(order.folder.glob("results_*.json")) and any(order.folder.glob("samples_*.jsonl"))):
-            sys.exit("lm-eval could not save its results")
 
     @cached_property
     def model(self) -> Any:
-        """Built when the first block is asked: the server need not answer before."""
+        """Built when it is first needed: for likelihoods the server must answer, and need not before the first block."""
         from lm_eval.api.registry import get_model
 
         model = get_model("local-chat-completions" if self.job.api == "chat" else "local-completions")(**self.model_args)
@@ -281,6 +299,8 @@ def _keep_prompts(task: Any) -> None:
             build(samples=None, **others)
             for request in task.instances:
                 whole.setdefault(request.doc_id, []).append(request)
+        if not samples:
+            raise _MadeError
         task._instances = [
             dataclasses.replace(request, metadata=(request.task_name, place, request.repeats), resps=[], filtered_resps={})
             for place, question in enumerate(samples)
