@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -214,6 +215,18 @@ def asked(book: Book, plan: TaskPlan, folder: Path, told: list[tuple[int, int]] 
         starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
         with loading(starting, "reference", plan, folder.parent / "lm-eval") as lm_eval:
             yield asking(server, lm_eval, folder, lambda *now: told.append(now) if told is not None else None)
+
+
+def test_prompts_are_made_before_the_server_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
+    """The first block is then asked at once."""
+    nobody = STARTING.model_copy(update={"url": "http://127.0.0.1:9"})
+    with loading(nobody, "reference", plan_of(data), tmp_path / "lm-eval") as lm_eval:
+        deadline = time.monotonic() + 120
+        while "12/12" not in lm_eval.process.log.read_text():
+            lm_eval.check()
+            assert time.monotonic() < deadline, lm_eval.process.log.read_text()
+            time.sleep(0.05)
+        assert "Building contexts" in lm_eval.process.log.read_text()
 
 
 def test_requests_that_fail_once_are_asked_again(
