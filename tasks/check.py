@@ -89,6 +89,7 @@ def asking(plans: list[CellPlan]) -> Iterator[Question]:
         yield question
         return
     asked = check_drift.submit(question)
+    asked.add_done_callback(lambda _: question.settle())
     try:
         yield question
     finally:

@@ -142,3 +142,20 @@ def test_a_question_that_is_given_up_leaves_no_process(engine: EngineEnvironment
         assert alive(process)
     assert not alive(process)
     assert not list((tmp_path / "cache").glob("*"))
+
+
+def test_a_question_that_nobody_asked_is_waited_for_by_nobody(engine: EngineEnvironment, tmp_path: Path) -> None:
+    """The task that was to ask can end before it begins: a lost Prefect server, a cancelled run."""
+    it = question(engine, tmp_path)
+    it.settle()
+    with pytest.raises(HostError, match="the engine was not asked"):
+        it.wait(lambda: None)
+    it.explain(NOT_STARTED)
+
+
+def test_an_answer_stays_when_whoever_asked_has_ended(engine: EngineEnvironment, tmp_path: Path) -> None:
+    it = question(engine, tmp_path)
+    it.ask()
+    it.settle()
+    it.check()
+    assert it.unasked == []

@@ -7,7 +7,7 @@ from pathlib import Path
 from vllm_qualify.engine.candidate import check_plans, is_kept
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import POLL_S
-from vllm_qualify.errors import QualifyError, RecipeError
+from vllm_qualify.errors import HostError, QualifyError, RecipeError
 
 
 class Question:
@@ -67,6 +67,13 @@ class Question:
         self._over.wait()
         if isinstance(self._problem, RecipeError):
             raise self._problem from failure
+
+    def settle(self) -> None:
+        """Whoever was to ask has ended. If that was before the engine was asked, nobody waits for an answer for ever."""
+        if not self._over.is_set():
+            problem = "the engine was not asked whether it takes the recipe: what was to ask it ended before"
+            self._problem = HostError(problem, "see the run's log, and start it again", "check")
+            self._over.set()
 
     def give_up(self) -> None:
         """Nobody wants to know any more: `ask` ends soon, and leaves no process."""
