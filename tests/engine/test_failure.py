@@ -137,6 +137,9 @@ CASES = [
     Case("gpu-memory-in-use-given-back", FAILED, "gpu-memory-in-use", "host", True, ["89.76", "90.46"]),
     Case("gpu-memory-in-use-h200", FAILED, "gpu-memory-in-use", "host", True, ["100.89", "139.8", "0.95", "132.81"]),
     Case("kv-cache-too-small-none-left-gpu", FAILED, "kv-cache-too-small", "recipe", False, ["no memory"]),
+    Case("kv-cache-too-small-gpu", FAILED, "kv-cache-too-small", "recipe", False, ["131072", "16.0", "6.04", "49440"]),
+    Case("no-compiler-nvcc", FAILED, "no-compiler", "host", False, ["/nowhere/bin/nvcc"]),
+    Case("killed-engine-h200", End(exit_code=0), "killed", "host", True, ["engine core"]),
     Case("port-in-use-h200", FAILED, "port-in-use", "host", True, ["Address already in use"]),
     Case("killed", KILLED, "killed", "host", True, ["signal 9 (SIGKILL)"]),
     Case("killed-engine", End(exit_code=0), "killed", "host", True, ["engine core"]),
@@ -372,6 +375,18 @@ def test_of_several_exceptions_the_last_is_shown_first() -> None:
     assert classify(log, FAILED).lines == ["KeyError: 'model'", "OSError: the disk is gone"]
 
 
+@pytest.mark.parametrize(
+    ("log", "telling"),
+    [
+        ("kv-cache-too-small-gpu", "the estimated maximum model length is 49440"),
+        ("no-compiler-nvcc", "/bin/sh: 1: /nowhere/bin/nvcc: not found"),
+        ("killed-engine-h200", "engine core exited unexpectedly"),
+    ],
+)
+def test_the_telling_line_stands_first(log: str, telling: str) -> None:
+    assert telling in read(log).lines[0]
+
+
 def test_of_a_cause_over_several_lines_the_most_telling_is_shown_first() -> None:
     assert read("nccl-failure-duplicate-gpu").lines[0].startswith("Duplicate GPU detected")
     assert "Cuda failure 'out of memory'" in read("cuda-out-of-memory-in-nccl").lines[0]
@@ -447,6 +462,8 @@ HOSTILE = [
     "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=A,",
     "Server error '500 ",
     "RuntimeError:\n",
+    "sh: 1: ",
+    "sh: 1: nvcc",
     "(pid=",
     "pid=1",
     "a | ",

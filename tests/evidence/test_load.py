@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -1362,3 +1363,45 @@ def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched
 def test_after_its_ramp_up_a_whole_run_may_have_no_queue(folder: Path, watched: Path) -> None:
     queue(watched, 2)
     assert_nothing(folder, "repeat 2: on average 50% of the requests in the server waited", settings=WHOLE_RUN, watched=watched)
+
+
+def test_a_later_look_does_not_examine_a_repeat_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(folder, 2, date="20000101-000000")
+    before = by_metric(folder)
+    examined: list[Document] = []
+    monkeypatch.setattr(load, "steady_of", lambda result, *_: examined.append(result))
+    monkeypatch.setattr(load, "_without_long_lists", examined.append)
+    assert by_metric(folder) == before
+    assert examined == []
+
+
+def test_a_repeat_that_was_changed_is_read_anew_whatever_its_size_and_time(folder: Path) -> None:
+    path, before = folder / "bench-2.json", value_of(folder)
+    text, about = path.read_text(), path.stat()
+    changed = text.replace('"completed": 40', '"completed": 39')
+    assert len(changed) == len(text)
+    assert changed != text
+    path.write_text(changed)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert_nothing(folder, "39 of 40 requests completed")
+    path.write_text(text)
+    assert value_of(folder) == before
+
+
+def test_what_is_remembered_of_a_repeat_is_that_of_its_settings(folder: Path) -> None:
+    before = by_metric(folder)
+    assert_nothing(folder, "request_goodput", settings=SETTINGS.model_copy(update={"slo": Slo(ttft_ms=0.001)}))
+    assert value_of(folder, WHOLE_RUN) != before["output_throughput_tok_s"].value
+    assert by_metric(folder) == before
+
+
+def test_a_key_is_found_where_it_is_one_and_not_in_a_reply(folder: Path) -> None:
+    result = {"errors": ["output_throughput"], "generated_texts": ['{"output_throughput": 1}']} | json.loads(
+        (folder / "bench-2.json").read_text()
+    )
+    (folder / "bench-2.json").write_text(json.dumps(result, indent=1).replace('"output_throughput":', '"output_throughput"  :'))
+    lines = (folder / "bench-2.json").read_text().splitlines()
+    (place,) = [number for number, line in enumerate(lines, 1) if line.startswith(' "output_throughput"  :')]
+    repeat = load.read(folder, "load", 2)
+    assert repeat.line_of("output_throughput") == f"load/bench-2.json:{place}"
+    assert repeat.line_of("no_such_key") == "load/bench-2.json"

@@ -171,6 +171,10 @@ _KV_CACHE_NEEDED = (
 _FREE = r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired"
 _SHARE = r"memory utilization \((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)"
 _NO_CONNECTION = r"(?:ConnectError|ConnectTimeout|ReadTimeout|ConnectionError): "
+_NVCC_REMEDY = (
+    "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or serve an image, which has it; for "
+    "FlashInfer's sampler VLLM_USE_FLASHINFER_SAMPLER=0 does too"
+)
 _NEXT_LINES = r"(?:[^\n]*\n){0,4}?[^\n]*?"
 
 
@@ -449,8 +453,14 @@ SIGNS = [
         "no-compiler",
         r"Could not find nvcc(?: and default cuda_home='[^'\n]{1,300}' doesn't exist)?",
         "what compiles kernels for the GPU found no nvcc: {whole}",
-        "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or serve an image, which has it; for "
-        "FlashInfer's sampler VLLM_USE_FLASHINFER_SAMPLER=0 does too",
+        _NVCC_REMEDY,
+    ),
+    # The shell's own words, of dash and of bash.
+    _sign(
+        "no-compiler",
+        r"^\S{0,100}sh: (?:line )?\d{1,6}: (?P<program>\S{0,300}nvcc): (?:(?:command )?not found|No such file or directory)",
+        "what compiles kernels for the GPU found no {program}",
+        _NVCC_REMEDY,
     ),
     # After the driver's own library, of which the remedy is another.
     _sign(

@@ -1,15 +1,17 @@
 """Load: `vllm bench serve` with random prompts, repeated, with the server's counters before and after each repeat."""
 
+import hashlib
 import json
 import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field, JsonValue
@@ -81,6 +83,12 @@ BESIDE = "beside"
 # In the stage's folder: that its budget ended the load.
 ENDED = "ended.json"
 WHOLE = ", over whole runs with their ramp-up and tail"
+# Of bench's lists the long ones: a number for each token, and each reply's text.
+LONG_LISTS = ("itls", "generated_texts")
+# What is remembered of a result file is small; no load has more repeats.
+FILES_REMEMBERED = 256
+
+Found = TypeVar("Found")
 
 
 class Driven(NamedTuple):
@@ -290,17 +298,68 @@ def _of_file(prompts: str, settings: Load) -> list[str]:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A repeat as bench left it. `path` is that of its result file in the evidence folder."""
+    """A repeat as bench left it. `path` is that of its result file in the evidence folder.
+
+    A big load's file takes seconds to read: what it showed is remembered for as long as the file is the same.
+    """
 
     number: int
     path: str
     text: str
-    result: dict[str, Any]
+
+    @cached_property
+    def result(self) -> Any:
+        """All that bench wrote. Raises ValueError."""
+        return json.loads(self.text)
+
+    @property
+    def about(self) -> Any:
+        """The result without its LONG_LISTS. Raises ValueError."""
+        return self.remembered("about", lambda: _without_long_lists(self.result))
 
     def line_of(self, key: str) -> str:
         """Where its result file has a key, as `path:line`; the file itself where it does not."""
-        found = re.search(rf'(?<!\\)"{re.escape(key)}"\s*:', self.text)
-        return f"{self.path}:{self.text.count(chr(10), 0, found.start()) + 1}" if found else self.path
+        line = self.remembered(("line", key), lambda: _line_of(self.text, key))
+        return self.path if line is None else f"{self.path}:{line}"
+
+    def steady(self, settings: Load, is_open: bool = False) -> "Steady":
+        """As `steady_of` its result."""
+        what = ("steady", settings.model_dump_json(), is_open)
+        return self.remembered(what, lambda: steady_of(self.result, settings, is_open))
+
+    def remembered(self, what: Hashable, find: Callable[[], Found]) -> Found:
+        """What was found of the same content before, or else is now. An error is not remembered."""
+        memory = _memory_of(self._digest)
+        if what not in memory:
+            memory[what] = find()
+        found: Found = memory[what]
+        return found
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return hashlib.sha256(self.text.encode(errors="surrogatepass")).digest()
+
+
+@lru_cache(maxsize=FILES_REMEMBERED)
+def _memory_of(_digest: bytes) -> dict[Hashable, Any]:
+    """Of the file with this digest; empty at first."""
+    return {}
+
+
+def _without_long_lists(result: Any) -> Any:
+    if not isinstance(result, dict):
+        return result
+    return {name: value for name, value in result.items() if name not in LONG_LISTS}
+
+
+def _line_of(text: str, key: str) -> int | None:
+    """Where a key stands first. Not by one regular expression, which takes long to search a long text."""
+    name, colon, at = f'"{key}"', re.compile(r"\s*:"), -1
+    while (at := text.find(name, at + 1)) >= 0:
+        if text[at - 1 : at] != "\\" and colon.match(text, at + len(name)):
+            # Bench writes but one line, and to find that is quicker than to count.
+            return 1 if text.find("\n", 0, at) < 0 else text.count("\n", 0, at) + 1
+    return None
 
 
 @dataclass(frozen=True)
@@ -396,13 +455,16 @@ def _numbers(folder: Path) -> list[int]:
 def read(folder: Path, place: str, number: int) -> Repeat:
     """A repeat in a folder, which `place` is in the evidence. Raises one of UNUSABLE."""
     text = (folder / f"bench-{number}.json").read_text()
-    return Repeat(number, f"{place}/bench-{number}.json", text, json.loads(text))
+    repeat = Repeat(number, f"{place}/bench-{number}.json", text)
+    # A torn file is told here.
+    _ = repeat.about
+    return repeat
 
 
 def _names(settings: Load, repeats: Sequence[Repeat]) -> list[str]:
     """What is measured: goodput only for an SLO, the acceptance length only of a server with a draft model."""
     names = [metric.name for metric in METRICS.values() if metric.stage == STAGE and metric.name not in NOT_OF_ONE_SERVER]
-    drafted = any(isinstance(repeat.result, dict) and KEYS[ACCEPTANCE] in repeat.result for repeat in repeats)
+    drafted = any(isinstance(repeat.about, dict) and KEYS[ACCEPTANCE] in repeat.about for repeat in repeats)
     unasked = {*(() if settings.slo else (GOODPUT,)), *(() if drafted else (ACCEPTANCE,))}
     return [name for name in names if name not in unasked]
 
@@ -422,7 +484,7 @@ def _examined(
         told = problems_of(folder, repeat, settings, kind, arguments, watched)
         try:
             # A run that failed has no steady state worth a word.
-            found += [] if told else [steady_of(repeat.result, settings)]
+            found += [] if told else [repeat.steady(settings)]
         except steady.UnsteadyError as error:
             told = [str(error)]
         problems += [f"repeat {repeat.number}: {problem}" for problem in told]
@@ -445,7 +507,7 @@ def problems_of(
     """
     at_once = None if may_queue else max_num_seqs(arguments)
     return [
-        *request_problems(repeat.result, settings),
+        *request_problems(repeat.about, settings),
         *_server_problems(folder, repeat.number, settings, kind, arguments),
         *_problems_meanwhile(folder, repeat, settings, kind, at_once, watched),
     ]
@@ -556,7 +618,7 @@ def _problems_meanwhile(
 
     `at_once` is how many requests the server runs without a queue, None where that is no matter.
     """
-    duration = repeat.result["duration"]
+    duration = repeat.about["duration"]
     if not 0 < duration < math.inf:
         # Its requests' problems tell it.
         return []
@@ -570,7 +632,9 @@ def _problems_meanwhile(
     of_client = _client_problems(use.cores(began, ended), watched is not None)
     if watched is None or kind != VLLM:
         return of_client
-    queues_from = began + _ramp_up_s(repeat.result, settings)
+    queues_from = began + repeat.remembered(
+        ("ramp-up", settings.model_dump_json()), lambda: _ramp_up_s(repeat.result, settings)
+    )
     return [
         *of_client,
         *watched_problems(watched, began, ended, settings.max_concurrency, at_once, queues_from=queues_from),
@@ -725,11 +789,11 @@ def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], 
 
 def _acceptance(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_to: list[str]) -> Measurement:
     """By the server's own counters over the whole of every repeat: no request tells it."""
-    values = [float(told) for repeat in repeats if (told := repeat.result.get(KEYS[ACCEPTANCE])) is not None]
+    values = [float(told) for repeat in repeats if (told := repeat.about.get(KEYS[ACCEPTANCE])) is not None]
     if len(values) < len(repeats):
         because = f"only {len(values)} of {len(repeats)} repeats have {KEYS[ACCEPTANCE]}"
         return invalid(ACCEPTANCE, because, source, traced_to=traced_to)
-    count = sum(int(repeat.result["completed"]) for repeat in repeats)
+    count = sum(int(repeat.about["completed"]) for repeat in repeats)
     return _over_repeats(ACCEPTANCE, values, over, source, sample_count=count, traced_to=traced_to)
 
 

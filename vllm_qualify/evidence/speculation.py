@@ -405,7 +405,7 @@ def _under_load(folder: Path, settings: Load) -> Drafting:
 def _of_whole_repeats(folder: Path, settings: Load) -> Acceptance:
     """Raises one of UNUSABLE."""
     for number in range(1, settings.repeats + 1):
-        if problems := load.request_problems(load.read(folder, folder.name, number).result, settings):
+        if problems := load.request_problems(load.read(folder, folder.name, number).about, settings):
             raise FailedError(f"repeat {number}: {'; '.join(problems)}")
     return together(_acceptances(folder, settings.repeats))
 

@@ -493,7 +493,7 @@ def read_point(folder: Path, plan: Plan) -> Point:
 
 
 def _answered(repeat: Repeat) -> float | None:
-    result = repeat.result
+    result = repeat.about
     rate = result["completed"] / result["duration"]
     return rate if result["failed"] == 0 and 0 < rate < math.inf else None
 
@@ -501,12 +501,12 @@ def _answered(repeat: Repeat) -> float | None:
 def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: Asked) -> dict[str, Any]:
     """What is known of a point that its steady state shows, or why it is invalid. Raises as `load.steady_of`."""
     problems = [
-        *_other_than_asked(repeat.result, plan, asked),
+        *_other_than_asked(repeat.about, plan, asked),
         *load.problems_of(folder, repeat, asked.load, plan.kind, plan.arguments, _watched(folder, plan), may_queue=True),
     ]
     if problems:
         return {"invalid_because": "; ".join(problems)}
-    found = load.steady_of(repeat.result, asked.load, asked.is_open)
+    found = repeat.steady(asked.load, asked.is_open)
     if unshown := _unshown(plan.sweep.slo, found):
         return {"invalid_because": unshown}
     meets = all(found.values[name] <= bound for name, bound in plan.sweep.slo.items()) if plan.sweep.slo else None

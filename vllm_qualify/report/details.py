@@ -157,7 +157,7 @@ def _span(folder: Path) -> tuple[float, float]:
 def _stretch(folder: Path, number: int) -> tuple[float, float]:
     use = ClientUse.model_validate_json((folder / f"client-{number}.json").read_bytes())
     ended, _ = use.cpu_s[-1]
-    duration = float(load.read(folder, folder.name, number).result["duration"])
+    duration = float(load.read(folder, folder.name, number).about["duration"])
     if not 0 < duration < math.inf:
         raise _NothingError(f"repeat {number} lasted {duration} s")
     return ended - duration, ended
