@@ -98,7 +98,7 @@ def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageE
 
 @task(name="load", task_run_name="load {run.plan.cell.id}", cache_policy=NO_CACHE)
 def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
-    """What it is going to take is told before it starts, after the first repeat and at each look."""
+    """The log says how long the load will take: before it starts, after the first repeat and at each look."""
     plan, evidence, tell = run.plan, run.evidence, line_teller()
 
     def told(made: Made) -> None:

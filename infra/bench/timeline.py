@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vllm_qualify.evidence.accuracy import AFTER, BEFORE
 from vllm_qualify.evidence.measurement import StageEvidence
 
-# Shorter ones are not told.
+# Shorter gaps are left out.
 GAP_S = 0.5
 # By hand: `marks` has a line `time name` as each step begins, and another, `time end`, at the end.
 MARKS, END = "marks", "end"

@@ -296,7 +296,7 @@ def until_said(bench: Bench, words: str, times: int) -> None:
     deadline = time.monotonic() + LIMIT_S
     while bench.process.log.read_text().count(words) < times:
         assert time.monotonic() < deadline, bench.process.log.read_text()
-        time.sleep(0.02)
+        time.sleep(0.02)  # another process writes the log: it can only be read again
 
 
 MADE, GIVEN = "prompts made ahead\n", "with prompts made ahead"

@@ -137,7 +137,7 @@ def test_a_question_that_is_given_up_leaves_no_process(engine: EngineEnvironment
         deadline = time.monotonic() + 30
         while not (pid.exists() and pid.read_text()):
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            time.sleep(0.05)  # another process writes the file: it can only be looked for again
         process = json.loads(pid.read_text())
         assert alive(process)
     assert not alive(process)

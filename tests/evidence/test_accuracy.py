@@ -225,7 +225,7 @@ def test_prompts_are_made_before_the_server_answers(tmp_path: Path, data: tuple[
         while "12/12" not in lm_eval.process.log.read_text():
             lm_eval.check()
             assert time.monotonic() < deadline, lm_eval.process.log.read_text()
-            time.sleep(0.05)
+            time.sleep(0.05)  # another process writes the log: it can only be read again
         assert "Building contexts" in lm_eval.process.log.read_text()
 
 

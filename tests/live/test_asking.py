@@ -125,4 +125,4 @@ def until(condition: object, limit_s: float = 90) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.1)  # the command is another process: what it has done can only be looked for again

@@ -108,7 +108,7 @@ def test_what_is_asked_is_what_plain_bench_asks(dataset: str, engine: EngineEnvi
         deadline = time.monotonic() + LIMIT_S
         while bench.process.log.read_text().count("prompts made ahead") < len(commands):
             assert time.monotonic() < deadline, bench.process.log.read_text()
-            time.sleep(0.1)
+            time.sleep(0.1)  # another process writes the log: it can only be read again
         assert server.taken() == [], "the server is not asked ahead of time"
         for number, expected in enumerate(plain, start=1):
             log = tmp_path / "load" / f"bench-{number}.log"
