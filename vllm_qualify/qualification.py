@@ -118,7 +118,7 @@ def start_run(plan: CellPlan) -> Run:
         HostError: it cannot be written.
     """
     run = Run(folder=home() / "runs" / plan.run_id)
-    _write(run.folder / "plan.json", plan.model_dump_json(indent=2))
+    _write(run.folder / "plan.json", plan.model_dump_json(indent=2), place="plan")
     return run
 
 
@@ -391,9 +391,9 @@ def _link_in_store(report: Report) -> Callable[[EvidenceFile], str]:
     return lambda file: to_root + evidence_key(file)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, place: str = "") -> None:
     """Whole or not at all: what is there was written to its end."""
-    with writing(str(path.parent)):
+    with writing(place or str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.new")
         fresh.write_text(redact(text))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ci import IN_CI
 from vllm_qualify.engine.process import PROGRESS, guarded, quiet_environment, tail, wait_for
 from vllm_qualify.errors import HostError
 
@@ -163,3 +164,19 @@ def test_a_child_gets_no_key_to_store_or_approvals(monkeypatch: pytest.MonkeyPat
     found = quiet_environment()
     assert "what signs" not in found.values()
     assert found["HF_HOME"] == "/models"
+
+
+def test_a_full_disk_is_told_though_the_command_could_not_say_so(tmp_path: Path) -> None:
+    """A real one, in a mount namespace of its own: the log can be made there, and nothing be written to it."""
+    starting = "import sys; from pathlib import Path; from vllm_qualify.engine.process import guarded\n"
+    starting += "with guarded(['true'], {}, Path(sys.argv[1]) / 'log'): pass"
+    full = f"mount -t tmpfs -o size=4k tmpfs {tmp_path} && head -c 4096 /dev/zero > {tmp_path}/full"
+    shell = f'{full} && exec "$0" -c "$1" {tmp_path}'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", shell, sys.executable, starting], capture_output=True, text=True, check=False
+    )
+    if done.stderr.startswith(("unshare:", "mount:")):
+        # on a desk this user may lack the right; in CI the test has to run
+        (pytest.fail if IN_CI else pytest.skip)("this user may not mount a file system of its own")
+    assert "HostError" in done.stderr
+    assert "log: No space left on device" in done.stderr

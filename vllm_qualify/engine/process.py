@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,9 @@ def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grac
 def _await_start(process: subprocess.Popen[bytes], state_file: Path, log: Path) -> None:
     while not state_file.exists():
         if process.poll() is not None:
+            # A full disk ends the guard before it can say so.
+            with writing(str(log)), tempfile.TemporaryFile(dir=log.parent, buffering=0) as file:
+                file.write(b"room")
             raise HostError("a command could not be started", "see the log's last lines", str(log), tail(log))
         time.sleep(0.01)
 
