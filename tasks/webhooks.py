@@ -1,23 +1,24 @@
-"""Webhooks of registries and of the model hub: whatever was pushed, the fleet looks at its sources now.
+"""Webhooks of registries and of the model hub: whoever shows the secret makes the fleet look at its sources.
 
     uvicorn tasks.webhooks:app --port 8300
 
-Nothing that a sender says is believed but that something happened. VLLM_QUALIFY_WEBHOOK_SECRET is what it must show, in its
-header or, where it has none, in the address: /webhooks/SECRET.
+Nothing that a sender says is read: the look itself asks the registry and the hub. A sender must show what is in
+VLLM_QUALIFY_WEBHOOK_SECRET. Hugging Face sends it in a header of its own, a registry and Harbor in `Authorization`. Docker Hub
+sends no header: its secret can only be a part of the webhook's address, /webhooks/SECRET.
 """
 
+import hmac
 import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.concurrency import run_in_threadpool
 from prefect import get_client
-
-from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.releases.webhook import check_secret, hints_in, secret_in
+from prefect.states import Scheduled
 
 SECRET, WATCHING = "VLLM_QUALIFY_WEBHOOK_SECRET", "watch-releases/watch"
-# A push of many layers and tags tells much; one look finds all.
-MOST_BYTES = 1_000_000
+# One push is many webhooks, of layers, tags and pulls. Those of half a minute share the look at its end, which sees them all.
+LOOK_EVERY_S = 30
 
 app = FastAPI(title="vllm-qualify webhooks", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -29,31 +30,36 @@ def health() -> dict[str, str]:
 
 @app.post("/webhooks", status_code=202)
 @app.post("/webhooks/{secret}", status_code=202)
-async def webhook(request: Request, secret: str = "") -> dict[str, int]:
-    """How many things were pushed; if any, a run of `watch-releases` was started."""
-    body = await _body(request)
-    try:
-        check_secret(secret or secret_in(request.headers), os.environ.get(SECRET, ""))
-        hints = hints_in(body)
-    except HostError as error:
-        raise HTTPException(503, str(error)) from error
-    except CallerError as error:
-        raise HTTPException(401 if error.kind == "webhook-secret" else 400, str(error)) from error
-    if hints:
-        await run_in_threadpool(_look)
-    return {"pushed": len(hints)}
+def webhook(request: Request, secret: str = "") -> dict[str, str]:
+    """When the sources will be looked at, as an ISO time."""
+    _check_secret(secret or _secret_in(request.headers), os.environ.get(SECRET, ""))
+    look_at = _end_of_slot(datetime.now(UTC))
+    _look(look_at)
+    return {"look_at": look_at.isoformat()}
 
 
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"more than {MOST_BYTES} bytes")
-    return body
+def _secret_in(headers: Mapping[str, str]) -> str:
+    """What a sender shows; empty without one."""
+    return headers.get("x-webhook-secret") or headers.get("authorization", "").removeprefix("Bearer ")
 
 
-def _look() -> None:
+def _check_secret(shown: str, expected: str) -> None:
+    """The time that it takes tells nothing of the secret."""
+    if not expected:
+        raise HTTPException(503, f"no secret is set for webhooks: set {SECRET} here, and the same at the sender")
+    if not hmac.compare_digest(shown.encode(), expected.encode()):
+        raise HTTPException(401, "the webhook's secret is not ours: set the same at the sender")
+
+
+def _end_of_slot(now: datetime) -> datetime:
+    return datetime.fromtimestamp((now.timestamp() // LOOK_EVERY_S + 1) * LOOK_EVERY_S, UTC)
+
+
+def _look(at: datetime) -> None:
+    """One run for all webhooks of a slot: Prefect makes a run of the same key once."""
+    key = f"webhook {at.isoformat()}"
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name(WATCHING)
-        client.create_flow_run_from_deployment(deployment.id, name="after a webhook")
+        client.create_flow_run_from_deployment(
+            deployment.id, name="after a webhook", state=Scheduled(scheduled_time=at), idempotency_key=key
+        )

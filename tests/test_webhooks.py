@@ -1,22 +1,25 @@
-"""Webhooks: who shows the secret makes the fleet look; nobody else does, and nothing else happens."""
+"""Webhooks: who shows the secret makes the fleet look; nobody else does, and nothing that is sent is read."""
 
-import json
+import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from fastapi.testclient import TestClient
+from prefect import flow, get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import webhooks
 
-PUSHED = {"push_data": {"tag": "v0.33.0"}, "repository": {"repo_name": "vllm/vllm-openai"}}
 SECRET = "correct horse"
+SHOWN = {"X-Webhook-Secret": SECRET}
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often the fleet was made to look."""
-    found: list[int] = []
-    monkeypatch.setattr(webhooks, "_look", lambda: found.append(1))
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
+    """When the fleet was told to look."""
+    found: list[datetime] = []
+    monkeypatch.setattr(webhooks, "_look", found.append)
     monkeypatch.setenv(webhooks.SECRET, SECRET)
     return found
 
@@ -32,40 +35,63 @@ def client() -> Iterator[TestClient]:
     [
         ("/webhooks", {"X-Webhook-Secret": SECRET}),
         ("/webhooks", {"Authorization": f"Bearer {SECRET}"}),
+        ("/webhooks", {"Authorization": SECRET}),
         (f"/webhooks/{SECRET}", {}),
     ],
 )
-def test_a_push_with_the_secret_makes_the_fleet_look(
-    path: str, headers: dict[str, str], client: TestClient, looks: list[int]
+@pytest.mark.parametrize("body", [b"", b'{"push_data": {"tag": "v0.33.0"}}', b"[" * 100_000, b"\x00\xff"])
+def test_whoever_shows_the_secret_makes_the_fleet_look_whatever_is_sent(
+    path: str, headers: dict[str, str], body: bytes, client: TestClient, looks: list[datetime]
 ) -> None:
-    answer = client.post(path, headers=headers, content=json.dumps(PUSHED))
-    assert (answer.status_code, answer.json(), looks) == (202, {"pushed": 1}, [1])
+    before = datetime.now(UTC)
+    answer = client.post(path, headers=headers, content=body)
+    assert answer.status_code == 202
+    assert [look.isoformat() for look in looks] == [answer.json()["look_at"]]
+    assert 0 < (looks[0] - before).total_seconds() <= webhooks.LOOK_EVERY_S + 1
 
 
-@pytest.mark.parametrize("headers", [{}, {"X-Webhook-Secret": "battery staple"}])
-def test_without_the_secret_nothing_happens(headers: dict[str, str], client: TestClient, looks: list[int]) -> None:
-    assert client.post("/webhooks", headers=headers, content=json.dumps(PUSHED)).status_code == 401
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/webhooks", {}),
+        ("/webhooks", {"X-Webhook-Secret": "battery staple"}),
+        ("/webhooks", {"Authorization": "Bearer "}),
+        ("/webhooks", {"Authorization": "Bearer \xe9".encode("latin-1")}),
+        ("/webhooks/battery", SHOWN),
+    ],
+)
+def test_without_the_secret_nothing_happens(
+    path: str, headers: dict[str, str], client: TestClient, looks: list[datetime]
+) -> None:
+    assert client.post(path, headers=headers).status_code == 401
     assert looks == []
 
 
 def test_without_a_secret_of_our_own_nobody_is_believed(
-    client: TestClient, looks: list[int], monkeypatch: pytest.MonkeyPatch
+    client: TestClient, looks: list[datetime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(webhooks.SECRET)
-    assert client.post("/webhooks", headers={"X-Webhook-Secret": ""}, content=json.dumps(PUSHED)).status_code == 503
+    assert client.post("/webhooks", headers={"X-Webhook-Secret": ""}).status_code == 503
     assert looks == []
 
 
-def test_what_is_no_webhook_is_refused_and_a_big_one_is_not_read(client: TestClient, looks: list[int]) -> None:
-    shown = {"X-Webhook-Secret": SECRET}
-    assert client.post("/webhooks", headers=shown, content="[]").status_code == 400
-    assert client.post("/webhooks", headers=shown, content="x" * (webhooks.MOST_BYTES + 1)).status_code == 413
-    assert looks == []
+@flow(name="watch-releases")
+def watching() -> None:
+    """Never run here."""
 
 
-def test_that_nothing_was_pushed_makes_nobody_look(client: TestClient, looks: list[int]) -> None:
-    answer = client.post("/webhooks", headers={"X-Webhook-Secret": SECRET}, content=json.dumps({"events": []}))
-    assert (answer.status_code, answer.json(), looks) == (202, {"pushed": 0}, [])
+@pytest.mark.usefixtures("prefect_server")
+def test_webhooks_of_half_a_minute_share_one_look_at_its_end() -> None:
+    # Prefect has read its settings long before this test names a server.
+    server = temporary_settings({PREFECT_API_URL: os.environ["PREFECT_API_URL"]})
+    with server, get_client(sync_client=True) as prefect:
+        deployment = prefect.create_deployment(prefect.create_flow(watching), "watch")
+        first, second = (webhooks._end_of_slot(datetime.fromtimestamp(second, UTC)) for second in (1e9, 1e9 + 40))
+        for at in (first, first, second):
+            webhooks._look(at)
+        runs = [run for run in prefect.read_flow_runs() if run.deployment_id == deployment]
+    assert sorted(run.expected_start_time for run in runs if run.expected_start_time) == [first, second]
+    assert all(run.state is not None and run.state.is_scheduled() for run in runs)
 
 
 def test_it_tells_that_it_lives(client: TestClient) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
+from tasks import webhooks
 from tests.docker_engine import push_image
 from tests.releases.docker_registry import IDENTITY, PASSWORD, USER, WEBHOOK_SECRET, Registries, registries
 from tests.releases.service import Answer, Asked, serving
@@ -16,8 +18,7 @@ from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Credentials, credentials_for
 from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, Repository, registry_and_path, releases_in
 from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import Found, ImageSource
-from vllm_qualify.releases.webhook import Hint, check_secret, hints_in, meant, secret_in
+from vllm_qualify.releases.source import Found
 
 ALL = VersionRule(versions=">=0")
 DIGEST = "sha256:" + "a" * 64
@@ -168,16 +169,18 @@ def test_no_proxy_stands_between_this_machine_and_itself(real: Registries, monke
     assert proxy.asked == []
 
 
-def test_its_own_webhook_is_understood(real: Registries) -> None:
+def test_its_own_webhook_makes_the_fleet_look(real: Registries, monkeypatch: pytest.MonkeyPatch) -> None:
     real.push("a/told", "v1.0.0")
     deadline = time.monotonic() + 60
     while not (told := [asked for asked in real.webhook.asked if b"a/told" in asked.body]):
         assert time.monotonic() < deadline
         time.sleep(0.05)  # it tells when it likes
-    check_secret(secret_in(told[0].headers), WEBHOOK_SECRET)
-    assert hints_in(told[0].body) == [Hint("image", "a/told")]
-    source = ImageSource(name=f"{real.open}/a/told", recipe="llama")
-    assert meant([source], hints_in(told[0].body)) == [source]
+    looks: list[object] = []
+    monkeypatch.setattr(webhooks, "_look", looks.append)
+    monkeypatch.setenv(webhooks.SECRET, WEBHOOK_SECRET)
+    with TestClient(webhooks.app) as ours:
+        answer = ours.post("/webhooks", headers=dict(told[0].headers), content=told[0].body)
+    assert (answer.status_code, len(looks)) == (202, 1)
 
 
 # --- answers that the real one does not give

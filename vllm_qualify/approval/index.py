@@ -3,7 +3,6 @@
 The board is drawn from it.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -60,11 +59,7 @@ class Index(Frozen):
 
 def read_index(store: Store) -> Index:
     """An empty one before there is any. Raises StoreError if it is of another version or no index."""
-    found = _stored(store)
-    if found.is_earlier:
-        remedy = "the next report that is published or approved makes it again"
-        raise StoreError("the index is of an earlier version", remedy, store.locate(INDEX_KEY))
-    return found.known
+    return _stored(store).known
 
 
 def write_index(store: Store) -> Index:
@@ -93,23 +88,22 @@ def index_problem(store: Store, cell: str) -> str | None:
 
 
 def refresh_index(store: Store, cell: str) -> Index:
-    """Make one cell's row again; the whole index if there is none, or one of an earlier version. Raises as `write_index`."""
+    """Make one cell's row again; the whole index if there is none. Raises as `write_index`."""
     index = _refreshed(store, cell)
     _draw(store, index)
     return index
 
 
 class _Stored(NamedTuple):
-    """Without a tag there is no index. Of one of an earlier version only the revision is known."""
+    """Without a tag there is no index."""
 
     known: Index
     tag: str | None
-    is_earlier: bool = False
 
 
 def _refreshed(store: Store, cell: str) -> Index:
     def rows(found: _Stored) -> Iterable[Row]:
-        if found.tag is None or found.is_earlier:
+        if found.tag is None:
             return _rows(store, "")
         return [*(row for row in found.known.cells if row.cell != cell), *_rows(store, f"{cell}/")]
 
@@ -128,7 +122,7 @@ def _swapped(store: Store, rows: Callable[[_Stored], Iterable[Row]]) -> Index:
         # Read before what it is made of: whoever writes in between makes this write fail.
         found = _stored(store)
         cells = sorted(rows(found), key=lambda row: row.cell)
-        if cells == found.known.cells and found.tag is not None and not found.is_earlier:
+        if cells == found.known.cells and found.tag is not None:
             return found.known
         fresh = Index(revision=found.known.revision + 1, cells=cells)
         try:
@@ -147,8 +141,6 @@ def _stored(store: Store) -> _Stored:
     try:
         return _Stored(Index.model_validate_json(body), tag)
     except ValidationError as error:
-        if (revision := _earlier_revision(body)) is not None:
-            return _Stored(Index(revision=revision), tag, is_earlier=True)
         remedy = "delete it, and make it again"
         raise StoreError(f"not an index: {reason_of(error)}", remedy, store.locate(INDEX_KEY)) from error
 
@@ -159,18 +151,6 @@ def _revision_shown(store: Store) -> int:
 
     board = read_board(store)
     return board.revision if board else 0
-
-
-def _earlier_revision(body: bytes) -> int | None:
-    """The revision of an index of an earlier version; None of anything else."""
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    told = document if isinstance(document, dict) else {}
-    version, revision = told.get("index_version"), told.get("revision")
-    is_earlier = type(version) is int and 1 <= version < INDEX_VERSION and type(revision) is int
-    return revision if is_earlier else None
 
 
 @dataclass
