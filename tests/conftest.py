@@ -1,5 +1,6 @@
 """What all tests share: where live parts are missing their tests skip, and in CI an empty live set fails."""
 
+import os
 import socket
 import sys
 import time
@@ -68,13 +69,20 @@ def prefect_server(_prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PREFECT_API_URL", _prefect_server)
 
 
+def pytest_configure() -> None:
+    """No test uses a Prefect server, or a profile of one, that its user happens to have."""
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        del os.environ[name]
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test writes into the user's own folder of runs."""
     folder = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("VLLM_QUALIFY_HOME", str(folder))
-    # Tests that share this machine wait for nobody; what is measured in them is not judged by its speed.
+    # Tests that share this machine or a Prefect server wait for nobody; what is measured in them is not judged by its speed.
     monkeypatch.setenv("VLLM_QUALIFY_LOCKS", str(folder))
+    monkeypatch.setenv("VLLM_QUALIFY_HOST", folder.name)
     return folder
 
 

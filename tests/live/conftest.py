@@ -47,14 +47,13 @@ class Qualified:
 
 
 def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    # Everything is as a user has it: no Prefect server is running, and none is named.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    """As a user has it: no Prefect server is running, and none is named; but for a test that uses `prefect_server`."""
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=900,
-        env=inherited | {"VLLM_QUALIFY_HOME": str(home)} | environment,
+        env=os.environ | {"VLLM_QUALIFY_HOME": str(home)} | environment,
         check=False,
     )
 
@@ -102,15 +101,28 @@ def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def again(engine: EngineEnvironment, approved: Qualified, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
+def on_a_server(_prefect_server: str) -> dict[str, str]:
+    """The environment of commands that need not start a Prefect server of their own: that takes longer than they do."""
+    return {"PREFECT_API_URL": _prefect_server}
+
+
+@pytest.fixture(scope="session")
+def again(
+    engine: EngineEnvironment, approved: Qualified, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Qualified:
     """`vllm-qualify demo` once more, with the same store."""
     home = furnished(tmp_path_factory.mktemp("again"), tmp_path_factory)
-    return Qualified(run(home, COMMAND, "demo", "--store", approved.store, **_of(engine)), home, approved.store)
+    done = run(home, COMMAND, "demo", "--store", approved.store, **_of(engine), **on_a_server)
+    return Qualified(done, home, approved.store)
 
 
 @pytest.fixture(scope="session")
 def refused(
-    engine: EngineEnvironment, approved: Qualified, radosgw_settings: Settings, tmp_path_factory: pytest.TempPathFactory
+    engine: EngineEnvironment,
+    approved: Qualified,
+    radosgw_settings: Settings,
+    on_a_server: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Qualified:
     """`vllm-qualify demo --weights regressed`, its store a real S3 service, to which the baseline was published."""
     home, store = furnished(tmp_path_factory.mktemp("refused"), tmp_path_factory), f"s3://{BUCKET}/demo"
@@ -118,5 +130,6 @@ def refused(
         for name, value in radosgw_settings.items():
             patch.setenv(name, value)
         publish_run(approved.report, Run(folder=approved.folder), open_store(store))
-    done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **_of(engine), **radosgw_settings)
+    environment = {**_of(engine), **radosgw_settings, **on_a_server}
+    done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **environment)
     return Qualified(done, home, store)

@@ -17,7 +17,7 @@ from tests.recipes import Document, small, write
 REFUSED = {"max-num-sequences": 4, "compilation-config": {"modes": 3}}
 # As long as a cold import of vLLM, for a server that dies at once.
 SLOW = "sleep 4; "
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("prefect_server")]
 
 
 @pytest.fixture
@@ -107,9 +107,8 @@ def test_a_stopped_command_leaves_neither_server_nor_question(
 ) -> None:
     pid = tmp_path / "pid"
     hanging = engine(tmp_path, f"echo $$ > {pid}; exec sleep 600; ")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     command = [COMMAND, "run", recipe(document, tmp_path, "hangs", {})]
-    with subprocess.Popen(command, env=environment | hanging | {"VLLM_QUALIFY_HOME": str(home)}) as process:
+    with subprocess.Popen(command, env=os.environ | hanging | {"VLLM_QUALIFY_HOME": str(home)}) as process:
         until(lambda: pid.exists() and bool(list(home.glob("runs/*/evidence/serve/server.state"))))
         asked = int(pid.read_text())
         assert alive(asked)

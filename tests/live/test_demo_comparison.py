@@ -103,6 +103,7 @@ def everything(tmp_path: Path) -> Document:
     return document
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_loads_in_turns_and_tasks_of_every_kind(approved: Qualified, everything: Document, tmp_path: Path, home: Path) -> None:
     recipe = str(write(everything, tmp_path / "mine.yaml"))
     done = run(home, COMMAND, "run", recipe, "--variant", "regressed", "--baseline", str(approved.folder))

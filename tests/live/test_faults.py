@@ -36,6 +36,7 @@ def approvals(home: Path) -> list[str]:
     return [path.name for path in manifests if json.loads(path.read_text())["outcome"] == "approved"]
 
 
+@pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize("moment", ["before:smoke", "before:accuracy", "before:load", "after:load"])
 def test_a_server_killed_between_two_stages_is_never_approved(
     moment: str, tmp_path: Path, home: Path, document: Document
@@ -69,9 +70,9 @@ def stand_in_for(document: Document, folder: Path) -> dict[str, str]:
 def test_a_command_that_is_stopped_leaves_no_process(
     number: signal.Signals, moment: str, code: int, tmp_path: Path, home: Path, document: Document
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    """Nor one of Prefect's own server, which the command had to start."""
     command = [COMMAND, "run", recipe(document, tmp_path)]
-    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+    with subprocess.Popen(command, start_new_session=True) as process:
         await_file(home, f"runs/*/evidence/{moment}", process)
         assert processes_of(home)
         process.send_signal(number)
@@ -95,6 +96,7 @@ def await_file(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> 
         time.sleep(0.1)
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_corrupt_weights_end_the_serve_stage(tmp_path: Path, home: Path, document: Document) -> None:
     model = copy_of_the_model(tmp_path, document)
     weights = model / "model.safetensors"
@@ -102,6 +104,7 @@ def test_corrupt_weights_end_the_serve_stage(tmp_path: Path, home: Path, documen
     assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path)), home)
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_server_that_is_healthy_and_cannot_complete_is_not_served(tmp_path: Path, home: Path, document: Document) -> None:
     """With heads of 16 the CPU engine starts, answers /health, and dies on its first completion."""
     model = copy_of_the_model(tmp_path, document)

@@ -46,7 +46,7 @@ Qualify = Callable[..., Qualified]
 
 
 @pytest.fixture(scope="module")
-def qualify(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualify:
+def qualify(engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Qualify:
     """Qualifies a small recipe, which a function changes first, in a home of its own."""
 
     def made(change: Callable[[Document, Path], None], *options: str) -> Qualified:
@@ -56,7 +56,7 @@ def qualify(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory)
         recipe = str(write(document, home / "recipe.yaml"))
         store = f"file://{home}/store"
         command = (COMMAND, "run", recipe, "--store", store, *options)
-        done = run(home, *command, VLLM_QUALIFY_ENGINE=str(engine.python.parents[1]))
+        done = run(home, *command, VLLM_QUALIFY_ENGINE=str(engine.python.parents[1]), **on_a_server)
         return Qualified(done, home, store)
 
     return made
