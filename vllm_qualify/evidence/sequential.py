@@ -10,13 +10,19 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.metrics import Direction
 from vllm_qualify.recipe.model import Frozen, Gate
+
+if TYPE_CHECKING:
+    from scipy import optimize
+else:
+    optimize = Lazy("scipy.optimize")
 
 # The chance that a release is called `fail` though it meets every bound, over all of its gates.
 FALSE_FAIL_OF_RELEASE = 0.05

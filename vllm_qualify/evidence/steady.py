@@ -28,12 +28,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
 from vllm_qualify.recipe.model import Slo
+
+if TYPE_CHECKING:
+    from scipy import stats
+else:
+    stats = Lazy("scipy.stats")
 
 Array = np.ndarray
 BATCH = 5
@@ -299,10 +305,7 @@ def _trend(values: Sequence[float] | Array) -> tuple[float, float]:
     """Kendall's tau of values in their order, and the chance of one as large without a trend; both NaN for fewer than two."""
     if len(values) < 2:
         return math.nan, math.nan
-    # scipy.stats takes a second to import, and of all commands only those that judge a load need it.
-    from scipy.stats import kendalltau
-
-    found = kendalltau(range(len(values)), values)
+    found = stats.kendalltau(range(len(values)), values)
     return float(found.statistic), float(found.pvalue)
 
 
