@@ -1,4 +1,4 @@
-.PHONY: bench bench-gates demo test setup lock lint
+.PHONY: bench bench-gates demo test test-pythons setup lock lint
 
 demo: setup
 	.venv/bin/vllm-qualify demo
@@ -14,6 +14,10 @@ bench: setup
 test: setup lint
 	bash infra/system-packages.sh
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
+
+# What needs nothing but Python, on each supported Python of this machine.
+test-pythons: setup
+	bash infra/test_pythons.sh
 
 lint: setup
 	.venv/bin/ruff check .

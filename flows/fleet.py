@@ -15,8 +15,8 @@ from tasks.tend import lost_runs, start_again
 from vllm_qualify.approval.decision import ruling
 from vllm_qualify.baseline import Against
 from vllm_qualify.engine.launch import Launch
+from vllm_qualify.home import default_store_url
 from vllm_qualify.publish.kept import Reuse
-from vllm_qualify.qualification import default_store_url
 from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import Source

@@ -28,8 +28,9 @@ from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.plan import CellPlan, Choice, sharing_a_server
 from vllm_qualify.engine.question import Question
 from vllm_qualify.evidence.serving import Served
+from vllm_qualify.home import default_store_url
 from vllm_qualify.publish.kept import Reuse
-from vllm_qualify.qualification import Published, Run, default_store_url, keeping_evidence, lacking, start_run
+from vllm_qualify.qualification import Published, Run, keeping_evidence, lacking, start_run
 
 
 class QualifyCell(BaseModel):

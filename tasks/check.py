@@ -13,8 +13,8 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, provide, read_machine
 from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells, within
 from vllm_qualify.engine.question import Question
+from vllm_qualify.home import engine_cache
 from vllm_qualify.publish.store import open_store
-from vllm_qualify.qualification import engine_cache
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.model import Gate

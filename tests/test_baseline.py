@@ -20,11 +20,12 @@ from vllm_qualify.engine.plan import CellPlan, Choice, TaskPlan, plan_cells, sel
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe, valid
 from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.home import home
 from vllm_qualify.judge.compare import LOAD_STAGE, answers_path
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store, open_store
-from vllm_qualify.qualification import Run, home, publish_run
+from vllm_qualify.qualification import Run, publish_run
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.recipe.model import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, make_report

@@ -56,6 +56,11 @@ def test_help_tells_the_exit_codes() -> None:
         assert "0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault" in told
 
 
+def test_the_package_can_be_run_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "vllm_qualify", "--help"], capture_output=True, text=True, check=True)
+    assert "python -m vllm_qualify [OPTIONS] COMMAND" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -22,8 +22,8 @@ from vllm_qualify.approval.signing import PRIVATE_KEY, PUBLIC_KEY
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.plan import Cell, Choice, select, server_plan
 from vllm_qualify.errors import QualifyError
+from vllm_qualify.home import default_store_url
 from vllm_qualify.publish.store import open_store
-from vllm_qualify.qualification import default_store_url
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.report.model import Report
 

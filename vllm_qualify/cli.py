@@ -173,8 +173,8 @@ def demo(
 
 def _has_baseline(store: str | None) -> bool:
     from vllm_qualify.baseline import newest_baseline
+    from vllm_qualify.home import default_store_url
     from vllm_qualify.publish.store import open_store
-    from vllm_qualify.qualification import default_store_url
 
     opened = open_store(store or default_store_url())
     opened.check()
@@ -235,8 +235,9 @@ def rejudge(
     store: StoreOption = None,
 ) -> None:
     """Judge stored evidence again, without a server, and publish the new report."""
+    from vllm_qualify.home import default_store_url
     from vllm_qualify.publish.store import open_store
-    from vllm_qualify.qualification import default_store_url, publish_run
+    from vllm_qualify.qualification import publish_run
     from vllm_qualify.qualification import rejudge as judge_again
 
     target = open_store(store or default_store_url())
@@ -292,7 +293,7 @@ def recipe_check(
     """Compare a recipe with what a vLLM takes, without a GPU; by default with the engine that `run` would use."""
     from vllm_qualify.engine.candidate import check_recipe, find_candidate, find_other
     from vllm_qualify.engine.plan import Choice
-    from vllm_qualify.qualification import engine_cache
+    from vllm_qualify.home import engine_cache
     from vllm_qualify.recipe.loading import load_recipe
 
     loaded, choice = load_recipe(recipe), Choice(gpu_type=gpu_type, variant=variant, profile=profile)
@@ -319,11 +320,11 @@ def recipe_show(
     """Show config file, environment and docker command of the servers, for any GPU type and version."""
     from vllm_qualify.engine.dry_run import shown
     from vllm_qualify.engine.plan import Choice
-    from vllm_qualify.qualification import home
+    from vllm_qualify.home import runs_folder
     from vllm_qualify.recipe.loading import load_recipe
 
     choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
-    typer.echo("\n\n".join(shown(load_recipe(recipe), choice, vllm, image, home() / "runs")))
+    typer.echo("\n\n".join(shown(load_recipe(recipe), choice, vllm, image, runs_folder())))
 
 
 @recipe_app.command("import", epilog=EXIT_CODES)
@@ -361,10 +362,10 @@ def _tell(line: str) -> None:
 
 def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) -> None:
     from vllm_qualify.engine.dry_run import scripts
-    from vllm_qualify.qualification import home
+    from vllm_qualify.home import runs_folder
     from vllm_qualify.recipe.loading import load_recipe
 
-    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, home() / "runs")))
+    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, runs_folder())))
 
 
 def _qualify(
@@ -377,10 +378,9 @@ def _qualify(
 ) -> int:
     """Run the flow, `others` being settings of its request, and show its reports. Returns the exit code."""
     from vllm_qualify.engine.launch import check_launch
+    from vllm_qualify.home import default_store_url
 
     check_launch(launch)
-    from vllm_qualify.qualification import default_store_url
-
     store = store or default_store_url()
     _check_early(recipe, choice, launch, store, against)
     flow = _flow_module()
@@ -400,11 +400,10 @@ def _undecided(run_id: str) -> str:
 
 def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, against: "Settings") -> None:
     """A mistake is told at once, not after the orchestrator's seconds; the flow checks again where it runs."""
-    from vllm_qualify.baseline import Against, check_early
     from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.engine.plan import check_choice
+    from vllm_qualify.home import make_home
     from vllm_qualify.publish.store import open_store
-    from vllm_qualify.qualification import make_home
     from vllm_qualify.recipe.loading import load_recipe
 
     make_home()
@@ -417,6 +416,9 @@ def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, ag
         private_key()
     opened.check()
     if selection:
+        # Last, since it reads reports, and what they are made of takes a second to import.
+        from vllm_qualify.baseline import Against, check_early
+
         check_early(selection, loaded.recipe, opened, Against.model_validate(against))
 
 
@@ -446,7 +448,7 @@ def _is_for_people(record: logging.LogRecord) -> bool:
 
 def set_up_prefect() -> None:
     """Prefect's ephemeral server by default, its home beside ours, and a terminal that shows messages only."""
-    from vllm_qualify.qualification import make_home
+    from vllm_qualify.home import make_home
 
     if "PREFECT_API_URL" not in os.environ and "PREFECT_PROFILE" not in os.environ:
         os.environ.setdefault("PREFECT_HOME", str(make_home() / "prefect"))

@@ -181,8 +181,8 @@ def _warn(problem: str | None) -> None:
 
 
 def _store(url: str | None) -> "Store":
+    from vllm_qualify.home import default_store_url
     from vllm_qualify.publish.store import open_store
-    from vllm_qualify.qualification import default_store_url
 
     return open_store(url or default_store_url())
 

@@ -12,7 +12,7 @@ from vllm_qualify.engine.docker_host import docker_host, platform_of
 from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import check_driver, detect
 from vllm_qualify.errors import QualifyError
-from vllm_qualify.qualification import home
+from vllm_qualify.home import home
 from vllm_qualify.recipe.model import Frozen
 
 LEAST_FREE_MIB = 2_000

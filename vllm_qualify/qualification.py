@@ -1,7 +1,6 @@
 """One qualification of one cell on disk: its folder, and what needs no server (judge, report, publish, judge again)."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError, writing
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence, describe
 from vllm_qualify.evidence.stages import parse
+from vllm_qualify.home import runs_folder
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.publish import kept
@@ -32,29 +32,6 @@ from vllm_qualify.report.page import render_page
 from vllm_qualify.secrets import redact
 
 DATA_DOCS = "data-docs"
-
-
-def home() -> Path:
-    """Where runs and the default store lie: VLLM_QUALIFY_HOME, else ~/.vllm-qualify."""
-    return Path(os.environ.get("VLLM_QUALIFY_HOME", "~/.vllm-qualify")).expanduser().absolute()
-
-
-def make_home() -> Path:
-    """`home`, made if it is not there. Raises HostError if it cannot be."""
-    folder = home()
-    with writing("check"):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def engine_cache() -> Path:
-    """What engines told when they were asked: one file for each engine and question."""
-    return home() / "engines"
-
-
-def default_store_url() -> str:
-    """VLLM_QUALIFY_STORE, else a folder in `home`."""
-    return os.environ.get("VLLM_QUALIFY_STORE") or f"file://{home() / 'store'}"
 
 
 class Run(Frozen):
@@ -117,7 +94,7 @@ def start_run(plan: CellPlan) -> Run:
     Raises:
         HostError: it cannot be written.
     """
-    run = Run(folder=home() / "runs" / plan.run_id)
+    run = Run(folder=runs_folder() / plan.run_id)
     _write(run.folder / "plan.json", plan.model_dump_json(indent=2), place="plan")
     return run
 
@@ -184,7 +161,7 @@ def _save_failure(run: Run, error: QualifyError, ended_with: list[str]) -> str:
 
 def find_run(name: str | None) -> Run:
     """A run by id or folder; without a name, the latest one that has a report. Raises CallerError if there is none."""
-    runs = home() / "runs"
+    runs = runs_folder()
     if name is None:
         reported = sorted(path.parent for path in runs.glob("*/report.json"))
         if not reported:
@@ -333,7 +310,7 @@ def fetch_run(store_url: str, run_id: str) -> Run:
     """
     store = open_store(store_url)
     report = trusted_report(store, run_id)
-    run = Run(folder=home() / "runs" / run_id)
+    run = Run(folder=runs_folder() / run_id)
     for file in report.files:
         path = run.evidence / file.path
         path.parent.mkdir(parents=True, exist_ok=True)

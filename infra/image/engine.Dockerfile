@@ -4,17 +4,20 @@
 #   docker build --file infra/image/engine.Dockerfile \
 #     --build-arg VLLM_IMAGE=vllm/vllm-openai:v0.32.0 --tag vllm-qualify-engine:v0.32.0 .
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+ARG PYTHON=3.11
 
 # vLLM's image has another Python and other pins (docs/design/0001): the project brings a Python of its own, which needs
 # nothing of the distribution that it lands in.
-FROM python:3.11-slim-bookworm AS orchestrator
+FROM python:${PYTHON}-slim-bookworm AS orchestrator
+ARG PYTHON
 WORKDIR /opt/vllm-qualify
 ENV UV_PYTHON_INSTALL_DIR=/opt/python UV_LINK_MODE=copy UV_NO_CACHE=1
 COPY infra/requirements/orchestrator.txt infra/requirements/orchestrator.txt
-RUN pip install --no-cache-dir "$(grep '^uv==' infra/requirements/orchestrator.txt)" \
- && uv python install 3.11 \
- && uv venv --python 3.11 --python-preference only-managed .venv \
- && uv pip install --python .venv --no-deps --requirement infra/requirements/orchestrator.txt
+RUN sed -n '/^uv==/,/[^\\]$/p' infra/requirements/orchestrator.txt > uv.txt \
+ && pip install --no-cache-dir --no-deps --require-hashes --requirement uv.txt \
+ && uv python install "$PYTHON" \
+ && uv venv --python "$PYTHON" --python-preference only-managed .venv \
+ && uv pip install --python .venv --no-deps --require-hashes --requirement infra/requirements/orchestrator.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY vllm_qualify vllm_qualify
 COPY tasks tasks

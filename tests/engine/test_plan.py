@@ -170,7 +170,7 @@ def test_the_models_revision_is_pinned_for_the_tokenizer_too(
             asked.append((model, revision))
             return self
 
-    monkeypatch.setattr("vllm_qualify.engine.hub.HfApi", Hub)
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     document["variants"]["bf16"] = {"model": "org/model", "revision": "main"}
     found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
     assert asked == [("org/model", "main")]
@@ -189,7 +189,7 @@ def test_a_hub_that_does_not_know_the_model_is_told(
         def model_info(self, *_: object, **__: object) -> None:
             raise OSError("unreachable")
 
-    monkeypatch.setattr("vllm_qualify.engine.hub.HfApi", Hub)
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     document["variants"]["bf16"] = {"model": "org/model"}
     with pytest.raises(HostError, match="did not resolve org/model at its default branch: unreachable"):
         plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)

@@ -112,7 +112,7 @@ def test_the_server_keeps_leases_on_a_volume_and_is_of_the_locked_version() -> N
 
 def prefect_version() -> str:
     lock = (ROOT / "infra" / "requirements" / "orchestrator.txt").read_text(encoding="utf-8")
-    (version,) = re.findall(r"^prefect==(.+)$", lock, re.MULTILINE)
+    (version,) = re.findall(r"^prefect==(\S+)", lock, re.MULTILINE)
     return str(version)
 
 

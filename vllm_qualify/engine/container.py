@@ -16,20 +16,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
-
-import docker
-from docker.errors import APIError, NotFound
-from docker.types import DeviceRequest, Mount
-from requests.exceptions import RequestException
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm_qualify.engine import start_failure
 from vllm_qualify.engine.docker_host import GONE, docker_host, gone, said
 from vllm_qualify.engine.failure import End
 from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.model import Frozen
 from vllm_qualify.secrets import redact_file
+
+if TYPE_CHECKING:
+    import docker
+    import requests
+else:
+    docker, requests = Lazy("docker"), Lazy("requests")
 
 RUN_LABEL, CELL_LABEL, ROLE_LABEL, OWNER_LABEL = (f"vllm-qualify.{name}" for name in ("run", "cell", "role", "owner"))
 COMMAND_FAILED = "command-failed"
@@ -112,7 +114,7 @@ def _mount_option(bind: Bind) -> str:
     return line.getvalue()
 
 
-def create(host: docker.DockerClient, plan: ContainerPlan) -> str:
+def create(host: "docker.DockerClient", plan: ContainerPlan) -> str:
     passed = {name: os.environ[name] for name in plan.passed if name in os.environ}
     made = host.containers.create(
         plan.image,
@@ -122,7 +124,7 @@ def create(host: docker.DockerClient, plan: ContainerPlan) -> str:
         entrypoint=plan.entrypoint,
         environment=plan.environment | passed,
         labels=plan.labels | {OWNER_LABEL: owner()},
-        mounts=[Mount(bind.target, str(bind.source), type="bind", read_only=bind.read_only) for bind in plan.binds],
+        mounts=[_mount(bind) for bind in plan.binds],
         device_requests=_devices(plan.gpus),
         ports={f"{SERVED_PORT}/tcp": ("127.0.0.1", plan.port)} if plan.port else None,
         ipc_mode="host" if plan.share_ipc else None,
@@ -134,10 +136,14 @@ def create(host: docker.DockerClient, plan: ContainerPlan) -> str:
     return str(made.id)
 
 
-def _devices(gpus: list[int] | Literal["all"]) -> list[DeviceRequest] | None:
+def _mount(bind: Bind) -> "docker.types.Mount":
+    return docker.types.Mount(bind.target, str(bind.source), type="bind", read_only=bind.read_only)
+
+
+def _devices(gpus: list[int] | Literal["all"]) -> "list[docker.types.DeviceRequest] | None":
     if gpus == "all":
-        return [DeviceRequest(count=-1, capabilities=[["gpu"]])]
-    return [DeviceRequest(device_ids=[str(index) for index in gpus], capabilities=[["gpu"]])] if gpus else None
+        return [docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    return [docker.types.DeviceRequest(device_ids=[str(index) for index in gpus], capabilities=[["gpu"]])] if gpus else None
 
 
 class Watched(Frozen):
@@ -211,13 +217,13 @@ def _removed(name: str, place: str, watchers: list[threading.Thread], asked: thr
         raise
 
 
-def _started(host: docker.DockerClient, plan: ContainerPlan, place: str) -> str:
+def _started(host: "docker.DockerClient", plan: ContainerPlan, place: str) -> str:
     try:
         # A container that the engine still makes when the call is broken off is not there yet to be removed.
         with signals_held():
             container_id = create(host, plan)
         host.api.start(container_id)
-    except APIError as error:
+    except docker.errors.APIError as error:
         raise start_failure.classify(said(error), plan.image, plan.port, place) from error
     return container_id
 
@@ -264,7 +270,7 @@ def _ended(container_id: str, place: str, asked: threading.Event) -> dict[str, A
         return _unknown(error)
 
 
-def _check_engine_stays(host: docker.DockerClient, within_s: float, asked: threading.Event) -> None:
+def _check_engine_stays(host: "docker.DockerClient", within_s: float, asked: threading.Event) -> None:
     """Raises what a lost engine raises: then the end was not the container's own. Returns at once if the end was asked for."""
     deadline = time.monotonic() + within_s
     while True:
@@ -279,10 +285,10 @@ def _unknown(error: HostError) -> dict[str, Any]:
     return {"error": {name: getattr(error, name) for name in names}}
 
 
-def _oom_killed(host: docker.DockerClient, container_id: str) -> bool:
+def _oom_killed(host: "docker.DockerClient", container_id: str) -> bool:
     try:
         state: dict[str, Any] = host.api.inspect_container(container_id)["State"]
-    except NotFound:
+    except docker.errors.NotFound:
         return False
     return bool(state.get("OOMKilled"))
 
@@ -297,12 +303,12 @@ def _remove(name: str, place: str, watchers: list[threading.Thread]) -> None:
     """Stopped in order, so that its log has its end; removed in every case. Raises HostError."""
     with signals_held(), docker_host(place) as host:
         try:
-            with suppress(NotFound):
+            with suppress(docker.errors.NotFound):
                 host.api.stop(name, timeout=STOP_GRACE_S)
             for watcher in watchers:
                 watcher.join(JOIN_S)
         finally:
-            with suppress(NotFound):
+            with suppress(docker.errors.NotFound):
                 host.api.remove_container(name, force=True, v=True)
 
 
@@ -348,7 +354,7 @@ def fetch(container_id: str, file: str, into: Path, place: str) -> None:
     with docker_host(place) as host:
         try:
             stream, _ = host.api.get_archive(container_id, file)
-        except NotFound:
+        except docker.errors.NotFound:
             return
         content = io.BytesIO(b"".join(stream))
     with writing(str(into)), tarfile.open(fileobj=content) as archive:
@@ -397,7 +403,7 @@ def run_once(
             container_id = _started(host, plan, place)
             exit_code = _waited_for(host, container_id, time_limit_s, check)
             told = bytes(host.api.logs(container_id, stdout=True, stderr=exit_code not in accepted)).decode(errors="replace")
-        except RequestException as error:
+        except requests.RequestException as error:
             # The end of the wait comes as a lost connection, with these words.
             if "timed out" not in str(error):
                 raise
@@ -405,7 +411,7 @@ def run_once(
             raise HostError(problem, "try again on a host that is less busy", place, kind=COMMAND_FAILED, retry=True) from error
         finally:
             # With a patience of its own: a busy engine may take longer to remove it than the command had.
-            with signals_held(), docker_host(place) as remover, suppress(NotFound):
+            with signals_held(), docker_host(place) as remover, suppress(docker.errors.NotFound):
                 remover.api.remove_container(plan.name, force=True, v=True)
     if exit_code not in accepted:
         problem = f"`{what}` in {plan.image} ended with exit code {exit_code}"
@@ -413,14 +419,14 @@ def run_once(
     return told
 
 
-def _waited_for(host: docker.DockerClient, container_id: str, time_limit_s: float, check: Callable[[], None]) -> int:
+def _waited_for(host: "docker.DockerClient", container_id: str, time_limit_s: float, check: Callable[[], None]) -> int:
     """The exit code of a container. Raises RequestException at the end of the time, and whatever `check` raises."""
     deadline = time.monotonic() + time_limit_s
     while True:
         left_s = deadline - time.monotonic()
         try:
             return int(host.api.wait(container_id, timeout=max(0.1, min(left_s, CHECK_EVERY_S)))["StatusCode"])
-        except RequestException as error:
+        except requests.RequestException as error:
             if "timed out" not in str(error) or left_s <= CHECK_EVERY_S:
                 raise
         check()
@@ -490,6 +496,6 @@ def remove_leftovers(place: str = "check") -> list[Leftover]:
     found = leftovers(place)
     with docker_host(place) as host:
         for leftover in found:
-            with suppress(NotFound):
+            with suppress(docker.errors.NotFound):
                 host.api.remove_container(leftover.container_id, force=True, v=True)
     return found

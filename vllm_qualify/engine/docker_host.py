@@ -4,25 +4,26 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import docker
-from docker.errors import APIError, DockerException
-from requests.exceptions import RequestException
-from urllib3.exceptions import HTTPError
+from typing import TYPE_CHECKING, Any
 
 from vllm_qualify.errors import HostError
+from vllm_qualify.lazy import Lazy
+
+if TYPE_CHECKING:
+    import docker
+    import requests
+    import urllib3
+else:
+    docker, requests, urllib3 = Lazy("docker"), Lazy("requests"), Lazy("urllib3")
 
 ASK_TIMEOUT_S = 180
 LOCAL = ("unix://", "npipe://")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 GONE = "docker-gone"
-# A stream that breaks off raises what lies below requests.
-BROKEN = (RequestException, HTTPError, ConnectionError)
 
 
 @contextmanager
-def docker_host(place: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Iterator[docker.DockerClient]:
+def docker_host(place: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Iterator["docker.DockerClient"]:
     """A client of the engine that DOCKER_HOST names, by default this machine's.
 
     Raises:
@@ -34,15 +35,16 @@ def docker_host(place: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Iterator
         raise HostError(problem, "run vllm-qualify on the machine of that Docker Engine", place)
     try:
         client = docker.from_env(timeout=timeout_s)
-    except DockerException as error:
+    except docker.errors.DockerException as error:
         raise gone(place, address) from error
     try:
         yield client
-    except APIError as error:
+    except docker.errors.APIError as error:
         raise HostError(f"Docker Engine refused: {said(error)}", "see its message", place, kind="docker-refused") from error
-    except BROKEN as error:
+    # A stream that breaks off raises what lies below requests.
+    except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
         raise gone(place, address) from error
-    except DockerException as error:
+    except docker.errors.DockerException as error:
         remedy = "mend Docker's own configuration (~/.docker/config.json, or where DOCKER_CONFIG says)"
         raise HostError(f"Docker's client: {error}", remedy, place, kind="docker-configuration") from error
     finally:
@@ -60,12 +62,12 @@ def gone(place: str, address: str = "") -> HostError:
     )
 
 
-def said(error: APIError) -> str:
+def said(error: "docker.errors.APIError") -> str:
     """The engine's own message, in one line."""
     return " ".join(str(error.explanation or error).split())
 
 
-def platform_of(host: docker.DockerClient) -> str:
+def platform_of(host: "docker.DockerClient") -> str:
     """`linux/amd64` or `linux/arm64`, of the engine."""
     version: dict[str, Any] = host.version()
     return f"{version['Os']}/{version['Arch']}"

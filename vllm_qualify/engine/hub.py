@@ -1,18 +1,16 @@
 """The commit that a model of the hub is at."""
 
 import os
-
-from huggingface_hub import HfApi
-
-# HTTPError: of the HTTP client that it uses, which differs by its version.
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    OfflineModeIsEnabled,
-)
+from typing import TYPE_CHECKING
 
 from vllm_qualify.errors import CallerError, HostError, QualifyError
+from vllm_qualify.lazy import Lazy
+
+if TYPE_CHECKING:
+    import huggingface_hub
+    from huggingface_hub import errors as hub_errors
+else:
+    huggingface_hub, hub_errors = Lazy("huggingface_hub"), Lazy("huggingface_hub.errors")
 
 TIMEOUT_S = 30.0
 
@@ -26,14 +24,15 @@ def commit_of(model: str, revision: str | None, place: str) -> str:
     """
     what = f"{model} at {revision or 'its default branch'}"
     try:
-        commit = HfApi(endpoint=_endpoint()).model_info(model, revision=revision, timeout=TIMEOUT_S).sha
-    except HFValidationError as error:
+        commit = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(model, revision=revision, timeout=TIMEOUT_S).sha
+    except hub_errors.HFValidationError as error:
         raise CallerError(f"'{model}' is no model of the hub", "write it like Qwen/Qwen3-0.6B", place) from error
-    except HfHubHTTPError as error:
+    except hub_errors.HfHubHTTPError as error:
         raise _refusal(error, what, place) from error
-    except OfflineModeIsEnabled as error:
+    except hub_errors.OfflineModeIsEnabled as error:
         raise HostError(f"the hub was not asked for {what}", "unset HF_HUB_OFFLINE", place, kind="hub-offline") from error
-    except (HTTPError, OSError) as error:
+    # HTTPError: of the HTTP client that it uses, which differs by its version.
+    except (hub_errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
         raise _unreachable(what, str(error), place) from error
     except (ValueError, LookupError, TypeError) as error:
         raise _unknown(what, place) from error
@@ -47,7 +46,7 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
-def _refusal(error: HfHubHTTPError, what: str, place: str) -> QualifyError:
+def _refusal(error: "hub_errors.HfHubHTTPError", what: str, place: str) -> QualifyError:
     status = error.response.status_code
     if status in (401, 403):
         problem = f"the hub asks for a login, or has no {what}: it answered {status}"

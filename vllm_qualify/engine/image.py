@@ -4,10 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
-
-import docker
-from docker.errors import APIError, ImageNotFound
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm_qualify.engine import registry_failure, start_failure
 from vllm_qualify.engine.container import COMMAND_FAILED, ContainerPlan, run_once
@@ -15,7 +12,13 @@ from vllm_qualify.engine.docker_host import docker_host, platform_of, said
 from vllm_qualify.engine.environment import PROBE, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.kind import KINDS, kind_in
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.model import Frozen
+
+if TYPE_CHECKING:
+    import docker
+else:
+    docker = Lazy("docker")
 
 DEPLOY_REPOSITORY, DEPLOY_TAG = "vllm/vllm-openai", "deploy"
 CHECK, PULL = "check", "pull"
@@ -106,10 +109,10 @@ def resolve(text: str, option: str = "--image") -> EngineImage:
         return _resolved(host, image, option, CHECK)
 
 
-def _resolved(host: docker.DockerClient, image: EngineImage, option: str, stage: str) -> EngineImage:
+def _resolved(host: "docker.DockerClient", image: EngineImage, option: str, stage: str) -> EngineImage:
     try:
         found: dict[str, Any] = host.api.inspect_distribution(image.reference)
-    except APIError as error:
+    except docker.errors.APIError as error:
         raise registry_failure.classify(said(error), image.reference, option, stage) from error
     digest = str(found["Descriptor"]["digest"])
     if image.digest not in (None, digest):
@@ -168,14 +171,14 @@ def tag_for_deployment(image: EngineImage) -> str:
     return f"{DEPLOY_REPOSITORY}:{DEPLOY_TAG}"
 
 
-def _pull(host: docker.DockerClient, image: EngineImage, progress: Callable[[str], None]) -> None:
+def _pull(host: "docker.DockerClient", image: EngineImage, progress: Callable[[str], None]) -> None:
     layers = Layers()
     try:
         for event in host.api.pull(image.repository, tag=image.digest, platform=image.platform, stream=True, decode=True):
             if "error" in event:
                 raise _pull_failure(str(event["error"]), image)
             progress(layers.after(event))
-    except APIError as error:
+    except docker.errors.APIError as error:
         raise _pull_failure(said(error), image) from error
 
 
@@ -202,7 +205,7 @@ class Layers:
         return f"pulling: layer {layer} {status.lower()}{of}; {done} of {len(self._layers)} layers done"
 
 
-def _verify(host: docker.DockerClient, image: EngineImage) -> None:
+def _verify(host: "docker.DockerClient", image: EngineImage) -> None:
     about = _inspect(host, image)
     digests = about.get("RepoDigests") or []
     if not any(str(entry).endswith(f"@{image.digest}") for entry in digests):
@@ -217,18 +220,18 @@ def _verify(host: docker.DockerClient, image: EngineImage) -> None:
         raise _wrong_platform(image, platform, PULL)
 
 
-def _is_here(host: docker.DockerClient, image: EngineImage) -> bool:
+def _is_here(host: "docker.DockerClient", image: EngineImage) -> bool:
     try:
         about: dict[str, Any] = host.api.inspect_image(image.pinned)
-    except ImageNotFound:
+    except docker.errors.ImageNotFound:
         return False
     return f"{about['Os']}/{about['Architecture']}" == image.platform
 
 
-def _inspect(host: docker.DockerClient, image: EngineImage) -> dict[str, Any]:
+def _inspect(host: "docker.DockerClient", image: EngineImage) -> dict[str, Any]:
     try:
         about: dict[str, Any] = host.api.inspect_image(image.pinned)
-    except ImageNotFound as error:
+    except docker.errors.ImageNotFound as error:
         problem = f"the image {image.pinned} is not on this machine"
         raise HostError(problem, "run the qualification again, which pulls it", CHECK, kind="image-missing") from error
     return about

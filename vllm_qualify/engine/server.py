@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import httpx
 from pydantic import Field, JsonValue
 
 from vllm_qualify.engine import container
@@ -31,7 +30,13 @@ from vllm_qualify.engine.process import (
     text_of,
 )
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.model import VLLM, EngineName, Environment, Frozen, ServerArguments
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = Lazy("httpx")
 
 HOST = "127.0.0.1"
 STAGE = "serve"

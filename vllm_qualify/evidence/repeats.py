@@ -13,14 +13,20 @@ independent. So S/√Q is a Markov chain, which is integrated as `sequential` do
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from vllm_qualify.evidence.measurement import Interval, around
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.metrics import Direction
+
+if TYPE_CHECKING:
+    from scipy import optimize
+else:
+    optimize = Lazy("scipy.optimize")
 
 # Of one repeat nobody knows the noise.
 LEAST_REPEATS = 2

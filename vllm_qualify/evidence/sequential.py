@@ -10,13 +10,19 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import special
 
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.metrics import Direction
 from vllm_qualify.recipe.model import Frozen, Gate
+
+if TYPE_CHECKING:
+    from scipy import optimize
+else:
+    optimize = Lazy("scipy.optimize")
 
 # The chance that a release is called `fail` though it meets every bound, over all of its gates.
 FALSE_FAIL_OF_RELEASE = 0.05
@@ -64,7 +70,7 @@ def sides_of(direction: Direction, passing: float, failing: float) -> Sides:
 
 def _nominal(information: Sequence[float], look: int, alpha: float) -> float:
     """What of `alpha` a bound at just this look has, as if there were no other."""
-    return float(stats.norm.sf(critical_values(information, alpha)[look]))
+    return float(special.ndtr(-critical_values(information, alpha)[look]))
 
 
 def critical_values(information: Sequence[float], alpha: float) -> list[float]:
@@ -84,7 +90,7 @@ def critical_values(information: Sequence[float], alpha: float) -> list[float]:
 
 @lru_cache(maxsize=256)
 def _critical_values(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
-    found = [float(stats.norm.isf(alpha * shares[0]))]
+    found = [-float(special.ndtri(alpha * shares[0]))]
     grid = _first(shares[0], found[0])
     for before, share in pairwise(shares):
         step = math.sqrt(share - before)
@@ -97,14 +103,19 @@ def _critical_values(shares: tuple[float, ...], alpha: float) -> tuple[float, ..
 def _first(share: float, critical: float) -> Grid:
     """The density of the score where the comparison went on after the first look. A score is z times √information."""
     scores = _points(share, critical * math.sqrt(share))
-    return scores, stats.norm.pdf(scores, scale=math.sqrt(share))
+    return scores, _density(scores, math.sqrt(share))
 
 
 def _next(grid: Grid, step: float, stop: float, share: float) -> Grid:
     scores, density = grid
     wanted = _points(share, stop)
-    spread = stats.norm.pdf((wanted[:, None] - scores[None, :]) / step) / step
+    spread = _density(wanted[:, None] - scores[None, :], step)
     return wanted, np.asarray(np.trapezoid(spread * density[None, :], scores, axis=1))
+
+
+def _density(scores: np.ndarray, scale: float) -> np.ndarray:
+    """Of a normal distribution around zero."""
+    return np.asarray(np.exp(-((scores / scale) ** 2) / 2) / math.sqrt(2 * math.pi) / scale)
 
 
 def _points(share: float, stop: float) -> np.ndarray:
@@ -116,7 +127,7 @@ def _solve(grid: Grid, step: float, root: float, spent: float) -> float:
     scores, density = grid
 
     def excess(critical: float) -> float:
-        above = stats.norm.sf((critical * root - scores) / step)
+        above = special.ndtr((scores - critical * root) / step)
         return float(np.trapezoid(above * density, scores)) - spent
 
     return float(optimize.brentq(excess, -REACH, REACH, xtol=1e-6))

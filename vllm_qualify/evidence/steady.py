@@ -25,15 +25,21 @@ chunk is read alone, that is what bench has.
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import stats
 
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
 from vllm_qualify.recipe.model import Slo
+
+if TYPE_CHECKING:
+    from scipy import stats
+else:
+    stats = Lazy("scipy.stats")
 
 Array = np.ndarray
 BATCH = 5
@@ -232,8 +238,8 @@ def _check_kept_up(requests: Requests) -> None:
     latencies = requests.latencies
     settled = latencies[truncation(latencies, len(latencies) // 2) :]
     groups = [float(group.mean()) for group in np.array_split(settled, min(GROUPS, len(settled)))]
-    trend = stats.kendalltau(range(len(groups)), groups)
-    if len(groups) < 2 or not (trend.statistic > 0 and trend.pvalue < DRIFT_BY_CHANCE):
+    tau, by_chance = _trend(groups)
+    if not (tau > 0 and by_chance < DRIFT_BY_CHANCE):
         return
     middle = len(settled) // 2
     change = float(settled[middle:].mean() / settled[:middle].mean()) - 1
@@ -285,13 +291,22 @@ def _check_drift(window: Window, clients: int) -> None:
     """Latencies that rise or fall all along, and far: a short warm-up is cut off, and noise goes up and down."""
     latencies = window.requests.latencies
     waves = latencies[clients : window.last].reshape(-1, clients).mean(axis=1)
-    if len(waves) < 2 or not stats.kendalltau(range(len(waves)), waves).pvalue < DRIFT_BY_CHANCE:
+    _, by_chance = _trend(waves)
+    if not by_chance < DRIFT_BY_CHANCE:
         return
     middle = (window.first + window.last) // 2
     change = float(latencies[middle : window.last].mean() / latencies[window.first : middle].mean()) - 1
     if not abs(change) <= DRIFT_ALLOWED:
         trend = "longer" if change > 0 else "shorter"
         raise UnsteadyError(f"its requests took ever {trend}, in its second half {change:+.0%}: {REMEDY}")
+
+
+def _trend(values: Sequence[float] | Array) -> tuple[float, float]:
+    """Kendall's tau of values in their order, and the chance of one as large without a trend; both NaN for fewer than two."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    found = stats.kendalltau(range(len(values)), values)
+    return float(found.statistic), float(found.pvalue)
 
 
 def figures(window: Window, slo: Slo | None, *, as_bench: bool = False) -> dict[str, float]:

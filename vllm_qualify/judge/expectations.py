@@ -14,17 +14,20 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
 from pydantic import ValidationError
 
 from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.judge.verdict import Checks, Judgement, bounds_of, gate_verdict, measurements_of, waived, worst
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.model import Gate, Waiver
 
 if TYPE_CHECKING:
+    import pandas as pd
     from great_expectations.expectations.expectation import Expectation
+else:
+    pd = Lazy("pandas")
 
 BOUNDS = ("lower", "upper")
 SAMPLES = "samples"
@@ -33,7 +36,7 @@ TOLD = (SAMPLES, *NUMBERS)
 COLUMNS = ("label", "metric", "task", "filter", *NUMBERS, "sample_count", "valid", "unit", "source", "traced_to")
 
 
-def measurement_table(measurements: Sequence[Measurement]) -> pd.DataFrame:
+def measurement_table(measurements: Sequence[Measurement]) -> "pd.DataFrame":
     """One row per measurement, with the columns COLUMNS."""
     rows = [_row(_checked(measurement)) for measurement in measurements]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
@@ -109,7 +112,7 @@ def judge(
     )
 
 
-def judge_table(gates: Sequence[Gate], table: pd.DataFrame, name: str, docs: Path | None = None) -> Judged:
+def judge_table(gates: Sequence[Gate], table: "pd.DataFrame", name: str, docs: Path | None = None) -> Judged:
     """Run the suite of `gates` over a table that `measurement_table` made."""
     # Read by Great Expectations at import.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
@@ -207,7 +210,7 @@ def _number(found: object) -> float:
     return float(found)
 
 
-def _turned(gates: Sequence[Gate], told: Sequence[Told]) -> pd.DataFrame:
+def _turned(gates: Sequence[Gate], told: Sequence[Told]) -> "pd.DataFrame":
     """The table's one row, with a column for each thing that is told of a gate."""
     columns = {_column(gate, name): getattr(each, name) for gate, each in zip(gates, told, strict=True) for name in TOLD}
     return pd.DataFrame([columns], dtype=float)

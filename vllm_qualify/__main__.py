@@ -1,0 +1,6 @@
+"""`python -m vllm_qualify` is the command `vllm-qualify`."""
+
+from vllm_qualify.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Where this machine keeps runs, engines' answers and the default store."""
+
+import os
+from pathlib import Path
+
+from vllm_qualify.errors import writing
+
+
+def home() -> Path:
+    """VLLM_QUALIFY_HOME, else ~/.vllm-qualify."""
+    return Path(os.environ.get("VLLM_QUALIFY_HOME", "~/.vllm-qualify")).expanduser().absolute()
+
+
+def make_home() -> Path:
+    """`home`, made if it is not there. Raises HostError if it cannot be."""
+    folder = home()
+    with writing("check"):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def runs_folder() -> Path:
+    """One folder for each run, named by its id."""
+    return home() / "runs"
+
+
+def engine_cache() -> Path:
+    """What engines answered when they were asked: one file for each engine and question."""
+    return home() / "engines"
+
+
+def default_store_url() -> str:
+    """VLLM_QUALIFY_STORE, else a folder in `home`."""
+    return os.environ.get("VLLM_QUALIFY_STORE") or f"file://{home() / 'store'}"
