@@ -27,7 +27,8 @@ from pydantic.fields import FieldInfo
 
 from vllm_qualify.evidence.sequential import FALSE_FAIL_OF_RELEASE, FALSE_PASS
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict
-from vllm_qualify.recipe import model as recipes
+from vllm_qualify.recipe import serving, values
+from vllm_qualify.recipe.gates import Gate, Gates, Waiver
 from vllm_qualify.recipe.metrics import (
     METRICS,
     NCCL_INFINIBAND,
@@ -38,7 +39,7 @@ from vllm_qualify.recipe.metrics import (
     least_prompts,
     least_requests,
 )
-from vllm_qualify.recipe.model import Gate, Gates, Recipe, Waiver
+from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.report.model import REPORT_VERSION, Report
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -62,12 +63,12 @@ UNITS = {
 # What a place in a document is called where its author chooses the name.
 CHOSEN = {"variants": "<name>", "gpu_types": "<type>", "profiles": "<profile>"}
 NAMED: list[tuple[Any, str]] = [
-    (recipes.Name, "name"),
-    (recipes.TaskName, "task name"),
-    (recipes.Text, "text"),
-    (recipes.VersionRange, "range of versions"),
-    (recipes.ServerArguments, "server arguments"),
-    (recipes.Environment, "environment"),
+    (values.Name, "name"),
+    (values.TaskName, "task name"),
+    (values.Text, "text"),
+    (serving.VersionRange, "range of versions"),
+    (serving.ServerArguments, "server arguments"),
+    (serving.Environment, "environment"),
     (JsonValue, "anything"),
 ]
 PLAIN: dict[Any, str] = {

@@ -26,7 +26,7 @@ from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store, open_store
 from vllm_qualify.qualification import Run, home, publish_run
 from vllm_qualify.recipe.metrics import Stage
-from vllm_qualify.recipe.model import LoadedRecipe, Recipe
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, make_report
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Recipe
+from vllm_qualify.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -23,8 +23,9 @@ from vllm_qualify.evidence.stages import MACHINE, parse
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store, Stored, open_store
 from vllm_qualify.qualification import Run, fetch_run, find_run, judge_run, publish_run, rejudge, start_run, trusted_report
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import Gate, LoadedRecipe, Recipe
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, load_report
 
 CAPTURED = Path(__file__).parent / "evidence" / "captured"

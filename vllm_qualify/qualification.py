@@ -23,8 +23,9 @@ from vllm_qualify.judge.expectations import judge
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import ManifestHead, Score, Summary, evidence_key, publish
 from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS, STAGES, Stage
-from vllm_qualify.recipe.model import Frozen, label_of
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.failure import render_failure, run_failure
 from vllm_qualify.report.model import Report, load_report, make_report

@@ -34,7 +34,7 @@ from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.publish.bundle import Score, Summary, read_manifest
 from vllm_qualify.publish.store import Store
 from vllm_qualify.qualification import publish_run, start_run
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.report.model import Report, make_report
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)

@@ -9,7 +9,7 @@ from tests.report.builder import approved_report
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.network import infiniband
 from vllm_qualify.evidence.stages import MACHINE, parse
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate
 
 HEAD = "node-0:4242:4301 [0] NCCL INFO "
 

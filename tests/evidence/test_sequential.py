@@ -10,7 +10,7 @@ from scipy import stats
 
 from vllm_qualify.evidence.measurement import share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, critical_values, levels_of, sides
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate
 
 
 def test_one_look_is_the_plain_test() -> None:

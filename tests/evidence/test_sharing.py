@@ -18,7 +18,8 @@ from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.serving import see_the_same
 from vllm_qualify.evidence.stages import MACHINE, asks_alike, parse, serve_stage, stage_folder, taken_over
-from vllm_qualify.recipe.model import Accuracy, Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Waiver
+from vllm_qualify.recipe.workload import Accuracy
 
 AT = datetime(2026, 3, 2, 8, 0, 0, tzinfo=UTC)
 WATCHED = (SCRAPES, HOST_SAMPLES)

@@ -13,7 +13,10 @@ from tests.test_docs import keys_of
 from tests.test_tutorial import leads_somewhere
 from vllm_qualify.judge.verdict import WORST_FIRST
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Count, Name, Recipe, Share, Sweep, Text, Variant
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.serving import Variant
+from vllm_qualify.recipe.values import Count, Name, Share, Text
+from vllm_qualify.recipe.workload import Sweep
 from vllm_qualify.report.model import Report
 
 WRITTEN = {name: (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in PAGES}

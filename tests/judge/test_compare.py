@@ -27,8 +27,10 @@ from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.judge.compare import LOAD_STAGE, SAME_QUESTIONS, answers_path, compare, load_differs, repetitions
 from vllm_qualify.judge.verdict import surely_misses
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, Stage
-from vllm_qualify.recipe.model import Accuracy, Gate, Load, ServerArguments, Slo, Smoke
+from vllm_qualify.recipe.serving import ServerArguments
+from vllm_qualify.recipe.workload import Accuracy, Load, Slo, Smoke
 
 RUN = "20260301T080000Z-0a1b2c"
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)

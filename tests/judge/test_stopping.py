@@ -41,7 +41,8 @@ from vllm_qualify.evidence.stages import Asking, parse_unfinished
 from vllm_qualify.judge.compare import answers_path, compare, repetitions
 from vllm_qualify.judge.stopping import accuracy_decided, load_undecided
 from vllm_qualify.judge.verdict import is_decided, surely_misses
-from vllm_qualify.recipe.model import LEAST_REPETITIONS, Accuracy, Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Waiver
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 
 OTHER = Accuracy(task="other", num_questions=20)
 

@@ -11,7 +11,7 @@ import pytest
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.expectations import NUMBERS, judge_table, measurement_table
 from vllm_qualify.judge.verdict import decide, is_decided, surely_misses, worst
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate
 
 TABLES = 10_000
 GATES = (

@@ -21,8 +21,8 @@ from vllm_qualify.evidence.measurement import (
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge, measurement_table
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict, decide, worst
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS, Metric
-from vllm_qualify.recipe.model import Gate
 
 AT = Sides(0.05, 0.05)
 ACCURACY = Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")

@@ -8,7 +8,7 @@ from vllm_qualify.evidence.measurement import Measurement, invalid, share_interv
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.judge.verdict import Verdict
-from vllm_qualify.recipe.model import Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.report.words import gate_rows
 
 ACCURACY = Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")

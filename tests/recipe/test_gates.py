@@ -8,9 +8,9 @@ import pytest
 
 from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS, least_requests
-from vllm_qualify.recipe.model import Gate
 
 PAIRED = {"metric": "exact_match", "filter": "strict-match", "max_loss": 0.008, "unit": "fraction"}
 RELATIVE = {"metric": "ttft_p50_ms", "max_worsening": 0.05, "unit": "fraction"}

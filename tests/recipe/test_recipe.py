@@ -10,9 +10,12 @@ from pydantic import ValidationError
 
 from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import ByVersion, Fit, Gate, LoadedRecipe, LoadSettings, Recipe, Variant
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
+from vllm_qualify.recipe.serving import ByVersion, Variant
+from vllm_qualify.recipe.workload import Fit, LoadSettings
 
 
 @pytest.mark.parametrize("name", catalog_names())

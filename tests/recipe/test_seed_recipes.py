@@ -10,7 +10,8 @@ import pytest
 from pydantic import JsonValue
 
 from vllm_qualify.recipe.loading import load_recipe
-from vllm_qualify.recipe.model import Environment, Recipe, ServerArguments
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.serving import Environment, ServerArguments
 
 SEEDS = ("llama-3.3-70b", "llama-4-scout", "nemotron-3-nano")
 HOPPER = ("h100", "h200")

@@ -29,8 +29,9 @@ from vllm_qualify.evidence.sweep import OUTPUT, TPOT, Asked, CurvePoint, Found, 
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, waived, worst
 from vllm_qualify.recipe.drift import Finding
+from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import Accuracy, Fit, Gate, Load, Smoke, Sweep, Waiver
+from vllm_qualify.recipe.workload import Accuracy, Fit, Load, Smoke, Sweep
 from vllm_qualify.report.before import Before, Drift
 from vllm_qualify.report.details import Details
 from vllm_qualify.report.model import Report

@@ -13,8 +13,9 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.plan import Baseline, CellPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement, invalid, valid
 from vllm_qualify.judge.compare import load_differs
+from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate, Load, Slo, Waiver
+from vllm_qualify.recipe.workload import Load, Slo
 from vllm_qualify.report.diff import NO_NOISE_KNOWN, WITHIN_NOISE, Change, Moved, ReportDiff, changes, diff
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_diff

@@ -17,7 +17,7 @@ from tests.report.builder import approved_report, compared_report
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.answers import read, write
 from vllm_qualify.judge.compare import answers_path
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.report import questions as room
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import read_report

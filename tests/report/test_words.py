@@ -8,7 +8,7 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, invalid, valid
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import WORST_FIRST, Judgement
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 

@@ -28,7 +28,7 @@ from vllm_qualify.engine.docker_host import GONE, docker_host, gone, said
 from vllm_qualify.engine.failure import End
 from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import redact_file
 
 RUN_LABEL, CELL_LABEL, ROLE_LABEL, OWNER_LABEL = (f"vllm-qualify.{name}" for name in ("run", "cell", "role", "owner"))

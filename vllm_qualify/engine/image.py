@@ -15,7 +15,7 @@ from vllm_qualify.engine.docker_host import docker_host, platform_of, said
 from vllm_qualify.engine.environment import PROBE, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.kind import KINDS, kind_in
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 DEPLOY_REPOSITORY, DEPLOY_TAG = "vllm/vllm-openai", "deploy"
 CHECK, PULL = "check", "pull"

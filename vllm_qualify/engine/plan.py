@@ -17,30 +17,12 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, check_kind, client_identity
 from vllm_qualify.engine.server import Engine, ServerPlan, draft_model, gpu_count, with_draft, with_speculation_parsed
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
-from vllm_qualify.recipe.model import (
-    VLLM,
-    Accuracy,
-    Approval,
-    EngineName,
-    Environment,
-    Fit,
-    Frozen,
-    Gate,
-    Load,
-    LoadedRecipe,
-    LoadSettings,
-    Name,
-    Profile,
-    Recipe,
-    ServerArguments,
-    Serving,
-    Smoke,
-    Sweep,
-    Variant,
-    Waiver,
-    covers,
-)
+from vllm_qualify.recipe.recipe import Approval, LoadedRecipe, Profile, Recipe, Serving
+from vllm_qualify.recipe.serving import VLLM, EngineName, Environment, ServerArguments, Variant, covers
+from vllm_qualify.recipe.values import Frozen, Name
+from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smoke, Sweep
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, Told
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Accuracy, CountOrNone, Frozen, Share
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
+from vllm_qualify.recipe.workload import Accuracy
 
 BLOCKS, LEAST_BLOCK = 5, 2
 # Of a task's configuration what tells where its data lies, not how it asks and scores. Each question has a hash of its own.

@@ -40,7 +40,9 @@ from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
 from vllm_qualify.evidence.watched import problems as watched_problems
 from vllm_qualify.recipe import metrics
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
-from vllm_qualify.recipe.model import VLLM, Count, CountOrNone, EngineName, Frozen, Load, Number, Seconds, ServerArguments
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number, Seconds
+from vllm_qualify.recipe.workload import Load
 
 STAGE = "load"
 PREFIX_HITS_ALLOWED = 0.01

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import Direction
-from vllm_qualify.recipe.model import Frozen, Gate
+from vllm_qualify.recipe.values import Frozen
 
 # The chance that a release is called `fail` though it meets every bound, over all of its gates.
 FALSE_FAIL_OF_RELEASE = 0.05

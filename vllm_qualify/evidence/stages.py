@@ -27,8 +27,10 @@ from vllm_qualify.evidence.sequential import Levels, levels_of
 from vllm_qualify.evidence.serving import ENDED, LAUNCHED, Served, Tell, another, started, watched
 from vllm_qualify.evidence.startup import KvCache
 from vllm_qualify.evidence.watched import WATCHED, read_host, watched_in
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import GPU_IDLE, METRICS, NCCL_INFINIBAND, SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1, Stage
-from vllm_qualify.recipe.model import VLLM, Gate, Load
+from vllm_qualify.recipe.serving import VLLM
+from vllm_qualify.recipe.workload import Load
 from vllm_qualify.secrets import redact_files
 
 Commands = list[list[str]]

@@ -33,7 +33,7 @@ import numpy as np
 from scipy import stats
 
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
-from vllm_qualify.recipe.model import Slo
+from vllm_qualify.recipe.workload import Slo
 
 Array = np.ndarray
 BATCH = 5

@@ -21,8 +21,9 @@ from vllm_qualify.evidence.repeats import interval_over_looks
 from vllm_qualify.evidence.sequential import Sides, levels_of, sides
 from vllm_qualify.judge import paired, relative
 from vllm_qualify.judge.paired import Answers
+from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
-from vllm_qualify.recipe.model import LEAST_REPETITIONS, Gate, Load, label_of
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE = "baseline", "load.json"

@@ -7,7 +7,7 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.load import OUTPUT, Made
 from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.workload import Load
 
 # Of two loads these must be the same, so that the throughput of the one tells how long the other takes.
 ALIKE = {"input_len", "output_len", "length_spread", "prompts_sha256", "api", "max_concurrency"}

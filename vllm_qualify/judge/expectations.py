@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.judge.verdict import Checks, Judgement, bounds_of, gate_verdict, measurements_of, waived, worst
+from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate, Waiver
 
 if TYPE_CHECKING:
     from great_expectations.expectations.expectation import Expectation

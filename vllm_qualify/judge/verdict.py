@@ -6,7 +6,8 @@ from typing import Literal
 
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.recipe.model import Frozen, Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Waiver
+from vllm_qualify.recipe.values import Frozen
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
 # The worst of a cell's gates decides it.

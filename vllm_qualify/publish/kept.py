@@ -23,7 +23,7 @@ from vllm_qualify.evidence.stages import parse
 from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 APPROVED = "approved"
 # What of a plan's server does not determine what is measured: where it is, and how long its start may take.

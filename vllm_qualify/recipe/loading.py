@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.model import LoadedRecipe, Recipe
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
 
 def catalog_folder() -> Path:

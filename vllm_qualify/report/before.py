@@ -16,8 +16,9 @@ from vllm_qualify.evidence.sweep import CurvePoint
 from vllm_qualify.judge.compare import BASELINE
 from vllm_qualify.recipe import drift
 from vllm_qualify.recipe.drift import Finding
-from vllm_qualify.recipe.model import VLLM, Frozen
+from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import table_of
+from vllm_qualify.recipe.values import Frozen
 
 Measured = Literal["then", "in turns"]
 

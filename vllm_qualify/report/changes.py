@@ -12,7 +12,7 @@ from vllm_qualify.engine.plan import Baseline, CellPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.judge.verdict import GateVerdict, measurements_of
-from vllm_qualify.recipe.model import Gate, label_of
+from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.report import diff, words
 from vllm_qualify.report.diff import options
 from vllm_qualify.report.model import Report

@@ -15,7 +15,8 @@ from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.compare import NOT_OF_THE_WORKLOAD, SAME_QUESTIONS
 from vllm_qualify.judge.verdict import Verdict, bounds_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SLO_COST, STAGES, Direction, Stage
-from vllm_qualify.recipe.model import Frozen, Load
+from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.recipe.workload import Load
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 

@@ -18,8 +18,8 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate
 
 DASH = "—"
 NO_BREAK = "\N{NO-BREAK SPACE}"

@@ -8,7 +8,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from vllm_qualify.errors import CallerError, writing
-from vllm_qualify.recipe.model import Frozen, Recipe
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.values import Frozen
 
 _WIDTH = 128
 _COMMENTS = {
