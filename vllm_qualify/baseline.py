@@ -170,7 +170,7 @@ def _baseline(report: Report, folder: Path | None) -> Baseline:
 
 
 def _compares_load(plan: CellPlan) -> bool:
-    return any(gate.max_worsening is not None for gate in plan.gates)
+    return any(gate.against == "load" for gate in plan.gates)
 
 
 def _check_accuracy(plan: CellPlan) -> None:

@@ -603,7 +603,7 @@ def test_smoke_gates_are_always_there_and_come_first(document: Document, engine:
     assert labels(latency.gates) == [*smoke, *SCORES, "ttft_p50_ms"]
     assert labels(throughput.gates) == [*smoke, *SCORES]
     for gate in latency.gates[: len(smoke)]:
-        assert (gate.minimum, gate.unit) == (1.0, "bool")
+        assert (gate.bound, gate.unit) == (1.0, "bool")
 
 
 def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine: EngineEnvironment) -> None:

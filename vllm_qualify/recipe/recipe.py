@@ -137,10 +137,10 @@ class Recipe(Frozen):
     def _comparisons_have_repetitions(self) -> Self:
         gates = [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]
         for accuracy in self.accuracy:
-            paired = any(gate.max_loss is not None and gate.task in (None, accuracy.task) for gate in gates)
+            paired = [gate for gate in gates if gate.against == "answers" and gate.task in (None, accuracy.task)]
             if paired and accuracy.most_repetitions < LEAST_REPETITIONS:
                 problem = f"accuracy of {accuracy.task}: most_repetitions must be {LEAST_REPETITIONS} or more"
-                raise ValueError(f"{problem} for a gate with max_loss, whose baseline is asked so often at least")
+                raise ValueError(f"{problem} for a gate with {paired[0].form()}, whose baseline is asked so often at least")
         return self
 
     def _check_task(self, gate: Gate, tasks: list[TaskName]) -> None:

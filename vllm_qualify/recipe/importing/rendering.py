@@ -60,7 +60,7 @@ def rendered(imported: Imported) -> str:
 
 
 def _gate_line(imported: Imported) -> str:
-    gates = "; ".join(f"{gate.label} of at least {gate.minimum:g}" for gate in imported.recipe.gates)
+    gates = "; ".join(f"{gate.label} of at least {gate.bounds[0]:g}" for gate in imported.recipe.gates)
     return f"Left to whoever imported it, since the source has no scores: the gate, {gates}."
 
 
