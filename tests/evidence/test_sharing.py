@@ -193,7 +193,7 @@ def test_what_cannot_be_copied_is_told(asked: tuple[Path, StageEvidence], tmp_pa
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The serve stages of two cells; the server runs in the first, on this plan's machine."""
-    monkeypatch.setattr("vllm_qualify.evidence.stages.read_machine", lambda *_: CPU)
+    monkeypatch.setattr("vllm_qualify.evidence.stages.stage.read_machine", lambda *_: CPU)
     first, second = (stage_folder(tmp_path / name, "serve") for name in ("first", "second"))
     (first / "server.log").write_text("INFO: ready\n")
     for name in WATCHED:

@@ -19,6 +19,7 @@ from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
 from vllm_qualify.evidence.repeats import interval_over_looks
 from vllm_qualify.evidence.sequential import Sides, levels_of, sides
+from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.judge import paired, relative
 from vllm_qualify.judge.paired import Answers
 from vllm_qualify.recipe.gates import Gate, label_of
@@ -46,7 +47,7 @@ def compare(
     @cache
     def loads() -> list[Measurement]:
         """The baseline's, read once for all gates."""
-        return _beside(plan.beside, plan, evidence) if plan.beside else _history(plan, evidence)
+        return parse_beside(plan, evidence) if plan.beside else _history(plan, evidence)
 
     return [_compared(gate, plan, evidence, measurements, loads) for gate in comparing]
 
@@ -331,11 +332,6 @@ def _only(measurements: Iterable[Measurement], metric: str) -> Measurement:
     if len(found) != 1:
         raise ValueError(f"{len(found)} measurements of {metric}")
     return found[0]
-
-
-def _beside(server: ServerPlan, plan: CellPlan, evidence: Path) -> list[Measurement]:
-    """The load of the baseline's server, measured in turns with the cell's."""
-    return load.parse(evidence / "load" / load.BESIDE, plan.load, levels_of(plan.judged), server.kind, server.arguments)
 
 
 def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
