@@ -22,12 +22,13 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
-from pydantic import AfterValidator, BaseModel, JsonValue, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
 from vllm_qualify.evidence.sequential import FALSE_FAIL_OF_RELEASE, FALSE_PASS
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict
-from vllm_qualify.recipe import model as recipes
+from vllm_qualify.recipe import serving, values
+from vllm_qualify.recipe.gates import KINDS, BaseGate, Waiver, refused_in_recipes
 from vllm_qualify.recipe.metrics import (
     METRICS,
     NCCL_INFINIBAND,
@@ -38,10 +39,11 @@ from vllm_qualify.recipe.metrics import (
     least_prompts,
     least_requests,
 )
-from vllm_qualify.recipe.model import Gate, Gates, Recipe, Waiver
+from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.report.model import REPORT_VERSION, Report
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+RECIPE_HEADS = ("key", "type", "unit", "default", "meaning")
 MADE = "<!-- Written by `python -m infra.reference_docs` from the code. Do not edit it. -->"
 DASH = "—"
 # The unit that a key's name ends with.
@@ -62,12 +64,12 @@ UNITS = {
 # What a place in a document is called where its author chooses the name.
 CHOSEN = {"variants": "<name>", "gpu_types": "<type>", "profiles": "<profile>"}
 NAMED: list[tuple[Any, str]] = [
-    (recipes.Name, "name"),
-    (recipes.TaskName, "task name"),
-    (recipes.Text, "text"),
-    (recipes.VersionRange, "range of versions"),
-    (recipes.ServerArguments, "server arguments"),
-    (recipes.Environment, "environment"),
+    (values.Name, "name"),
+    (values.TaskName, "task name"),
+    (values.Text, "text"),
+    (serving.VersionRange, "range of versions"),
+    (serving.ServerArguments, "server arguments"),
+    (serving.Environment, "environment"),
     (JsonValue, "anything"),
 ]
 PLAIN: dict[Any, str] = {
@@ -109,15 +111,6 @@ REPORT_KEYS = {
     "judgement": "the verdict of the cell and of each gate, with all that they were judged by",
     "details": "what the page shows beside the measurements",
 }
-FORMS: dict[str, dict[str, float]] = {
-    "`minimum`": {"minimum": 0.5},
-    "`maximum`": {"maximum": 0.5},
-    "`reference` and `margin`": {"reference": 0.5, "margin": 0.1},
-    "`max_loss`": {"max_loss": 0.5},
-    "`max_worsening`": {"max_worsening": 0.5},
-}
-AGAINST_BASELINE = ("`max_loss`", "`max_worsening`")
-
 # Gates that no recipe names, and what of a recipe asks for those that are not everywhere.
 BY_THEMSELVES = (*SMOKE_METRICS, NCCL_INFINIBAND)
 ASKED_FOR = {"smoke_golden": "the variant has a `smoke_golden`", NCCL_INFINIBAND: "the GPU type has `network: infiniband`"}
@@ -253,7 +246,7 @@ def addresses() -> dict[Model, Address]:
     found = {}
     for model, all_places in places.items():
         ordered = tuple(sorted(all_places, key=lambda place: place.count(".")))
-        page = "gates" if model in (Gate, Waiver) else "recipe"
+        page = "gates" if model in (*KINDS, Waiver) else "recipe"
         found[model] = Address(page, re.sub("[<>]", "", ordered[0]), ordered)
     for model in reachable(Report):
         found.setdefault(model, Address("report", model.__name__, (model.__name__,)))
@@ -283,7 +276,8 @@ def _plain(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(code, arguments))
     if origin in (Union, UnionType):
-        return " or ".join("null" if part is NoneType else words(part) for part in arguments)
+        # Kinds of one thing are described in one place.
+        return " or ".join(dict.fromkeys("null" if part is NoneType else words(part) for part in arguments))
     many = [plural(words(argument)) for argument in arguments]
     if origin is list:
         return f"list of {many[0]}"
@@ -385,9 +379,13 @@ def page(*parts: str) -> str:
 def section(model: Model) -> Iterator[str]:
     """A model's keys in a recipe."""
     address = addresses()[model]
-    yield heading(address.section, " and ".join(f"`{place}`" for place in address.places) if address.anchor else "Top level")
+    yield heading(address.section, _places(address) if address.anchor else "Top level")
     yield docstring(model)
-    yield table(["key", "type", "unit", "default", "meaning"], (_recipe_row(key, address) for key in keys(model)))
+    yield table(RECIPE_HEADS, (_recipe_row(key, address) for key in keys(model)))
+
+
+def _places(address: Address) -> str:
+    return " and ".join(map(code, address.places))
 
 
 def _recipe_row(key: Key, address: Address) -> list[str]:
@@ -414,12 +412,12 @@ def recipe_page() -> str:
 
 def _all_keys() -> Iterator[list[str]]:
     """Each name with every place that has it, in the order of the alphabet."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
     for model, address in addresses().items():
         for key in keys(model) if address.page != "report" else []:
             for place in address.places:
                 path = f"{place}.{key.name}" if place else key.name
-                found.setdefault(key.name, []).append(f"[`{path}`]({address.page}.md#{address.row(key.name)})")
+                found.setdefault(key.name, set()).add(f"[`{path}`]({address.page}.md#{address.row(key.name)})")
     return ([f"`{name}`", "<br>".join(sorted(found[name]))] for name in sorted(found))
 
 
@@ -450,41 +448,28 @@ def _reasons(metrics: Iterable[Metric]) -> Iterator[str]:
     """Why no recipe has a gate on them; metrics with one reason are told together."""
     groups: dict[str, list[str]] = {}
     for metric in metrics:
-        if reason := no_gate_because(metric):
+        if reason := refused_in_recipes(metric):
             groups.setdefault(reason.removeprefix(f"{metric.name} "), []).append(f"`{metric.name}`")
     for reason, names in groups.items():
         yield f"- No gate of a recipe's on {', '.join(names)}: {reason}."
 
 
 def _metric_row(metric: Metric) -> list[str]:
-    forms = forms_of(metric)
-    gate = ", ".join(form for form in forms if form not in AGAINST_BASELINE)
-    baseline = ", ".join(form for form in forms if form in AGAINST_BASELINE)
+    kinds = kinds_of(metric)
+    gate = ", ".join(form(kind) for kind in kinds if kind.against is None)
+    baseline = ", ".join(form(kind) for kind in kinds if kind.against)
     name = f"{anchored(metric.name)}`{metric.name}`"
     return [name, metric.unit, metric.direction, gate or DASH, baseline or DASH, metric.meaning]
 
 
-@cache
-def forms_of(metric: Metric) -> tuple[str, ...]:
-    """The forms of a gate that a recipe may have on a metric, by what the model itself takes."""
-    return tuple(form for form in FORMS if _refusal(metric, form) is None)
+def kinds_of(metric: Metric) -> list[type[BaseGate]]:
+    """The kinds of gates that a recipe may have on a metric."""
+    return [] if refused_in_recipes(metric) else [kind for kind in KINDS if kind.fits(metric)]
 
 
-def no_gate_because(metric: Metric) -> str | None:
-    """Why a recipe may have no gate on it, in the model's own words; None if it may."""
-    if forms_of(metric):
-        return None
-    return _refusal(metric, "`minimum`" if metric.direction == "higher" else "`maximum`")
-
-
-def _refusal(metric: Metric, form: str) -> str | None:
-    named = {"filter": "strict-match"} if metric.is_score else {}
-    of = "fraction" if form in AGAINST_BASELINE else metric.unit
-    try:
-        TypeAdapter(Gates).validate_python([{"metric": metric.name, "unit": of, **named, **FORMS[form]}])
-    except ValidationError as error:
-        return error.errors()[0]["msg"].removeprefix("Value error, ")
-    return None
+def form(kind: type[BaseGate]) -> str:
+    """The keys that a gate of this kind is given."""
+    return " and ".join(map(code, kind.own_keys()))
 
 
 def _percentiles() -> Iterator[list[str]]:
@@ -505,13 +490,28 @@ def gates_page() -> str:
         table(
             ["check", "holds if"], ([f"{anchored(f'check-{key.name}')}`{key.name}`", key.told or ""] for key in keys(Checks))
         ),
-        heading("forms", "Forms of a gate"),
-        "A gate has just one of the forms that its metric allows.",
-        table(["metrics", "forms"], _forms()),
+        heading("forms", "Kinds of gates"),
+        "A metric can have gates of these kinds. The keys of a gate tell which kind it is.",
+        table(["metrics", "kinds, by their keys"], _forms()),
         heading("by-themselves", "Gates that are there by themselves"),
         table(["gate", "passes if", "where"], map(_by_itself, BY_THEMSELVES)),
-        *(part for model, address in addresses().items() if address.page == "gates" for part in section(model)),
+        *_gate_section(),
+        *section(Waiver),
     )
+
+
+def _gate_section() -> Iterator[str]:
+    """The keys of gates: those that all have, then those of each kind."""
+    address = addresses()[KINDS[0]]
+    yield heading(address.section, _places(address))
+    yield docstring(BaseGate)
+    common = [key for key in keys(KINDS[0]) if key.name in BaseGate.model_fields]
+    own = [key for kind in KINDS for key in keys(kind) if key.name in kind.own_keys()]
+    yield table(RECIPE_HEADS, (_recipe_row(key, address) for key in common))
+    yield "A gate has the keys of just one of these kinds:"
+    yield "\n".join(f"- {form(kind)}. {' '.join(docstring(kind).split())}" for kind in KINDS)
+    rows = (_recipe_row(key, address) for key in own)
+    yield table(["key", "type", "meaning"], ([key, told, meaning] for key, told, _, _, meaning in rows))
 
 
 def _by_itself(name: str) -> list[str]:
@@ -521,7 +521,8 @@ def _by_itself(name: str) -> list[str]:
 def _forms() -> Iterator[list[str]]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for metric in METRICS.values():
-        groups.setdefault(forms_of(metric), []).append(f"[`{metric.name}`](metrics.md#{metric.name})")
+        forms = tuple(map(form, kinds_of(metric)))
+        groups.setdefault(forms, []).append(f"[`{metric.name}`](metrics.md#{metric.name})")
     for forms, metrics in groups.items():
         if forms:
             yield [", ".join(metrics), ", or ".join(forms)]

@@ -15,9 +15,9 @@ from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells,
 from vllm_qualify.engine.question import Question
 from vllm_qualify.home import engine_cache
 from vllm_qualify.publish.store import open_store
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate
 
 
 @task(name="check", task_run_name="check {recipe}", cache_policy=NO_CACHE)

@@ -21,7 +21,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.states import AwaitingRetry, Crashed
 
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 FLOWS = ("qualify-release", "qualify-cell", "watch-releases", "requalify", "decide", "tend-fleet")
 HEARTBEAT = "prefect.flow-run.heartbeat"

@@ -39,7 +39,7 @@ from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.errors import CallerError
 from vllm_qualify.publish.store import Store, open_store
 from vllm_qualify.qualification import Published, Run
-from vllm_qualify.recipe.model import Approval
+from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.report.model import Report
 
 AUTOMATIC = Approval(automatic=True, valid_days=VALID_DAYS)

@@ -27,7 +27,7 @@ from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store, open_store
 from vllm_qualify.qualification import Run, publish_run
 from vllm_qualify.recipe.metrics import Stage
-from vllm_qualify.recipe.model import LoadedRecipe, Recipe
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, make_report
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
@@ -380,7 +380,7 @@ def test_who_wants_no_turns_gets_none(store: Store, now: CellPlan, baseline: Rep
 
 
 def test_without_a_gate_on_the_load_nothing_is_served_beside(store: Store, now: CellPlan, baseline: Report) -> None:
-    plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.max_worsening is None]})
+    plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.against != "load"]})
     found, told = found_in(store, plan)
     assert found.beside is None
     assert told == f"{CELL} is compared with run {baseline.run_id} of {CELL}"
@@ -496,7 +496,7 @@ def test_a_baseline_of_another_gpu_type_has_no_load_to_compare_with(
     error = refused(store, now, run=report.run_id)
     assert error.problem.startswith("the baseline was measured on NVIDIA H200")
     assert "the two cannot be measured in turns (it is for h200)" in error.problem
-    plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.max_worsening is None]})
+    plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.against != "load"]})
     assert found_in(store, plan, run=report.run_id)[0].baseline is not None
 
 
@@ -561,7 +561,7 @@ def test_a_task_without_a_gate_against_the_baseline_may_be_asked_in_another_way(
     store: Store, then: CellPlan, now: CellPlan, tmp_path: Path
 ) -> None:
     established(store, asked(then, num_questions=400), tmp_path)
-    plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.max_loss is None]})
+    plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.against != "answers"]})
     assert found_in(store, plan)[0].baseline is not None
 
 

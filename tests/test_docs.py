@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Recipe
+from vllm_qualify.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -54,7 +54,8 @@ def keys_of(model: type[BaseModel], place: str = "") -> dict[str, Defaults]:
     found = {place: {name: default_of(field) for name, field in model.model_fields.items()}}
     for name, field in model.model_fields.items():
         for steps, inner in models_in(field.annotation):
-            found |= keys_of(inner, f"{place}.{name}{steps}".lstrip("."))
+            for inner_place, keys in keys_of(inner, f"{place}.{name}{steps}".lstrip(".")).items():
+                found[inner_place] = found.get(inner_place, {}) | keys
     return found
 
 
@@ -79,7 +80,8 @@ def documented_keys() -> dict[str, Defaults]:
 
 
 def test_every_recipe_key_is_documented_with_its_default_and_no_other() -> None:
-    assert documented_keys() == keys_of(Recipe)
+    """Those of gates are in the reference alone."""
+    assert documented_keys() == {place: keys for place, keys in keys_of(Recipe).items() if not place.endswith("gates.*")}
 
 
 def test_every_metric_is_documented_and_no_other() -> None:

@@ -23,8 +23,9 @@ from vllm_qualify.evidence.stages import MACHINE, parse
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store, Stored, open_store
 from vllm_qualify.qualification import Run, fetch_run, find_run, judge_run, publish_run, rejudge, start_run, trusted_report
+from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import Gate, LoadedRecipe, Recipe
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, load_report
 
 CAPTURED = Path(__file__).parent / "evidence" / "captured"
@@ -261,7 +262,7 @@ def test_every_measurement_carries_the_machine_that_measured_it(report: Report) 
     assert carried == {CPU.id}
 
 
-PAIRED = Gate(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.5, unit="fraction")
+PAIRED = gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.5, unit="fraction")
 
 
 def test_a_baseline_that_nobody_could_be_held_to_is_none(run: Run) -> None:
@@ -439,7 +440,7 @@ def test_an_end_that_the_plan_does_not_know_makes_the_load_invalid(run: Run) -> 
 
 def test_judging_again_by_stricter_gates_fails(run: Run, report: Report, store: Store) -> None:
     publish_run(report, run, store)
-    strict = Gate(metric="output_throughput_tok_s", minimum=1000.0, unit="tok/s")
+    strict = gate_of(metric="output_throughput_tok_s", minimum=1000.0, unit="tok/s")
     again, fresh = rejudge(run, run.plan.model_copy(update={"gates": [strict]}))
     assert [(gate.gate, gate.verdict) for gate in again.judgement.gates] == [(strict, "fail")]
     assert not again.approved

@@ -20,7 +20,8 @@ from vllm_qualify.judge.compare import LOAD_STAGE, answers_path, load_differs, t
 from vllm_qualify.publish.bundle import evidence_key, read_manifest
 from vllm_qualify.publish.store import Store
 from vllm_qualify.qualification import find_run, trusted_report
-from vllm_qualify.recipe.model import Frozen, Recipe
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report, load_report
 
 Tell = Callable[[str], None]
@@ -169,7 +170,7 @@ def _baseline(report: Report, folder: Path | None) -> Baseline:
 
 
 def _compares_load(plan: CellPlan) -> bool:
-    return any(gate.max_worsening is not None for gate in plan.gates)
+    return any(gate.against == "load" for gate in plan.gates)
 
 
 def _check_accuracy(plan: CellPlan) -> None:

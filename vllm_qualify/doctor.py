@@ -13,7 +13,7 @@ from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import check_driver, detect
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.home import home
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 LEAST_FREE_MIB = 2_000
 TOOLS = ("prefect", "lm-eval", "great-expectations", "docker", "boto3")

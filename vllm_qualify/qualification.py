@@ -16,15 +16,16 @@ from vllm_qualify.engine.plan import CellPlan, new_run_id
 from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError, writing
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence, describe
-from vllm_qualify.evidence.stages import parse
+from vllm_qualify.evidence.stages import on_the_server, parse
 from vllm_qualify.home import runs_folder
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import ManifestHead, Score, Summary, evidence_key, publish
 from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS, STAGES, Stage
-from vllm_qualify.recipe.model import Frozen, label_of
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.failure import render_failure, run_failure
 from vllm_qualify.report.model import Report, load_report, make_report
@@ -99,15 +100,9 @@ def start_run(plan: CellPlan) -> Run:
     return run
 
 
-def measured_stages(plan: CellPlan) -> list[Stage]:
-    """Those that need the server, in their order."""
-    others: dict[Stage, bool] = {"speculation": plan.is_speculative, "sweep": plan.sweep is not None}
-    return ["smoke", "accuracy", "load", *(stage for stage, is_wanted in others.items() if is_wanted)]
-
-
 def lacking(run: Run) -> list[Stage]:
     """What still has to be measured, in its order."""
-    return [stage for stage in measured_stages(run.plan) if run.stage(stage) is None]
+    return [stage for stage in on_the_server(run.plan) if run.stage(stage) is None]
 
 
 def take_over_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from vllm_qualify.recipe.model import is_secret_name
+from vllm_qualify.recipe.serving import is_secret_name
 
 MARK = "[redacted]"
 SHORTEST_SECRET = 8

@@ -17,7 +17,7 @@ from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.judge import paired
 from vllm_qualify.judge.paired import Answers
 from vllm_qualify.judge.verdict import Checks, Verdict, decide
-from vllm_qualify.recipe.model import LEAST_REPETITIONS, Accuracy
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 
 MOST_REPETITIONS = Accuracy(num_questions=1).most_repetitions
 # What the absolute gate of one run lets a score be below its reference: as TensorRT-LLM's threshold on 1,319 questions.

@@ -29,8 +29,8 @@ from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, Told
 from vllm_qualify.evidence.load import Driven
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.model import Load, Smoke
 from vllm_qualify.recipe.tables import Answer, Judgement, table_of
+from vllm_qualify.recipe.workload import Load, Smoke
 
 Document = dict[str, Any]
 VERSION = "0.32.0+cpu"

@@ -11,7 +11,7 @@ import numpy as np
 from infra.bench import accuracy, speed
 from infra.bench.accuracy import Ended, Gate
 from vllm_qualify.evidence.sequential import Levels, levels_of
-from vllm_qualify.recipe import model
+from vllm_qualify.recipe.gates import gate_of
 
 # Releases that are made with one random generator; the numbers depend on it.
 CHUNK = 100
@@ -31,10 +31,10 @@ Setting = accuracy.Setting | speed.Setting
 def levels() -> dict[str, Levels]:
     """A gate's levels where it is the only one, and in a release with four that have noise."""
     gates = [
-        model.Gate(metric="exact_match", filter="strict-match", minimum=0.878, unit="fraction"),
-        model.Gate(metric="exact_match", filter="strict-match", max_loss=MARGIN, unit="fraction"),
-        model.Gate(metric="output_throughput_tok_s", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
-        model.Gate(metric="tpot_mean_ms", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
+        gate_of(metric="exact_match", filter="strict-match", minimum=0.878, unit="fraction"),
+        gate_of(metric="exact_match", filter="strict-match", max_loss=MARGIN, unit="fraction"),
+        gate_of(metric="output_throughput_tok_s", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
+        gate_of(metric="tpot_mean_ms", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
     ]
     return {ALONE: levels_of(gates[:1]), RELEASE: levels_of(gates)}
 

@@ -10,7 +10,7 @@ from infra.bench.accuracy import Ended, Gate, below
 from vllm_qualify.evidence.repeats import repeat_sides
 from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.judge import relative
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.workload import Load
 
 LOAD = Load(input_len=1024, output_len=1024, max_concurrency=256, num_prompts=1280, num_warmups=20)
 HISTORIES = (10, 5)

@@ -13,7 +13,7 @@ from vllm_qualify.evidence.measurement import describe
 from vllm_qualify.judge.verdict import GateVerdict, Verdict
 from vllm_qualify.publish.store import Store
 from vllm_qualify.qualification import Run, publish_run
-from vllm_qualify.recipe.model import Waiver
+from vllm_qualify.recipe.gates import Waiver
 from vllm_qualify.report.model import Report
 
 CELL = "llama-3.1-8b/fp8/h200/throughput"

@@ -33,7 +33,7 @@ from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.publish.bundle import Score, Summary, read_manifest
 from vllm_qualify.publish.store import Store
 from vllm_qualify.qualification import publish_run, start_run
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.report.model import Report, make_report
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
@@ -190,7 +190,7 @@ def test_without_a_gate_on_accuracy_there_is_no_score(store: Store, tmp_path: Pa
 
 
 def test_a_gate_on_what_was_lost_has_the_score_itself(store: Store, tmp_path: Path) -> None:
-    gate = Gate(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.02, unit="fraction")
+    gate = gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.02, unit="fraction")
     found = summary(store, tmp_path, of_plan(gates=[gate]))
     assert found.score is not None
     assert found.score.metric == "exact_match (gsm8k, flexible-extract)"

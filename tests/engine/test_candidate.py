@@ -35,7 +35,7 @@ from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells, select, server_plan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
-from vllm_qualify.recipe.model import LoadedRecipe
+from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.tables import table_of, versions
 
 H200 = Device(name="NVIDIA H200", capability=(9, 0), memory_mib=143_771, count=8)

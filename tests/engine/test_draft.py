@@ -17,7 +17,7 @@ from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
 from vllm_qualify.engine.server import DRAFT_INSIDE, MODEL_INSIDE, ServerPlan, config_text, container_of
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.loading import load_recipe
-from vllm_qualify.recipe.model import LoadedRecipe, Recipe
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 IMAGE = EngineImage(repository="org/engine", tag="0.32.0", digest="sha256:" + "1" * 64, platform="linux/amd64")

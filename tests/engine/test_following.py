@@ -16,7 +16,8 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.plan import CellPlan, Choice, fitted, plan_cells, sharing_a_server
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import Accuracy, Fit, Gate, LoadSettings
+from vllm_qualify.recipe.gates import Gate, gate_of
+from vllm_qualify.recipe.workload import Accuracy, Fit, LoadSettings
 
 FOUR_H200 = H200.model_copy(update={"count": 4, "devices": [0, 1, 2, 3]})
 WORKLOAD: Document = {"input_len": 8, "output_len": 4, "num_warmups": 0}
@@ -221,7 +222,7 @@ def test_what_the_recipe_gives_does_not_follow() -> None:
 
 
 def test_prompts_are_still_as_many_as_the_gates_need() -> None:
-    gate = Gate(metric="ttft_p90_ms", maximum=500.0, unit="ms")
+    gate = gate_of(metric="ttft_p90_ms", maximum=500.0, unit="ms")
     assert fitted(to_be_fitted(gates=(gate,)), {"max-num-seqs": 4}).load.num_prompts == 2 * 44
 
 

@@ -8,7 +8,7 @@ import yaml
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS, TENSORRT_LLM, kind_in
 from vllm_qualify.engine.server import CONFIG_INSIDE, MODEL_INSIDE, ServerPlan, config_text, container_of, gpu_count
-from vllm_qualify.recipe.model import VLLM, EngineName, ServerArguments
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
 
 IMAGE = EngineImage(repository="org/engine", tag="1.3.0", digest="sha256:" + "1" * 64, platform="linux/amd64")
 

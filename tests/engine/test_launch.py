@@ -12,7 +12,7 @@ from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Reading, parse_nvidia_smi
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines, Launch, check_launch, client_identity, find_engines, provide, read_machine
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import EngineName
+from vllm_qualify.recipe.serving import EngineName
 
 DIGEST = "sha256:" + "0" * 64
 IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=DIGEST, platform="linux/amd64")

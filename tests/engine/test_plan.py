@@ -17,7 +17,9 @@ from vllm_qualify.engine.launch import Engines, Launch
 from vllm_qualify.engine.plan import SMOKE_GATES, CellPlan, Choice, check_choice, judged_by, new_run_id, plan_cells, select
 from vllm_qualify.engine.server import gpu_count, process_environment
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import EngineName, Gate, LoadedRecipe, Recipe, ServerArguments
+from vllm_qualify.recipe.gates import Gate
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
+from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 H200 = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143_771, driver="580.159.04", devices=[0])
@@ -601,7 +603,7 @@ def test_smoke_gates_are_always_there_and_come_first(document: Document, engine:
     assert labels(latency.gates) == [*smoke, *SCORES, "ttft_p50_ms"]
     assert labels(throughput.gates) == [*smoke, *SCORES]
     for gate in latency.gates[: len(smoke)]:
-        assert (gate.minimum, gate.unit) == (1.0, "bool")
+        assert (gate.bound, gate.unit) == (1.0, "bool")
 
 
 def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine: EngineEnvironment) -> None:

@@ -23,7 +23,7 @@ from vllm_qualify.evidence.answers import BLOCKS, read
 from vllm_qualify.evidence.lm_eval_worker import _keep_templates
 from vllm_qualify.evidence.measurement import Measurement, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
-from vllm_qualify.recipe.model import Accuracy
+from vllm_qualify.recipe.workload import Accuracy
 
 CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"
 PLAN = TaskPlan(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.evidence.answers import BLOCKS, LEAST_BLOCK, Answer, Answered, load, read, steps, write
 from vllm_qualify.evidence.measurement import UNUSABLE
-from vllm_qualify.recipe.model import Accuracy
+from vllm_qualify.recipe.workload import Accuracy
 
 CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"
 PLAN = TaskPlan(
@@ -348,3 +348,28 @@ def test_a_file_of_answers_that_is_cut_or_changed_is_refused(tmp_path: Path) -> 
         with pytest.raises(UNUSABLE):
             load(path)
     assert Counter(line.count("exact_match") for line in lines[1:-1]) == {2: 10}
+
+
+def test_the_same_files_are_parsed_once_wherever_they_lie(folder: Path, tmp_path: Path) -> None:
+    """A stage, each comparison and the report read them, and a run that is judged again has a copy."""
+    first = read(folder, PLAN)
+    again = read(shutil.copytree(folder, tmp_path / "copy" / "gsm8k"), PLAN)
+    assert again == first
+    assert all(one is other for one, other in zip(first.answers, again.answers, strict=True))
+    write(first, tmp_path / "answers.jsonl")
+    assert load(tmp_path / "answers.jsonl") is load(tmp_path / "answers.jsonl")
+
+
+def test_a_file_that_changed_is_parsed_anew(folder: Path) -> None:
+    before = read(folder, PLAN)
+    text = samples_of(folder).read_text()
+    reply = json.loads(text.split("\n")[0])["resps"][0][0]
+    samples_of(folder).write_text(text.replace(json.dumps(reply, ensure_ascii=False), '"another"'))
+    assert read(folder, PLAN).answers[0].length == len("another") != before.answers[0].length
+
+
+def test_other_settings_of_the_same_files_are_not_what_was_parsed(folder: Path) -> None:
+    read(folder, PLAN)
+    fewer = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"num_questions": 4})})
+    with pytest.raises(UNUSABLE):
+        read(folder, fewer)

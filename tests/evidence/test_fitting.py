@@ -17,7 +17,8 @@ from vllm_qualify.evidence.fitting import BLOCK_TOK, MOST_CONFIRMATIONS, TOO_SMA
 from vllm_qualify.evidence.load import OUTPUT
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.evidence.startup import KvCache
-from vllm_qualify.recipe.model import Fit, LoadSettings, ServerArguments
+from vllm_qualify.recipe.serving import ServerArguments
+from vllm_qualify.recipe.workload import Fit, LoadSettings
 
 H200S = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=4, memory_mib=143_771, devices=[0, 1, 2, 3])
 WORKLOAD = LoadSettings(input_len=96, output_len=32, num_warmups=0)

@@ -15,7 +15,7 @@ from vllm_qualify.evidence.accuracy import asking, loading, parse
 from vllm_qualify.evidence.answers import BLOCKS, Answered, read
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.recipe.model import Accuracy
+from vllm_qualify.recipe.workload import Accuracy
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 TEST, SHOTS = DATA / "test.jsonl", DATA / "train.jsonl"

@@ -41,7 +41,8 @@ from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.evidence.steady import UnsteadyError
 from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
-from vllm_qualify.recipe.model import VLLM, Load, ServerArguments, Slo
+from vllm_qualify.recipe.serving import VLLM, ServerArguments
+from vllm_qualify.recipe.workload import Load, Slo
 
 CAPTURED = Path(__file__).parent / "captured" / "load"
 ABOUT = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}

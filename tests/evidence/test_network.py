@@ -9,7 +9,7 @@ from tests.report.builder import approved_report
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.network import infiniband
 from vllm_qualify.evidence.stages import MACHINE, parse
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import gate_of
 
 HEAD = "node-0:4242:4301 [0] NCCL INFO "
 
@@ -102,7 +102,7 @@ def test_a_log_without_channels_between_nodes_tells_nothing(lines: list[str], to
 def measured(folder: Path, log: str | None, gated: bool = True) -> list[Measurement]:
     """What the serve stage measured, with this log; the plan asks for InfiniBand or not."""
     plan = approved_report().plan
-    gate = Gate(metric="nccl_infiniband", minimum=1.0, unit="bool")
+    gate = gate_of(metric="nccl_infiniband", minimum=1.0, unit="bool")
     plan = plan.model_copy(update={"gates": [*plan.gates, *([gate] if gated else [])]})
     (folder / "serve").mkdir()
     (folder / "serve" / MACHINE).write_text(plan.fingerprint.model_dump_json())

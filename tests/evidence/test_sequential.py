@@ -10,7 +10,7 @@ from scipy import stats
 
 from vllm_qualify.evidence.measurement import share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, critical_values, levels_of, sides
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate, gate_of
 
 
 def test_one_look_is_the_plain_test() -> None:
@@ -48,10 +48,10 @@ def test_an_alpha_that_is_none_is_refused(alpha: float) -> None:
 
 
 def gate(bound: float = 0.9) -> Gate:
-    return Gate(metric="exact_match", filter="strict-match", minimum=bound, unit="fraction")
+    return gate_of(metric="exact_match", filter="strict-match", minimum=bound, unit="fraction")
 
 
-CHECK = Gate(metric="smoke_determinism", minimum=1, unit="bool")
+CHECK = gate_of(metric="smoke_determinism", minimum=1, unit="bool")
 
 
 @pytest.mark.parametrize("noisy", [1, 2, 4, 7])

@@ -18,13 +18,14 @@ from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.serving import see_the_same
 from vllm_qualify.evidence.stages import MACHINE, asks_alike, parse, serve_stage, stage_folder, taken_over
-from vllm_qualify.recipe.model import Accuracy, Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
+from vllm_qualify.recipe.workload import Accuracy
 
 AT = datetime(2026, 3, 2, 8, 0, 0, tzinfo=UTC)
 WATCHED = (SCRAPES, HOST_SAMPLES)
-SCORE = Gate(metric="exact_match", task="gsm8k", filter=STRICT, minimum=0.5, unit="fraction")
-TTFT = Gate(metric="ttft_p50_ms", maximum=500.0, unit="ms")
-TPOT = Gate(metric="tpot_p50_ms", maximum=50.0, unit="ms")
+SCORE = gate_of(metric="exact_match", task="gsm8k", filter=STRICT, minimum=0.5, unit="fraction")
+TTFT = gate_of(metric="ttft_p50_ms", maximum=500.0, unit="ms")
+TPOT = gate_of(metric="tpot_p50_ms", maximum=50.0, unit="ms")
 OTHERS_LOAD = cell_plan([]).load.model_copy(update={"seed": 7})
 
 Change = Callable[[CellPlan], CellPlan]
@@ -54,7 +55,7 @@ def waived(gate: str, expires: date = date(2026, 12, 31)) -> Waiver:
         (cell(SCORE, TTFT), cell(SCORE, TPOT)),
         (cell(TTFT, SCORE), cell(SCORE, TTFT)),
         # What has no noise takes nothing of that.
-        (cell(), cell(Gate(metric="smoke_usage", minimum=1.0, unit="bool"), SCORE)),
+        (cell(), cell(gate_of(metric="smoke_usage", minimum=1.0, unit="bool"), SCORE)),
         (cell(SCORE, TTFT), cell(SCORE, TTFT, waivers=[waived(TTFT.label)])),
         (cell(waivers=[waived(SCORE.label)]), cell(waivers=[waived(SCORE.label)])),
     ],
@@ -192,7 +193,7 @@ def test_what_cannot_be_copied_is_told(asked: tuple[Path, StageEvidence], tmp_pa
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The serve stages of two cells; the server runs in the first, on this plan's machine."""
-    monkeypatch.setattr("vllm_qualify.evidence.stages.read_machine", lambda *_: CPU)
+    monkeypatch.setattr("vllm_qualify.evidence.stages.stage.read_machine", lambda *_: CPU)
     first, second = (stage_folder(tmp_path / name, "serve") for name in ("first", "second"))
     (first / "server.log").write_text("INFO: ready\n")
     for name in WATCHED:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vllm_qualify.evidence.smoke import parse, request_of
-from vllm_qualify.recipe.model import Smoke
+from vllm_qualify.recipe.workload import Smoke
 
 CAPTURED = Path(__file__).parent / "captured" / "smoke"
 PROMPT = (

@@ -35,7 +35,7 @@ from vllm_qualify.evidence.speculation import (
     rates,
     same_text,
 )
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.workload import Load
 
 CAPTURED = Path(__file__).parent / "captured" / "speculation"
 SETTINGS = Load(

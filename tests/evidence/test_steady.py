@@ -20,7 +20,7 @@ from vllm_qualify.evidence.steady import (
     whole,
 )
 from vllm_qualify.recipe.metrics import GOODPUT
-from vllm_qualify.recipe.model import Slo
+from vllm_qualify.recipe.workload import Slo
 
 STEP_S, PREFILL_S = 0.007, 0.004
 CLIENTS, TOKENS = 16, 64

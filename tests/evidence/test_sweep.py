@@ -35,8 +35,9 @@ from vllm_qualify.evidence.sweep import (
     parse,
     read_points,
 )
+from vllm_qualify.recipe.gates import Gates
 from vllm_qualify.recipe.metrics import METRICS, Metric
-from vllm_qualify.recipe.model import Gates, Load, Sweep
+from vllm_qualify.recipe.workload import Load, Sweep
 
 LOAD = Load(input_len=16, output_len=4, max_concurrency=8, num_prompts=40, num_warmups=0, seed=7)
 TOKENS = LOAD.output_len

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.workload import Load
 
 Document = dict[str, Any]
 Change = Callable[[Document], Document]

@@ -21,7 +21,7 @@ import tasks.measure
 from flows.qualify import QualifyCell
 from flows.qualify import qualify_cell as real
 from infra.bench.passing import passing
-from vllm_qualify.evidence import stages
+from vllm_qualify.evidence.stages import StageKind
 
 HELD = "VLLM_QUALIFY_TEST_HELD"
 # As a worker tells the process of a flow run.
@@ -40,9 +40,9 @@ def qualify_cell(request: QualifyCell) -> State[str]:
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    run, serve = stages._run, vars(tasks.measure)["serve"]
+    run, serve = StageKind.run, vars(tasks.measure)["serve"]
     wrapped: dict[tuple[Any, str], Callable[..., Any]] = {
-        (stages, "_run"): lambda stage, *others: _told(stage, run, stage, *others),
+        (StageKind, "run"): lambda kind, *others: _told(kind.name, run, kind, *others),
         (tasks.measure, "serve"): partial(_served, serve),
     }
     for stage, module, name in (

@@ -8,12 +8,15 @@ from typing import Any, Literal
 import pytest
 
 from infra import reference_docs
-from infra.reference_docs import FOLDER, PAGES, forms_of, main, no_gate_because, plural, stale, unit, words
+from infra.reference_docs import FOLDER, PAGES, form, kinds_of, main, plural, stale, unit, words
 from tests.test_docs import keys_of
 from tests.test_tutorial import leads_somewhere
 from vllm_qualify.judge.verdict import WORST_FIRST
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Count, Name, Recipe, Share, Sweep, Text, Variant
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.serving import Variant
+from vllm_qualify.recipe.values import Count, Name, Share, Text
+from vllm_qualify.recipe.workload import Sweep
 from vllm_qualify.report.model import Report
 
 WRITTEN = {name: (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in PAGES}
@@ -84,8 +87,7 @@ def test_every_row_of_a_table_has_a_cell_for_each_head(name: str) -> None:
     ],
 )
 def test_how_a_metric_can_be_gated(metric: str, forms: tuple[str, ...]) -> None:
-    assert forms_of(METRICS[metric]) == forms
-    assert (no_gate_because(METRICS[metric]) is None) == bool(forms)
+    assert tuple(map(form, kinds_of(METRICS[metric]))) == forms
 
 
 @pytest.mark.parametrize(

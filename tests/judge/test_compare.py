@@ -27,8 +27,10 @@ from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.judge.compare import LOAD_STAGE, SAME_QUESTIONS, answers_path, compare, load_differs, repetitions
 from vllm_qualify.judge.verdict import surely_misses
+from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, Stage
-from vllm_qualify.recipe.model import Accuracy, Gate, Load, ServerArguments, Slo, Smoke
+from vllm_qualify.recipe.serving import ServerArguments
+from vllm_qualify.recipe.workload import Accuracy, Load, Slo, Smoke
 
 RUN = "20260301T080000Z-0a1b2c"
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
@@ -95,7 +97,7 @@ def against(plan: CellPlan, **changes: Any) -> CellPlan:
 
 
 def loss_gate(max_loss: float = 0.05, name_filter: str = STRICT, task: str = "gsm8k", metric: str = "exact_match") -> Gate:
-    return Gate(metric=metric, task=task, filter=name_filter, max_loss=max_loss, unit="fraction")
+    return gate_of(metric=metric, task=task, filter=name_filter, max_loss=max_loss, unit="fraction")
 
 
 def keep_baseline(evidence: Path, answering: Answering, asked: Asked = BASELINE) -> Answered:
@@ -450,7 +452,7 @@ def test_a_gate_that_needs_fewer_repetitions_than_another_of_its_task_stays_vali
 
 
 def test_only_the_asked_gates_are_compared_and_none_without_a_baseline(evidence: Path) -> None:
-    absolute = Gate(metric="exact_match", task="gsm8k", filter=STRICT, minimum=0.9, unit="fraction")
+    absolute = gate_of(metric="exact_match", task="gsm8k", filter=STRICT, minimum=0.9, unit="fraction")
     gates = [absolute, loss_gate(0.2), loss_gate(0.2, FLEXIBLE)]
     assert [each.filter for each in all_of(cell_plan(gates), evidence, gates[:2])] == [STRICT]
     assert compare(cell_plan(gates, baseline=None), evidence, []) == []
@@ -460,7 +462,7 @@ def test_only_the_asked_gates_are_compared_and_none_without_a_baseline(evidence:
 
 
 def worsening_gate(metric: str = "ttft_p50_ms", max_worsening: float = 0.05) -> Gate:
-    return Gate(metric=metric, max_worsening=max_worsening, unit="fraction")
+    return gate_of(metric=metric, max_worsening=max_worsening, unit="fraction")
 
 
 def captured_load(folder: Path, slower: float = 1.0) -> Path:
@@ -762,14 +764,17 @@ def test_a_load_that_is_20_percent_worse_than_a_bound_allows_is_called_worse(loa
     assert same.value is not None
     higher = METRICS[metric].direction == "higher"
     bound = {"minimum": same.value / 1.05} if higher else {"maximum": same.value * 1.05}
-    gate = Gate.model_validate({"metric": metric, "unit": METRICS[metric].unit, **bound})
+    gate = gate_of(**{"metric": metric, "unit": METRICS[metric].unit, **bound})
     assert [surely_misses(gate, [each]) for each in (same, worse, better)] == [False, True, False]
 
 
 @pytest.mark.parametrize("metric", SCORES)
 def test_a_score_that_is_20_percent_worse_is_called_worse(tmp_path: Path, metric: str) -> None:
     """Of 40 questions 8 more are missed, or 8 more are found."""
-    paired, absolute = loss_gate(metric=metric), Gate(metric=metric, task="gsm8k", filter=STRICT, minimum=0.9, unit="fraction")
+    paired, absolute = (
+        loss_gate(metric=metric),
+        gate_of(metric=metric, task="gsm8k", filter=STRICT, minimum=0.9, unit="fraction"),
+    )
     before = Asked(baseline_task(), AVAILABLE, metric)
     asked = Asked(task_plan(), AVAILABLE, metric)
     for name, before_missed, now_missed, is_worse in (("same", 2, 2, False), ("worse", 2, 10, True), ("better", 10, 2, False)):

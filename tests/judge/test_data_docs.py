@@ -10,9 +10,9 @@ from jinja2 import Environment
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.data_docs import InMemory, PageView
 from vllm_qualify.judge.expectations import judge
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import gate_of
 
-GATE = Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.5, unit="fraction")
+GATE = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.5, unit="fraction")
 FOUND = Measurement(
     metric="exact_match",
     task="gsm8k",

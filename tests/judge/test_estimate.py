@@ -10,12 +10,13 @@ from tests.judge.test_compare import cell_plan, keep_history, server_plan
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.load import Made
 from vllm_qualify.judge.estimate import after, before, taken
-from vllm_qualify.recipe.model import Gate, Load
+from vllm_qualify.recipe.gates import Gate, gate_of
+from vllm_qualify.recipe.workload import Load
 
 LOAD = Load(input_len=1024, output_len=1000, max_concurrency=100, num_prompts=1280, num_warmups=20)
-THROUGHPUT = Gate(metric="output_throughput_tok_s", minimum=10_000, unit="tok/s")
-TPOT = Gate(metric="tpot_p50_ms", maximum=20, unit="ms")
-TTFT = Gate(metric="ttft_p50_ms", maximum=500, unit="ms")
+THROUGHPUT = gate_of(metric="output_throughput_tok_s", minimum=10_000, unit="tok/s")
+TPOT = gate_of(metric="tpot_p50_ms", maximum=20, unit="ms")
+TTFT = gate_of(metric="ttft_p50_ms", maximum=500, unit="ms")
 
 
 def plan(*gates: Gate, gpus: int = 4, beside: int = 0, price: float | None = 2.5, **load: Any) -> CellPlan:

@@ -15,7 +15,8 @@ from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.speculation import parse
 from vllm_qualify.judge.compare import speedup
 from vllm_qualify.judge.verdict import surely_misses
-from vllm_qualify.recipe.model import Gate, Load
+from vllm_qualify.recipe.gates import Gate, gate_of
+from vllm_qualify.recipe.workload import Load
 
 SLACK = Load.model_validate(SETTINGS.model_dump() | {"min_duration_s": 0.001})
 NAMES = {"speculative_speedup": "profile", "speculative_speedup_batch1": "batch1"}
@@ -42,7 +43,7 @@ def gained(evidence: Path, machine: str = CPU.id, gates: tuple[Gate, ...] = (), 
 
 
 def gate(metric: str, minimum: float) -> Gate:
-    return Gate(metric=metric, minimum=minimum, unit="ratio")
+    return gate_of(metric=metric, minimum=minimum, unit="ratio")
 
 
 @pytest.mark.parametrize("metric", NAMES)

@@ -41,13 +41,14 @@ from vllm_qualify.evidence.stages import Asking, parse_unfinished
 from vllm_qualify.judge.compare import answers_path, compare, repetitions
 from vllm_qualify.judge.stopping import accuracy_decided, load_undecided
 from vllm_qualify.judge.verdict import is_decided, surely_misses
-from vllm_qualify.recipe.model import LEAST_REPETITIONS, Accuracy, Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 
 OTHER = Accuracy(task="other", num_questions=20)
 
 
 def score_gate(minimum: float, name_filter: str = STRICT, task: str = "gsm8k") -> Gate:
-    return Gate(metric="exact_match", task=task, filter=name_filter, minimum=minimum, unit="fraction")
+    return gate_of(metric="exact_match", task=task, filter=name_filter, minimum=minimum, unit="fraction")
 
 
 @pytest.fixture
@@ -243,9 +244,9 @@ def test_a_baseline_that_is_gone_or_asked_once_calls_for_no_repetition(evidence:
 
 
 MORE = LOAD.model_copy(update={"most_repeats": 4})
-SLOWEST = Gate(metric="ttft_p50_ms", maximum=1.0, unit="ms")
-WIDE = Gate(metric="ttft_p50_ms", maximum=1000.0, unit="ms")
-NARROW = Gate(metric="tpot_p50_ms", maximum=5.5, unit="ms")
+SLOWEST = gate_of(metric="ttft_p50_ms", maximum=1.0, unit="ms")
+WIDE = gate_of(metric="ttft_p50_ms", maximum=1000.0, unit="ms")
+NARROW = gate_of(metric="tpot_p50_ms", maximum=5.5, unit="ms")
 
 
 def loads(evidence: Path, slower: float = 1.0, apart: float = 1.0) -> None:

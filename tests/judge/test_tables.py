@@ -11,14 +11,14 @@ import pytest
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.expectations import NUMBERS, judge_table, measurement_table
 from vllm_qualify.judge.verdict import decide, is_decided, surely_misses, worst
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import gate_of
 
 TABLES = 10_000
 GATES = (
-    Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction"),
-    Gate(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.01, unit="fraction"),
-    Gate(metric="ttft_p50_ms", max_worsening=0.05, unit="fraction"),
-    Gate(metric="smoke_usage", minimum=1.0, unit="bool"),
+    gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction"),
+    gate_of(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.01, unit="fraction"),
+    gate_of(metric="ttft_p50_ms", max_worsening=0.05, unit="fraction"),
+    gate_of(metric="smoke_usage", minimum=1.0, unit="bool"),
 )
 ABOUT = {"exact_match": {"task": "gsm8k", "filter": "strict-match"}}
 GOOD: tuple[dict[str, Any], ...] = (
@@ -109,7 +109,7 @@ def test_what_ends_a_stage_agrees_with_what_great_expectations_finds() -> None:
     gates, rows = [], []
     for number in range(60):
         lower, upper = sorted((rng.uniform(0.8, 1.0), rng.uniform(0.8, 1.0)))
-        gates.append(Gate(metric="exact_match", task=f"t{number}", filter="f", minimum=0.9, unit="fraction"))
+        gates.append(gate_of(metric="exact_match", task=f"t{number}", filter="f", minimum=0.9, unit="fraction"))
         row = {"metric": "exact_match", "unit": "fraction", "task": f"t{number}", "filter": "f"}
         rows.append(built(row | {"value": (lower + upper) / 2, "lower": lower, "upper": upper}))
     verdicts = [decide(checks) for checks in judge_table(gates, measurement_table(rows), "cell").checks]

@@ -21,13 +21,13 @@ from vllm_qualify.evidence.measurement import (
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge, measurement_table
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict, decide, worst
+from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.metrics import METRICS, Metric
-from vllm_qualify.recipe.model import Gate
 
 AT = Sides(0.05, 0.05)
-ACCURACY = Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")
-TTFT = Gate(metric="ttft_p99_ms", maximum=100.0, unit="ms")
-SMOKE = Gate(metric="smoke_usage", minimum=1.0, unit="bool")
+ACCURACY = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")
+TTFT = gate_of(metric="ttft_p99_ms", maximum=100.0, unit="ms")
+SMOKE = gate_of(metric="smoke_usage", minimum=1.0, unit="bool")
 
 
 def accuracy(right: int, of: int, **others: Any) -> Measurement:
@@ -127,7 +127,7 @@ def test_a_worsening_of_20_percent_is_seen_in_every_metric(metric: Metric) -> No
     if metric.unit == "bool":
         good, bound, worsened = 1.0, 1.0, 0.0
     about = {"metric": metric.name, "unit": metric.unit, "filter": name_filter}
-    gate = Gate.model_validate({**about, "minimum" if higher else "maximum": bound})
+    gate = gate_of(**{**about, "minimum" if higher else "maximum": bound})
 
     def measured(value: float) -> Measurement:
         interval = {"lower": value * 0.99, "upper": min(value * 1.01, 1.0)}

@@ -8,11 +8,11 @@ from vllm_qualify.evidence.measurement import Measurement, invalid, share_interv
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.judge.verdict import Verdict
-from vllm_qualify.recipe.model import Gate, Waiver
+from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.report.words import gate_rows
 
-ACCURACY = Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")
-SMOKE = Gate(metric="smoke_usage", minimum=1.0, unit="bool")
+ACCURACY = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")
+SMOKE = gate_of(metric="smoke_usage", minimum=1.0, unit="bool")
 WAIVER = Waiver(
     gate=ACCURACY.label,
     gpu_type="h200",

@@ -15,7 +15,7 @@ from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.server import Client
 from vllm_qualify.evidence.load import command_of
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.workload import Load
 
 pytestmark = pytest.mark.engine
 MODEL = str(catalog_folder() / "reference" / "model")

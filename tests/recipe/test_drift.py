@@ -5,7 +5,7 @@ import pytest
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.drift import Finding, changed_defaults, check, refusal
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
-from vllm_qualify.recipe.model import Environment, ServerArguments
+from vllm_qualify.recipe.serving import Environment, ServerArguments
 from vllm_qualify.recipe.tables import parse_answer, table_of, versions
 
 OLDEST, NEWEST = "0.12.0", versions()[-1]

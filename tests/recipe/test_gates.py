@@ -1,16 +1,18 @@
 """Gates in their forms, waivers, tasks: what a recipe can say of judging, and what is refused."""
 
+import json
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.gates import BaseGate, Gate, Maximum, MaxLoss, MaxWorsening, Minimum, Reference, gate_of
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS, least_requests
-from vllm_qualify.recipe.model import Gate
 
 PAIRED = {"metric": "exact_match", "filter": "strict-match", "max_loss": 0.008, "unit": "fraction"}
 RELATIVE = {"metric": "ttft_p50_ms", "max_worsening": 0.05, "unit": "fraction"}
@@ -27,23 +29,22 @@ PROFILE = "gpu_types.cpu.profiles.balanced"
 
 
 @pytest.mark.parametrize(
-    ("gate", "bound", "is_floor", "label"),
+    ("gate", "limits", "label"),
     [
-        ({"metric": "exact_match", "filter": "f", "minimum": 0.9, "unit": "fraction"}, 0.9, True, "exact_match (f)"),
+        ({"metric": "exact_match", "filter": "f", "minimum": 0.9, "unit": "fraction"}, (0.9, None), "exact_match (f)"),
         (
             {"metric": "exact_match", "task": "gsm8k", "filter": "f", "reference": 0.92, "margin": 0.02, "unit": "fraction"},
-            0.9,
-            True,
+            (0.9, None),
             "exact_match (gsm8k, f)",
         ),
-        ({"metric": "ttft_p99_ms", "reference": 200, "margin": 10, "unit": "ms"}, 210, False, "ttft_p99_ms"),
-        (PAIRED, 0.008, False, "exact_match (strict-match) against the baseline"),
-        (RELATIVE, 0.05, False, "ttft_p50_ms against the baseline"),
+        ({"metric": "ttft_p99_ms", "reference": 200, "margin": 10, "unit": "ms"}, (None, 210), "ttft_p99_ms"),
+        (PAIRED, (None, 0.008), "exact_match (strict-match) against the baseline"),
+        (RELATIVE, (None, 0.05), "ttft_p50_ms against the baseline"),
     ],
 )
-def test_a_gate_has_a_bound_and_a_side(gate: dict[str, Any], bound: float, is_floor: bool, label: str) -> None:
-    found = Gate.model_validate(gate)
-    assert (found.bound, found.is_floor, found.label) == (bound, is_floor, label)
+def test_a_gate_has_a_range_and_a_label(gate: dict[str, Any], limits: tuple[float | None, float | None], label: str) -> None:
+    found = gate_of(**gate)
+    assert (found.limits, found.label) == (limits, label)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,79 @@ def test_a_gate_has_a_bound_and_a_side(gate: dict[str, Any], bound: float, is_fl
 )
 def test_a_gate_that_says_too_much_or_too_little_is_refused(gate: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        Gate.model_validate(gate)
+        gate_of(**gate)
+
+
+P99 = {"metric": "tpot_p99_ms", "maximum": 300, "unit": "ms"}
+SCORE = {"metric": "exact_match", "filter": "strict-match", "unit": "fraction"}
+
+
+@pytest.mark.parametrize(
+    ("gate", "key", "told"),
+    [
+        # A misspelled key, also beside the keys of several kinds, goes before the one that it was meant to be.
+        (P99 | {"maxmum": 5}, "maxmum", "unknown key"),
+        ({"metric": "tpot_p99_ms", "maxmum": 300, "unit": "ms"}, "maxmum", "unknown key (1 more after this)"),
+        (PAIRED | {"maxmum": 5, "minimum": 0.9}, "maxmum", "unknown key"),
+        (PAIRED | {"minimum": 0.9}, "", "give 'minimum', or 'reference and margin', or 'max_loss', and nothing beside"),
+        (PAIRED | {"minimum": 0.9, "metric": "exact_mtach"}, "", "no metric 'exact_mtach'; known: startup_s"),
+        (SCORE, "", "give 'minimum', or 'reference and margin', or 'max_loss'"),
+        (SCORE | {"minimum": None}, "", "give 'minimum', or"),
+        (SCORE | {"minimum": "high"}, "minimum", "valid number, got 'high'"),
+        (SCORE | {"reference": 0.9, "margin": 0}, "margin", "it must be above 0"),
+        ({"minimum": 0.9, "max_loss": 0.1}, "metric", "Field required"),
+        ({"metric": ["exact_match"], "minimum": 0.9}, "metric", "valid string"),
+        (SCORE | {"minimum": 0.9, "task": 7}, "task", "valid string"),
+        (7, "", "a gate is a mapping of keys"),
+        (["metric"], "", "a gate is a mapping of keys"),
+    ],
+)
+def test_a_mistake_in_a_gate_is_one_error_with_its_place(tmp_path: Path, gate: Any, key: str, told: str) -> None:
+    document = reference()
+    document["gates"] = [gate]
+    file = write(document, tmp_path / "mine.yaml")
+    with pytest.raises(CallerError) as raised:
+        load_recipe(str(file))
+    assert raised.value.place == f"{file}: gates.0{f'.{key}' if key else ''}"
+    assert told in raised.value.problem
+
+
+def test_a_misspelled_key_is_told_with_the_keys_of_every_kind(tmp_path: Path) -> None:
+    file = write(with_gate(reference(), P99 | {"maxmum": 5}), tmp_path / "mine.yaml")
+    with pytest.raises(CallerError) as raised:
+        load_recipe(str(file))
+    allowed = "metric, filter, task, unit, minimum, maximum, reference, margin, max_loss, max_worsening"
+    assert raised.value.remedy == f"allowed here: {allowed}"
+
+
+NULLS = dict.fromkeys(("filter", "task", "minimum", "maximum", "reference", "margin", "max_loss", "max_worsening"))
+KINDS_AS_WRITTEN: list[tuple[dict[str, Any], type[BaseGate]]] = [
+    (SCORE | {"task": "gsm8k", "minimum": 0.9}, Minimum),
+    (P99, Maximum),
+    (SCORE | {"reference": 0.92, "margin": 0.02}, Reference),
+    (PAIRED, MaxLoss),
+    (RELATIVE, MaxWorsening),
+]
+
+
+@pytest.mark.parametrize(("gate", "kind"), KINDS_AS_WRITTEN)
+def test_plans_and_reports_of_before_there_were_kinds_are_read(gate: dict[str, Any], kind: type[BaseGate]) -> None:
+    """They had every key of every gate, null where it was not given."""
+    found = TypeAdapter(Gate).validate_json(json.dumps(NULLS | gate))
+    assert (type(found), found) == (kind, gate_of(**gate))
+
+
+@pytest.mark.parametrize(("gate", "kind"), KINDS_AS_WRITTEN)
+def test_a_gate_is_read_as_it_was_written(gate: dict[str, Any], kind: type[BaseGate]) -> None:
+    """Nothing but its keys tells its kind, so that versions of before there were kinds read it too."""
+    written = TypeAdapter(Gate).dump_json(gate_of(**gate))
+    assert {key: value for key, value in json.loads(written).items() if value is not None} == gate
+    assert type(TypeAdapter(Gate).validate_json(written)) is kind
+
+
+def test_a_kind_refuses_a_metric_that_it_is_not_for() -> None:
+    with pytest.raises(ValueError, match="tpot_p99_ms takes no gate with minimum"):
+        Minimum(metric="tpot_p99_ms", minimum=1.0, unit="ms")
 
 
 def test_a_percentile_needs_as_many_requests_as_mlperf_says() -> None:
@@ -97,7 +170,6 @@ def with_waiver(**changes: Any) -> Document:
     return document
 
 
-P99 = {"metric": "tpot_p99_ms", "maximum": 300, "unit": "ms"}
 GOODPUT = {"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}
 
 

@@ -1,6 +1,7 @@
 """Reports as a real run makes them: one approved; one not, with hostile text wherever text comes from outside."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -29,8 +30,9 @@ from vllm_qualify.evidence.sweep import OUTPUT, TPOT, Asked, CurvePoint, Found, 
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, waived, worst
 from vllm_qualify.recipe.drift import Finding
+from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import Accuracy, Fit, Gate, Load, Smoke, Sweep, Waiver
+from vllm_qualify.recipe.workload import Accuracy, Fit, Load, Smoke, Sweep
 from vllm_qualify.report.before import Before, Drift
 from vllm_qualify.report.details import Details
 from vllm_qualify.report.model import Report
@@ -118,9 +120,9 @@ def detailed_report() -> Report:
 def compared_report() -> Report:
     """Against a baseline: another release, other settings, three gates more, questions that flipped; hostile words in all."""
     gates = [
-        Gate(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.02, unit="fraction"),
-        Gate(metric="output_throughput_tok_s", max_worsening=0.05, unit="fraction"),
-        Gate(metric="ttft_p99_ms", max_worsening=0.1, unit="fraction"),
+        gate_of(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.02, unit="fraction"),
+        gate_of(metric="output_throughput_tok_s", max_worsening=0.05, unit="fraction"),
+        gate_of(metric="ttft_p99_ms", max_worsening=0.1, unit="fraction"),
     ]
     plan = detailed_report().plan
     plan = plan.model_copy(
@@ -460,12 +462,12 @@ def _plan(model: str, variant_model: str = "") -> CellPlan:
 def _gates() -> list[Gate]:
     smoke = [name for name in METRICS if name.startswith("smoke_") and name != "smoke_golden"]
     return [
-        *(Gate(metric=name, minimum=1.0, unit="bool") for name in smoke),
-        Gate(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.775, unit="fraction"),
-        Gate(metric="exact_match", task="gsm8k", filter="flexible-extract", minimum=0.7, unit="fraction"),
-        Gate(metric="output_throughput_tok_s", minimum=12000.0, unit="tok/s"),
-        Gate(metric="ttft_p99_ms", maximum=400.0, unit="ms"),
-        Gate(metric="tpot_p99_ms", maximum=50.0, unit="ms"),
+        *(gate_of(metric=name, minimum=1.0, unit="bool") for name in smoke),
+        gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.775, unit="fraction"),
+        gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", minimum=0.7, unit="fraction"),
+        gate_of(metric="output_throughput_tok_s", minimum=12000.0, unit="tok/s"),
+        gate_of(metric="ttft_p99_ms", maximum=400.0, unit="ms"),
+        gate_of(metric="tpot_p99_ms", maximum=50.0, unit="ms"),
     ]
 
 
@@ -598,8 +600,9 @@ def _judgement(gates: Sequence[Gate], measurements: Sequence[Measurement]) -> Ju
 def _verdict(gate: Gate, row: Measurement | None) -> GateVerdict:
     """As Great Expectations finds it, without its seconds to import."""
     interval = bounds_of(row) if row else None
-    meets: Callable[[float], bool] = (lambda n: n >= gate.bound) if gate.is_floor else (lambda n: n <= gate.bound)
-    ends = [meets(interval.lower), meets(interval.upper)] if interval else [False]
+    at_least, at_most = gate.limits
+    least, most = -math.inf if at_least is None else at_least, math.inf if at_most is None else at_most
+    ends = [least <= end <= most for end in (interval.lower, interval.upper)] if interval else [False]
     checks = Checks(
         present=row is not None,
         trusted=row is not None and row.value is not None,

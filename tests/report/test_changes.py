@@ -15,7 +15,7 @@ from vllm_qualify.engine.plan import Baseline, CellPlan, within
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load import BESIDE
 from vllm_qualify.evidence.measurement import invalid
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.workload import Load
 from vllm_qualify.report import points
 from vllm_qualify.report.before import Before, Drift, before, drifted
 from vllm_qualify.report.changes import ConfigRow, changes, why_none

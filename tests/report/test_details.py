@@ -23,7 +23,7 @@ from vllm_qualify.evidence.fitting import FOUND, Tried, Try
 from vllm_qualify.evidence.measurement import valid
 from vllm_qualify.evidence.stages import sweep_plan
 from vllm_qualify.evidence.watched import Series, read, series
-from vllm_qualify.recipe.model import Fit, Load, Sweep
+from vllm_qualify.recipe.workload import Fit, Load, Sweep
 from vllm_qualify.report.before import Drift
 from vllm_qualify.report.details import MOST_SAMPLES, Details, details_of, thinned
 from vllm_qualify.report.model import Report, read_report

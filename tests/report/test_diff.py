@@ -13,8 +13,9 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.plan import Baseline, CellPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement, invalid, valid
 from vllm_qualify.judge.compare import load_differs
+from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate, Load, Slo, Waiver
+from vllm_qualify.recipe.workload import Load, Slo
 from vllm_qualify.report.diff import NO_NOISE_KNOWN, WITHIN_NOISE, Change, Moved, ReportDiff, changes, diff
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_diff
@@ -139,7 +140,7 @@ def test_gates_and_waivers_are_compared_by_their_bounds(approved: Report) -> Non
         reason=SCRIPT,
         expires=approved.created_at.date(),
     )
-    changed = _planned(approved, gates=[*kept, Gate(metric="ttft_p99_ms", maximum=500.0, unit="ms")], waivers=[waiver])
+    changed = _planned(approved, gates=[*kept, gate_of(metric="ttft_p99_ms", maximum=500.0, unit="ms")], waivers=[waiver])
     assert [(change.what, change.kind) for change in diff(approved, changed).gates] == [
         ("ttft_p99_ms", "changed"),
         ("tpot_p99_ms", "removed"),

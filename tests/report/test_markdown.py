@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from tests.report.builder import HOSTILE, approved_report, image_report, not_approved_report
-from vllm_qualify.recipe.model import Waiver
+from vllm_qualify.recipe.gates import Waiver
 from vllm_qualify.report import head, words
 from vllm_qualify.report.markdown import artifact_key, escaped, first_screen
 from vllm_qualify.report.model import Report

@@ -20,7 +20,7 @@ from tests.report.builder import (
 from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
-from vllm_qualify.recipe.model import Fit, Sweep
+from vllm_qualify.recipe.workload import Fit, Sweep
 from vllm_qualify.report.details import Details
 from vllm_qualify.report.model import Report, read_report
 from vllm_qualify.report.page import TITLES, render_page

@@ -17,7 +17,7 @@ from tests.report.builder import approved_report, compared_report
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.answers import read, write
 from vllm_qualify.judge.compare import answers_path
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import questions as room
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import read_report
@@ -155,7 +155,7 @@ def test_an_unanswered_question_has_not_flipped(tmp_path: Path) -> None:
 
 def test_without_a_baseline_the_questions_have_their_own_scores(tmp_path: Path) -> None:
     shutil.copytree(CAPTURED, tmp_path / "accuracy" / "gsm8k")
-    gate = Gate(metric="exact_match", task="gsm8k", filter=FLEXIBLE, minimum=0.1, unit="fraction")
+    gate = gate_of(metric="exact_match", task="gsm8k", filter=FLEXIBLE, minimum=0.1, unit="fraction")
     plan = captured_plan(gate).model_copy(update={"baseline": None})
     found = compared(tmp_path, plan)
     assert (found.filter, found.against, found.theirs, found.flips, found.notes) == (FLEXIBLE, None, [], [], [])

@@ -8,7 +8,7 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, invalid, valid
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import WORST_FIRST, Judgement
-from vllm_qualify.recipe.model import Gate
+from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 
@@ -78,12 +78,12 @@ def test_no_interval_is_a_dash() -> None:
 @pytest.mark.parametrize(
     ("gate", "shown"),
     [
-        (Gate(metric="exact_match", filter="strict-match", minimum=0.805, unit="fraction"), "≥ 80.5 %"),
-        (Gate(metric="exact_match", filter="strict-match", minimum=0.29, unit="fraction"), "≥ 29 %"),
-        (Gate(metric="exact_match", filter="strict-match", minimum=1e-7, unit="fraction"), "≥ 0.00001 %"),
-        (Gate(metric="ttft_p99_ms", maximum=1250.0, unit="ms"), "≤ 1,250 ms"),
-        (Gate(metric="startup_s", maximum=0.25, unit="s"), "≤ 0.25 s"),
-        (Gate(metric="smoke_usage", minimum=1.0, unit="bool"), "yes"),
+        (gate_of(metric="exact_match", filter="strict-match", minimum=0.805, unit="fraction"), "≥ 80.5 %"),
+        (gate_of(metric="exact_match", filter="strict-match", minimum=0.29, unit="fraction"), "≥ 29 %"),
+        (gate_of(metric="exact_match", filter="strict-match", minimum=1e-7, unit="fraction"), "≥ 0.00001 %"),
+        (gate_of(metric="ttft_p99_ms", maximum=1250.0, unit="ms"), "≤ 1,250 ms"),
+        (gate_of(metric="startup_s", maximum=0.25, unit="s"), "≤ 0.25 s"),
+        (gate_of(metric="smoke_usage", minimum=1.0, unit="bool"), "yes"),
     ],
 )
 def test_a_bound_is_told_exactly(gate: Gate, shown: str) -> None:

@@ -13,7 +13,7 @@ from vllm_qualify.approval.statement import statement
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 
 class Approved(Frozen):

@@ -12,7 +12,8 @@ from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 from vllm_qualify.judge.verdict import GateVerdict, Verdict, worst
 from vllm_qualify.publish.store import MissingObjectError, Store
-from vllm_qualify.recipe.model import Frozen, Waiver
+from vllm_qualify.recipe.gates import Waiver
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
 
 RECIPE = "recipe"

@@ -25,7 +25,7 @@ from vllm_qualify.engine.server import (
     model_binds,
 )
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.model import VLLM
+from vllm_qualify.recipe.serving import VLLM
 
 Format = Literal["config", "docker", "compose", "kubernetes", "json"]
 Annotations = Mapping[str, str]

@@ -17,7 +17,7 @@ from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.publish.bundle import Manifest, Summary, read_manifest
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 REPORTS_SHOWN = 10
 MOST_TRIES = 50

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from vllm_qualify.approval.pointer import Entry, State, read_pointer, state_of
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 POINTER = "/pointer.json"
 

@@ -25,7 +25,7 @@ from vllm_qualify.approval.layout import (
 from vllm_qualify.errors import CallerError, StoreBusyError, StoreError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 State = Literal["approved", "expired", "superseded", "revoked"]
 # Each approver tries once and each revocation ends, so that a revocation comes through long before.

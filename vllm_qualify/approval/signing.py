@@ -23,7 +23,7 @@ from securesystemslib.signer import (  # type: ignore[attr-defined]  # it lists 
 from vllm_qualify.approval.errors import OtherKeyError, TamperedError
 from vllm_qualify.approval.layout import readable
 from vllm_qualify.errors import CallerError, HostError, QualifyError
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 PublicKey = SSlibKey
 PrivateKey = CryptoSigner

@@ -33,7 +33,7 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.store import MissingObjectError, Store, open_store
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 _OWN_OBJECTS = 4  # decision, approval, manifest and pointer
 _DEPTH = 7  # of approvals/<recipe>/<variant>/<GPU type>/<profile>/<run id>/approval.json

@@ -26,7 +26,7 @@ from vllm_qualify.engine.process import (
 )
 from vllm_qualify.engine.server import RESULTS_INSIDE, Client
 from vllm_qualify.errors import HostError, writing
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 STAGE = "load"
 

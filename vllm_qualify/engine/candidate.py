@@ -30,8 +30,10 @@ from vllm_qualify.engine.server import (
 from vllm_qualify.errors import CallerError, HostError, RecipeError, writing
 from vllm_qualify.recipe import drift
 from vllm_qualify.recipe.drift import Finding
-from vllm_qualify.recipe.model import VLLM, Environment, Frozen, LoadedRecipe
+from vllm_qualify.recipe.recipe import LoadedRecipe
+from vllm_qualify.recipe.serving import VLLM, Environment
 from vllm_qualify.recipe.tables import Answer, EngineTable, Judgement, ModelKind, parse_answer, parse_version, table_of
+from vllm_qualify.recipe.values import Frozen
 
 PROBE = Path(probe.__file__)
 CHECK, CPU = "check", "cpu"

@@ -24,7 +24,7 @@ from vllm_qualify.engine.failure import End
 from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.lazy import Lazy
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import redact_file
 
 if TYPE_CHECKING:

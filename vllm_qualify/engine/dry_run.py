@@ -23,7 +23,7 @@ from vllm_qualify.engine.server import (
     process_environment,
 )
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.model import LoadedRecipe
+from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.tables import parse_version, versions
 
 PORT = 8000

@@ -11,7 +11,8 @@ from typing import Literal
 
 from vllm_qualify.engine.process import quiet_environment
 from vllm_qualify.errors import HostError
-from vllm_qualify.recipe.model import VLLM, EngineName, Frozen
+from vllm_qualify.recipe.serving import VLLM, EngineName
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import redact
 
 Launcher = Literal["process", "docker"]

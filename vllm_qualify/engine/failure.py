@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 Turn = Literal["recipe", "host", "release", "hub"]
 Kind = Literal[

@@ -16,7 +16,7 @@ import pynvml
 from pydantic import Field, ValidationError, model_validator
 
 from vllm_qualify.errors import HostError
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 FormFactor = Literal["SXM", "PCIe", "NVL", "superchip"]
 

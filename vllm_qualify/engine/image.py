@@ -13,7 +13,7 @@ from vllm_qualify.engine.environment import PROBE, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.kind import KINDS, kind_in
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
 from vllm_qualify.lazy import Lazy
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 if TYPE_CHECKING:
     import docker

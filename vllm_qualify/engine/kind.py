@@ -10,7 +10,7 @@ import yaml
 from pydantic import JsonValue
 
 from vllm_qualify.engine.environment import Launcher
-from vllm_qualify.recipe.model import VLLM, EngineName, ServerArguments
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
 
 TENSORRT_LLM: EngineName = "tensorrt-llm"
 

@@ -12,7 +12,8 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.server import Engine
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.model import VLLM, EngineName, Frozen
+from vllm_qualify.recipe.serving import VLLM, EngineName
+from vllm_qualify.recipe.values import Frozen
 
 # What nvidia-smi ends with when it has said something for its parser: a table, a wrong query, no device.
 SMI_TELLS = (0, 2, 6)

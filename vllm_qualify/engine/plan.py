@@ -17,30 +17,12 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, check_kind, client_identity
 from vllm_qualify.engine.server import Engine, ServerPlan, draft_model, gpu_count, with_draft, with_speculation_parsed
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.gates import Gate, Minimum, Waiver
 from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
-from vllm_qualify.recipe.model import (
-    VLLM,
-    Accuracy,
-    Approval,
-    EngineName,
-    Environment,
-    Fit,
-    Frozen,
-    Gate,
-    Load,
-    LoadedRecipe,
-    LoadSettings,
-    Name,
-    Profile,
-    Recipe,
-    ServerArguments,
-    Serving,
-    Smoke,
-    Sweep,
-    Variant,
-    Waiver,
-    covers,
-)
+from vllm_qualify.recipe.recipe import Approval, LoadedRecipe, Profile, Recipe, Serving
+from vllm_qualify.recipe.serving import VLLM, EngineName, Environment, ServerArguments, Variant, covers
+from vllm_qualify.recipe.values import Frozen, Name
+from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smoke, Sweep
 
 T = TypeVar("T")
 
@@ -513,13 +495,13 @@ def _gates(recipe: Recipe, serving: Serving, variant: Variant, profile: Profile)
 
 
 def _network_gates(serving: Serving) -> list[Gate]:
-    return [] if serving.network is None else [Gate(metric=NCCL_INFINIBAND, minimum=1.0, unit="bool")]
+    return [] if serving.network is None else [Minimum(metric=NCCL_INFINIBAND, minimum=1.0, unit="bool")]
 
 
 def _smoke_gates(variant: Variant) -> list[Gate]:
     """Smoke always gates: a recipe cannot leave it out."""
     metrics = [*SMOKE_GATES, *(["smoke_golden"] if variant.smoke_golden is not None else [])]
-    return [Gate(metric=metric, minimum=1.0, unit="bool") for metric in metrics]
+    return [Minimum(metric=metric, minimum=1.0, unit="bool") for metric in metrics]
 
 
 def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineIdentity) -> Release:
@@ -560,7 +542,7 @@ def _task_plan(loaded: LoadedRecipe, settings: Accuracy, arguments: ServerArgume
     folder = loaded.path(settings.task_folder) if settings.task_folder else None
     if folder and not folder.is_dir():
         raise HostError(f"no tasks at {folder}", "restore the folder, or mend accuracy.task_folder in the recipe", "check")
-    compared = any(gate.task == settings.task and gate.max_loss is not None for gate in gates)
+    compared = any(gate.task == settings.task and gate.against == "answers" for gate in gates)
     return TaskPlan(
         settings=settings,
         num_concurrent=_num_concurrent(settings, arguments),

@@ -18,7 +18,7 @@ from vllm_qualify.engine.failure import End
 from vllm_qualify.engine.host_lock import held
 from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import redact, redact_file
 
 POLL_S = 0.1

@@ -31,7 +31,8 @@ from vllm_qualify.engine.process import (
 )
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
 from vllm_qualify.lazy import Lazy
-from vllm_qualify.recipe.model import VLLM, EngineName, Environment, Frozen, ServerArguments
+from vllm_qualify.recipe.serving import VLLM, EngineName, Environment, ServerArguments
+from vllm_qualify.recipe.values import Frozen
 
 if TYPE_CHECKING:
     import httpx

@@ -20,8 +20,8 @@ import pynvml
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
-from vllm_qualify.recipe.model import CountOrNone, Frozen, Number
 from vllm_qualify.recipe.tables import table_of
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 
 SCRAPES, HOST_SAMPLES = "server-metrics.jsonl", "host.jsonl"
 # A page that takes longer would leave out too many samples, and hold up the end of the run.

@@ -25,7 +25,7 @@ from vllm_qualify.evidence.lm_eval_worker import GENERATES, JOB, ORDER, TASK, Jo
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 STAGE = "accuracy"
 WORKER = "vllm_qualify.evidence.lm_eval_worker"

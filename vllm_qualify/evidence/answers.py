@@ -6,16 +6,21 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, Told
+from vllm_qualify.evidence.memory import Memory, digest_of
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Accuracy, CountOrNone, Frozen, Share
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
+from vllm_qualify.recipe.workload import Accuracy
 
 BLOCKS, LEAST_BLOCK = 5, 2
+# A run has some 50 blocks, and its baseline one file.
+STEPS = Memory(files=128)
 # Of a task's configuration what tells where its data lies, not how it asks and scores. Each question has a hash of its own.
 WHERE = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata")
 # lm-eval writes a function that it has no source of with its address in memory.
@@ -146,9 +151,16 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def _read_step(folder: Path, step: Step, task: str, available: int) -> tuple[Head, list[Answer]]:
-    results = json.loads(only(folder / step.folder, "results_*.json").read_text())
+    results = only(folder / step.folder, "results_*.json").read_bytes()
     path = only(folder / step.folder, "samples_*.jsonl")
-    rows = [(number, json.loads(line)) for number, line in _lines(path)]
+    samples = path.read_bytes()
+    what = (step.repetition, step.block, tuple(step.questions), task, available, path.name)
+    return STEPS.find(digest_of(results, samples), what, lambda: _parse_step(results, samples, path, step, task, available))
+
+
+def _parse_step(body: bytes, samples: bytes, path: Path, step: Step, task: str, available: int) -> tuple[Head, list[Answer]]:
+    results = json.loads(body)
+    rows = [(number, json.loads(line)) for number, line in _lines(samples)]
     keys = _scored(results["results"][task])
     filters = list(dict.fromkeys(name for _, name in keys))
     told = results["n-samples"][task]
@@ -166,10 +178,9 @@ def _read_step(folder: Path, step: Step, task: str, available: int) -> tuple[Hea
     return head, answers
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(content: bytes) -> Iterator[tuple[int, str]]:
     """Numbered from 1. Not by `splitlines`: lm-eval leaves U+2028, U+0085 and the like in a reply as they are."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        yield from enumerate(file, start=1)
+    return enumerate(StringIO(content.decode("utf-8"), newline="\n"), start=1)
 
 
 def _scored(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -253,9 +264,14 @@ def write(answered: Answered, path: Path) -> None:
 
 def load(path: Path) -> Answered:
     """What `write` wrote. Raises one of UNUSABLE if the file is anything else, or cut."""
-    first, *others = [line for _, line in _lines(path)]
+    content = path.read_bytes()
+    return STEPS.find(digest_of(content), "answers", lambda: _parse_answers(content, path.name))
+
+
+def _parse_answers(content: bytes, name: str) -> Answered:
+    first, *others = [line for _, line in _lines(content)]
     line = _Line.model_validate_json(first, strict=True)
     answers = [Answer.model_validate_json(other, strict=True) for other in others]
     if len(answers) != line.answers:
-        raise ValueError(f"{len(answers)} answers of {line.answers} in {path.name}")
+        raise ValueError(f"{len(answers)} answers of {line.answers} in {name}")
     return Answered(**(line.model_dump() | {"answers": answers}))

@@ -18,7 +18,8 @@ from vllm_qualify.engine.plan import CellPlan, fitted
 from vllm_qualify.errors import QualifyError, RecipeError
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import KvCache
-from vllm_qualify.recipe.model import Count, CountOrNone, Frozen, Number, ServerArguments
+from vllm_qualify.recipe.serving import ServerArguments
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number
 
 STAGE = "fit"
 TENSOR_PARALLEL, SEQUENCES, BATCHED = "tensor-parallel-size", "max-num-seqs", "max-num-batched-tokens"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vllm_qualify.engine.watch import HostSample
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.recipe.metrics import GPU_IDLE
-from vllm_qualify.recipe.model import CountOrNone, Frozen, Number
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 
 # Nobody knows what a GPU did between samples that lie further apart: a busy machine leaves out one or two of them.
 MOST_GAP_S = 3.0

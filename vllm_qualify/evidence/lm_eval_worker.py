@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn
 import httpx
 from ruamel.yaml import YAML
 
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 TASK, JOB, ORDER = "task.json", "job.json", "order"
 POLL_S = 0.02

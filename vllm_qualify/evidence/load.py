@@ -1,6 +1,5 @@
 """Load: `vllm bench serve` with random prompts, repeated, with the server's counters before and after each repeat."""
 
-import hashlib
 import json
 import math
 import re
@@ -8,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,13 +33,16 @@ from vllm_qualify.evidence.measurement import (
     share_interval,
     valid,
 )
+from vllm_qualify.evidence.memory import Memory, digest_of
 from vllm_qualify.evidence.repeats import interval_over_looks
 from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
 from vllm_qualify.evidence.watched import problems as watched_problems
 from vllm_qualify.recipe import metrics
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
-from vllm_qualify.recipe.model import VLLM, Count, CountOrNone, EngineName, Frozen, Load, Number, Seconds, ServerArguments
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number, Seconds
+from vllm_qualify.recipe.workload import Load
 
 STAGE = "load"
 PREFIX_HITS_ALLOWED = 0.01
@@ -86,7 +88,7 @@ WHOLE = ", over whole runs with their ramp-up and tail"
 # Of bench's lists the long ones: a number for each token, and each reply's text.
 LONG_LISTS = ("itls", "generated_texts")
 # What is remembered of a result file is small; no load has more repeats.
-FILES_REMEMBERED = 256
+RESULTS = Memory(files=256)
 
 Found = TypeVar("Found")
 
@@ -328,22 +330,12 @@ class Repeat:
         return self.remembered(what, lambda: steady_of(self.result, settings, is_open))
 
     def remembered(self, what: Hashable, find: Callable[[], Found]) -> Found:
-        """What was found of the same content before, or else is now. An error is not remembered."""
-        memory = _memory_of(self._digest)
-        if what not in memory:
-            memory[what] = find()
-        found: Found = memory[what]
-        return found
+        """As `Memory.find`, of the result file."""
+        return RESULTS.find(self._digest, what, find)
 
     @cached_property
     def _digest(self) -> bytes:
-        return hashlib.sha256(self.text.encode(errors="surrogatepass")).digest()
-
-
-@lru_cache(maxsize=FILES_REMEMBERED)
-def _memory_of(_digest: bytes) -> dict[Hashable, Any]:
-    """Of the file with this digest; empty at first."""
-    return {}
+        return digest_of(self.text.encode(errors="surrogatepass"))
 
 
 def _without_long_lists(result: Any) -> Any:

@@ -12,8 +12,9 @@ from pydantic import AfterValidator, Field, model_validator
 from scipy import special
 
 from vllm_qualify.evidence.sequential import Sides
+from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import CountOrNone, Frozen, Number, label_of
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
 """What reading evidence raises when a file is missing, cut or not as its tool writes it. It makes the measurement invalid."""

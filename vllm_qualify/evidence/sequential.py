@@ -16,8 +16,9 @@ import numpy as np
 from scipy import special
 
 from vllm_qualify.lazy import Lazy
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import Direction
-from vllm_qualify.recipe.model import Frozen, Gate
+from vllm_qualify.recipe.values import Frozen
 
 if TYPE_CHECKING:
     from scipy import optimize

@@ -21,7 +21,9 @@ from vllm_qualify.errors import QualifyError, writing
 from vllm_qualify.evidence import accuracy, load
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.load import Driven
-from vllm_qualify.recipe.model import VLLM, Frozen, Load
+from vllm_qualify.recipe.serving import VLLM
+from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.recipe.workload import Load
 
 Tell = Callable[[str], None]
 BENCH_LOG, LM_EVAL, LAUNCHED, ENDED = "bench.log", "lm-eval", "launched_at", "ended_at"

@@ -9,7 +9,7 @@ import httpx
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
 from vllm_qualify.recipe.metrics import SMOKE_METRICS
-from vllm_qualify.recipe.model import Smoke
+from vllm_qualify.recipe.workload import Smoke
 
 ASKS = 2
 MODELS, REPLIES = "models.json", "replies.json"

@@ -32,7 +32,8 @@ from vllm_qualify.evidence.measurement import (
 )
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
 from vllm_qualify.recipe.metrics import ACCEPTANCE_BATCH1, METRICS, SAME_TEXT
-from vllm_qualify.recipe.model import Count, Frozen, Load, Seconds, Text
+from vllm_qualify.recipe.values import Count, Frozen, Seconds, Text
+from vllm_qualify.recipe.workload import Load
 
 STAGE = "speculation"
 DRAFTED, UNDRAFTED = "drafted", "undrafted"

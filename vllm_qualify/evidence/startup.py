@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
-from vllm_qualify.recipe.model import Frozen, Number
+from vllm_qualify.recipe.values import Frozen, Number
 
 # Its stamp has no year and no time zone. What stands before it is the process, and a prefix that somebody configured.
 _LINE = re.compile(

@@ -34,7 +34,7 @@ import numpy as np
 
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
-from vllm_qualify.recipe.model import Slo
+from vllm_qualify.recipe.workload import Slo
 
 if TYPE_CHECKING:
     from scipy import stats

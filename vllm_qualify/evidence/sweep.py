@@ -31,20 +31,9 @@ from vllm_qualify.recipe.metrics import (
     least_prompts,
     least_requests,
 )
-from vllm_qualify.recipe.model import (
-    LEAST_PROMPTS_PER_CLIENT,
-    VLLM,
-    Count,
-    CountOrNone,
-    EngineName,
-    Frozen,
-    Load,
-    Number,
-    Seconds,
-    ServerArguments,
-    Slo,
-    Sweep,
-)
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number, Seconds
+from vllm_qualify.recipe.workload import LEAST_PROMPTS_PER_CLIENT, Load, Slo, Sweep
 
 STAGE, SERVE = "sweep", "serve"
 ASKED = "asked.json"

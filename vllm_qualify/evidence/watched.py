@@ -18,7 +18,7 @@ from vllm_qualify.engine.watch import (
     family_of,
 )
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
-from vllm_qualify.recipe.model import Frozen, Number
+from vllm_qualify.recipe.values import Frozen, Number
 
 # vLLM's documentation, "Optimization and Tuning", section "Preemption".
 PREEMPTION_REMEDY = (

@@ -19,10 +19,12 @@ from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
 from vllm_qualify.evidence.repeats import interval_over_looks
 from vllm_qualify.evidence.sequential import Sides, levels_of, sides
+from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.judge import paired, relative
 from vllm_qualify.judge.paired import Answers
+from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
-from vllm_qualify.recipe.model import LEAST_REPETITIONS, Gate, Load, label_of
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE = "baseline", "load.json"
@@ -45,7 +47,7 @@ def compare(
     @cache
     def loads() -> list[Measurement]:
         """The baseline's, read once for all gates."""
-        return _beside(plan.beside, plan, evidence) if plan.beside else _history(plan, evidence)
+        return parse_beside(plan, evidence) if plan.beside else _history(plan, evidence)
 
     return [_compared(gate, plan, evidence, measurements, loads) for gate in comparing]
 
@@ -59,13 +61,15 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
         ours = _own(gate, measurements)
         if ours.invalid_because is not None:
             return invalid(gate.metric, ours.invalid_because, ours.source, **about)
-        if gate.max_loss is not None:
-            found = _loss(gate, plan, evidence, about)
-        else:
-            found = _worsening(gate, plan, evidence, ours, loads, about)
+        match gate.against:
+            case "answers":
+                return _loss(gate, plan, evidence, about)
+            case "load":
+                return _worsening(gate, plan, evidence, ours, loads, about)
+            case None:
+                raise ValueError(f"{gate.label} is a gate on the metric itself")
     except UNUSABLE as error:
         return invalid(gate.metric, f"no usable comparison: {in_words(error)}", "", **about)
-    return found
 
 
 def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
@@ -101,7 +105,7 @@ def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measu
         try:
             own = _own(gate, measurements)
             problem = own.invalid_because
-            if problem is None and gate.max_loss is not None:
+            if problem is None and gate.against == "answers":
                 problem = _too_seldom(answers.read(evidence / "accuracy" / str(gate.task), _task_of(plan, gate)))
         except UNUSABLE as error:
             problem = in_words(error)
@@ -133,7 +137,7 @@ def answers_path(task: str) -> str:
 
 
 def paired_gates(plan: CellPlan, task: TaskPlan) -> list[Gate]:
-    return [gate for gate in plan.comparing if gate.task == task.name and gate.max_loss is not None]
+    return [gate for gate in plan.comparing if gate.task == task.name and gate.against == "answers"]
 
 
 def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
@@ -164,7 +168,7 @@ def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate) -> 
     scores = _sums(answered.answers, _key(gate), _questions(answered.answers))
     if scores.spare == 0:
         raise UnlikeError("the baseline was asked each question once, so that nobody knows the noise: establish it anew")
-    needed = paired.repetitions_for(gate.bound, scores.noise, len(scores.asked))
+    needed = paired.repetitions_for(_margin(gate), scores.noise, len(scores.asked))
     return min(needed, task.settings.most_repetitions)
 
 
@@ -187,12 +191,12 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     asked = len(new.answers)
     if asked not in looks:
         return invalid(gate.metric, f"{asked} answers, where the gates are looked at after {looks}", source, **about)
-    found = paired.loss(theirs, ours, gate.bound)
+    found = paired.loss(theirs, ours, _margin(gate))
     known = paired.information(looks, len(questions), int(theirs.asked.max()))
     interval = paired.interval(found, sides("lower", levels_of(plan.judged), known, looks.index(asked)))
     length = _length_ratio(new.answers, old.answers)
     # A loss that is sure stays one, whatever the replies' length.
-    is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > gate.bound
+    is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
     if not is_comparable and asked >= len(questions):
         problem = f"replies are {length:.2f} times as long as the baseline's, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
@@ -207,6 +211,13 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
         traced_to=[f"accuracy/{task.name}/{path}" for path in traced],
         **about,
     )
+
+
+def _margin(gate: Gate) -> float:
+    """What may be lost at most."""
+    if gate.limits.at_most is None:
+        raise ValueError(f"{gate.label} does not say what may be lost at most")
+    return gate.limits.at_most
 
 
 def _looks(task: TaskPlan, questions: int, repetitions: int) -> list[int]:
@@ -323,11 +334,6 @@ def _only(measurements: Iterable[Measurement], metric: str) -> Measurement:
     return found[0]
 
 
-def _beside(server: ServerPlan, plan: CellPlan, evidence: Path) -> list[Measurement]:
-    """The load of the baseline's server, measured in turns with the cell's."""
-    return load.parse(evidence / "load" / load.BESIDE, plan.load, levels_of(plan.judged), server.kind, server.arguments)
-
-
 def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
     """The baseline's load as it was measured at its own time, if it was measured as this one was."""
     if problem := load_differs(plan):
@@ -337,7 +343,7 @@ def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
 
 def task_differs(plan: CellPlan, task: TaskPlan) -> str | None:
     """Why the baseline's answers to a task cannot be compared with the cell's, as far as their settings tell."""
-    paired = any(gate.task == task.name and gate.max_loss is not None for gate in plan.gates)
+    paired = any(gate.task == task.name and gate.against == "answers" for gate in plan.gates)
     before = next((settings for settings in plan.compared_with.accuracy if settings.task == task.name), None)
     if not paired:
         return None

@@ -7,7 +7,7 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.load import OUTPUT, Made
 from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
-from vllm_qualify.recipe.model import Load
+from vllm_qualify.recipe.workload import Load
 
 # Of two loads these must be the same, so that the throughput of the one tells how long the other takes.
 ALIKE = {"input_len", "output_len", "length_spread", "prompts_sha256", "api", "max_concurrency"}
@@ -103,9 +103,10 @@ def _rate_of_baseline(plan: CellPlan, evidence: Path) -> float | None:
 def _demanded(plan: CellPlan) -> Iterator[float]:
     """The output tokens per second that absolute gates ask for; of a time per token, with every client under way."""
     for gate in plan.gates:
-        if gate.is_against_baseline or not gate.bound > 0:
+        at_least, at_most = gate.limits
+        if gate.is_against_baseline:
             continue
-        if gate.metric == OUTPUT:
-            yield gate.bound
-        elif gate.metric in TPOT:
-            yield 1000 * plan.load.max_concurrency / gate.bound
+        if gate.metric == OUTPUT and at_least:
+            yield at_least
+        elif gate.metric in TPOT and at_most:
+            yield 1000 * plan.load.max_concurrency / at_most

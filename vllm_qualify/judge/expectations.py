@@ -8,7 +8,7 @@ of one row the minimum is the value. With a condition on rows each expectation w
 
 import math
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from numbers import Real
 from pathlib import Path
@@ -20,8 +20,8 @@ from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.judge.verdict import Checks, Judgement, bounds_of, gate_verdict, measurements_of, waived, worst
 from vllm_qualify.lazy import Lazy
+from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate, Waiver
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,34 +158,39 @@ def _checked(measurement: Measurement) -> Measurement:
 def _expectations(gates: Sequence[Gate]) -> "list[Expectation]":
     found: list[Expectation] = []
     for gate in gates:
-        for check, expectation in _expected(gate).items():
+        for check, expectation in _expected(gate):
             # Unlike those that Great Expectations gives them, the same each time the same gates are judged.
             expectation.meta = {"id": len(found) + 1, "gate": gate.label, "check": check}
             found.append(expectation)
     return found
 
 
-def _expected(gate: Gate) -> "dict[str, Expectation]":
-    """By check. A yes-or-no check has no noise, so that its value is all that is asked of it."""
+def _expected(gate: Gate) -> "Iterator[tuple[str, Expectation]]":
+    """Each with its check. A gate with two bounds has the checks of both, and all of them must hold."""
     import great_expectations.expectations as gxe
 
-    inside = gxe.ExpectColumnMinToBeBetween if gate.is_floor else gxe.ExpectColumnMaxToBeBetween
-    least, largest = _range(gate)
-    # What lies beyond the metric's range is inside no bound.
-    at_bound = (
-        {"min_value": gate.bound, "max_value": largest} if gate.is_floor else {"min_value": least, "max_value": gate.bound}
-    )
     # Great Expectations' own words for it leave out what makes a row trusted.
     told = f"{gate.label} has one row, which is valid, in {gate.unit}, of at least one sample, and possible"
-    trusted = gxe.ExpectColumnMinToBeBetween(column=_column(gate, SAMPLES), min_value=1, description=told)
+    yield "trusted", gxe.ExpectColumnMinToBeBetween(column=_column(gate, SAMPLES), min_value=1, description=told)
+    (lower, upper), (least, largest), (at_least, at_most) = BOUNDS, _range(gate), gate.limits
+    # What lies beyond the metric's range is inside no bound.
+    if at_least is not None:
+        at_bound = {"min_value": at_least, "max_value": largest}
+        yield from _at(gxe.ExpectColumnMinToBeBetween, gate, at_bound, pessimistic=lower, optimistic=upper)
+    if at_most is not None:
+        at_bound = {"min_value": least, "max_value": at_most}
+        yield from _at(gxe.ExpectColumnMaxToBeBetween, gate, at_bound, pessimistic=upper, optimistic=lower)
+
+
+def _at(
+    inside: "type[Expectation]", gate: Gate, at_bound: dict[str, float], *, pessimistic: str, optimistic: str
+) -> "Iterator[tuple[str, Expectation]]":
+    """What is expected of an interval at one bound. A yes-or-no check has no noise: its value is all that is asked of it."""
     if not gate.has_noise:
-        return {"trusted": trusted, "surely_inside": inside(column=_column(gate, "value"), **at_bound)}
-    pessimistic, optimistic = BOUNDS if gate.is_floor else reversed(BOUNDS)
-    return {
-        "trusted": trusted,
-        "surely_inside": inside(column=_column(gate, pessimistic), **at_bound),
-        "maybe_inside": inside(column=_column(gate, optimistic), **at_bound),
-    }
+        yield "surely_inside", inside(column=_column(gate, "value"), **at_bound)
+        return
+    yield "surely_inside", inside(column=_column(gate, pessimistic), **at_bound)
+    yield "maybe_inside", inside(column=_column(gate, optimistic), **at_bound)
 
 
 def _column(gate: Gate, name: str) -> str:
@@ -244,7 +249,7 @@ def _found(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict[st
     for result in results:
         meta = result.expectation_config.meta
         gate, check = meta["gate"], meta["check"]
-        found[gate, check] = bool(result.success)
+        found[gate, check] = found.get((gate, check), True) and bool(result.success)
         ids.setdefault(gate, []).append(meta["id"])
         if _raised(result.exception_info):
             found[gate, "trusted"] = False

@@ -10,8 +10,9 @@ from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.judge.compare import UnlikeError, compare, paired_gates, repetitions_to_establish
 from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import LEAST_REPETITIONS, Gate
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS
 
 
 def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:

@@ -6,7 +6,8 @@ from typing import Literal
 
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.recipe.model import Frozen, Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Waiver
+from vllm_qualify.recipe.values import Frozen
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
 # The worst of a cell's gates decides it.
@@ -91,7 +92,7 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 
 def is_decided(gate: Gate, measurements: Sequence[Measurement]) -> bool:
-    """Whether more samples would change nothing: the interval lies on one side of the bound, or there is nothing to trust.
+    """Whether more samples would change nothing: no bound lies within the interval, or there is nothing to trust.
 
     What `judge` says of the same gate, without the seconds that Great Expectations takes.
     """
@@ -99,13 +100,16 @@ def is_decided(gate: Gate, measurements: Sequence[Measurement]) -> bool:
     if len(found) != 1 or found[0].invalid_because is not None:
         return True
     interval = bounds_of(found[0])
-    return interval is not None and not interval.lower <= gate.bound <= interval.upper
+    return interval is not None and not any(interval.lower <= bound <= interval.upper for bound in gate.bounds)
 
 
 def surely_misses(gate: Gate, measurements: Sequence[Measurement]) -> bool:
     found = measurements_of(gate, measurements)
     interval = bounds_of(found[0]) if len(found) == 1 and found[0].invalid_because is None else None
-    return interval is not None and (interval.upper < gate.bound if gate.is_floor else interval.lower > gate.bound)
+    if interval is None:
+        return False
+    at_least, at_most = gate.limits
+    return (at_least is not None and interval.upper < at_least) or (at_most is not None and interval.lower > at_most)
 
 
 def measurements_of(gate: Gate, measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -162,7 +166,10 @@ def bounds_of(measurement: Measurement) -> Interval | None:
 def _visible(measurement: Measurement, interval: Interval | None, gate: Gate) -> float | None:
     if interval is None or measurement.value is None:
         return None
-    return measurement.value - interval.lower if gate.is_floor else interval.upper - measurement.value
+    at_least, at_most = gate.limits
+    reaches = [measurement.value - interval.lower] if at_least is not None else []
+    reaches += [interval.upper - measurement.value] if at_most is not None else []
+    return max(reaches)
 
 
 def _because(verdict: Verdict, checks: Checks, found: Measurement, *, is_check: bool) -> str:

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.model import Count, EngineName, Frozen, Number
+from vllm_qualify.recipe.serving import EngineName
+from vllm_qualify.recipe.values import Count, Frozen, Number
 
 MANIFEST_VERSION = 1
 TYPES = {

@@ -15,21 +15,19 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from vllm_qualify.engine.environment import EngineIdentity
-from vllm_qualify.engine.plan import CellPlan, TaskPlan, within
-from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.engine.plan import CellPlan, within
 from vllm_qualify.errors import StoreError, writing
 from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.evidence.stages import parse
+from vllm_qualify.evidence.stages import TABLE, parse
+from vllm_qualify.evidence.stages.stage import server_inputs
 from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 APPROVED = "approved"
-# What of a plan's server does not determine what is measured: where it is, and how long its start may take.
-NOT_OF_THE_SERVER = {"engine", "gpus", "startup_timeout_s"}
-# Of the stages that can be taken over. A baseline's evidence is brought anew: it is cheap, and the store has it anyway.
-REUSABLE: tuple[Stage, ...] = ("fit", "serve", "smoke", "accuracy", "load", "speculation", "sweep")
+# The stages that can be taken over, each with what determines it.
+INPUTS = {name: kind.inputs for name, kind in TABLE.items() if kind.inputs}
 
 
 class Reuse(Frozen):
@@ -58,7 +56,7 @@ class Kept(Frozen):
 
 def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
     """Store a finished stage, unless it was itself taken over. Raises StoreError, HostError."""
-    if stage.stage not in REUSABLE or stage.taken_from:
+    if stage.stage not in INPUTS or stage.taken_from:
         return
     for file in stage.files:
         put_evidence(store, evidence, file)
@@ -94,8 +92,8 @@ def take_over(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse:
 
 
 def stage_key(stage: Stage, plan: CellPlan) -> str:
-    """SHA-256 of all that determines what the stage of a plan measures."""
-    told = {"stage": stage, "common": _common(plan), "own": _own(stage, plan)}
+    """SHA-256 of all that determines what the stage of a plan measures. Raises KeyError for one that is not taken over."""
+    told = {"stage": stage, "common": _common(plan), "own": INPUTS[stage](plan)}
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -103,7 +101,7 @@ def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
     """Whether two plans would qualify the same in the same way, whatever each is compared with, and by whatever time."""
     alone = {"baseline": None, "beside": None, "establishes": False}
     mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
-    return all(stage_key(stage, mine) == stage_key(stage, other) for stage in REUSABLE)
+    return all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
 
 
 def _with_tasks_alike(plan: CellPlan) -> CellPlan:
@@ -118,55 +116,13 @@ def _common(plan: CellPlan) -> dict[str, Any]:
         "engine": _engine(release.engine),
         "client": _engine(plan.client) if plan.client else None,
         "model": [None if plan.server.is_local else release.model, release.revision],
-        "server": _server(plan.server),
+        "server": server_inputs(plan.server),
         "machine": plan.fingerprint.id,
     }
 
 
 def _engine(engine: EngineIdentity) -> dict[str, Any]:
     return {"kind": engine.kind, "version": engine.version, "digest": engine.digest, "packages": engine.packages}
-
-
-def _server(server: ServerPlan) -> dict[str, Any]:
-    # A local model is known by its content, and may lie elsewhere on another host.
-    without = NOT_OF_THE_SERVER | ({"model"} if server.is_local else set())
-    return server.model_dump(mode="json", exclude=without) | {"gpus": len(server.gpus)}
-
-
-def _own(stage: Stage, plan: CellPlan) -> Any:
-    if stage == "smoke":
-        return plan.smoke.model_dump(mode="json")
-    if stage == "serve":
-        return plan.warm_starts
-    if stage == "accuracy":
-        return [[_task(task) for task in plan.accuracy], metadata.version("lm-eval"), *_judging(plan)]
-    measured = {"load": _dumped(plan.load), "speculative": bool(plan.undrafted)}
-    if stage == "load":
-        beside = plan.beside and _server(plan.beside)
-        return [measured, beside, *_judging(plan)]
-    planned = {"sweep": _dumped(plan.sweep), "fit": _dumped(plan.fit), "workload": _dumped(plan.workload)}
-    return [measured, planned, *_judging(plan)]
-
-
-def _dumped(settings: Frozen | None) -> Any:
-    return settings.model_dump(mode="json") if settings else None
-
-
-def _judging(plan: CellPlan) -> list[Any]:
-    """What decides when enough was measured."""
-    gates = [gate.model_dump(mode="json") for gate in plan.judged]
-    waived = sorted((waiver.gate, str(waiver.expires)) for waiver in plan.waivers)
-    return [gates, waived, plan.baseline.run_id if plan.baseline else None, plan.establishes]
-
-
-def _task(task: TaskPlan) -> Any:
-    """Its files by their content, wherever they lie."""
-    folder = sorted(path for path in task.folder.rglob("*") if path.is_file()) if task.folder else []
-    files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (*(task.questions or ()), *folder)]
-    settings = task.model_dump(
-        mode="json", exclude={"questions": True, "folder": True, "settings": {"questions", "task_folder"}}
-    )
-    return [settings, files]
 
 
 def _folder(stage: Stage, plan: CellPlan) -> str:

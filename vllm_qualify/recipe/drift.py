@@ -10,8 +10,9 @@ from jsonschema import Draft202012Validator
 from pydantic import JsonValue
 
 from vllm_qualify.recipe.metrics import COUNTERS_READ
-from vllm_qualify.recipe.model import Environment, Frozen, ServerArguments
+from vllm_qualify.recipe.serving import Environment, ServerArguments
 from vllm_qualify.recipe.tables import EngineTable, ModelKind, Option, Schema
+from vllm_qualify.recipe.values import Frozen
 
 Kind = Literal[
     "unknown-option",

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.model import LoadedRecipe, Recipe
+from vllm_qualify.recipe.gates import TAGS
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
 
 def catalog_folder() -> Path:
@@ -69,12 +71,21 @@ def _validate(document: Any, path: Path) -> Recipe:
 
 
 def _key_path(error: ValidationError) -> str:
-    location = error.errors()[0]["loc"]
-    return ".".join(str(part) for part in location if part != "[key]") or "(top level)"
+    location = _first(error)["loc"]
+    return ".".join(str(part) for part in location if part != "[key]" and part not in TAGS) or "(top level)"
+
+
+def _first(error: ValidationError) -> ErrorDetails:
+    """An unknown key goes before a missing one beside it: it may be a misspelling of that one."""
+    first, *others = error.errors()
+    if first["type"] != "missing":
+        return first
+    beside = (each for each in others if each["type"] == "extra_forbidden" and each["loc"][:-1] == first["loc"][:-1])
+    return next(beside, first)
 
 
 def _first_problem(error: ValidationError) -> tuple[str, str]:
-    first = error.errors()[0]
+    first = _first(error)
     more = f" ({error.error_count() - 1} more after this)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         return f"unknown key{more}", f"allowed here: {', '.join(_allowed_keys(first['loc']))}"
@@ -89,17 +100,16 @@ def _short(value: object) -> str:
 
 
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:
-    """The keys of the model that holds `location`'s last part."""
-    model: Any = Recipe
+    """The keys of the model that holds `location`'s last part; of any kind of model that can stand there."""
+    models: list[type[BaseModel]] = [Recipe]
     for part in location[:-1]:
-        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
-        model = _inner_model(field.annotation) if field else model
-    return list(model.model_fields)
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [inner for field in fields for inner in _inner_models(field.annotation)] or models
+    return list(dict.fromkeys(key for model in models for key in model.model_fields))
 
 
-def _inner_model(annotation: Any) -> Any:
-    """The model inside `X`, `X | None`, `list[X]` or `dict[str, X]`."""
-    if hasattr(annotation, "model_fields"):
-        return annotation
-    inner = [_inner_model(argument) for argument in getattr(annotation, "__args__", ())]
-    return next((model for model in inner if hasattr(model, "model_fields")), annotation)
+def _inner_models(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside `X`, `X | Y`, `list[X]` or `dict[str, X]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _inner_models(argument)]

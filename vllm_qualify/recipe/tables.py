@@ -12,7 +12,7 @@ from pydantic import JsonValue, ValidationError
 
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 
 WORDS_FOR_PEOPLE = ("description", "title")
 Schema = dict[str, JsonValue] | None

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from vllm_qualify.approval.layout import JSON, Line, Moment, canonical, readable, reason_of, sha256
 from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.releases.source import Found, Source
 
 # Longer than an event needs to its consumer.

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from vllm_qualify.recipe.model import Frozen, VersionRange
+from vllm_qualify.recipe.serving import VersionRange
+from vllm_qualify.recipe.values import Frozen
 
 # Three numbers at least: a tag such as 20260131 is a date. Nothing behind them: -cu130 and -aarch64 are builds of a version.
 _VERSION = re.compile(r"v?(?P<version>\d+(?:\.\d+){2,}(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vllm_qualify.approval.layout import canonical, sha256
-from vllm_qualify.recipe.model import Frozen, Name, Text
+from vllm_qualify.recipe.values import Frozen, Name, Text
 from vllm_qualify.releases.rule import VersionRule
 
 # The part of a qualification where what is wrong here is found.

@@ -1,6 +1,5 @@
 """The approved run that a cell is compared with: what of it stands beside the cell's own."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -11,13 +10,14 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence import load
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
-from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.evidence.sweep import CurvePoint
 from vllm_qualify.judge.compare import BASELINE
 from vllm_qualify.recipe import drift
 from vllm_qualify.recipe.drift import Finding
-from vllm_qualify.recipe.model import VLLM, Frozen
+from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import table_of
+from vllm_qualify.recipe.values import Frozen
 
 Measured = Literal["then", "in turns"]
 
@@ -69,7 +69,7 @@ def before(plan: CellPlan, evidence: Path) -> Before | None:
     told = _Report.model_validate_json((evidence / BASELINE / "report.json").read_bytes())
     if told.run_id != plan.baseline.run_id:
         raise ValueError(f"the report is of run {told.run_id}")
-    beside = _beside(plan, evidence)
+    beside = parse_beside(plan, evidence)
     others = [row for stage in told.stages for row in stage.measurements if not (beside and stage.stage == load.STAGE)]
     return Before(
         run_id=told.run_id,
@@ -79,13 +79,6 @@ def before(plan: CellPlan, evidence: Path) -> Before | None:
         load_measured="in turns" if beside else "then",
         curve=told.details.sweep.curve if told.details.sweep else [],
     )
-
-
-def _beside(plan: CellPlan, evidence: Path) -> Sequence[Measurement]:
-    if plan.beside is None:
-        return []
-    server = plan.beside
-    return load.parse(evidence / load.STAGE / load.BESIDE, plan.load, levels_of(plan.judged), server.kind, server.arguments)
 
 
 def drifted(plan: CellPlan) -> Drift | None:

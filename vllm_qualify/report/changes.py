@@ -12,7 +12,7 @@ from vllm_qualify.engine.plan import Baseline, CellPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.judge.verdict import GateVerdict, measurements_of
-from vllm_qualify.recipe.model import Gate, label_of
+from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.report import diff, words
 from vllm_qualify.report.diff import options
 from vllm_qualify.report.model import Report
@@ -147,7 +147,7 @@ def _json(setting: JsonValue) -> str:
 
 
 def _metric_row(found: GateVerdict, report: Report) -> MetricRow:
-    gate, unit = found.gate, words.unit_of(found.gate)
+    gate, unit = found.gate, found.gate.shown_unit
     compared = next(iter(measurements_of(gate, report.judgement.comparisons)), None)
     ours = [row for stage in report.stages for row in stage.measurements]
     before = report.details.before
@@ -155,8 +155,8 @@ def _metric_row(found: GateVerdict, report: Report) -> MetricRow:
         gate=label_of(gate.metric, gate.task, gate.filter, against_baseline=False),
         then=_own_value(gate, before.measurements if before else []),
         now=_own_value(gate, ours),
-        worse=words.value(compared.value if compared else None, unit, [gate.bound]),
-        interval=words.interval(compared.interval if compared else None, unit, [gate.bound]),
+        worse=words.value(compared.value if compared else None, unit, gate.bounds),
+        interval=words.interval(compared.interval if compared else None, unit, gate.bounds),
         bound=words.bound(gate),
         verdict=found.verdict,
         because=found.because,

@@ -19,7 +19,8 @@ from vllm_qualify.evidence.stages import found_by_fit, idle_gpus, sweep_plan
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.sweep import Swept
 from vllm_qualify.evidence.watched import Series
-from vllm_qualify.recipe.model import VLLM, Frozen
+from vllm_qualify.recipe.serving import VLLM
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.before import Before, Drift, before, drifted
 from vllm_qualify.report.questions import Questions, questions
 

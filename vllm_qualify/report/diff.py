@@ -12,19 +12,21 @@ from pydantic import JsonValue
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
+from vllm_qualify.evidence.stages import TABLE
 from vllm_qualify.judge.compare import NOT_OF_THE_WORKLOAD, SAME_QUESTIONS
 from vllm_qualify.judge.verdict import Verdict, bounds_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SLO_COST, STAGES, Direction, Stage
-from vllm_qualify.recipe.model import Frozen, Load
+from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.recipe.workload import Load
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 
 Kind = Literal["added", "removed", "changed"]
 Told = Literal["better", "worse", "equal", "not told"]
 CHOSEN_AT_START = ("host", "port")
-# Everything in them is a time or a rate, of a machine and by a client.
-TIMED: tuple[Stage, ...] = ("serve", "load", "speculation", "sweep")
-BY_CLIENT: tuple[Stage, ...] = ("load", "speculation", "sweep")
+# Of the stages that measure something: what they measure depends on the machine, and on the client of the load.
+TIMED = [name for name, kind in TABLE.items() if kind.is_timed and kind.has_measurements]
+BY_CLIENT = [name for name, kind in TABLE.items() if kind.uses_bench and kind.has_measurements]
 # What its answers depend on; where its files lie tells whether they are the same ones as far as a report can.
 QUESTIONS = {*SAME_QUESTIONS, "questions", "task_folder"}
 # How long and how often a load is measured, where its prompts lie, and what is counted of it; the rest is what is asked.
@@ -306,12 +308,12 @@ def _noise(a: Interval | None, b: Interval | None) -> str:
 
 def _unlike(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
     if a.fingerprint.id != b.fingerprint.id:
-        yield Unlike(stages=list(TIMED), because=f"A was measured on {a.fingerprint.id}, B on {b.fingerprint.id}")
+        yield Unlike(stages=TIMED, because=f"A was measured on {a.fingerprint.id}, B on {b.fingerprint.id}")
     if a.client_version != b.client_version:
         because = f"A's load client was vLLM {a.client_version}, B's {b.client_version}"
-        yield Unlike(stages=list(BY_CLIENT), because=because)
+        yield Unlike(stages=BY_CLIENT, because=because)
     if other := changes(_requests(a.load), _requests(b.load)):
-        yield Unlike(stages=list(BY_CLIENT), because=f"the load was another one: {_in_words(other)}")
+        yield Unlike(stages=BY_CLIENT, because=f"the load was another one: {_in_words(other)}")
     if a.load.slo != b.load.slo:
         because = f"another SLO was to be met: {_in_words(changes(_dumped(a.load.slo), _dumped(b.load.slo)))}"
         yield Unlike(stages=["load"], metric=GOODPUT, because=because)

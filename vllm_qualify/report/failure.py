@@ -14,7 +14,7 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.plan import Cell, CellPlan
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.recipe.metrics import STAGES, Stage
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.templates import template
 from vllm_qualify.secrets import redact

@@ -12,7 +12,7 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
 from vllm_qualify.judge.verdict import Judgement
-from vllm_qualify.recipe.model import Frozen
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.details import Details
 
 REPORT_VERSION: Literal[2] = 2

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import urlsplit
 
 from jinja2 import Template
@@ -12,9 +12,9 @@ from jinja2 import Template
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
-from vllm_qualify.evidence.stages import sweep_plan
+from vllm_qualify.evidence.stages import TABLE, sweep_plan, wanted
 from vllm_qualify.judge.verdict import Checks
-from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.metrics import STAGES, Stage
 from vllm_qualify.report import points, sections, words
 from vllm_qualify.report.changes import changes, why_none
 from vllm_qualify.report.diff import options
@@ -23,10 +23,7 @@ from vllm_qualify.report.model import Report
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.templates import template
 
-STAGES: tuple[Stage, ...] = get_args(Stage)
 LINKABLE = ("", "file", "http", "https", "s3")
-# These find or bring something, and measure nothing themselves.
-WITHOUT_MEASUREMENTS = ("fit", "baseline")
 TITLES = {
     "course": "The server during the load",
     "sweep": "Sweep",
@@ -132,14 +129,8 @@ def _template() -> Template:
 
 
 def _absent(report: Report) -> list[Stage]:
-    present, plan = {stage.stage for stage in report.stages}, report.plan
-    asked: dict[Stage, bool] = {
-        "fit": plan.fit is not None,
-        "baseline": plan.baseline is not None,
-        "speculation": plan.is_speculative,
-        "sweep": plan.sweep is not None,
-    }
-    return [name for name in STAGES if name not in present and asked.get(name, True)]
+    present = {stage.stage for stage in report.stages}
+    return [name for name in wanted(report.plan) if name not in present]
 
 
 def _in_order(stages: Iterable[StageEvidence]) -> list[StageEvidence]:
@@ -147,7 +138,7 @@ def _in_order(stages: Iterable[StageEvidence]) -> list[StageEvidence]:
 
 
 def _sections(report: Report) -> list[Section]:
-    stages = [stage for stage in _in_order(report.stages) if stage.stage not in WITHOUT_MEASUREMENTS]
+    stages = [stage for stage in _in_order(report.stages) if TABLE[stage.stage].has_measurements]
     measured = [_section(stage.stage, stage.measurements) for stage in stages]
     compared = report.judgement.comparisons
     return [*measured, *([_section("against the baseline", compared)] if compared else [])]
@@ -192,14 +183,9 @@ def _image(engine: EngineIdentity) -> Pairs:
 
 
 def _workload(report: Report) -> list[tuple[str, Pairs]]:
-    plan = report.plan
-    golden: Pairs = [("golden text", _json(plan.smoke_golden))] if plan.smoke_golden is not None else []
-    return [
-        ("smoke", _settings(plan.smoke.model_dump()) + golden),
-        *((f"accuracy: {task.name}", _settings(task.settings.model_dump())) for task in plan.accuracy),
-        ("load", _settings(plan.load.model_dump())),
-        *((name, _settings(found.model_dump())) for name, found in {"sweep": plan.sweep, "fit": plan.fit}.items() if found),
-    ]
+    """The settings of each stage that has some."""
+    each = [kind.settings(report.plan) for kind in TABLE.values()]
+    return [(title, _settings(found)) for settings in each for title, found in settings.items()]
 
 
 def _settings(found: dict[str, Any]) -> Pairs:

@@ -7,8 +7,8 @@ from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.load import STAGE as LOAD
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.estimate import taken
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import DASH
@@ -83,7 +83,7 @@ def _by_metric(measurements: Sequence[Measurement]) -> dict[str, Measurement]:
 def _strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> Strip:
     before = theirs.repeats if theirs else []
     ends = [ours.interval.lower, ours.interval.upper] if ours.interval else []
-    drawn = [*ours.repeats, *before, *ends, *(gate.bound for gate in gates)]
+    drawn = [*ours.repeats, *before, *ends, *(bound for gate in gates for bound in gate.bounds)]
     least, most = min(drawn), max(drawn)
     room = (most - least or abs(most) or 1.0) * MARGIN
     low, high = least - room, most + room
@@ -100,7 +100,7 @@ def _strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate])
         ours=marks(ours.repeats),
         theirs=marks(before),
         interval=(x(ends[0]), x(ends[1])) if ends else None,
-        bounds=[Mark(x(gate.bound), words.bound(gate)) for gate in gates],
+        bounds=[Mark(x(bound), words.bound(gate)) for gate in gates for bound in gate.bounds],
         least=words.value(least, ours.unit, [most]),
         most=words.value(most, ours.unit, [least]),
         text=_told(ours, theirs, gates),

@@ -16,7 +16,7 @@ from vllm_qualify.evidence.answers import Answer
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
 from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import CountOrNone, Frozen, Share
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
 from vllm_qualify.report import words
 
 # So that a report, with all its words as a page writes them, is read at once and stays below 2 MB.

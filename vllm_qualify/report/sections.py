@@ -12,8 +12,9 @@ from vllm_qualify.evidence.speculation import Document, Drafting, SameText
 from vllm_qualify.evidence.startup import PARTS, Startup
 from vllm_qualify.evidence.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Found, Plan, Point, Swept
 from vllm_qualify.evidence.watched import Series, chart
+from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import ServerArguments, label_of
+from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.report import words
 from vllm_qualify.report.questions import Excerpt, Flip, Questions, Way
 from vllm_qualify.report.words import DASH

@@ -18,13 +18,11 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
+from vllm_qualify.recipe.gates import POINTS, Gate
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.model import Gate
 
 DASH = "—"
 NO_BREAK = "\N{NO-BREAK SPACE}"
-POINTS = "pp"
-"""Percentage points: the unit of a difference between two shares."""
 SHARES = ("fraction", POINTS)
 DIGITS = 4
 CHANGE_DIGITS = 3
@@ -75,31 +73,19 @@ def worst_first(judgement: Judgement) -> list[GateVerdict]:
 
 
 def _gate_row(found: GateVerdict) -> GateRow:
-    gate, unit = found.gate, unit_of(found.gate)
+    gate, unit = found.gate, found.gate.shown_unit
     return GateRow(
         verdict=found.verdict,
         gate=gate.label,
-        meaning=_meaning(gate),
-        value=value(found.value, unit, [gate.bound]),
+        meaning=gate.meaning,
+        value=value(found.value, unit, gate.bounds),
         bound=bound(gate),
-        interval=interval(found.interval, unit, [gate.bound]),
+        interval=interval(found.interval, unit, gate.bounds),
         change=change(found.smallest_visible_change, unit),
         samples=count(found.sample_count),
         because=found.because,
         waiver=_waiver(found),
     )
-
-
-def unit_of(gate: Gate) -> str:
-    """Of the gate's value and bound: what is lost of a share is told in POINTS."""
-    return POINTS if gate.max_loss is not None else gate.unit
-
-
-def _meaning(gate: Gate) -> str:
-    meaning = METRICS[gate.metric].meaning
-    if gate.max_loss is not None:
-        return f"what is lost of the {meaning}"
-    return f"how much worse: {meaning}" if gate.max_worsening is not None else meaning
 
 
 def _waiver(found: GateVerdict) -> str:
@@ -136,7 +122,7 @@ def compared(plan: CellPlan) -> str:
     if plan.baseline is None:
         return ""
     then = plan.baseline
-    loads = any(gate.max_worsening is not None for gate in plan.gates)
+    loads = any(gate.against == "load" for gate in plan.gates)
     how = (", loads in turns" if plan.beside else ", loads unpaired: measured then and now") if loads else ""
     return f"run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{how}"
 
@@ -197,15 +183,18 @@ def interval(found: Interval | None, unit: str, apart_from: Sequence[float] = ()
 
 
 def bound(gate: Gate) -> str:
-    """The gate's bound exactly as the recipe has it, with its direction; `yes` for a yes-or-no check."""
+    """The gate's bounds exactly as the recipe has them, each with its direction; `yes` for a yes-or-no check."""
     if gate.unit == "bool":
-        return _yes_or_no(gate.bound)
-    sign = "≥" if gate.is_floor else "≤"
-    unit = unit_of(gate)
-    exact = Decimal(str(gate.bound)) * (100 if unit in SHARES else 1)
+        return ", ".join(map(_yes_or_no, gate.bounds))
+    ends = zip("≥≤", gate.limits, strict=True)
+    return ", ".join(f"{sign}{NO_BREAK}{_exact(end, gate.shown_unit)}" for sign, end in ends if end is not None)
+
+
+def _exact(number: float, unit: str) -> str:
+    exact = Decimal(str(number)) * (100 if unit in SHARES else 1)
     text = f"{exact:,f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{sign}{NO_BREAK}{text}{_suffix(unit)}"
+    return text + _suffix(unit)
 
 
 def change(number: float | None, unit: str) -> str:

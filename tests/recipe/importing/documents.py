@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_qualify.recipe.importing import Imported, import_recipe
-from vllm_qualify.recipe.model import Environment, Recipe, ServerArguments
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.serving import Environment, ServerArguments
 
 Document = dict[str, Any]
 

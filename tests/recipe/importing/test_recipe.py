@@ -34,7 +34,7 @@ def test_bound_and_filter_of_the_gate_are_the_callers(
 
 def test_the_gate_is_the_one_given(tmp_path: Path) -> None:
     (gate,) = import_words(tmp_path).recipe.gates
-    assert (gate.metric, gate.filter, gate.minimum, gate.unit) == ("exact_match", "flexible-extract", 0.8, "fraction")
+    assert (gate.metric, gate.filter, gate.bound, gate.unit) == ("exact_match", "flexible-extract", 0.8, "fraction")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from vllm_qualify.recipe.importing import Imported, write_recipe
 from vllm_qualify.recipe.importing.commands import GPU_TYPES
 from vllm_qualify.recipe.importing.options import SHORT_FORMS
 from vllm_qualify.recipe.loading import load_recipe
-from vllm_qualify.recipe.model import Recipe, ServerArguments
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.serving import ServerArguments
 
 # Recipes of vllm-project/recipes with their published commands; not part of this project.
 SAMPLES = Path(__file__).parents[4] / "shared" / "data" / "vllm-recipes"

@@ -7,7 +7,7 @@ import pytest
 from tests.recipe.importing.documents import TRANSLATED, Document, import_words, imported, published_document, written
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.importing import InexpressibleError
-from vllm_qualify.recipe.model import ServerArguments
+from vllm_qualify.recipe.serving import ServerArguments
 
 
 @pytest.mark.parametrize(("words", "arguments"), TRANSLATED, ids=lambda value: " ".join(value))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_qualify.recipe.importing.commands import GPU_TYPES, Command, check_deployment
 from vllm_qualify.recipe.importing.documents import Part, read_yaml
-from vllm_qualify.recipe.model import Environment
+from vllm_qualify.recipe.serving import Environment
 
 _TENSOR_PARALLEL = "single_node_tp"
 _PREFILL_DECODE = "pd_cluster"

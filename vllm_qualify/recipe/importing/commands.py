@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from vllm_qualify.recipe.importing.documents import InexpressibleError, Part, short
 from vllm_qualify.recipe.importing.options import positional_and_arguments
-from vllm_qualify.recipe.model import Environment, ServerArguments
+from vllm_qualify.recipe.serving import Environment, ServerArguments
 
 # The hardware of recipes → our GPU type, where the product's name in NVML tells it. Left out is what vllm-qualify cannot find
 # on a machine, like AMD's, and what is several products under one name, like RTX Pro 6000 (Server, Workstation, Max-Q).

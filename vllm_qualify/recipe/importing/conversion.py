@@ -15,7 +15,9 @@ from vllm_qualify.recipe.importing.commands import Gathered, Translated
 from vllm_qualify.recipe.importing.documents import InexpressibleError, short
 from vllm_qualify.recipe.importing.published import gathered_json
 from vllm_qualify.recipe.importing.rendering import Imported, rendered
-from vllm_qualify.recipe.model import LEAST_PROMPTS_PER_CLIENT, Recipe, ServerArguments
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.serving import ServerArguments
+from vllm_qualify.recipe.workload import LEAST_PROMPTS_PER_CLIENT
 
 PROFILE = "balanced"
 FILTERS = ("strict-match", "flexible-extract")

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.model import Environment
+from vllm_qualify.recipe.serving import Environment
 
 _LONGEST_SHOWN = 60
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pydantic import JsonValue
 
 from vllm_qualify.recipe.importing.documents import Part, short
-from vllm_qualify.recipe.model import ServerArguments
+from vllm_qualify.recipe.serving import ServerArguments
 
 # Short forms of options, from the parser of vLLM 0.32 (vllm/engine/arg_utils.py; vllm/entrypoints/launchers/cli_args.py).
 SHORT_FORMS = {

@@ -8,7 +8,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from vllm_qualify.errors import CallerError, writing
-from vllm_qualify.recipe.model import Frozen, Recipe
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.values import Frozen
 
 _WIDTH = 128
 _COMMENTS = {
@@ -59,7 +60,7 @@ def rendered(imported: Imported) -> str:
 
 
 def _gate_line(imported: Imported) -> str:
-    gates = "; ".join(f"{gate.label} of at least {gate.minimum:g}" for gate in imported.recipe.gates)
+    gates = "; ".join(f"{gate.label} of at least {gate.bounds[0]:g}" for gate in imported.recipe.gates)
     return f"Left to whoever imported it, since the source has no scores: the gate, {gates}."
 
 

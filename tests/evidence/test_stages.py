@@ -1,0 +1,56 @@
+"""The table of the stages: which are part of a run, what determines them, and that each of them is in it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.evidence.test_sharing import cell
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence.stages import TABLE, on_the_server, parse_unfinished, wanted
+from vllm_qualify.recipe.metrics import METRICS, STAGES, Stage
+from vllm_qualify.recipe.workload import Fit, Sweep
+
+ALWAYS: list[Stage] = ["serve", "smoke", "accuracy", "load"]
+
+
+def drafting(plan: CellPlan) -> CellPlan:
+    server = plan.server.model_copy(update={"arguments": plan.server.arguments | {"speculative-config": {"method": "ngram"}}})
+    return plan.model_copy(update={"server": server})
+
+
+def test_every_stage_is_in_the_table_in_its_order() -> None:
+    assert tuple(TABLE) == STAGES
+    assert all(name == kind.name for name, kind in TABLE.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "on_server"),
+    [
+        (lambda plan: plan, [], []),
+        (lambda plan: plan.model_copy(update={"sweep": Sweep(concurrencies=[1])}), ["sweep"], ["sweep"]),
+        (drafting, ["speculation"], ["speculation"]),
+        (lambda plan: plan.model_copy(update={"fit": Fit(max_num_seqs=True)}), ["fit"], []),
+    ],
+    ids=["plain", "sweep", "draft", "fit"],
+)
+def test_the_plan_tells_which_stages_are_part_of_its_run(
+    change: Callable[[CellPlan], CellPlan], more: list[Stage], on_server: list[Stage]
+) -> None:
+    plan = change(cell())
+    assert set(wanted(plan)) == {*ALWAYS, *more}
+    assert on_the_server(plan) == [*ALWAYS[1:], *on_server]
+
+
+def test_the_report_shows_the_settings_of_what_is_asked_for() -> None:
+    plan = cell().model_copy(update={"sweep": Sweep(concurrencies=[1, 2])})
+    shown = {title: settings for kind in TABLE.values() for title, settings in kind.settings(plan).items()}
+    assert list(shown) == ["smoke", "accuracy: gsm8k", "load", "sweep"]
+    assert shown["sweep"]["concurrencies"] == [1, 2]
+
+
+@pytest.mark.parametrize("stage", ["serve", "smoke", "accuracy", "load"])
+def test_a_stage_that_left_nothing_has_measurements_that_say_so(stage: Stage, tmp_path: Path) -> None:
+    found = parse_unfinished(stage, cell(), tmp_path)
+    assert found
+    assert all(row.invalid_because and METRICS[row.metric].stage == stage for row in found)

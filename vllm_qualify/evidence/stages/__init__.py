@@ -1,0 +1,40 @@
+"""The stages of a qualification. Each has a file: it measures into its own folder, and is parsed from there, now or later."""
+
+from vllm_qualify.evidence.stages.accuracy import Asking, accuracy_stage, asks_alike
+from vllm_qualify.evidence.stages.baseline import baseline_stage
+from vllm_qualify.evidence.stages.fit import fit_stage, found_by_fit
+from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
+from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, start_again
+from vllm_qualify.evidence.stages.smoke import smoke_stage
+from vllm_qualify.evidence.stages.speculation import speculation_stage
+from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder
+from vllm_qualify.evidence.stages.sweep import sweep_plan, sweep_stage
+from vllm_qualify.evidence.stages.table import TABLE, on_the_server, parse, parse_unfinished, taken_over, wanted
+
+__all__ = [
+    "MACHINE",
+    "TABLE",
+    "Asking",
+    "StageKind",
+    "accuracy_stage",
+    "asks_alike",
+    "baseline_stage",
+    "fit_stage",
+    "found_by_fit",
+    "idle_gpus",
+    "load_stage",
+    "loads_of",
+    "on_the_server",
+    "parse",
+    "parse_beside",
+    "parse_unfinished",
+    "serve_stage",
+    "smoke_stage",
+    "speculation_stage",
+    "stage_folder",
+    "start_again",
+    "sweep_plan",
+    "sweep_stage",
+    "taken_over",
+    "wanted",
+]

@@ -1,0 +1,106 @@
+"""The accuracy stage: lm-eval's tasks."""
+
+import hashlib
+from collections.abc import Callable
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm_qualify.engine.plan import CellPlan, TaskPlan
+from vllm_qualify.engine.process import Progress
+from vllm_qualify.evidence import accuracy, answers
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
+from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.serving import Served
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs
+from vllm_qualify.recipe.gates import Gate
+from vllm_qualify.recipe.metrics import METRICS
+
+
+class Asking(NamedTuple):
+    """How long a task's questions are asked: at most `repetitions` times, and until nothing more could change a verdict."""
+
+    repetitions: Callable[[TaskPlan], int]
+    is_decided: Callable[[TaskPlan], bool]
+
+
+def accuracy_stage(served: Served, plan: CellPlan, evidence: Path, progress: Progress, asking: Asking) -> StageEvidence:
+    """Ask lm-eval's tasks, one after another.
+
+    Raises:
+        QualifyError: as `accuracy.asking` and its `ask` do.
+    """
+
+    def measure(folder: Path) -> Commands:
+        for task in plan.accuracy:
+            _ask(served, task, folder / task.name, progress, asking)
+        return [served.lm_eval[task.name].command for task in plan.accuracy]
+
+    return ACCURACY.run(plan, evidence, measure, accuracy.tools())
+
+
+def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking: Asking) -> None:
+    repetitions = asking.repetitions(task)
+    lm_eval = accuracy.asking(served.server, served.lm_eval[task.name], folder, progress)
+    for step in lm_eval.steps:
+        if step.repetition > repetitions:
+            break
+        lm_eval.ask(step)
+        if asking.is_decided(task):
+            break
+    try:
+        answers.write(answers.read(folder, task), folder / accuracy.ANSWERS)
+    except UNUSABLE as error:
+        # The measurements say so too; nothing can be compared with these answers.
+        (folder / "unusable.txt").write_text(f"{in_words(error)}\n")
+
+
+def asks_alike(ours: CellPlan, theirs: CellPlan) -> bool:
+    """Whether the answers of one cell are those that the other would be given, asked as often."""
+    return (
+        (ours.server, ours.accuracy, ours.baseline) == (theirs.server, theirs.accuracy, theirs.baseline)
+        and _scores(ours) == _scores(theirs)
+        and levels_of(ours.judged) == levels_of(theirs.judged)
+    )
+
+
+def _scores(plan: CellPlan) -> list[tuple[Gate, list[date]]]:
+    """The gates on scores, each with the last days of its waivers: until then asking does not wait for it."""
+    gates = [gate for gate in plan.judged if METRICS[gate.metric].stage == "accuracy"]
+    return [(gate, [waiver.expires for waiver in plan.waivers if waiver.gate == gate.label]) for gate in gates]
+
+
+def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
+    return {f"accuracy: {task.name}": task.settings.model_dump() for task in plan.accuracy}
+
+
+def _inputs(plan: CellPlan) -> list[Any]:
+    return [[_task(task) for task in plan.accuracy], metadata.version("lm-eval"), *judging_inputs(plan)]
+
+
+def _task(task: TaskPlan) -> Any:
+    """Its files by their content, wherever they lie."""
+    folder = sorted(path for path in task.folder.rglob("*") if path.is_file()) if task.folder else []
+    files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (*(task.questions or ()), *folder)]
+    settings = task.model_dump(
+        mode="json", exclude={"questions": True, "folder": True, "settings": {"questions", "task_folder"}}
+    )
+    return [settings, files]
+
+
+def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    levels = levels_of(plan.judged)
+    return [found for task in plan.accuracy for found in accuracy.parse(evidence / "accuracy" / task.name, task, levels)]
+
+
+ACCURACY = StageKind(
+    name="accuracy",
+    is_wanted=lambda _: True,
+    needs_server=True,
+    is_timed=False,
+    uses_bench=False,
+    settings=_settings,
+    inputs=_inputs,
+    parse=_parse,
+)

@@ -1,0 +1,31 @@
+"""The baseline stage: what was brought of the run that this one is compared with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence.measurement import StageEvidence
+from vllm_qualify.evidence.stages.stage import Commands, StageKind
+
+
+def baseline_stage(plan: CellPlan, evidence: Path, bring: Callable[[Path], None]) -> StageEvidence:
+    """What `bring` puts into the stage's folder: the evidence of the run that this one is compared with."""
+
+    def measure(folder: Path) -> Commands:
+        bring(folder)
+        return []
+
+    return BASELINE.run(plan, evidence, measure, {})
+
+
+BASELINE = StageKind(
+    name="baseline",
+    is_wanted=lambda plan: plan.baseline is not None,
+    needs_server=False,
+    is_timed=False,
+    uses_bench=False,
+    settings=lambda _: {},
+    # It is brought anew: that is cheap, and the store has it anyway.
+    inputs=None,
+    parse=lambda _plan, _evidence: [],
+)

@@ -1,0 +1,50 @@
+"""What the stages have in common that run `vllm bench serve`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
+from vllm_qualify.evidence.stages.stage import dumped, judging_inputs
+from vllm_qualify.evidence.watched import WATCHED
+
+
+def tools(plan: CellPlan) -> dict[str, str]:
+    engine = plan.client or plan.cell.release.engine
+    return {"vllm bench serve": engine.version, "client": engine.launcher if engine.image is None else engine.image.reference}
+
+
+@contextmanager
+def meanwhile(plan: CellPlan, evidence: Path, folder: Path) -> Iterator[None]:
+    """What is watched during the block is in the stage's folder too: it can be judged without the server's then."""
+    if not plan.watched:
+        yield
+        return
+    watched = [evidence / "serve" / name for name in (SCRAPES, HOST_SAMPLES)]
+    begins = [path.stat().st_size for path in watched]
+    yield
+    inside = folder / WATCHED
+    inside.mkdir()
+    for path, begin in zip(watched, begins, strict=True):
+        (inside / path.name).write_bytes(_whole_lines(path.read_bytes()[begin:]))
+
+
+def _whole_lines(text: bytes) -> bytes:
+    """Without the one that is still being written."""
+    return text[: text.rfind(b"\n") + 1]
+
+
+def silent(_done: int, _total: int) -> None:
+    """What is told is each run, not its requests."""
+
+
+def load_inputs(plan: CellPlan) -> dict[str, Any]:
+    return {"load": dumped(plan.load), "speculative": bool(plan.undrafted)}
+
+
+def search_inputs(plan: CellPlan) -> list[Any]:
+    """Of the stages that run other loads than the profile's own."""
+    planned = {"sweep": dumped(plan.sweep), "fit": dumped(plan.fit), "workload": dumped(plan.workload)}
+    return [load_inputs(plan), planned, *judging_inputs(plan)]

@@ -1,0 +1,103 @@
+"""The fit stage: what a profile leaves open is found on the machine, before the cell is planned with it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.question import Question
+from vllm_qualify.engine.server import Server
+from vllm_qualify.errors import HostError
+from vllm_qualify.evidence import load, startup
+from vllm_qualify.evidence.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
+from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.serving import Served, Tell, another, watched
+from vllm_qualify.evidence.stages import bench
+from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.evidence.startup import KvCache
+from vllm_qualify.recipe.workload import Load
+
+
+def fit_stage(plan: CellPlan, evidence: Path, tell: Tell, question: Question | None = None) -> StageEvidence:
+    """Find what the profile leaves open; `fit/found.json` has it. Nothing is measured before `question` is answered.
+
+    Raises:
+        QualifyError: as `Fitting.find`, or as `Question.ask`.
+    """
+
+    def measure(folder: Path) -> Commands:
+        @contextmanager
+        def attempt(tried: CellPlan, into: Path) -> Iterator[Started]:
+            with another(tried.server, tried, into, tell, question=question) as served:
+                yield Started(
+                    kv_cache=_kv_cache(served.server, into),
+                    throughput=lambda: _throughput(served, tried, into, tell),
+                    preemptions=lambda: _preemptions(served, tried, into, tell),
+                )
+
+        found = Fitting(plan, attempt, folder).find()
+        (folder / FOUND).write_text(found.model_dump_json(indent=2))
+        return []
+
+    return FIT.run(plan, evidence, measure, bench.tools(plan))
+
+
+def _kv_cache(server: Server, folder: Path) -> KvCache | None:
+    """By the log in the folder, and its block by /metrics, of which a copy is left there."""
+    page = server.metrics_page()
+    (folder / "metrics.txt").write_text(page)
+    found = startup.kv_cache((folder / "server.log").read_text(errors="replace"))
+    return found.model_copy(update={"block_tok": block_tok(page)}) if found else None
+
+
+def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Measurement:
+    """Over the planned repeats. Requests may wait: how much that costs is compared."""
+    settings = _repeated(plan, plan.load.repeats)
+    inside = _loaded(served, plan, settings, folder, tell)
+    arguments = {name: value for name, value in plan.server.arguments.items() if name != SEQUENCES}
+    found = load.parse(inside, settings, levels_of(plan.judged), plan.server.kind, arguments, inside)
+    (throughput,) = (measurement for measurement in found if measurement.metric == load.OUTPUT)
+    return throughput
+
+
+def _preemptions(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> int:
+    """Of one repeat. Raises HostError where the server does not tell them, or as `load.measure`."""
+    inside = _loaded(served, plan, _repeated(plan, 1), folder, tell)
+    try:
+        return load.preemptions(inside, 1)
+    except UNUSABLE as error:
+        problem = f"nobody knows whether requests were preempted: {in_words(error)}"
+        raise HostError(problem, "see the server's log, or give max-num-seqs under 'server'", f"fit/{folder.name}") from error
+
+
+def _repeated(plan: CellPlan, repeats: int) -> Load:
+    """The plan's load for a try, which has so many repeats and no budget."""
+    return plan.load.model_copy(update={"repeats": repeats, "most_repeats": repeats, "time_budget_s": None})
+
+
+def _loaded(served: Served, plan: CellPlan, settings: Load, folder: Path, tell: Tell) -> Path:
+    """Where the load's files are, with what was watched meanwhile."""
+    inside = folder / "load"
+    inside.mkdir()
+    tell(f"fit: measuring {folder.name}")
+    with watched(served.server, plan, inside):
+        load.measure(served.driven(plan), settings, inside, bench.silent, load.UNFOLLOWED)
+    return inside
+
+
+def found_by_fit(evidence: Path) -> Tried:
+    """Raises OSError or ValueError without a finished fit."""
+    return Tried.model_validate_json((evidence / "fit" / FOUND).read_bytes())
+
+
+FIT = StageKind(
+    name="fit",
+    is_wanted=lambda plan: plan.fit is not None,
+    needs_server=False,
+    is_timed=False,
+    uses_bench=True,
+    settings=lambda plan: {"fit": plan.fit.model_dump()} if plan.fit else {},
+    inputs=bench.search_inputs,
+    parse=lambda _plan, _evidence: [],
+)

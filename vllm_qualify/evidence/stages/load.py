@@ -1,0 +1,86 @@
+"""The load stage: the profile's workload, in turns with the baseline's server where that is served too."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.process import Progress
+from vllm_qualify.errors import QualifyError
+from vllm_qualify.evidence import load
+from vllm_qualify.evidence.load import Driven, Following
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence
+from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.serving import Served, Tell, another
+from vllm_qualify.evidence.stages import bench
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs, server_inputs
+from vllm_qualify.evidence.watched import watched_in
+from vllm_qualify.recipe.workload import Load
+
+
+def load_stage(
+    served: Served, plan: CellPlan, evidence: Path, progress: Progress, following: Following, tell: Tell
+) -> StageEvidence:
+    """Run vllm bench serve, in turns with the baseline's server where the plan has it.
+
+    Raises:
+        QualifyError: as `load.measure`, or the baseline's server does not start.
+    """
+
+    def measure(folder: Path) -> Commands:
+        with bench.meanwhile(plan, evidence, folder), _beside(served, plan, folder, tell) as other:
+            return load.measure(served.driven(plan), plan.load, folder, progress, following, other)
+
+    return LOAD.run(plan, evidence, measure, bench.tools(plan))
+
+
+def loads_of(plans: Iterable[tuple[CellPlan, Path]]) -> list[tuple[Load, Path, Path | None]]:
+    """The loads of cells, each with its evidence folder, as `serving` takes them."""
+    return [(plan.load, evidence / "load", plan.prompts) for plan, evidence in plans]
+
+
+@contextmanager
+def _beside(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Iterator[Driven | None]:
+    """The baseline's server for the length of the block, and the same client for it."""
+    if plan.beside is None:
+        yield None
+        return
+    inside = folder / load.BESIDE
+    inside.mkdir()
+    try:
+        with another(plan.beside, plan, inside, tell, served, loads=[(plan.load, inside, plan.prompts)]) as other:
+            yield other.driven(plan)
+    except QualifyError as error:
+        error.add_note("the baseline was served beside it; --no-in-turns compares with its load as it was then")
+        raise
+
+
+def parse_beside(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    """The load of the baseline's server, measured in turns with the cell's; none where it was not served."""
+    if plan.beside is None:
+        return []
+    folder, server = evidence / "load" / load.BESIDE, plan.beside
+    return load.parse(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments)
+
+
+def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    folder, server = evidence / "load", plan.server
+    samples = watched_in(folder, evidence / "serve") if plan.watched else None
+    return load.parse(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, samples)
+
+
+def _inputs(plan: CellPlan) -> list[Any]:
+    return [bench.load_inputs(plan), plan.beside and server_inputs(plan.beside), *judging_inputs(plan)]
+
+
+LOAD = StageKind(
+    name="load",
+    is_wanted=lambda _: True,
+    needs_server=True,
+    is_timed=True,
+    uses_bench=True,
+    settings=lambda plan: {"load": plan.load.model_dump()},
+    inputs=_inputs,
+    parse=_parse,
+)

@@ -1,0 +1,137 @@
+"""The serve stage: what the server itself left, once it has been stopped."""
+
+import math
+import shutil
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.server import Server
+from vllm_qualify.engine.watch import HOST_SAMPLES
+from vllm_qualify.errors import writing
+from vllm_qualify.evidence import idle, network, startup
+from vllm_qualify.evidence.idle import Idle
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words, invalid, valid
+from vllm_qualify.evidence.serving import ENDED, LAUNCHED, Tell, started
+from vllm_qualify.evidence.stages.stage import StageKind
+from vllm_qualify.evidence.watched import read_host
+from vllm_qualify.recipe.metrics import GPU_IDLE, NCCL_INFINIBAND
+from vllm_qualify.recipe.serving import VLLM
+from vllm_qualify.secrets import redact_files
+
+WARM, WARM_START = "warm", "startup_warm_s"
+
+
+def serve_stage(server: Server, plan: CellPlan, evidence: Path, started_at: datetime, folder: Path) -> StageEvidence:
+    """What the server itself left: its config file, its log, its start-up time and what was watched.
+
+    `folder` has it, of this cell or of another that the server served too. For a server that has been stopped.
+    """
+    held_s = (datetime.now(UTC) - started_at).total_seconds()
+    with writing("serve"):
+        (folder / "startup_s").write_text(f"{server.startup_s:.3f}\n")
+        redact_files(folder)
+        if folder != evidence / "serve":
+            # With a copy in place of what was only linked to.
+            shutil.rmtree(evidence / "serve")
+            shutil.copytree(folder, evidence / "serve")
+    return SERVE.finish(plan, evidence, started_at, held_s, [server.command], plan.cell.release.engine.packages)
+
+
+def start_again(plan: CellPlan, folder: Path, tell: Tell) -> None:
+    """As often as the plan measures warm starts; each into a folder `warm-N` of the serve stage. Raises QualifyError."""
+    for number in range(1, plan.warm_starts + 1):
+        inside = folder / f"{WARM}-{number}"
+        with writing("serve"):
+            inside.mkdir()
+        with started(plan.server, inside, plan.labels, tell) as server, writing("serve"):
+            (inside / "startup_s").write_text(f"{server.startup_s:.3f}\n")
+        tell(f"warm start {number}: {server.startup_s:.1f} s")
+
+
+def _asks_for_infiniband(plan: CellPlan) -> bool:
+    return any(gate.metric == NCCL_INFINIBAND for gate in plan.gates)
+
+
+def _network(folder: Path) -> Measurement:
+    source = "serve/server.log"
+    try:
+        return network.infiniband((folder / "server.log").read_text(errors="replace"), source)
+    except UNUSABLE as error:
+        return invalid(NCCL_INFINIBAND, f"no usable log: {in_words(error)}", source)
+
+
+def _startups(folder: Path, plan: CellPlan) -> list[Measurement]:
+    """The whole of the start, its parts where the log tells them, and the warm starts."""
+    source = "serve/startup_s"
+    try:
+        whole_s = float((folder / "startup_s").read_text())
+        found = [valid("startup_s", whole_s, source, sample_count=1), *_parts(folder, plan, whole_s)]
+    except UNUSABLE as error:
+        found = [invalid("startup_s", f"no usable start-up time: {in_words(error)}", source)]
+    return [*found, *([_warm(folder, plan)] if plan.warm_starts else [])]
+
+
+def _parts(folder: Path, plan: CellPlan, whole_s: float) -> list[Measurement]:
+    if plan.server.kind != VLLM or not (folder / LAUNCHED).exists():
+        return []
+    launched = float((folder / LAUNCHED).read_text())
+    log = (folder / "server.log").read_text(errors="replace")
+    parts = startup.startup(log, whole_s, launched, plan.pulled_s)
+    return [found for found in startup.measurements(parts, "serve/server.log") if found.metric != WARM_START]
+
+
+def _idle_share(folder: Path, plan: CellPlan) -> list[Measurement]:
+    source = f"serve/{HOST_SAMPLES}"
+    try:
+        found = idle_gpus(folder, plan)
+    except UNUSABLE as error:
+        return [invalid(GPU_IDLE, f"nobody knows how long GPUs idled: {in_words(error)}", source)]
+    return [] if found is None else [idle.measurement(found, source)]
+
+
+def idle_gpus(folder: Path, plan: CellPlan) -> Idle | None:
+    """How long the server's GPUs idled, by the files of its stage. Raises one of UNUSABLE.
+
+    None without GPUs, and for a run of a version that did not record when it ended.
+    """
+    if not plan.server.gpus or not (folder / ENDED).exists():
+        return None
+    launched, startup_s, ended = (_seconds_in(folder / name) for name in (LAUNCHED, "startup_s", ENDED))
+    return idle.idle(read_host(folder), plan.server.gpus, launched, launched + startup_s, ended)
+
+
+def _seconds_in(path: Path) -> float:
+    """Raises one of UNUSABLE."""
+    if not math.isfinite(seconds := float(path.read_text())):
+        raise ValueError(f"{path.name}: {seconds} is no time")
+    return seconds
+
+
+def _warm(folder: Path, plan: CellPlan) -> Measurement:
+    source = f"serve/{WARM}-*/startup_s"
+    try:
+        each_s = [float((folder / f"{WARM}-{number}" / "startup_s").read_text()) for number in range(1, plan.warm_starts + 1)]
+        value = statistics.fmean(each_s)
+        return valid(WARM_START, value, source, sample_count=len(each_s), repeats=each_s)
+    except UNUSABLE as error:
+        return invalid(WARM_START, f"no usable start-up time: {in_words(error)}", source)
+
+
+def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    folder = evidence / "serve"
+    asked = [_network(folder)] if _asks_for_infiniband(plan) else []
+    return [*_startups(folder, plan), *_idle_share(folder, plan), *asked]
+
+
+SERVE = StageKind(
+    name="serve",
+    is_wanted=lambda _: True,
+    needs_server=False,
+    is_timed=True,
+    uses_bench=False,
+    settings=lambda _: {},
+    inputs=lambda plan: plan.warm_starts,
+    parse=_parse,
+)

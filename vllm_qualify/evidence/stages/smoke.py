@@ -1,0 +1,40 @@
+"""The smoke stage: the fixed prompt."""
+
+from pathlib import Path
+from typing import Any
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.evidence import smoke
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence
+from vllm_qualify.evidence.serving import Served
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, dumped
+
+
+def smoke_stage(served: Served, plan: CellPlan, evidence: Path) -> StageEvidence:
+    """Ask the fixed prompt. Raises ReleaseError if the server has ended."""
+
+    def measure(folder: Path) -> Commands:
+        smoke.measure(served.server, plan.smoke, folder)
+        return []
+
+    return SMOKE.run(plan, evidence, measure, {})
+
+
+def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
+    return {"smoke": plan.smoke.model_dump() | {"golden text": plan.smoke_golden}}
+
+
+def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    return smoke.parse(evidence / "smoke", plan.smoke, plan.server.served_model_name, plan.smoke_golden)
+
+
+SMOKE = StageKind(
+    name="smoke",
+    is_wanted=lambda _: True,
+    needs_server=True,
+    is_timed=False,
+    uses_bench=False,
+    settings=_settings,
+    inputs=lambda plan: dumped(plan.smoke),
+    parse=_parse,
+)

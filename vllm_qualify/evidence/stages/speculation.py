@@ -1,0 +1,73 @@
+"""The speculation stage: the server beside the same one without its speculative decoding."""
+
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.server import Server
+from vllm_qualify.evidence import accuracy, load, speculation
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence, invalid
+from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.serving import Served, Tell, another
+from vllm_qualify.evidence.stages import bench
+from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.recipe.metrics import SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1
+from vllm_qualify.recipe.workload import Load
+
+NO_ROOM = "no-room.txt"
+# What both servers of a pair are asked besides the smoke prompt.
+GREEDY_PROMPTS, GREEDY_TOKENS = 8, 64
+
+
+def speculation_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> StageEvidence:
+    """Measure the server beside the same one without its speculative decoding, where the machine has room for both.
+
+    Raises:
+        QualifyError: the other server does not start, or as `load.run`.
+    """
+
+    def measure(folder: Path) -> Commands:
+        if plan.undrafted is None:
+            (folder / NO_ROOM).write_text("both servers need more GPUs than this machine has\n")
+            return []
+        commands: Commands = []
+        inside = folder / "undrafted"
+        inside.mkdir()
+        with another(plan.undrafted, plan, inside, tell, served) as other:
+            sides = {each.server.url: each.driven(plan) for each in (served, other)}
+
+            def once(server: Server, settings: Load, into: Path, repeat: int) -> None:
+                tell(f"speculation: {into.relative_to(folder)}, repeat {repeat}")
+                commands.append(load.run(sides[server.url], settings, into, repeat, bench.silent))
+
+            servers = speculation.Pair(served.server, other.server)
+            speculation.measure(servers, _greedy(plan, evidence), plan.load, folder, once)
+        return commands
+
+    return SPECULATION.run(plan, evidence, measure, bench.tools(plan))
+
+
+def _greedy(plan: CellPlan, evidence: Path) -> speculation.Greedy:
+    """The smoke prompt, and the first prompts of the accuracy's tasks that generate."""
+    asked = [plan.smoke.prompt]
+    for task in plan.accuracy:
+        asked += accuracy.prompts(evidence / "accuracy" / task.name, GREEDY_PROMPTS)
+    return speculation.Greedy(prompts=asked[: 1 + GREEDY_PROMPTS], max_tokens=GREEDY_TOKENS)
+
+
+def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    if plan.undrafted is None:
+        because = "the machine has no room for the same server without speculative decoding beside it: use one with more GPUs"
+        return [invalid(metric, because, f"speculation/{NO_ROOM}") for metric in (SPEEDUP, SPEEDUP_BATCH1, SAME_TEXT)]
+    return speculation.parse(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
+
+
+SPECULATION = StageKind(
+    name="speculation",
+    is_wanted=lambda plan: plan.is_speculative,
+    needs_server=True,
+    is_timed=True,
+    uses_bench=True,
+    settings=lambda _: {},
+    inputs=bench.search_inputs,
+    parse=_parse,
+)

@@ -1,0 +1,62 @@
+"""The sweep stage: the profile's workload at other levels."""
+
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan, max_num_seqs
+from vllm_qualify.evidence import load, sweep
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence
+from vllm_qualify.evidence.serving import Served, Tell
+from vllm_qualify.evidence.stages import bench
+from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.recipe.workload import Load
+
+
+def sweep_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> StageEvidence:
+    """Run the sweep's points, one after another. Raises QualifyError as `load.run`."""
+
+    def measure(folder: Path) -> Commands:
+        driven = served.driven(plan)
+        commands: Commands = []
+
+        def point(settings: Load, request_rate: float | None, into: Path) -> None:
+            tell(f"sweep: {into.name}, {settings.num_prompts} requests")
+            commands.append(load.run(driven, settings, into, 1, bench.silent, request_rate))
+
+        with bench.meanwhile(plan, evidence, folder):
+            sweep.measure(point, sweep_plan(plan), folder)
+        return commands
+
+    return SWEEP.run(plan, evidence, measure, bench.tools(plan))
+
+
+def sweep_plan(plan: CellPlan) -> sweep.Plan:
+    """What the sweep of a cell needs. Raises ValueError for a cell without one."""
+    if plan.sweep is None:
+        raise ValueError("the profile has no sweep")
+    return sweep.Plan(
+        sweep=plan.sweep,
+        load=plan.load,
+        most_concurrency=plan.sweep.most_concurrency or max_num_seqs(plan.server.arguments) or plan.load.max_concurrency,
+        gpus=max(1, len(plan.server.gpus)),
+        price_usd_gpu_hour=plan.price_usd_gpu_hour,
+        kind=plan.server.kind,
+        arguments=plan.server.arguments,
+        watched=plan.watched,
+    )
+
+
+def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    planned = sweep_plan(plan)
+    return sweep.measurements(sweep.parse(evidence / "sweep", planned), planned)
+
+
+SWEEP = StageKind(
+    name="sweep",
+    is_wanted=lambda plan: plan.sweep is not None,
+    needs_server=True,
+    is_timed=True,
+    uses_bench=True,
+    settings=lambda plan: {"sweep": plan.sweep.model_dump()} if plan.sweep else {},
+    inputs=bench.search_inputs,
+    parse=_parse,
+)

@@ -1,0 +1,49 @@
+"""The table of the stages, in the order of reports. Whoever needs a stage looks it up here."""
+
+import shutil
+from pathlib import Path
+
+from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.errors import writing
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence
+from vllm_qualify.evidence.stages.accuracy import ACCURACY
+from vllm_qualify.evidence.stages.baseline import BASELINE
+from vllm_qualify.evidence.stages.fit import FIT
+from vllm_qualify.evidence.stages.load import LOAD
+from vllm_qualify.evidence.stages.serve import SERVE
+from vllm_qualify.evidence.stages.smoke import SMOKE
+from vllm_qualify.evidence.stages.speculation import SPECULATION
+from vllm_qualify.evidence.stages.stage import StageKind
+from vllm_qualify.evidence.stages.sweep import SWEEP
+from vllm_qualify.recipe.metrics import Stage
+
+_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, ACCURACY, LOAD, SPECULATION, SWEEP)
+TABLE: dict[Stage, StageKind] = {kind.name: kind for kind in _IN_ORDER}
+
+
+def wanted(plan: CellPlan) -> list[Stage]:
+    """All stages of a plan's run."""
+    return [name for name, kind in TABLE.items() if kind.is_wanted(plan)]
+
+
+def on_the_server(plan: CellPlan) -> list[Stage]:
+    """The stages of a plan's run that are measured while its server runs."""
+    return [name for name in wanted(plan) if TABLE[name].needs_server]
+
+
+def parse(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
+    """The measurements of a finished stage from its files alone."""
+    return TABLE[stage].measurements(plan, evidence)
+
+
+def parse_unfinished(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
+    """The measurements so far of a stage that goes on. On which machine it runs is recorded at its end."""
+    return TABLE[stage].parse(plan, evidence)
+
+
+def taken_over(stage: Stage, plan: CellPlan, evidence: Path, other: Path, finished: list[StageEvidence]) -> StageEvidence:
+    """A stage of another cell, whose evidence is the folder `other`, as this one's own."""
+    (theirs,) = (each for each in finished if each.stage == stage)
+    with writing(stage):
+        shutil.copytree(other / stage, evidence / stage)
+    return theirs.model_copy(update={"measurements": parse(stage, plan, evidence)})

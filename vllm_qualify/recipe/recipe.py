@@ -1,0 +1,226 @@
+"""A whole recipe: how one model is served on each GPU type, how it is checked and measured, and the gates it must pass.
+
+All models are strict: unknown keys, wrong types, NaN and infinities are refused, and nothing is converted silently.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from vllm_qualify.recipe.gates import Gate, Gates, Waiver
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS
+from vllm_qualify.recipe.serving import Arguments, Variant
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Gibibytes, Name, Seconds, TaskName, Text
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, LoadSettings, Smoke, Sweep
+
+
+class Approval(Frozen):
+    """How reports that passed become approvals, which deployments trust."""
+
+    automatic: bool = Field(
+        default=False,
+        description="approve at once where every gate was judged and passed without a waiver, and a key to sign with is given;"
+        " else a person decides",
+    )
+    valid_days: int = Field(
+        default=90,
+        ge=1,
+        le=3650,
+        description="from the decision until the approval expires; a waiver that it rests on can end it earlier",
+    )
+
+
+class Profile(Arguments):
+    """A serving goal: its tunables over the GPU type's arguments, its workload and its gates."""
+
+    load: LoadSettings = Field(description="the workload")
+    sweep: Sweep | None = Field(default=None, description="the same workload at other levels")
+    fit: Fit | None = Field(default=None, description="server arguments to be found on the machine")
+    gates: Gates = Field(default=[], description="gates of this profile, beside those of the recipe")
+
+    @model_validator(mode="after")
+    def _fit_finds_what_is_open(self) -> Self:
+        set_too = [name for name in (self.fit.options if self.fit else []) if name in self.server]
+        if set_too:
+            raise ValueError(f"fit finds {', '.join(set_too)}, and the server sets it too: leave one of the two out")
+        if self.fit and self.fit.max_num_seqs and self.load.longest_tok is None:
+            raise ValueError("fit finds max_num_seqs for random prompts only, whose length is known: give it under 'server'")
+        if self.fit and self.fit.max_num_seqs and self.load.num_prompts and not self.load.max_concurrency:
+            raise ValueError("fit finds max_num_seqs, which the clients follow: leave load.num_prompts out, which follows them")
+        return self
+
+
+class Serving(Arguments):
+    """How the model is served on one GPU type."""
+
+    default_variant: Name = Field(description="one of `variants`; `--variant` chooses another")
+    warm_starts: CountOrNone = Field(
+        default=0, description="how often the server is started once more after the load, now that its caches are full"
+    )
+    price_usd_gpu_hour: Annotated[float, Field(strict=True, gt=0)] | None = Field(
+        default=None, description="what one GPU costs an hour; `--price-usd-gpu-hour` goes over it"
+    )
+    network: Literal["infiniband"] | None = Field(
+        default=None, description="what NCCL must use between nodes; the server's log tells it"
+    )
+    startup_timeout_s: Seconds = Field(default=1800.0, description="from the launch to the first completion that came back")
+    memory_limit_gib: Gibibytes | None = Field(
+        default=None, description="limit of the container's host memory; only with `--launcher docker`"
+    )
+    profiles: dict[Name, Profile] = Field(min_length=1, description="`throughput`, `balanced`, `latency`, or any other name")
+
+
+def _check_known(place: str, names: list[str], known: Collection[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"{place} names {', '.join(unknown)}, which the recipe does not have: {', '.join(sorted(known))}")
+
+
+class Recipe(Frozen):
+    """A whole recipe. `gates` hold for every cell; a profile adds its own."""
+
+    name: Name = Field(description="first part of the cell's id, and of the report's place in the store")
+    description: Text = Field(description="one sentence for people")
+    served_model_name: Text = Field(description="the name under which the server offers the model")
+    variants: dict[Name, Variant] = Field(min_length=1, description="the sets of weights")
+    gpu_types: dict[Name, Serving] = Field(
+        min_length=1,
+        description="how the model is served on each GPU type: `h100`, `h200`, `b200`, …, `cpu`, as NVML tells them",
+    )
+    smoke: Smoke = Field(description="the fixed prompt")
+    accuracy: list[Accuracy] = Field(min_length=1, description="the lm-eval tasks")
+    gates: Gates = Field(min_length=1, description="gates of every cell")
+    waivers: list[Waiver] = Field(default=[], description="gates that need not be passed for some time")
+    approval: Approval = Field(
+        default=Approval(), description="who turns a report that passed into an approval, and for how long"
+    )
+
+    @model_validator(mode="after")
+    def _default_variants_exist(self) -> Self:
+        for gpu_type, serving in self.gpu_types.items():
+            if serving.default_variant not in self.variants:
+                known = ", ".join(self.variants)
+                raise ValueError(
+                    f"gpu_types.{gpu_type}.default_variant '{serving.default_variant}' is not among the variants: {known}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _variants_fit(self) -> Self:
+        """A name that no cell has is a slip of the pen, and would quietly forbid what its author wanted."""
+        for name, variant in self.variants.items():
+            _check_known(f"variants.{name}.gpu_types", variant.gpu_types, self.gpu_types)
+            _check_known(
+                f"variants.{name}.profiles", variant.profiles, {p for s in self.gpu_types.values() for p in s.profiles}
+            )
+            if not any(variant_of_cell == name for _, variant_of_cell, _ in self.cells()):
+                raise ValueError(f"variants.{name} has no cell: its profiles are not those of its GPU types")
+        for gpu_type, serving in self.gpu_types.items():
+            if not any(cell[:2] == (gpu_type, serving.default_variant) for cell in self.cells()):
+                raise ValueError(f"gpu_types.{gpu_type}.default_variant '{serving.default_variant}' is not for {gpu_type}")
+        return self
+
+    @model_validator(mode="after")
+    def _tasks_are_distinct(self) -> Self:
+        tasks = [accuracy.task for accuracy in self.accuracy]
+        twice = sorted({task for task in tasks if tasks.count(task) > 1})
+        if twice:
+            raise ValueError(f"accuracy has the task {', '.join(twice)} more than once")
+        for gate in [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]:
+            if METRICS[gate.metric].stage == "accuracy":
+                self._check_task(gate, tasks)
+        return self
+
+    @model_validator(mode="after")
+    def _comparisons_have_repetitions(self) -> Self:
+        gates = [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]
+        for accuracy in self.accuracy:
+            paired = [gate for gate in gates if gate.against == "answers" and gate.task in (None, accuracy.task)]
+            if paired and accuracy.most_repetitions < LEAST_REPETITIONS:
+                problem = f"accuracy of {accuracy.task}: most_repetitions must be {LEAST_REPETITIONS} or more"
+                raise ValueError(f"{problem} for a gate with {paired[0].form()}, whose baseline is asked so often at least")
+        return self
+
+    def _check_task(self, gate: Gate, tasks: list[TaskName]) -> None:
+        if gate.task is None and len(tasks) > 1:
+            raise ValueError(f"the gate on {gate.label} must name its 'task', one of {', '.join(tasks)}")
+        if gate.task is not None and gate.task not in tasks:
+            raise ValueError(f"the gate on {gate.label} names a task that accuracy does not have: {', '.join(tasks)}")
+
+    @model_validator(mode="after")
+    def _gates_are_distinct(self) -> Self:
+        for profile in self._profiles():
+            labels = [gate.label for gate in self.gates_of(profile)]
+            twice = sorted({label for label in labels if labels.count(label) > 1})
+            if twice:
+                raise ValueError(f"more than one gate on {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _percentiles_have_requests(self) -> Self:
+        for gpu_type, serving in self.gpu_types.items():
+            for name, profile in serving.profiles.items():
+                for gate in self.gates_of(profile):
+                    least = profile.load.least_prompts(gate.metric)
+                    if profile.load.num_prompts is not None and profile.load.num_prompts < least:
+                        place = f"gpu_types.{gpu_type}.profiles.{name}.load.num_prompts"
+                        raise ValueError(f"{place} must be {least} or more for the gate on {gate.label}")
+        return self
+
+    @model_validator(mode="after")
+    def _goodput_has_an_slo(self) -> Self:
+        for profile in self._profiles():
+            if profile.load.slo is None and any(gate.metric == GOODPUT for gate in self.gates_of(profile)):
+                raise ValueError(f"a gate on {GOODPUT} needs the workload's 'slo'")
+        return self
+
+    @model_validator(mode="after")
+    def _waivers_are_of_gates(self) -> Self:
+        """A waiver with a slip of the pen would be one that nobody notices is missing."""
+        for waiver in self.waivers:
+            cell = (waiver.gpu_type, waiver.variant, waiver.profile)
+            if cell not in set(self.cells()):
+                raise ValueError(f"the waiver of {waiver.gate} is for {'/'.join(cell)}, which the recipe does not have")
+            labels = [gate.label for gate in self.gates_of(self.gpu_types[waiver.gpu_type].profiles[waiver.profile])]
+            if waiver.gate not in labels:
+                raise ValueError(f"there is no gate '{waiver.gate}' to be waived; there are: {'; '.join(labels)}")
+        return self
+
+    @model_validator(mode="after")
+    def _baselines_exist(self) -> Self:
+        for name, variant in self.variants.items():
+            if variant.baseline:
+                _check_known(f"variants.{name}.baseline", [variant.baseline], self.variants)
+        return self
+
+    def gates_of(self, profile: Profile) -> list[Gate]:
+        """The gates of the recipe and of one of its profiles, each score with its task."""
+        only = self.accuracy[0].task
+        return [
+            gate.model_copy(update={"task": only}) if METRICS[gate.metric].stage == "accuracy" and not gate.task else gate
+            for gate in [*self.gates, *profile.gates]
+        ]
+
+    def cells(self, version: str | None = None) -> Iterator[tuple[str, str, str]]:
+        """GPU type, variant and profile of every cell that can be: at a version of vLLM, or else at any."""
+        for gpu_type, serving in self.gpu_types.items():
+            for name, variant in self.variants.items():
+                if variant.fits_gpu_type(gpu_type) and (version is None or variant.fits_version(version)):
+                    yield from ((gpu_type, name, profile) for profile in serving.profiles if variant.fits_profile(profile))
+
+    def _profiles(self) -> Iterator[Profile]:
+        for serving in self.gpu_types.values():
+            yield from serving.profiles.values()
+
+
+class LoadedRecipe(Frozen):
+    """A recipe with the folder that its relative paths start from."""
+
+    recipe: Recipe
+    folder: Path
+
+    def path(self, relative: str) -> Path:
+        """An absolute path for a path written in the recipe."""
+        return (self.folder / Path(relative).expanduser()).resolve()

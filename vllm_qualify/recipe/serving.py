@@ -1,0 +1,199 @@
+"""How a model is served: its weights, the engine, and the server's arguments and environment."""
+
+import math
+import re
+from typing import Annotated, Literal, Self
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+from pydantic import AfterValidator, Field, JsonValue, model_validator
+
+from vllm_qualify.recipe.values import Frozen, Name, Text
+
+EngineName = Literal["vllm", "tensorrt-llm"]
+VLLM: EngineName = "vllm"
+SETTABLE_BY_US = (
+    "model",
+    "host",
+    "port",
+    "served-model-name",
+    "config",
+    "revision",
+    "tokenizer-revision",
+    "uds",
+    "api-key",
+    "hf-token",
+)
+
+
+def _server_key(key: str) -> str:
+    if key.replace("_", "-") in SETTABLE_BY_US:
+        raise ValueError(f"'{key}' is set by vllm-qualify; leave it out")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key):
+        raise ValueError(f"'{key}' is not a `vllm serve` option: write it without the leading dashes, like max-model-len")
+    return key
+
+
+def _server_value(value: JsonValue) -> JsonValue:
+    if value is None:
+        raise ValueError("give a value, or leave the option out")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _server_value(inner)
+    return value
+
+
+def _environment_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"'{name}' is not the name of an environment variable")
+    if is_secret_name(name):
+        raise ValueError(f"'{name}' names a secret: set it in the environment of vllm-qualify, never in a recipe")
+    return name
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an environment variable of this name holds a secret, by the usual naming habits; a `_FILE` holds a path."""
+    if name.upper().endswith("_FILE"):
+        return False
+    words = "TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_KEY|ACCESS_KEY|PRIVATE_KEY"
+    return bool(re.search(rf"(^|_)({words})(_|$)", name.upper()))
+
+
+ServerArguments = dict[Annotated[str, AfterValidator(_server_key)], Annotated[JsonValue, AfterValidator(_server_value)]]
+Environment = dict[Annotated[str, AfterValidator(_environment_name)], Annotated[str, Field(strict=True)]]
+
+
+def _version_range(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"'{text}' is no range of versions: write it like >=0.12,<0.14") from error
+    return text
+
+
+VersionRange = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_version_range)]
+
+
+def covers(versions: str, version: str) -> bool:
+    """Whether a range has a version in it.
+
+    A nightly or a release candidate counts as the version that it leads to; local parts like `+cpu` do not count.
+    """
+    return Version(version).base_version in SpecifierSet(versions)
+
+
+class ByVersion(Frozen):
+    """What differs for a range of vLLM versions (PEP 440), over what stands beside it.
+
+    Each entry whose range has the version under test changes it, in the order of the list.
+    """
+
+    vllm: VersionRange = Field(description="the versions that it is for")
+    without: list[Text] = Field(
+        default=[], description="server arguments and environment names from beside it that these versions do not have"
+    )
+    server: ServerArguments = Field(default={}, description="over those beside it")
+    environment: Environment = Field(default={}, description="over that beside it")
+
+
+class Arguments(Frozen):
+    """Server options and environment of one layer of a recipe, with what differs by version."""
+
+    server: ServerArguments = Field(
+        default={},
+        description="options of the server; those of the GPU type come first, then the variant's, then the profile's",
+    )
+    environment: Environment = Field(
+        default={}, description="variables of the server process, in the same order; numbers are quoted"
+    )
+    by_version: list[ByVersion] = Field(default=[], description="what differs for some versions of vLLM")
+
+    @model_validator(mode="after")
+    def _options_are_of_the_engine(self) -> Self:
+        """vLLM takes both forms of a name, so that one option could stand here twice."""
+        layers = [self.server, *(entry.server for entry in self.by_version)]
+        names = [name for layer in layers for name in layer if "_" in name]
+        if names and self.of_vllm:
+            raise ValueError(f"write {names[0]} as {names[0].replace('_', '-')}")
+        return self
+
+    @property
+    def of_vllm(self) -> bool:
+        """Whether the server options are vLLM's."""
+        return True
+
+    @model_validator(mode="after")
+    def _takes_away_what_is_there(self) -> Self:
+        for number, entry in enumerate(self.by_version):
+            absent = [name for name in entry.without if name not in {**self.server, **self.environment}]
+            if absent:
+                raise ValueError(f"by_version.{number}.without names {', '.join(absent)}, which the keys beside it do not set")
+        return self
+
+    def at(self, version: str) -> tuple[ServerArguments, Environment]:
+        """The layer's server options and environment for a version of vLLM."""
+        server, environment = dict(self.server), dict(self.environment)
+        for entry in self.by_version:
+            if covers(entry.vllm, version):
+                server = {name: value for name, value in server.items() if name not in entry.without} | entry.server
+                environment = {name: value for name, value in environment.items() if name not in entry.without}
+                environment |= entry.environment
+        return server, environment
+
+
+class Variant(Arguments):
+    """One set of weights for one engine, and where it can be served at all.
+
+    The arguments of GPU types and profiles are vLLM's. With another engine those of the variant stand alone, and are that
+    engine's.
+    """
+
+    model: Text = Field(
+        description="a repository of the Hugging Face hub, or a folder: then it begins with `./`, `../`, `/` or `~` and holds a"
+        " `config.json`",
+    )
+    engine: EngineName = Field(default=VLLM, description="what serves it")
+    revision: Text | None = Field(
+        default=None,
+        description="branch, tag or commit on the hub; none is its default branch. The commit behind it is served and recorded",
+    )
+    smoke_golden: Text | None = Field(
+        default=None, description="the exact reply to the smoke prompt. With it, the gate `smoke_golden` is added"
+    )
+    gpu_types: list[Name] = Field(
+        default=[], description="the GPU types that can serve it, like Blackwell's for NVFP4; empty is all of the recipe's"
+    )
+    profiles: list[Name] = Field(default=[], description="the profiles that it is for; empty is all")
+    vllm: VersionRange | None = Field(
+        default=None, description="the versions of vLLM that can serve it, like `>=0.15`; none is all"
+    )
+    baseline: Name | None = Field(
+        default=None,
+        description="the variant that it is compared with, like `bf16` for `fp8`; none is itself, as it was approved before",
+    )
+
+    @model_validator(mode="after")
+    def _versions_are_vllms(self) -> Self:
+        for name, given in (("vllm", self.vllm), ("by_version", self.by_version)):
+            if given and not self.of_vllm:
+                raise ValueError(f"'{name}' is about versions of vLLM; leave it out with engine {self.engine}")
+        return self
+
+    @property
+    def of_vllm(self) -> bool:
+        return self.engine == VLLM
+
+    @property
+    def is_local(self) -> bool:
+        return self.model.startswith(("./", "../", "/", "~"))
+
+    def fits_gpu_type(self, gpu_type: str) -> bool:
+        return not self.gpu_types or gpu_type in self.gpu_types
+
+    def fits_profile(self, profile: str) -> bool:
+        return not self.profiles or profile in self.profiles
+
+    def fits_version(self, version: str) -> bool:
+        """Whether a version of vLLM can serve it."""
+        return self.of_vllm and (self.vllm is None or covers(self.vllm, version))

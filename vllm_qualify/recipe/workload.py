@@ -1,0 +1,287 @@
+"""What a server is asked: the smoke prompt, lm-eval's tasks, the load, and what is searched beside it."""
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from vllm_qualify.recipe.metrics import METRICS, least_prompts, least_requests
+from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Seconds, Share, TaskName, Text
+
+# For a steady state, and for a whole run with its ramp-up and tail.
+LEAST_PROMPTS_PER_CLIENT, LEAST_OF_WHOLE_RUN = 5, 1
+# How often a baseline is asked each question at least: with fewer its own noise is most of what a comparison does not know.
+LEAST_REPETITIONS = 4
+
+
+def _ascending(numbers: list[int]) -> list[int]:
+    if numbers != sorted(set(numbers)):
+        raise ValueError("write each number once, the smallest first")
+    return numbers
+
+
+class Smoke(Frozen):
+    """The fixed prompt, asked twice at temperature 0."""
+
+    prompt: Text = Field(description="asked twice, at temperature 0")
+    max_tokens: Count = Field(default=20, description="longest reply")
+    time_limit_s: Seconds = Field(default=120.0, description="for each request")
+
+
+class Questions(Frozen):
+    """Local gsm8k-like files (JSON lines with `question` and `answer`) in place of the hub's data set."""
+
+    test: Text = Field(description="path of the questions")
+    shots: Text = Field(description="path of the solved examples")
+
+
+class Accuracy(Frozen):
+    """One lm-eval task: of text to be written, in completions or in chats, or of choices by their likelihood.
+
+    Where a gate compares with a baseline, its questions are asked again and again until the comparison is decided. Replies that
+    are empty or never came are no wrong answers.
+    """
+
+    task: TaskName = Field(
+        default="gsm8k",
+        description="a task of lm-eval, or of a YAML file in `task_folder`. Groups like mmlu are named task by task",
+    )
+    api: Literal["completions", "chat"] = Field(
+        default="completions",
+        description="how the server is asked; a chat has the server's own template, and the examples as turns",
+    )
+    num_fewshot: CountOrNone = Field(
+        default=5, description="solved examples in each prompt; a task that says 0 itself keeps it"
+    )
+    num_questions: Count = Field(
+        description="how many questions are asked, the same ones in each run; of a task that has more, `seed` draws them"
+    )
+    num_concurrent: Count | None = Field(
+        default=None,
+        description="requests under way at one time; none follows the server's `max-num-seqs`, up to 256, or is 64",
+    )
+    max_gen_toks: Count = Field(default=256, description="longest reply")
+    seed: CountOrNone = Field(default=1234, description="of lm-eval, and of the order of the questions")
+    most_repetitions: Count = Field(
+        default=10,
+        description="how often all questions are asked at most, where a gate compares with a baseline; then 4 or more",
+    )
+    sequential: Flag = Field(
+        default=True,
+        description="end as soon as every gate on the task is decided; a run that becomes a baseline asks everything",
+    )
+    max_unanswered: Share = Field(
+        default=0.002,
+        description="a larger share of empty replies makes the task `invalid`; fewer are left out, and not counted as wrong",
+    )
+    time_limit_s: Seconds = Field(
+        default=3600.0, description="for each block of questions: a fifth of them, or without `sequential` all"
+    )
+    questions: Questions | None = Field(default=None, description="local files in place of the task's own data")
+    task_folder: Text | None = Field(default=None, description="a folder with lm-eval's YAML files of own tasks")
+
+
+class Slo(Frozen):
+    """What a request must meet to count for goodput, in ms; at least one of these."""
+
+    ttft_ms: Seconds | None = Field(default=None, description="most time to the first token")
+    tpot_ms: Seconds | None = Field(default=None, description="most time per output token after the first")
+    e2el_ms: Seconds | None = Field(default=None, description="most time to the last token")
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not self.wanted:
+            raise ValueError("give at least one of ttft_ms, tpot_ms and e2el_ms")
+        return self
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        """`vllm bench serve`'s names of the times with their limits in ms."""
+        given = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2el": self.e2el_ms}
+        return {name: limit for name, limit in given.items() if limit is not None}
+
+
+class Workload(Frozen):
+    """What `vllm bench serve` asks: prompts that are random, or those of a file. End-of-text is ignored in replies."""
+
+    input_len: Count | None = Field(default=None, description="length of each random prompt; either this or `prompts`")
+    output_len: Count = Field(description="length of each reply")
+    length_spread: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
+        default=0.0, description="random lengths lie evenly between 1 less and 1 plus this, times `input_len` and `output_len`"
+    )
+    prompts: Text | None = Field(default=None, description="path of a file with the prompts: JSON lines, each with a `prompt`")
+    api: Literal["completions", "chat"] = Field(
+        default="completions", description="how the server is asked; a chat has the server's own template"
+    )
+    num_warmups: CountOrNone = Field(description="requests before each repeat that are not measured")
+    repeats: Count = Field(default=5, description="how often the workload is run. One repeat alone shows no noise")
+    most_repeats: Count = Field(
+        default=10,
+        description="how often it is run at most: after `repeats` one more at a time, until every gate on the load is decided",
+    )
+    time_budget_s: Seconds | None = Field(
+        default=None,
+        description="no repeat begins that would not end within it, by the longest so far; what is undecided then is"
+        " `inconclusive`. The first repeat is always run; `--time-budget` goes over it",
+    )
+    window: Literal["steady", "whole"] = Field(
+        default="steady",
+        description="what the figures are over: the steady state, or the whole run as bench counts it, with ramp-up and tail,"
+        " to repeat a published run like for like. The two are never compared",
+    )
+    min_duration_s: Seconds = Field(default=60.0, description="a repeat that is shorter makes the load measurements `invalid`")
+    seed: CountOrNone = Field(
+        default=0, description="of the first repeat; each further one adds 1, so that no random prompt comes twice"
+    )
+    time_limit_s: Seconds = Field(default=3600.0, description="for each repeat")
+    slo: Slo | None = Field(default=None, description="what a request must meet to count for `goodput_req_s`")
+
+    @property
+    def looks(self) -> range:
+        """After how many repeats the gates are looked at."""
+        return range(self.repeats, max(self.repeats, self.most_repeats) + 1)
+
+    @property
+    def least_prompts_per_client(self) -> int:
+        return LEAST_OF_WHOLE_RUN if self.window == "whole" else LEAST_PROMPTS_PER_CLIENT
+
+    def least_prompts(self, metric: str) -> int:
+        """How many prompts a gate on the metric needs: of a whole run no request is cut off."""
+        return least_requests(metric) if self.window == "whole" else least_prompts(metric)
+
+    @property
+    def longest_tok(self) -> int | None:
+        """The most tokens that one request can take, prompt and reply; None where a file has the prompts."""
+        if self.input_len is None:
+            return None
+        return sum(math.ceil(length * (1 + self.length_spread)) for length in (self.input_len, self.output_len))
+
+    @model_validator(mode="after")
+    def _has_prompts(self) -> Self:
+        if (self.input_len is None) == (self.prompts is None):
+            raise ValueError("give 'input_len' for random prompts, or 'prompts' for those of a file, one of the two")
+        if self.prompts is not None and self.length_spread:
+            raise ValueError("'length_spread' is of random prompts; leave it out with 'prompts'")
+        return self
+
+
+class LoadSettings(Workload):
+    """A recipe's workload: without `max_concurrency` there are as many clients as the server's `max-num-seqs`, and without
+    `num_prompts` as many prompts as that many clients and the gates need."""
+
+    max_concurrency: Count | None = Field(
+        default=None, description="clients: requests under way at one time; none is as many as the server's `max-num-seqs`"
+    )
+    num_prompts: Count | None = Field(
+        default=None,
+        description="requests of each repeat, at least 5 for each client, or 1 with `window: whole`; none is 5 for each, or as"
+        " many as the gates' percentiles need. With `fit.max_num_seqs` it needs `max_concurrency`",
+    )
+
+    def of(self, max_num_seqs: int | None, least_prompts: int) -> "Load":
+        """The load of a server. Raises ValueError where it does not follow, or there are too few prompts."""
+        clients = self.max_concurrency or max_num_seqs
+        if clients is None:
+            raise ValueError("give max_concurrency, or the server its max-num-seqs")
+        prompts = self.num_prompts or max(LEAST_PROMPTS_PER_CLIENT * clients, least_prompts)
+        return Load.model_validate(self.model_dump() | {"max_concurrency": clients, "num_prompts": prompts})
+
+    @model_validator(mode="after")
+    def _enough_prompts(self) -> Self:
+        if self.max_concurrency and self.num_prompts:
+            self.of(None, 1)
+        return self
+
+
+class Load(Workload):
+    """One `vllm bench serve` workload, all of it known. `prompts_sha256` is of the file's content."""
+
+    max_concurrency: Count
+    num_prompts: Count
+    prompts_sha256: str | None = None
+
+    @model_validator(mode="after")
+    def _enough_prompts(self) -> Self:
+        each = self.least_prompts_per_client
+        least = each * self.max_concurrency
+        if self.num_prompts < least:
+            times = f"{each} times max_concurrency" if each > 1 else "max_concurrency"
+            raise ValueError(f"num_prompts must be at least {times}, so {least} or more{self._fewer_are_told}")
+        return self
+
+    @property
+    def _fewer_are_told(self) -> str:
+        is_enough = self.num_prompts >= LEAST_OF_WHOLE_RUN * self.max_concurrency
+        return "; or set `window: whole`, for figures over the whole run with its ramp-up and tail" if is_enough else ""
+
+
+class Sweep(Frozen):
+    """Loads beside the profile's own, on the same server: a curve of throughput against speed, and the most that meets an SLO.
+
+    `concurrencies` ask for the curve, `slo` for the most clients and the highest rate of requests that meet it; at least one of
+    the two is given.
+    """
+
+    concurrencies: Annotated[list[Count], AfterValidator(_ascending)] = Field(
+        default=[], description="the numbers of clients of the curve"
+    )
+    slo: dict[Text, Seconds] = Field(
+        default={},
+        description="what must be met: names of the load's latencies, like `ttft_p99_ms`, and the bound of each, in ms",
+    )
+    search: list[Literal["concurrency", "request_rate"]] = Field(
+        default=["concurrency", "request_rate"], description="what is searched for where there is an `slo`"
+    )
+    most_concurrency: Count | None = Field(
+        default=None, description="the most clients that are tried; none is the server's `max-num-seqs`"
+    )
+    resolution: Annotated[float, Field(strict=True, ge=0.01, le=0.5)] = Field(
+        default=0.05,
+        description="a search ends when the next level that misses is nearer than this share of the one that meets",
+    )
+    most_runs: Count = Field(default=12, description="the most runs of each search")
+    min_duration_s: Seconds = Field(default=30.0, description="a run that is shorter is invalid")
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not self.concurrencies and not self.slo:
+            raise ValueError("give 'concurrencies', or an 'slo' to be met, or both")
+        for name in self.slo:
+            metric = METRICS.get(name)
+            if metric is None or metric.stage != "load" or metric.unit != "ms":
+                known = ", ".join(known for known, each in METRICS.items() if each.stage == "load" and each.unit == "ms")
+                raise ValueError(f"slo.{name} is no latency of a load; known: {known}")
+        return self
+
+
+class Fit(Frozen):
+    """What of a profile's server is found on the machine itself before the cell is qualified; at least one is asked for."""
+
+    tensor_parallel_sizes: Annotated[list[Count], AfterValidator(_ascending)] = Field(
+        default=[], description="the smallest is taken with which the server starts"
+    )
+    max_num_seqs: Flag = Field(
+        default=False,
+        description="as many requests of the workload's full length as the KV cache holds; for random prompts only",
+    )
+    max_num_batched_tokens: Annotated[list[Count], AfterValidator(_ascending)] = Field(
+        default=[], description="the one with the highest output throughput is taken; two or more are compared"
+    )
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not (self.tensor_parallel_sizes or self.max_num_seqs or self.max_num_batched_tokens):
+            raise ValueError("give 'tensor_parallel_sizes', 'max_num_seqs' or 'max_num_batched_tokens'")
+        if len(self.max_num_batched_tokens) == 1:
+            raise ValueError("max_num_batched_tokens compares: give two or more, or write the one under 'server'")
+        return self
+
+    @property
+    def options(self) -> list[str]:
+        """The server options that it finds."""
+        found = {
+            "tensor-parallel-size": self.tensor_parallel_sizes,
+            "max-num-seqs": self.max_num_seqs,
+            "max-num-batched-tokens": self.max_num_batched_tokens,
+        }
+        return [name for name, asked in found.items() if asked]
