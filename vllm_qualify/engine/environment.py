@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.engine.process import quiet_environment
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.model import VLLM, EngineName, Frozen
 from vllm_qualify.secrets import redact
 
-Launcher = Literal["process", "docker"]
 CHECKOUT_ENVIRONMENT = ".venv-engine"
 OVERRIDE = "VLLM_QUALIFY_ENGINE"
 
@@ -57,7 +57,7 @@ class EngineIdentity(Frozen):
     """
 
     kind: EngineName = VLLM
-    launcher: Launcher = "process"
+    launcher: LauncherName = "process"
     version: str
     digest: str
     python: str

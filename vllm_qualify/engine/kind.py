@@ -9,7 +9,6 @@ from typing import NamedTuple
 import yaml
 from pydantic import JsonValue
 
-from vllm_qualify.engine.environment import Launcher
 from vllm_qualify.recipe.model import VLLM, EngineName, ServerArguments
 
 TENSORRT_LLM: EngineName = "tensorrt-llm"
@@ -31,7 +30,8 @@ class EngineKind:
 
     `title` is its name for people, `package` the distribution that tells its version, of at least `least_version`. `parallel`
     are the options whose product is the number of GPUs; `trust_remote_code` and `speculative` are the options of that meaning.
-    At `metrics_path` the server has its counters for Prometheus. Without `has_client` its image cannot run `vllm bench serve`.
+    It is served from an image only where it `needs_image`. At
+    `metrics_path` the server has its counters for Prometheus. Without `has_client` its image cannot run `vllm bench serve`.
 
     `config` makes the config file's content of the recipe's options, and `text` the file of it. `arguments` gives what follows
     the image in `docker run`, for a config file at that place.
@@ -42,7 +42,7 @@ class EngineKind:
     package: str
     example_image: str
     least_version: str | None
-    launchers: tuple[Launcher, ...]
+    needs_image: bool
     has_client: bool
     parallel: tuple[str, ...]
     trust_remote_code: str
@@ -114,7 +114,7 @@ KINDS: dict[EngineName, EngineKind] = {
             package="vllm",
             example_image="vllm/vllm-openai:v0.32.0",
             least_version=None,
-            launchers=("process", "docker"),
+            needs_image=False,
             has_client=True,
             parallel=("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"),
             trust_remote_code="trust-remote-code",
@@ -131,7 +131,7 @@ KINDS: dict[EngineName, EngineKind] = {
             example_image="nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc29",
             # --served_model_name came with NVIDIA/TensorRT-LLM pull request 11711, between 1.2 and 1.3.
             least_version="1.3",
-            launchers=("docker",),
+            needs_image=True,
             has_client=False,
             parallel=("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
             trust_remote_code="trust_remote_code",

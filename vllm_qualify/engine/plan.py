@@ -10,11 +10,13 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from vllm_qualify.engine import hub
-from vllm_qualify.engine.environment import EngineIdentity, Launcher, content_digest, content_of, digest_of
+from vllm_qualify.engine.environment import EngineIdentity, content_digest, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import Engines, Launch, check_kind, client_identity
+from vllm_qualify.engine.launch import Engines, Launch, check_kind, identity_of
+from vllm_qualify.engine.launchers import LauncherName
+from vllm_qualify.engine.launchers.registry import LAUNCHERS
 from vllm_qualify.engine.server import Engine, ServerPlan, draft_model, gpu_count, with_draft, with_speculation_parsed
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
@@ -252,7 +254,8 @@ def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> Select
     machine = detect(choice.gpu_type)
     if choice.gpu_type in loaded.recipe.gpu_types:
         _check_memory_limit(loaded.recipe.gpu_types[choice.gpu_type], launch.launcher)
-    sees_in_a_container = launch.launcher == "docker" and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
+    from_image = LAUNCHERS[launch.launcher].from_image
+    sees_in_a_container = from_image and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
     if sees_in_a_container and not choice.gpu_type:
         return None
     selection = select(loaded, choice, None if sees_in_a_container else machine)
@@ -303,7 +306,7 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
     selection = select(loaded, choice, machine)
     check_kind(selection.variant.engine, engines.engine.launcher, engines.client is not None)
     check_driver(machine)
-    identity, client = engines.engine.identity(), client_identity(engines)
+    identity, client = identity_of(engines.engine), identity_of(engines.client) if engines.client else None
     _check_holds(identity, selection.variant.engine, "--image")
     if client is not None:
         _check_holds(client, VLLM, "--client-image")
@@ -378,8 +381,8 @@ def _draft(loaded: LoadedRecipe, arguments: ServerArguments, kind: EngineName) -
     return folder
 
 
-def _check_memory_limit(serving: Serving, launcher: Launcher) -> None:
-    if serving.memory_limit_gib and launcher != "docker":
+def _check_memory_limit(serving: Serving, launcher: LauncherName) -> None:
+    if serving.memory_limit_gib and not LAUNCHERS[launcher].from_image:
         problem = "memory_limit_gib limits a container, and the server is to be a process"
         raise CallerError(problem, "add --launcher docker, or leave it out of the recipe", "memory_limit_gib")
 

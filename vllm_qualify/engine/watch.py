@@ -153,14 +153,9 @@ def watching_server(metrics_url: str, families: Collection[str], folder: Path, e
         yield
 
 
-def tree(pid: int) -> Roots:
-    """A process of this machine and all below it, like a guard (`RunningProcess.guard_pid`) with its server."""
-    return lambda: (pid,)
-
-
-def first_in_container(container_id: str) -> Roots:
+def first_in_container(container_id: str) -> Collection[int]:
     """A container's own first process: its server. None where its engine is on another machine."""
-    return lambda: [pid for pid in _tops(container_id) if _is_first(pid)]
+    return [pid for pid in _tops(container_id) if _is_first(pid)]
 
 
 def scrape(metrics_url: str, families: Collection[str]) -> Scrape:

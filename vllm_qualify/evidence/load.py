@@ -20,7 +20,7 @@ from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.plan import max_num_seqs
 from vllm_qualify.engine.process import Progress
-from vllm_qualify.engine.server import Client, Server, recorded, results_folder
+from vllm_qualify.engine.server import Client, Server
 from vllm_qualify.evidence import steady
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
@@ -202,7 +202,7 @@ def prepare(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | N
     """
     planned = []
     for settings, folder, file in loads:
-        into, prompts = results_folder(bench.client, folder), benches.give(bench, file) if file else None
+        into, prompts = benches.results_folder(bench.client, folder), benches.give(bench, file) if file else None
         for repeat in range(1, settings.looks[-1] + 1):
             command = command_of(bench.client, model, settings, into, repeat, prompts)
             planned.append((repeat > settings.looks[0], command))
@@ -217,14 +217,14 @@ def run(
     Raises as `measure` does.
     """
     server, client = driven.server, driven.bench.client
-    into = results_folder(client, folder)
+    into = benches.results_folder(client, folder)
     command = command_of(client, server.served_model_name, settings, into, number, driven.prompts, request_rate)
     _forget_prefixes(server, folder / f"reset-{number}.txt")
     (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
     result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
     benches.run(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
     (folder / f"metrics-{number}-after.txt").write_text(server.metrics_page())
-    return recorded(client, command)
+    return benches.recorded(client, command)
 
 
 def _forget_prefixes(server: Server, told: Path) -> None:
