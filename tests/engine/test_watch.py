@@ -19,11 +19,11 @@ import pynvml
 import pytest
 
 from vllm_qualify.engine import watch
+from vllm_qualify.engine.kinds.vllm import KIND as VLLM_KIND
 from vllm_qualify.engine.process import guarded, quiet_environment
 from vllm_qualify.engine.watch import (
     HOST_SAMPLES,
     SCRAPES,
-    WANTED,
     GpuSample,
     HostSample,
     Roots,
@@ -40,7 +40,7 @@ from vllm_qualify.engine.watch import (
 from vllm_qualify.recipe.tables import EngineTable, table_of, versions
 
 CLOCKS = json.loads((Path(__file__).parent / "captured_gpu" / "nvml-clocks.json").read_text())
-FAMILIES = frozenset(kept("0.32.0").names.values())
+FAMILIES = frozenset(kept(VLLM_KIND, "0.32.0").names.values())
 # Lines of the page of a real vLLM 0.32.0 on the CPU, of each kind that there is.
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -77,9 +77,9 @@ BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while Tru
 
 @pytest.mark.parametrize("version", versions())
 def test_every_version_of_the_catalog_has_all_that_is_wanted(version: str) -> None:
-    found = kept(version)
+    found = kept(VLLM_KIND, version)
     assert found.lacking == []
-    assert found.names.keys() == WANTED.keys()
+    assert found.names.keys() == VLLM_KIND.counters.keys()
     assert set(found.names.values()) <= set(table_of(version).metrics)
 
 
@@ -92,7 +92,7 @@ def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.Monk
         return changed
 
     monkeypatch.setattr(watch, "table_of", old)
-    found = kept("0.32.0")
+    found = kept(VLLM_KIND, "0.32.0")
     assert found.names["kv_cache_usage"] == "vllm:gpu_cache_usage_perc"
     assert found.lacking == ["drafts"]
 

@@ -15,7 +15,8 @@ from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure import End, Failure, classify
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.kind import KINDS, EngineKind, Served
+from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.kinds.base import EngineKind, Served
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.engine.process import NO_STATISTICS, tail, text_of
 from vllm_qualify.engine.running import Running
@@ -60,6 +61,11 @@ class ServerPlan(Frozen):
     @property
     def engine_kind(self) -> EngineKind:
         return KINDS[self.kind]
+
+    @property
+    def most_requests(self) -> int | None:
+        """How many requests it runs at once, where its arguments say so."""
+        return self.engine_kind.most_requests(self.arguments)
 
     @property
     def in_container(self) -> bool:
@@ -181,6 +187,7 @@ class Server(Frozen):
     url: str
     metrics_path: str = "/metrics"
     served_model_name: str
+    kind: EngineName = VLLM
     process: SerializeAsAny[Running]
     command: list[str]
     startup_s: float
@@ -188,7 +195,7 @@ class Server(Frozen):
 
     def check_alive(self) -> None:
         """Raises the error of the failure's class with its telling lines if the server has ended."""
-        check_alive(self.process)
+        check_alive(self.process, self.kind)
 
     def metrics_page(self) -> str:
         """What the server says of itself, or a comment with why it does not. Raises as `check_alive` if it has ended."""
@@ -282,16 +289,18 @@ def container_labels(labels: Labels, role: str) -> Labels:
     }
 
 
-def check_alive(process: Running) -> None:
+def check_alive(process: Running, kind: EngineName) -> None:
+    """Raises the error of the failure's class with its telling lines if a server of this kind has ended."""
     end = process.end()
     if end is not None:
-        raise error_of(process, end)
+        raise error_of(process, end, kind)
 
 
 _WHOSE = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
 
 
-def error_of(process: Running, end: End) -> QualifyError:
-    failure: Failure = classify(text_of(process.log), end)
+def error_of(process: Running, end: End, kind: EngineName) -> QualifyError:
+    """What a server's end, or its being given up, means for whoever must act."""
+    failure: Failure = classify(text_of(process.log), end, KINDS[kind].failures)
     lines = failure.lines or tail(process.log)
     return _WHOSE[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)

@@ -60,7 +60,7 @@ def launch(plan: ServerPlan, folder: Path, port: int | None = None, labels: Labe
             launched_at=launched_at,
         )
         # Evidence from a server that died before its stages were over is not evidence.
-        check_alive(launched.process)
+        check_alive(launched.process, plan.kind)
 
 
 def await_ready(
@@ -77,6 +77,7 @@ def await_ready(
         url=starting.url,
         metrics_path=plan.engine_kind.metrics_path,
         served_model_name=plan.served_model_name,
+        kind=plan.kind,
         process=starting.process,
         command=starting.command,
         startup_s=time.monotonic() - starting.launched_at,
@@ -99,10 +100,10 @@ def _await_completion(plan: ServerPlan, starting: Starting, progress: Callable[[
     """/health is not asked: it can answer 200 while every completion fails."""
     process, told = starting.process, ""
     while not _completes(starting.url, plan.served_model_name):
-        check_alive(process)
+        check_alive(process, plan.kind)
         check()
         if time.monotonic() - starting.launched_at > plan.startup_timeout_s:
-            raise error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s))
+            raise error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s), plan.kind)
         last = (tail(process.log, 1) or [""])[0]
         if last != told:
             progress(f"server starting: {last}")

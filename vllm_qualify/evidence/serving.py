@@ -22,7 +22,7 @@ from vllm_qualify.errors import QualifyError, writing
 from vllm_qualify.evidence import accuracy, load
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.load import Driven
-from vllm_qualify.recipe.model import VLLM, Frozen, Load
+from vllm_qualify.recipe.model import Frozen, Load
 
 Tell = Callable[[str], None]
 BENCH_LOG, LM_EVAL, LAUNCHED, ENDED = "bench.log", "lm-eval", "launched_at", "ended_at"
@@ -193,7 +193,7 @@ def _machine_watched(process: Running, plan: CellPlan, folder: Path) -> Iterator
 
 @contextmanager
 def _metrics_watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
-    families = watch.kept(plan.cell.release.engine.version).names.values() if plan.server.kind == VLLM else ()
+    families = watch.families(plan.server.engine_kind, plan.cell.release.engine.version)
     with writing(STAGE):
         (folder / SCRAPES).touch()
     with watch.watching_server(f"{server.url}{server.metrics_path}", families, folder, EVERY_S):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import read_machine
-from vllm_qualify.engine.plan import CellPlan, TaskPlan, max_num_seqs
+from vllm_qualify.engine.plan import CellPlan, TaskPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.question import Question
 from vllm_qualify.engine.server import Server
@@ -28,7 +28,7 @@ from vllm_qualify.evidence.serving import ENDED, LAUNCHED, Served, Tell, another
 from vllm_qualify.evidence.startup import KvCache
 from vllm_qualify.evidence.watched import WATCHED, read_host, watched_in
 from vllm_qualify.recipe.metrics import GPU_IDLE, METRICS, NCCL_INFINIBAND, SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1, Stage
-from vllm_qualify.recipe.model import VLLM, Gate, Load
+from vllm_qualify.recipe.model import Gate, Load
 from vllm_qualify.secrets import redact_files
 
 Commands = list[list[str]]
@@ -210,7 +210,7 @@ def sweep_plan(plan: CellPlan) -> sweep.Plan:
     return sweep.Plan(
         sweep=plan.sweep,
         load=plan.load,
-        most_concurrency=plan.sweep.most_concurrency or max_num_seqs(plan.server.arguments) or plan.load.max_concurrency,
+        most_concurrency=plan.sweep.most_concurrency or plan.server.most_requests or plan.load.max_concurrency,
         gpus=max(1, len(plan.server.gpus)),
         price_usd_gpu_hour=plan.price_usd_gpu_hour,
         kind=plan.server.kind,
@@ -439,11 +439,12 @@ def _startups(folder: Path, plan: CellPlan) -> list[Measurement]:
 
 
 def _parts(folder: Path, plan: CellPlan, whole_s: float) -> list[Measurement]:
-    if plan.server.kind != VLLM or not (folder / LAUNCHED).exists():
+    wording = plan.server.engine_kind.start_log
+    if wording is None or not (folder / LAUNCHED).exists():
         return []
     launched = float((folder / LAUNCHED).read_text())
     log = (folder / "server.log").read_text(errors="replace")
-    parts = startup.startup(log, whole_s, launched, plan.pulled_s)
+    parts = startup.startup(log, whole_s, launched, plan.pulled_s, wording=wording)
     return [found for found in startup.measurements(parts, "serve/server.log") if found.metric != WARM_START]
 
 
