@@ -25,9 +25,10 @@ from prefect.settings import get_current_settings
 
 from tasks.fleet import AWAITING, NOT_APPROVED, RELEASE, REQUALIFICATION, TAG
 from tasks.releases import NEW_RELEASE
+from vllm_qualify.recipe.gpu_types import POOL_PRODUCTS
 
 FILE = Path(__file__).with_name("prefect.yaml")
-CONTROL, GPU_POOLS = "control", ("gpu-h100", "gpu-h200", "gpu-b200", "cpu")
+CONTROL, GPU_POOLS = "control", (*POOL_PRODUCTS, "cpu")
 # The lower number goes first.
 PRIORITIES = {RELEASE: 1, REQUALIFICATION: 2}
 QUALIFIES = "qualify-release/release"

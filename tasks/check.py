@@ -8,9 +8,8 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.progress import teller
 from vllm_qualify.baseline import Against, with_baseline
-from vllm_qualify.engine.container import remove_leftovers
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import Engines, Launch, find_engines, provide, read_machine
+from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
 from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells, within
 from vllm_qualify.engine.question import Question
 from vllm_qualify.home import engine_cache
@@ -34,9 +33,8 @@ def provide_engines(engines: Engines) -> float | None:
 
     The seconds that the pull of the engine's image took; None without one.
     """
-    if engines.engine.launcher == "docker":
-        for leftover in remove_leftovers():
-            get_run_logger().info(f"removed {leftover.name}, which run {leftover.run or 'unknown'} had left behind")
+    for line in left_behind(engines.engine.launcher):
+        get_run_logger().info(line)
     provided = provide(engines, teller())
     for line in provided.told:
         get_run_logger().info(line)

@@ -9,9 +9,9 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import get_current_settings
 
-from vllm_qualify.engine.container import remove_leftovers
-from vllm_qualify.engine.environment import Launcher
 from vllm_qualify.engine.host_lock import holding_machine, machine_name
+from vllm_qualify.engine.launch import left_behind
+from vllm_qualify.engine.launchers import LauncherName
 
 # The shortest that Prefect takes. It is renewed while the machine is held, and ends by itself after a crash.
 LEASE_S = 60.0
@@ -19,7 +19,7 @@ ALONE_WITHIN_S = 5.0
 
 
 @contextmanager
-def machine(who: str, launcher: Launcher) -> Iterator[None]:
+def machine(who: str, launcher: LauncherName) -> Iterator[None]:
     """This machine for the length of the block, and nothing of a killed run on it.
 
     A lease that could not be renewed, for want of a Prefect server, does not end the block: the machine's own lock still holds.
@@ -28,9 +28,8 @@ def machine(who: str, launcher: Launcher) -> Iterator[None]:
         HostError: Docker Engine does not answer, or the lock cannot be written.
     """
     with _leased(), holding_machine(who, get_run_logger().info):
-        if launcher == "docker":
-            for leftover in remove_leftovers():
-                get_run_logger().info(f"removed {leftover.name}, which run {leftover.run or 'unknown'} had left behind")
+        for line in left_behind(launcher):
+            get_run_logger().info(line)
         yield
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from vllm_qualify.engine import image
 from vllm_qualify.engine.environment import content_digest
 from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.launch import identity_of
+from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.plan import Baseline, CellPlan, Selection
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreBusyError, StoreError
@@ -200,8 +201,8 @@ def _beside(plan: CellPlan, then: CellPlan, tell: Tell) -> tuple[ServerPlan | No
         if isinstance(engine, EngineImage):
             # By its digest: what its tag means by now is another matter.
             engine = engine.model_copy(update={"tag": None})
-            image.pull(engine, tell)
-        identity = engine.identity()
+        launcher_of(engine).pull(engine, tell)
+        identity = identity_of(engine)
     except QualifyError as error:
         return None, f"its engine is not here: {error.problem}"
     if identity.digest != then.cell.release.engine.digest:
@@ -222,11 +223,11 @@ def _cannot_be_beside(plan: CellPlan, then: CellPlan) -> str | None:
         return f"it is for {then.fingerprint.gpu_type}"
     if theirs.gpus and len(plan.fingerprint.devices) < len(ours.gpus) + len(theirs.gpus):
         return "this machine has too few GPUs for both"
-    if theirs.gpus and theirs.engine.launcher == "process" and "CUDA_VISIBLE_DEVICES" in os.environ:
+    if theirs.gpus and not launcher_of(theirs.engine).from_image and "CUDA_VISIBLE_DEVICES" in os.environ:
         return "CUDA_VISIBLE_DEVICES is set, and both would get its GPUs"
     if theirs.is_local and not _is_unchanged(Path(theirs.model), release.revision):
         return "its weights are not here any more"
-    in_own_image = ours.engine.launcher == "docker" and plan.client_image is None
+    in_own_image = launcher_of(ours.engine).from_image and plan.client_image is None
     if in_own_image and release.engine.version != plan.client_version:
         return "each would have the load client of its own image"
     return None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from vllm_qualify import cli_approval
+from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError
 from vllm_qualify.secrets import redact
 
@@ -50,11 +51,6 @@ app.add_typer(report_app, name="report")
 app.add_typer(recipe_app, name="recipe")
 
 
-class Launcher(StrEnum):
-    process = "process"
-    docker = "docker"
-
-
 class Weights(StrEnum):
     bf16 = "bf16"
     regressed = "regressed"
@@ -87,7 +83,7 @@ def run(
     gpu_type: Annotated[str | None, typer.Option(help="By default this machine's.")] = None,
     profile: Annotated[str | None, typer.Option(help="By default every profile of the GPU type.")] = None,
     variant: Annotated[str | None, typer.Option(help="By default the GPU type's default variant.")] = None,
-    launcher: Annotated[Launcher, typer.Option(help="How the server is started.")] = Launcher.process,
+    launcher: Annotated[LauncherName, typer.Option(help="How the server is started.")] = "process",
     image: Annotated[
         str | None, typer.Option(help="For docker: the image under test, by tag or digest, like vllm/vllm-openai:v0.32.0.")
     ] = None,
@@ -134,7 +130,7 @@ def run(
     from vllm_qualify.engine.plan import Choice
 
     choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
-    launch = Launch(launcher=launcher.value, image=image, client_image=client_image)
+    launch = Launch(launcher=launcher, image=image, client_image=client_image)
     if dry_run:
         _dry_run(recipe, choice, launch, port)
         return
@@ -260,10 +256,11 @@ def doctor(
 ) -> None:
     """Tell what this machine has and lacks, one line each with the remedy."""
     from vllm_qualify.doctor import examine
-    from vllm_qualify.engine.container import remove_leftovers
+    from vllm_qualify.engine.launchers.registry import LAUNCHERS
 
-    for leftover in remove_leftovers() if clean else []:
-        typer.echo(f"removed  {leftover.name}, of run {leftover.run or 'unknown'}")
+    for launcher in LAUNCHERS.values() if clean else []:
+        for leftover in launcher.remove_leftovers():
+            typer.echo(f"removed  {leftover.name}, of run {leftover.run or 'unknown'}")
     findings = examine()
     for finding in findings:
         remedy = "" if finding.ok else f"  → {finding.remedy}"

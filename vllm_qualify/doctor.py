@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Callable
 from importlib import metadata
 
-from vllm_qualify.engine.container import leftovers
 from vllm_qualify.engine.docker_host import docker_host, platform_of
 from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import check_driver, detect
+from vllm_qualify.engine.launchers.registry import LAUNCHERS
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.home import home
 from vllm_qualify.recipe.values import Frozen
@@ -127,10 +127,11 @@ def _docker() -> Finding:
 
 def _leftovers() -> Finding:
     try:
-        names = [leftover.name for leftover in leftovers()]
-    except QualifyError:
-        detail = "unknown without Docker Engine"
-        return Finding(what="leftovers", ok=False, detail=detail, remedy="start it", optional=True, otherwise="unknown")
+        names = [leftover.name for launcher in LAUNCHERS.values() for leftover in launcher.leftovers()]
+    except QualifyError as error:
+        return Finding(
+            what="leftovers", ok=False, detail=error.problem, remedy=error.remedy, optional=True, otherwise="unknown"
+        )
     detail = ", ".join(names) or "none"
     return Finding(
         what="leftovers", ok=not names, detail=detail, remedy="vllm-qualify doctor --clean", optional=True, otherwise="found"

@@ -10,15 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vllm_qualify.recipe.gpu_types import POOL_PRODUCTS
+
 TEMPLATE = Path(__file__).with_name("job_template.json")
-# The label that NVIDIA's GPU feature discovery gives a node. One product for a pool: form factors differ in speed.
-PRODUCTS = {
-    "gpu-h100": "NVIDIA-H100-80GB-HBM3",
-    "gpu-h200": "NVIDIA-H200",
-    "gpu-b200": "NVIDIA-B200",
-}
 CPU_POOL = "cpu"
-POOLS = (*PRODUCTS, CPU_POOL)
+POOLS = (*POOL_PRODUCTS, CPU_POOL)
 # A whole machine, as on a host with Docker: a neighbour on its other GPUs would disturb what is measured.
 GPUS_OF_A_NODE = 8
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -30,7 +26,7 @@ def job_template(pool: str, image: str) -> Document:
     """The pool's base job template, with the image that its jobs run by default. Raises KeyError for an unknown pool."""
     template: Document = json.loads(TEMPLATE.read_text(encoding="utf-8"))
     template["variables"]["properties"]["image"]["default"] = image
-    return _on_cpu(template) if pool == CPU_POOL else _on_gpus(template, PRODUCTS[pool])
+    return _on_cpu(template) if pool == CPU_POOL else _on_gpus(template, POOL_PRODUCTS[pool])
 
 
 def _on_gpus(template: Document, product: str) -> Document:

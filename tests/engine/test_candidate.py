@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.launchers.base import Question
+from vllm_qualify.engine.launchers.docker import DockerLauncher
 from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells, select, server_plan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
@@ -180,15 +181,16 @@ def test_more_servers_than_a_command_can_name_are_asked_in_portions(stand_in: Ca
 
 @pytest.fixture
 def asked_in_containers(stand_in: Candidate, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The cells of each question that a container is started for."""
+    """The configurations in each question that a container is started for."""
     groups: list[list[str]] = []
 
-    def answered(_: object, group: Sequence[Subject], question: str, __: object) -> str:
-        groups.append([subject.cell for subject in group])
+    def answered(*arguments: object) -> str:
+        question = next(each for each in arguments if isinstance(each, Question))
+        groups.append([server["config"] for server in json.loads(question.text)["servers"]])
         assert isinstance(stand_in.engine, EngineEnvironment)
-        return subprocess.check_output([stand_in.engine.python, "-I", "probe.py", question], text=True)
+        return subprocess.check_output([stand_in.engine.python, "-I", "probe.py", question.text], text=True)
 
-    monkeypatch.setattr(candidates, "_in_container", answered)
+    monkeypatch.setattr(DockerLauncher, "ask", answered)
     return groups
 
 
@@ -206,7 +208,7 @@ def test_a_container_that_holds_a_draft_model_is_asked_about_its_model_alone_too
     changes: list[dict[str, object]] = [{}, {"draft": draft}, {"model": str(other)}]
     changed = [one._replace(server=one.server.model_copy(update=change)) for one, change in zip(asked, changes, strict=True)]
     ask(image_stand_in, changed, tmp_path / "cache")
-    assert asked_in_containers == [["cell 0", "cell 1"], ["cell 2"]]
+    assert asked_in_containers == [["0", "1"], ["2"]]
 
 
 def test_a_container_is_not_asked_again_about_the_same_model_in_another_folder(
@@ -216,7 +218,7 @@ def test_a_container_is_not_asked_again_about_the_same_model_in_another_folder(
     question = [Asked(config="{}", environment={}, device=None)]
     for model in (Path(MODEL), tmp_path / "model"):
         ask(image_stand_in, subjects(question, model), tmp_path / "cache")
-    assert asked_in_containers == [["cell 0"]]
+    assert asked_in_containers == [["{}"]]
     (tmp_path / "model" / "config.json").write_text("{}")
     ask(image_stand_in, subjects(question, tmp_path / "model"), tmp_path / "cache")
     assert len(asked_in_containers) == 2

@@ -23,8 +23,7 @@ from vllm_qualify.engine.container import (
     RUN_LABEL,
     Bind,
     ContainerPlan,
-    Leftover,
-    Watched,
+    RunningContainer,
     command_line,
     leftovers,
     owner,
@@ -32,6 +31,7 @@ from vllm_qualify.engine.container import (
     shell_command,
 )
 from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.running import Leftover
 from vllm_qualify.errors import HostError
 
 DIGEST = "vllm/vllm-openai@sha256:" + "0" * 64
@@ -168,11 +168,11 @@ def test_a_plan_survives_its_document() -> None:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Watched:
-    return Watched(container_id="0123", state_file=tmp_path / "server.state", log=tmp_path / "server.log")
+def watched(tmp_path: Path) -> RunningContainer:
+    return RunningContainer(container_id="0123", state_file=tmp_path / "server.state", log=tmp_path / "server.log")
 
 
-def test_without_a_state_it_runs(watched: Watched) -> None:
+def test_without_a_state_it_runs(watched: RunningContainer) -> None:
     assert watched.end() is None
 
 
@@ -185,12 +185,12 @@ def test_without_a_state_it_runs(watched: Watched) -> None:
         ({"exit_code": 3}, End(exit_code=3)),
     ],
 )
-def test_its_state_tells_its_end(watched: Watched, state: dict[str, Any], end: End) -> None:
+def test_its_state_tells_its_end(watched: RunningContainer, state: dict[str, Any], end: End) -> None:
     watched.state_file.write_text(json.dumps(state))
     assert watched.end() == end
 
 
-def test_an_end_that_nobody_saw_is_the_error_that_hid_it(watched: Watched) -> None:
+def test_an_end_that_nobody_saw_is_the_error_that_hid_it(watched: RunningContainer) -> None:
     error = {"problem": "no Docker Engine answers", "remedy": "start it", "place": "load", "kind": "docker-gone", "retry": True}
     watched.state_file.write_text(json.dumps({"error": error}))
     with pytest.raises(HostError, match="no Docker Engine answers") as raised:
@@ -291,7 +291,7 @@ def test_a_process_that_lives_has_no_leftovers(host: Host) -> None:
 
 def test_a_process_that_ended_left_what_is_still_there(host: Host, gone: str) -> None:
     host.containers["left"] = of(gone)
-    expected = Leftover(container_id="left", name="left", run="1", cell="r/v/cpu/p", state="running")
+    expected = Leftover(id="left", name="left", run="1", cell="r/v/cpu/p", state="running")
     assert leftovers() == [expected]
 
 

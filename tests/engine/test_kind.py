@@ -1,13 +1,18 @@
 """Kinds of engine: what each one's server is told, held against what the engine says of its own command line."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from vllm_qualify.engine.failure import End, Sign, classify
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.kind import KINDS, TENSORRT_LLM, kind_in
+from vllm_qualify.engine.kind import KINDS, kind_in, names_of
+from vllm_qualify.engine.kinds.tensorrt_llm import TENSORRT_LLM
 from vllm_qualify.engine.server import CONFIG_INSIDE, MODEL_INSIDE, ServerPlan, config_text, container_of, gpu_count
+from vllm_qualify.engine.watch import families
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
 
 IMAGE = EngineImage(repository="org/engine", tag="1.3.0", digest="sha256:" + "1" * 64, platform="linux/amd64")
@@ -116,3 +121,41 @@ def test_a_plan_of_before_there_were_kinds_is_vllms() -> None:
     document = plan(VLLM, {}).model_dump(mode="json")
     del document["kind"]
     assert ServerPlan.model_validate(document).engine_kind is KINDS[VLLM]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "most"),
+    [
+        (VLLM, {"max-num-seqs": 64}, 64),
+        (VLLM, {"max_batch_size": 64}, None),
+        (VLLM, {"max-num-seqs": True}, None),
+        (TENSORRT_LLM, {"max_batch_size": 32}, 32),
+        (TENSORRT_LLM, {"max-num-seqs": 32}, None),
+    ],
+)
+def test_each_kind_has_its_own_option_for_how_many_requests_run_at_once(
+    kind: EngineName, arguments: ServerArguments, most: int | None
+) -> None:
+    assert plan(kind, arguments).most_requests == most
+
+
+def test_a_server_is_watched_by_the_names_of_its_kind() -> None:
+    assert "vllm:num_requests_running" in families(KINDS[VLLM], "0.32.0")
+    # it does not tell how many requests wait
+    assert list(families(KINDS[TENSORRT_LLM], "1.3.0")) == []
+    other = replace(KINDS[TENSORRT_LLM], counters={"running": ("other:running", "other:active"), "waiting": ("other:queue",)})
+    assert set(families(other, "0.1")) == {"other:running", "other:active", "other:queue"}
+
+
+def test_no_kind_has_another_ones_name_of_a_counter() -> None:
+    names = [name for kind in KINDS.values() for each in kind.counters.values() for name in each]
+    assert len(names) == len(set(names))
+    assert names_of("succeeded") == {"vllm:request_success", "trtllm_request_success"}
+
+
+def test_a_kinds_own_signs_of_a_failure_go_first() -> None:
+    log = "ValueError: the scheduler of the other engine has no room"
+    sign = Sign("kv-cache-too-small", re.compile("has no (?P<what>room)"), "the other engine says: no {what}")
+    found = classify(log, End(exit_code=1), [sign])
+    assert (found.kind, found.problem) == ("kv-cache-too-small", "the other engine says: no room")
+    assert classify(log, End(exit_code=1)).kind == "unknown"

@@ -10,7 +10,7 @@ from vllm_qualify.engine.container import ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Reading, parse_nvidia_smi
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launch import Engines, Launch, check_launch, client_identity, find_engines, provide, read_machine
+from vllm_qualify.engine.launch import Engines, Launch, check_launch, find_engines, provide, read_machine
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.serving import EngineName
 
@@ -61,7 +61,6 @@ def test_the_process_launcher_takes_this_machines_engine(monkeypatch: pytest.Mon
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
     found = find_engines(Launch())
     assert found == Engines(engine=EngineEnvironment(python=folder / "bin" / "python"))
-    assert client_identity(found) is None
     provide(found, lambda line: pytest.fail(line))
 
 
@@ -101,7 +100,12 @@ def test_only_a_vllm_becomes_the_image_to_deploy(monkeypatch: pytest.MonkeyPatch
     tags: list[EngineImage] = []
     identity = EngineIdentity(kind=kind, launcher="docker", version="1", digest=DIGEST, python="3.12", packages={})
     monkeypatch.setattr("vllm_qualify.engine.image.pull", lambda *_: None)
-    monkeypatch.setattr("vllm_qualify.engine.image.tag_for_deployment", lambda found: tags.append(found))
+
+    def tag(found: EngineImage) -> str:
+        tags.append(found)
+        return "vllm/vllm-openai:deploy"
+
+    monkeypatch.setattr("vllm_qualify.engine.image.tag_for_deployment", tag)
     monkeypatch.setattr(EngineImage, "identity", lambda _: identity)
     told, _ = provide(Engines(engine=IMAGE), lambda _: None)
     assert tags == ([IMAGE] if tagged else [])
@@ -132,7 +136,7 @@ class Containers:
 def containers(monkeypatch: pytest.MonkeyPatch) -> Containers:
     """On a machine without NVML."""
     found = Containers(SMI)
-    monkeypatch.setattr("vllm_qualify.engine.launch.run_once", found.run_once)
+    monkeypatch.setattr("vllm_qualify.engine.container.run_once", found.run_once)
     nvml(monkeypatch, None)
     return found
 

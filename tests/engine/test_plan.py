@@ -14,8 +14,9 @@ from vllm_qualify.engine.gpu import Fingerprint, Gpu, Reading
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch
+from vllm_qualify.engine.launchers.process import process_environment
 from vllm_qualify.engine.plan import SMOKE_GATES, CellPlan, Choice, check_choice, judged_by, new_run_id, plan_cells, select
-from vllm_qualify.engine.server import gpu_count, process_environment
+from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe

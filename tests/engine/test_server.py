@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.fakes.vllm import make_engine
-from vllm_qualify.engine.container import Watched
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.server import ServerPlan, config_text, serve
+from vllm_qualify.engine.running import Running
+from vllm_qualify.engine.server import ServerPlan, config_text
+from vllm_qualify.engine.start import serve
 from vllm_qualify.errors import HostError, ReleaseError
 
 
@@ -30,7 +30,7 @@ def plan_for(folder: Path, behaviour: str, startup_timeout_s: float = 30) -> Ser
     )
 
 
-def kill_server(process: RunningProcess | Watched) -> None:
+def kill_server(process: Running) -> None:
     os.killpg(json.loads(process.state_file.read_text())["pid"], signal.SIGKILL)
     while process.end() is None:
         pass

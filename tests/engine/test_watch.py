@@ -19,11 +19,11 @@ import pynvml
 import pytest
 
 from vllm_qualify.engine import watch
+from vllm_qualify.engine.kinds.vllm import KIND as VLLM_KIND
 from vllm_qualify.engine.process import guarded, quiet_environment
 from vllm_qualify.engine.watch import (
     HOST_SAMPLES,
     SCRAPES,
-    WANTED,
     GpuSample,
     HostSample,
     Roots,
@@ -34,14 +34,13 @@ from vllm_qualify.engine.watch import (
     parsed,
     reason_names,
     scrape,
-    tree,
     watching_machine,
     watching_server,
 )
 from vllm_qualify.recipe.tables import EngineTable, table_of, versions
 
 CLOCKS = json.loads((Path(__file__).parent / "captured_gpu" / "nvml-clocks.json").read_text())
-FAMILIES = frozenset(kept("0.32.0").names.values())
+FAMILIES = frozenset(kept(VLLM_KIND, "0.32.0").names.values())
 # Lines of the page of a real vLLM 0.32.0 on the CPU, of each kind that there is.
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -78,9 +77,9 @@ BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while Tru
 
 @pytest.mark.parametrize("version", versions())
 def test_every_version_of_the_catalog_has_all_that_is_wanted(version: str) -> None:
-    found = kept(version)
+    found = kept(VLLM_KIND, version)
     assert found.lacking == []
-    assert found.names.keys() == WANTED.keys()
+    assert found.names.keys() == VLLM_KIND.counters.keys()
     assert set(found.names.values()) <= set(table_of(version).metrics)
 
 
@@ -93,7 +92,7 @@ def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.Monk
         return changed
 
     monkeypatch.setattr(watch, "table_of", old)
-    found = kept("0.32.0")
+    found = kept(VLLM_KIND, "0.32.0")
     assert found.names["kv_cache_usage"] == "vllm:gpu_cache_usage_perc"
     assert found.lacking == ["drafts"]
 
@@ -168,7 +167,7 @@ def watched(url: str, folder: Path, count: int = 3, **others: Any) -> tuple[list
 
 def test_a_run_is_sampled(tmp_path: Path) -> None:
     with serving() as url:
-        scrapes, host = watched(url, tmp_path, roots={"server": tree(os.getpid()), "none yet": lambda: ()})
+        scrapes, host = watched(url, tmp_path, roots={"server": lambda: [os.getpid()], "none yet": lambda: ()})
     assert [one.values for one in scrapes] == [TOLD] * len(scrapes)
     assert host[0].cpu_share is None
     assert all(0 <= one.cpu_share <= 1 for one in host[1:] if one.cpu_share is not None)
@@ -247,7 +246,7 @@ def test_a_guarded_process_is_found_by_its_guard(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUSY]
     with serving() as url, guarded(command, quiet_environment(), tmp_path / "log", grace_s=0.5) as process:
         until(lambda: any(each.cpu_times().user > 1 for each in psutil.Process(process.guard_pid).children(recursive=True)))
-        _, host = watched(url, tmp_path, roots={"server": tree(process.guard_pid)})
+        _, host = watched(url, tmp_path, roots={"server": process.processes})
     used_s = cpu_s(host, "server")
     # Start-up and the guard itself take less: this is the grandchild's.
     assert used_s[0] > 1
@@ -258,7 +257,7 @@ def test_a_process_that_has_ended_has_no_sample(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     with serving() as url:
-        _, host = watched(url, tmp_path, roots={"server": tree(process.pid)})
+        _, host = watched(url, tmp_path, roots={"server": lambda: [process.pid]})
     assert [one.processes for one in host] == [{"server": None}] * len(host)
 
 
@@ -280,9 +279,9 @@ def test_a_containers_server_is_its_first_process(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(watch, "_text", text)
     monkeypatch.setattr(psutil, "pids", lambda: list(PROCESSES))
-    assert list(first_in_container("aaaa")()) == [500]
-    assert list(first_in_container("bbbb")()) == [600]
-    assert list(first_in_container("cccc")()) == []
+    assert list(first_in_container("aaaa")) == [500]
+    assert list(first_in_container("bbbb")) == [600]
+    assert list(first_in_container("cccc")) == []
 
 
 class Nvml:
@@ -358,7 +357,7 @@ def test_a_line_of_an_older_version_has_no_utilization() -> None:
 
 def test_the_machine_is_watched_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Nvml(monkeypatch, "idle")
-    with watching_machine(tmp_path, {"server": tree(os.getpid())}, [1], 0.05):
+    with watching_machine(tmp_path, {"server": lambda: [os.getpid()]}, [1], 0.05):
         until(lambda: len(lines(tmp_path / HOST_SAMPLES)) >= 2)
     assert [path.name for path in tmp_path.iterdir()] == [HOST_SAMPLES]
     assert HostSample.model_validate_json(lines(tmp_path / HOST_SAMPLES)[0]).gpus == [IDLE]

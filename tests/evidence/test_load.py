@@ -4,8 +4,10 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ import pytest
 from tests.evidence.commands import CLIENT, SERVER, driven, options
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
+from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.kinds.base import Conditions, Counted
+from vllm_qualify.engine.kinds.vllm import PREEMPTION_REMEDY
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import ServerPlan
@@ -40,7 +45,6 @@ from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.evidence.steady import UnsteadyError
-from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
 from vllm_qualify.recipe.workload import Load, Slo
 
@@ -1088,6 +1092,17 @@ def test_vllms_counters_are_none_of_tensorrt_llms(folder: Path) -> None:
     assert "repeat 1: the server's /metrics before it has no trtllm_request_success_total" in reason
     on_trtllm(folder, {})
     assert_nothing(folder, "has no vllm:num_preemptions_total")
+
+
+def test_a_third_kind_of_engine_is_judged_by_its_own_rule(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def problems(counted: Counted, under: Conditions) -> list[str]:
+        gained = counted.gained("vllm:prompt_tokens_total")
+        return [f"{gained:.0f} tokens, {under.num_prompts} prompts, random: {under.random_prompts}, {under.arguments}"]
+
+    name: Any = "third"
+    monkeypatch.setitem(KINDS, name, replace(KINDS["tensorrt-llm"], load_problems=problems))
+    (reason,) = {found.invalid_because for found in parse(folder, SETTINGS, LEVELS, name, {"slots": 8})}
+    assert re.search(r"repeat 2: [1-9]\d* tokens, 40 prompts, random: True, \{'slots': 8\}", reason or "")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/prometheus/metrics"])

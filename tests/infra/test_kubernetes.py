@@ -11,11 +11,12 @@ import pytest
 from prefect.utilities.schema_tools.validation import is_valid, is_valid_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
-from infra.kubernetes.job_templates import CPU_POOL, GPU_RESOURCE, POOLS, PRODUCTS, job_template
+from infra.kubernetes.job_templates import CPU_POOL, GPU_RESOURCE, POOLS, job_template
 from tests.infra.files import KUBERNETES, Document, deployments, document, documents, strings
 from tests.infra.test_compose import prefect_version
 from tests.infra.test_images import ENGINE, environment
 from vllm_qualify.engine.gpu import gpu_type_of
+from vllm_qualify.recipe.gpu_types import POOL_PRODUCTS
 
 DIGEST = "registry.example.com/vllm-qualify-engine@sha256:" + "0" * 64
 # What the worker fills in itself where the template's variables have nothing.
@@ -76,7 +77,7 @@ def test_a_job_runs_once_on_its_kind_of_machine(pool: str) -> None:
         assert GPU_RESOURCE not in container["resources"].get("limits", {})
         assert "tolerations" not in pod
     else:
-        assert pod["nodeSelector"] == {"nvidia.com/gpu.product": PRODUCTS[pool]}
+        assert pod["nodeSelector"] == {"nvidia.com/gpu.product": POOL_PRODUCTS[pool]}
         assert container["resources"]["limits"] == {GPU_RESOURCE: 8}
         assert pod["tolerations"][0]["key"] == GPU_RESOURCE
 
@@ -112,10 +113,10 @@ def test_a_pod_is_not_root_and_has_secrets_by_reference_alone(pool: str) -> None
     assert [entry for entry in container["env"] if "value" in entry] == []
 
 
-@pytest.mark.parametrize("pool", PRODUCTS)
+@pytest.mark.parametrize("pool", POOL_PRODUCTS)
 def test_a_pools_product_is_of_its_gpu_type(pool: str) -> None:
     """The label is NVML's name with dashes."""
-    assert gpu_type_of(PRODUCTS[pool].replace("-", " "), COMPUTE_CAPABILITIES[pool]) == pool.removeprefix("gpu-")
+    assert gpu_type_of(POOL_PRODUCTS[pool].replace("-", " "), COMPUTE_CAPABILITIES[pool]) == pool.removeprefix("gpu-")
 
 
 def test_pools_are_those_of_the_deployments() -> None:

@@ -19,7 +19,7 @@ from vllm_qualify.engine import container, image
 from vllm_qualify.engine.container import (
     Bind,
     ContainerPlan,
-    Watched,
+    RunningContainer,
     executing,
     fetch,
     leftovers,
@@ -169,7 +169,7 @@ def shell(vllm_image: EngineImage) -> Callable[..., ContainerPlan]:
     return plan
 
 
-def ended(watched: Watched, within_s: float = 30) -> End:
+def ended(watched: RunningContainer, within_s: float = 30) -> End:
     deadline = time.monotonic() + within_s
     while (end := watched.end()) is None:
         assert time.monotonic() < deadline

@@ -3,28 +3,19 @@
 import inspect
 import json
 import re
-import secrets
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_qualify.engine import bench_worker, container
+from pydantic import SerializeAsAny
+
+from vllm_qualify.engine import bench_worker
 from vllm_qualify.engine.bench_worker import MARK
-from vllm_qualify.engine.container import Watched
-from vllm_qualify.engine.process import (
-    POLL_S,
-    PROGRESS,
-    Progress,
-    Running,
-    RunningProcess,
-    guarded,
-    quiet_environment,
-    tail,
-    text_of,
-)
-from vllm_qualify.engine.server import RESULTS_INSIDE, Client
+from vllm_qualify.engine.launchers.registry import launcher_of
+from vllm_qualify.engine.process import POLL_S, PROGRESS, Progress, tail, text_of
+from vllm_qualify.engine.running import Running
+from vllm_qualify.engine.server import Client
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.recipe.values import Frozen
 
@@ -35,7 +26,7 @@ class Bench(Frozen):
     """Where it takes its orders: ids and places, no handle. `letter_box` is a folder where the client runs."""
 
     client: Client
-    process: RunningProcess | Watched
+    process: SerializeAsAny[Running]
     letter_box: str
 
 
@@ -46,16 +37,22 @@ def staying(client: Client, log: Path) -> Iterator[Bench]:
     Raises:
         HostError: it cannot be started.
     """
-    if client.container_id is not None:
-        letter_box = f"{RESULTS_INSIDE}-orders-{secrets.token_hex(4)}"
+    launcher = launcher_of(client)
+    with launcher.letter_box(client) as letter_box:
+        # As text: its file is not where the client runs.
         command = [client.python, "-u", "-c", inspect.getsource(bench_worker), letter_box]
-        with container.executing(client.container_id, command, log, STAGE) as executed:
-            yield Bench(client=client, process=executed, letter_box=letter_box)
-        return
-    with tempfile.TemporaryDirectory(prefix="vllm-qualify-bench-") as letter_box:
-        command = [client.python, "-u", bench_worker.__file__, letter_box]
-        with guarded(command, quiet_environment(), log) as process:
+        with launcher.run(client, command, log, STAGE) as process:
             yield Bench(client=client, process=process, letter_box=letter_box)
+
+
+def results_folder(client: Client, folder: Path) -> str:
+    """Where a command is to write what `run` brings into `folder`."""
+    return launcher_of(client).results_folder(client, folder)
+
+
+def recorded(client: Client, command: list[str]) -> list[str]:
+    """The command as a person would type it on this machine."""
+    return launcher_of(client).shown(client, command)
 
 
 def run(
@@ -82,8 +79,8 @@ def run(
     with writing(str(log)):
         log.write_text(_since(bench.process.log, log_from))
         log.with_name(f"client-{log.stem.rpartition('-')[2]}.json").write_text(done)
-    if bench.client.container_id is not None:
-        container.fetch(bench.client.container_id, f"{RESULTS_INSIDE}/{result}", log.with_name(result), place)
+    from_there = f"{results_folder(bench.client, log.parent)}/{result}"
+    launcher_of(bench.client).fetch(bench.client, from_there, log.with_name(result), place)
 
 
 def prepare(bench: Bench, commands: Iterable[list[str]]) -> None:
@@ -111,23 +108,13 @@ def _arguments(command: list[str]) -> list[str]:
 
 def give(bench: Bench, file: Path) -> str:
     """A local file, brought to where the client runs; its path there. Raises HostError."""
-    if bench.client.container_id is None:
-        return str(file)
     with writing(str(file)):
-        body = file.read_bytes()
-    container.put(bench.client.container_id, f"{bench.letter_box}/given/{file.name}", body, STAGE)
-    return f"{bench.letter_box}/given/{file.name}"
+        return launcher_of(bench.client).give(bench.client, file, bench.letter_box, STAGE)
 
 
 def _order(bench: Bench, name: str, text: str, place: str) -> None:
-    if bench.client.container_id is not None:
-        # Docker writes the whole file and then its name, or the worker would read a half.
-        container.put(bench.client.container_id, f"{bench.letter_box}/{name}", text.encode(), place)
-        return
-    with writing(place):
-        part = Path(bench.letter_box, f"{name}.part")
-        part.write_text(text)
-        part.replace(part.with_suffix(""))
+    """It appears whole, or the worker would read a half."""
+    launcher_of(bench.client).put(bench.client, f"{bench.letter_box}/{name}", text.encode(), place)
 
 
 def _since(log: Path, log_from: int) -> str:

@@ -6,27 +6,18 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple, get_args
 
 from vllm_qualify.engine import image, probe
-from vllm_qualify.engine.container import ContainerPlan, run_once
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, find_engine
 from vllm_qualify.engine.gpu import Fingerprint, compute_capability_of
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.launch import identity_of
+from vllm_qualify.engine.launchers.base import Question
+from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.plan import CellPlan, Choice, Selection, select, server_plan
-from vllm_qualify.engine.process import guarded, quiet_environment, text_of, wait_for
-from vllm_qualify.engine.server import (
-    HF_HOME_INSIDE,
-    Engine,
-    ServerPlan,
-    config_text,
-    make_hub_cache,
-    model_binds,
-    passed_names,
-    statistics_off,
-)
+from vllm_qualify.engine.server import Engine, ServerPlan, config_text
 from vllm_qualify.errors import CallerError, HostError, RecipeError, writing
 from vllm_qualify.recipe import drift
 from vllm_qualify.recipe.drift import Finding
@@ -182,7 +173,7 @@ def _of_image(reference: str, option: str, progress: Callable[[str], None]) -> C
 
 
 def _of_engine(engine: Engine, option: str) -> Candidate:
-    identity = engine.identity()
+    identity = identity_of(engine)
     if identity.kind != VLLM:
         problem = f"{KINDS[identity.kind].title} does not tell what it knows, and vllm-qualify has no table of it"
         raise CallerError(problem, "check a recipe's variants for vLLM against a vLLM", option)
@@ -507,33 +498,6 @@ def _kept(path: Path) -> Answer | None:
 
 
 def _answer(candidate: Candidate, group: Sequence[Subject], question: str, check: Callable[[], None]) -> str:
-    if isinstance(candidate.engine, EngineImage):
-        return _in_container(candidate.engine, group, question, check)
-    assert isinstance(candidate.engine, EngineEnvironment)  # noqa: S101  (a table alone is not asked)
-    return _in_process(candidate.engine, question, check)
-
-
-def _in_process(engine: EngineEnvironment, question: str, check: Callable[[], None]) -> str:
-    with TemporaryDirectory(prefix="vllm-qualify-probe-") as folder:
-        answer = Path(folder, "answer.json")
-        command = [str(engine.python), "-I", str(PROBE), question, str(answer)]
-        with guarded(command, quiet_environment(), Path(folder, "probe.log")) as process:
-            wait_for(process, PROBE_LIMIT_S, check, lambda *_: None, ASKING)
-            return answer.read_text() if answer.exists() else text_of(process.log)
-
-
-def _in_container(engine: EngineImage, group: Sequence[Subject], question: str, check: Callable[[], None]) -> str:
-    """Without a GPU, and with the models' files where a server of this image has them."""
-    if any(not subject.server.is_local for subject in group):
-        make_hub_cache()
-    binds = {bind for subject in group for bind in model_binds(subject.server)}
-    plan = ContainerPlan(
-        image=engine.pinned,
-        platform=engine.platform,
-        entrypoint="python3",
-        arguments=["-I", "-c", PROBE.read_text(), question],
-        environment={"HF_HOME": HF_HOME_INSIDE} | statistics_off(),
-        passed=passed_names(),
-        binds=sorted(binds, key=str),
-    )
-    return run_once(plan, CHECK, time_limit_s=PROBE_LIMIT_S, check=check)
+    assert candidate.engine is not None  # noqa: S101  (a table alone is not asked)
+    asked = Question(PROBE, question, [subject.server for subject in group], ASKING, CHECK, PROBE_LIMIT_S)
+    return launcher_of(candidate.engine).ask(candidate.engine, asked, check)

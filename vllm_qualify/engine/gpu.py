@@ -16,6 +16,7 @@ import pynvml
 from pydantic import Field, ValidationError, model_validator
 
 from vllm_qualify.errors import HostError
+from vllm_qualify.recipe.gpu_types import GPU_TYPES, SUPERCHIPS
 from vllm_qualify.recipe.values import Frozen
 
 FormFactor = Literal["SXM", "PCIe", "NVL", "superchip"]
@@ -31,24 +32,11 @@ _NO_DEVICES = "No devices were found"
 # A product without MIG has no mode: newer drivers write [N/A], older ones [Not Supported].
 _MIG_MODES = {"Enabled": True, "Disabled": False, "[N/A]": False, "[Not Supported]": False}
 
-# The word in a product's name that tells its type, and the compute capability that every such product has
-# (https://developer.nvidia.com/cuda-gpus; H800 and A800 are H100 and A100 with slower links).
-_CAPABILITIES = {
-    "A100": "8.0",
-    "A800": "8.0",
-    "H100": "9.0",
-    "H200": "9.0",
-    "H800": "9.0",
-    "GH200": "9.0",
-    "B200": "10.0",
-    "GB200": "10.0",
-    "B300": "10.3",
-    "GB300": "10.3",
-}
+# The word in a product's name that tells its type, and the compute capability that every such product has.
+_CAPABILITIES = {each.name.upper(): each.compute_capability for each in GPU_TYPES if each.compute_capability}
 # The last word of a vGPU's name is its share of the memory and its licence: 'GRID A100-40C'.
 _VGPU_PROFILE = re.compile(r"[0-9]+[ABCQ]")
 
-_SUPERCHIPS = ("GH200", "GB200", "GB300")
 # Products whose name does not tell the form factor, by their whole name as the table "Compatible GPUs" in NVIDIA's README of
 # its open kernel modules has it (github.com/NVIDIA/open-gpu-kernel-modules, 595.45.04). H100 and H200 are SXM5 by "Supported
 # GPUs" of NVIDIA's MIG user guide; the other SXM ones are modules of HGX boards, and the PCIe ones exist as cards only.
@@ -284,7 +272,7 @@ def compute_capability_of(gpu_type: str) -> str | None:
 def form_factor_of(name: str) -> FormFactor | None:
     """How the product with this NVML name is built in; None if neither the name nor the table tells."""
     words = _words(name)
-    if any(word in _SUPERCHIPS for word in words):
+    if any(word.lower() in SUPERCHIPS for word in words):
         return "superchip"
     if any(re.fullmatch(r"SXM[0-9]*", word) for word in words):
         return "SXM"

@@ -4,13 +4,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vllm_qualify.engine import registry_failure, start_failure
 from vllm_qualify.engine.container import COMMAND_FAILED, ContainerPlan, run_once
 from vllm_qualify.engine.docker_host import docker_host, platform_of, said
 from vllm_qualify.engine.environment import PROBE, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.kind import KINDS, kind_in
+from vllm_qualify.engine.launchers import ImageLauncherName
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.values import Frozen
@@ -36,7 +37,7 @@ class EngineImage(Frozen):
     `platform` is what of a multi-platform image is meant, like `linux/amd64`.
     """
 
-    launcher: Literal["docker"] = "docker"
+    launcher: ImageLauncherName = "docker"
     repository: str
     tag: str | None
     digest: str | None
@@ -67,7 +68,7 @@ class EngineImage(Frozen):
             raise _no_engine(self, f"its Python has no {' and no '.join(kind.title for kind in KINDS.values())}")
         return EngineIdentity(
             kind=kind.name,
-            launcher="docker",
+            launcher=self.launcher,
             version=found["packages"][kind.package],
             digest=str(self.digest),
             python=found["python"],

@@ -4,25 +4,23 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vllm_qualify.engine import image
-from vllm_qualify.engine.container import ContainerPlan, run_once
 from vllm_qualify.engine.docker_host import platform_here
-from vllm_qualify.engine.environment import EngineIdentity, Launcher, find_engine
-from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Fingerprint, detect, fingerprint_of, parse_nvidia_smi
+from vllm_qualify.engine.environment import EngineIdentity
+from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.launchers import LauncherName
+from vllm_qualify.engine.launchers.registry import LAUNCHERS, launcher_of
 from vllm_qualify.engine.server import Engine
-from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.serving import VLLM, EngineName
 from vllm_qualify.recipe.values import Frozen
-
-# What nvidia-smi ends with when it has said something for its parser: a table, a wrong query, no device.
-SMI_TELLS = (0, 2, 6)
 
 
 class Launch(Frozen):
     """What the caller wants: the launcher, and for Docker the image of the server and, if another one, of the load client."""
 
-    launcher: Launcher = "process"
+    launcher: LauncherName = "process"
     image: str | None = None
     client_image: str | None = None
 
@@ -36,19 +34,21 @@ class Engines(Frozen):
 
 def check_launch(launch: Launch) -> None:
     """Raises CallerError if launcher and images do not fit, or a name is none."""
-    if launch.launcher == "docker" and not launch.image:
-        raise CallerError("--launcher docker needs an image", "give --image, like vllm/vllm-openai:v0.32.0", "--image")
+    from_image = LAUNCHERS[launch.launcher].from_image
+    if from_image and not launch.image:
+        problem = f"--launcher {launch.launcher} needs an image"
+        raise CallerError(problem, "give --image, like vllm/vllm-openai:v0.32.0", "--image")
     for option, given in (("--image", launch.image), ("--client-image", launch.client_image)):
-        if given and launch.launcher != "docker":
+        if given and not from_image:
             raise CallerError("only containers are made from an image", "add --launcher docker, or leave it out", option)
         if given:
             image.parse_reference(given, platform_here(), option)
 
 
-def check_kind(name: EngineName, launcher: Launcher, has_client_image: bool) -> None:
+def check_kind(name: EngineName, launcher: LauncherName, has_client_image: bool) -> None:
     """Raises CallerError if a variant for this kind of engine cannot be launched so."""
     kind = KINDS[name]
-    if launcher not in kind.launchers:
+    if kind.needs_image and not LAUNCHERS[launcher].from_image:
         remedy = f"add --launcher docker --image, like {kind.example_image}"
         raise CallerError(f"{kind.title} is served from an image only", remedy, "--launcher")
     if not (kind.has_client or has_client_image):
@@ -65,10 +65,11 @@ def find_engines(launch: Launch) -> Engines:
         ReleaseError: a tag that moved, or an image for another platform.
     """
     check_launch(launch)
-    if not launch.image:
-        return Engines(engine=find_engine())
-    client = image.resolve(launch.client_image, "--client-image") if launch.client_image else None
-    return Engines(engine=image.resolve(launch.image), client=client)
+    launcher = LAUNCHERS[launch.launcher]
+    engine = launcher.find(launch.image, "--image")
+    client = launcher.find(launch.client_image, "--client-image") if launch.client_image else None
+    assert client is None or isinstance(client, EngineImage)  # noqa: S101  (an image was named)
+    return Engines(engine=engine, client=client)
 
 
 class Provided(NamedTuple):
@@ -81,44 +82,37 @@ class Provided(NamedTuple):
 def provide(engines: Engines, progress: Callable[[str], None]) -> Provided:
     """Pull and verify what is not here yet; a vLLM image under test becomes `vllm/vllm-openai:deploy`.
 
-    Raises as `image.pull` and `EngineImage.identity`. What is to be told is so whatever `progress` left out.
+    What is to be told is so whatever `progress` left out.
+
+    Raises:
+        HostError: what runs images does not answer.
+        ReleaseError: the image is not what its name says, or holds no engine.
     """
-    told, pulled_s = [], None
-    if isinstance(engines.engine, EngineImage):
-        pulled_s = image.pull(engines.engine, progress)
-        if engines.engine.identity().kind == VLLM:
-            told.append(f"{engines.engine.pinned} is now {image.tag_for_deployment(engines.engine)}")
+    launcher, told = launcher_of(engines.engine), []
+    pulled_s = launcher.pull(engines.engine, progress)
+    if isinstance(engines.engine, EngineImage) and (name := launcher.tag_for_deployment(engines.engine)):
+        told.append(f"{engines.engine.pinned} is now {name}")
     if engines.client is not None:
-        image.pull(engines.client, progress)
+        launcher.pull(engines.client, progress)
         told.append(f"{engines.client.pinned} is the load client's")
     return Provided(told, pulled_s)
 
 
-def client_identity(engines: Engines) -> EngineIdentity | None:
-    return engines.client.identity() if engines.client else None
+def identity_of(engine: Engine) -> EngineIdentity:
+    """What the engine holds, which is here. Raises HostError, ReleaseError."""
+    return launcher_of(engine).identity(engine)
 
 
 def read_machine(engine: Engine, wanted: str | None) -> Fingerprint:
-    """The machine that the engine runs on: by NVML here, else by `nvidia-smi` in a container of the image, else its CPU.
+    """The machine that the engine runs on.
 
     Raises:
-        HostError: as `gpu.fingerprint_of`, or Docker Engine does not answer.
+        HostError: as `gpu.fingerprint_of`, or what runs the engine does not answer.
     """
-    found = detect(wanted)
-    if wanted == "cpu" or found.gpu_type != "cpu" or not isinstance(engine, EngineImage):
-        return found
-    told = _nvidia_smi(engine)
-    return found if told is None else fingerprint_of(parse_nvidia_smi(told), wanted)
+    return launcher_of(engine).machine(engine, wanted)
 
 
-def _nvidia_smi(engine: EngineImage) -> str | None:
-    """None where Docker Engine has no GPU to give."""
-    plan = ContainerPlan(
-        image=engine.pinned, platform=engine.platform, entrypoint="nvidia-smi", arguments=NVIDIA_SMI_QUERY, gpus="all"
-    )
-    try:
-        return run_once(plan, "check", SMI_TELLS)
-    except HostError as error:
-        if error.kind == "no-gpu-in-docker":
-            return None
-        raise
+def left_behind(launcher: LauncherName) -> list[str]:
+    """Remove what killed runs left running, and tell of each. Raises HostError."""
+    found = LAUNCHERS[launcher].remove_leftovers()
+    return [f"removed {each.name}, which run {each.run or 'unknown'} had left behind" for each in found]

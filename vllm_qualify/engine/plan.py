@@ -10,11 +10,13 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from vllm_qualify.engine import hub
-from vllm_qualify.engine.environment import EngineIdentity, Launcher, content_digest, content_of, digest_of
+from vllm_qualify.engine.environment import EngineIdentity, content_digest, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import Engines, Launch, check_kind, client_identity
+from vllm_qualify.engine.launch import Engines, Launch, check_kind, identity_of
+from vllm_qualify.engine.launchers import LauncherName
+from vllm_qualify.engine.launchers.registry import LAUNCHERS
 from vllm_qualify.engine.server import Engine, ServerPlan, draft_model, gpu_count, with_draft, with_speculation_parsed
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.gates import Gate, Minimum, Waiver
@@ -234,7 +236,8 @@ def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> Select
     machine = detect(choice.gpu_type)
     if choice.gpu_type in loaded.recipe.gpu_types:
         _check_memory_limit(loaded.recipe.gpu_types[choice.gpu_type], launch.launcher)
-    sees_in_a_container = launch.launcher == "docker" and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
+    from_image = LAUNCHERS[launch.launcher].from_image
+    sees_in_a_container = from_image and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
     if sees_in_a_container and not choice.gpu_type:
         return None
     selection = select(loaded, choice, None if sees_in_a_container else machine)
@@ -264,7 +267,7 @@ def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) ->
         )
     _check_local_model(loaded, variant)
     for settings in recipe.accuracy:
-        _task_plan(loaded, settings, {}, [])
+        _task_plan(loaded, settings, None, [])
     return Selection(
         gpu_type=gpu_type,
         serving=serving,
@@ -285,7 +288,7 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
     selection = select(loaded, choice, machine)
     check_kind(selection.variant.engine, engines.engine.launcher, engines.client is not None)
     check_driver(machine)
-    identity, client = engines.engine.identity(), client_identity(engines)
+    identity, client = identity_of(engines.engine), identity_of(engines.client) if engines.client else None
     _check_holds(identity, selection.variant.engine, "--image")
     if client is not None:
         _check_holds(client, VLLM, "--client-image")
@@ -360,8 +363,8 @@ def _draft(loaded: LoadedRecipe, arguments: ServerArguments, kind: EngineName) -
     return folder
 
 
-def _check_memory_limit(serving: Serving, launcher: Launcher) -> None:
-    if serving.memory_limit_gib and launcher != "docker":
+def _check_memory_limit(serving: Serving, launcher: LauncherName) -> None:
+    if serving.memory_limit_gib and not LAUNCHERS[launcher].from_image:
         problem = "memory_limit_gib limits a container, and the server is to be a process"
         raise CallerError(problem, "add --launcher docker, or leave it out of the recipe", "memory_limit_gib")
 
@@ -393,7 +396,7 @@ def _plan(
         server=server,
         smoke=recipe.smoke,
         smoke_golden=variant.smoke_golden,
-        accuracy=[_task_plan(loaded, settings, server.arguments, gates) for settings in recipe.accuracy],
+        accuracy=[_task_plan(loaded, settings, server, gates) for settings in recipe.accuracy],
         load=_load(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),
         prompts=_prompts(loaded, profile.load),
         sweep=profile.sweep,
@@ -532,7 +535,7 @@ def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
         )
 
 
-def _task_plan(loaded: LoadedRecipe, settings: Accuracy, arguments: ServerArguments, gates: list[Gate]) -> TaskPlan:
+def _task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | None, gates: list[Gate]) -> TaskPlan:
     """Raises HostError if a file or folder that the settings name is not there."""
     files = settings.questions
     questions = (loaded.path(files.test), loaded.path(files.shots)) if files else None
@@ -545,7 +548,7 @@ def _task_plan(loaded: LoadedRecipe, settings: Accuracy, arguments: ServerArgume
     compared = any(gate.task == settings.task and gate.against == "answers" for gate in gates)
     return TaskPlan(
         settings=settings,
-        num_concurrent=_num_concurrent(settings, arguments),
+        num_concurrent=_num_concurrent(settings, server),
         repetitions=settings.most_repetitions if compared else 1,
         sequential=settings.sequential,
         questions=questions,
@@ -553,30 +556,25 @@ def _task_plan(loaded: LoadedRecipe, settings: Accuracy, arguments: ServerArgume
     )
 
 
-def _num_concurrent(settings: Accuracy, arguments: ServerArguments) -> int:
-    return settings.num_concurrent or min(max_num_seqs(arguments) or CONCURRENT_BY_DEFAULT, MOST_CONCURRENT)
-
-
-def max_num_seqs(arguments: ServerArguments) -> int | None:
-    """How many requests a server runs at once, where its arguments say so."""
-    found = arguments.get("max-num-seqs")
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+def _num_concurrent(settings: Accuracy, server: ServerPlan | None) -> int:
+    most = server.most_requests if server else None
+    return settings.num_concurrent or min(most or CONCURRENT_BY_DEFAULT, MOST_CONCURRENT)
 
 
 def _load(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
     """Raises CallerError where the clients do not follow, or have too few prompts; HostError without the file of prompts."""
-    clients = profile.load.max_concurrency or _most_clients(server.arguments, profile.fit)
+    clients, option = profile.load.max_concurrency or _most_clients(server, profile.fit), server.engine_kind.concurrency
     if clients is None:
         raise CallerError(
             "nobody says how many clients there are",
-            "give max_concurrency, or the server its max-num-seqs, which it follows",
+            f"give max_concurrency, or the server its {option}, which it follows",
             f"{place}.max_concurrency",
         )
     try:
         load = profile.load.of(clients, _least_prompts(profile.load, gates))
     except ValidationError as error:
         raise CallerError(
-            f"{profile.load.num_prompts} prompts are too few for {clients} clients, as many as the server's max-num-seqs",
+            f"{profile.load.num_prompts} prompts are too few for {clients} clients, as many as the server's {option}",
             f"leave it out, or mend it: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
             f"{place}.num_prompts",
         ) from error
@@ -584,9 +582,9 @@ def _load(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: Ser
     return load.model_copy(update={"prompts_sha256": _digest_of(prompts, load)}) if prompts else load
 
 
-def _most_clients(arguments: ServerArguments, fit: Fit | None) -> int | None:
-    """As many as the server's max-num-seqs; any number while that is still to be found."""
-    return max_num_seqs(arguments) or (CONCURRENT_BY_DEFAULT if fit and fit.max_num_seqs else None)
+def _most_clients(server: ServerPlan, fit: Fit | None) -> int | None:
+    """As many as the server runs at once; any number while that is still to be found."""
+    return server.most_requests or (CONCURRENT_BY_DEFAULT if fit and fit.max_num_seqs else None)
 
 
 def _least_prompts(settings: LoadSettings, gates: list[Gate]) -> int:
@@ -639,14 +637,14 @@ def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:
     arguments = plan.server.arguments | found
     gpus = _gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
     server = plan.server.model_copy(update={"arguments": arguments, "gpus": gpus})
-    clients = _most_clients(arguments, plan.fit)
+    clients = _most_clients(server, plan.fit)
     load = plan.workload.of(clients, _least_prompts(plan.workload, plan.gates)) if plan.workload else plan.load
     changes = {
         "server": server,
         "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256}),
         "undrafted": _undrafted(server, plan.fingerprint),
         "accuracy": [
-            task.model_copy(update={"num_concurrent": _num_concurrent(task.settings, arguments)}) for task in plan.accuracy
+            task.model_copy(update={"num_concurrent": _num_concurrent(task.settings, server)}) for task in plan.accuracy
         ],
     }
     return plan.model_copy(update=changes)

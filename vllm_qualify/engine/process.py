@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.failure import End
 from vllm_qualify.engine.host_lock import held
+from vllm_qualify.engine.running import Running
 from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
-from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import redact, redact_file
 
 POLL_S = 0.1
@@ -30,22 +29,10 @@ PROGRESS = re.compile(r"(?<!\d)(\d{1,12})/(\d{1,12}) \[")
 Progress = Callable[[int, int], None]
 
 
-class Running(Protocol):
-    """Something that runs, writes a log, and ends: a guarded process, a container, a command in a container."""
-
-    @property
-    def log(self) -> Path: ...
-
-    def end(self) -> End | None:
-        """How it ended; None while it runs. Raises HostError if nobody can know any more."""
-
-
-class RunningProcess(Frozen):
-    """What other processes and tasks may know of a guarded process: ids and paths, no handle."""
+class RunningProcess(Running):
+    """A guarded process."""
 
     guard_pid: int
-    state_file: Path
-    log: Path
 
     def exit_code(self) -> int | None:
         """None while it runs; below zero for a signal. A process whose guard is gone counts as killed."""
@@ -57,6 +44,9 @@ class RunningProcess(Frozen):
     def end(self) -> End | None:
         exit_code = self.exit_code()
         return None if exit_code is None else End(exit_code=exit_code)
+
+    def processes(self) -> tuple[int]:
+        return (self.guard_pid,)
 
 
 def _is_running(pid: int) -> bool:

@@ -1,34 +1,24 @@
-"""An engine's server as a local process or in a container: ready when a completion came back, and never left behind."""
+"""An engine's server as data: its plan, its container where it has one, and the server that runs, with its client."""
 
 import json
 import math
 import os
 import re
-import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, SerializeAsAny
 
 from vllm_qualify.engine import container
-from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, Watched
+from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure import End, Failure, classify
-from vllm_qualify.engine.gpu import VISIBLE
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.kind import KINDS, EngineKind, Served
-from vllm_qualify.engine.process import (
-    NO_STATISTICS,
-    Running,
-    RunningProcess,
-    guarded,
-    quiet_environment,
-    tail,
-    text_of,
-)
+from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.kinds.base import EngineKind, Served
+from vllm_qualify.engine.launchers import LauncherName
+from vllm_qualify.engine.process import NO_STATISTICS, tail, text_of
+from vllm_qualify.engine.running import Running
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.serving import VLLM, EngineName, Environment, ServerArguments
@@ -41,7 +31,8 @@ else:
 
 HOST = "127.0.0.1"
 STAGE = "serve"
-ASK_EVERY_S = 0.5
+# In the folder of a server.
+CONFIG_FILE, LOG = "server.yaml", "server.log"
 
 # Where things lie in a container, on every machine the same. Its /tmp is its own, and every user of it may write there.
 CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
@@ -78,6 +69,16 @@ class ServerPlan(Frozen):
         return KINDS[self.kind]
 
     @property
+    def most_requests(self) -> int | None:
+        """How many requests it runs at once, where its arguments say so."""
+        return self.engine_kind.most_requests(self.arguments)
+
+    @property
+    def in_container(self) -> bool:
+        """Whether it runs from an image: things lie elsewhere there than on this machine."""
+        return isinstance(self.engine, EngineImage)
+
+    @property
     def is_local(self) -> bool:
         """Whether the weights lie on this machine; a model of the hub has a revision."""
         return self.revision is None
@@ -89,8 +90,7 @@ class ServerPlan(Frozen):
     @property
     def served_from(self) -> str:
         """The model as the server knows it: a hub repository, or a folder where the server runs."""
-        in_container = self.engine.launcher == "docker"
-        return MODEL_INSIDE if self.is_local and in_container else self.model
+        return MODEL_INSIDE if self.is_local and self.in_container else self.model
 
     @property
     def draft(self) -> Path | None:
@@ -101,19 +101,18 @@ class ServerPlan(Frozen):
     @property
     def served_arguments(self) -> ServerArguments:
         """The arguments with the draft model where the server finds it."""
-        if self.draft is None or self.engine.launcher != "docker":
+        if self.draft is None or not self.in_container:
             return self.arguments
         return with_draft(self.arguments, self.kind, DRAFT_INSIDE)
 
     def served(self, port: int) -> Served:
         """What the server is told. A container listens on a port of its own."""
-        in_container = self.engine.launcher == "docker"
         return Served(
             model=self.served_from,
             revision=self.revision,
             name=self.served_model_name,
-            host="0.0.0.0" if in_container else HOST,  # noqa: S104  (Docker publishes it on 127.0.0.1 only)
-            port=SERVED_PORT if in_container else port,
+            host="0.0.0.0" if self.in_container else HOST,  # noqa: S104  (Docker publishes it on 127.0.0.1 only)
+            port=SERVED_PORT if self.in_container else port,
         )
 
     def config(self, port: int) -> ServerArguments:
@@ -173,18 +172,19 @@ def _size(name: str, value: JsonValue) -> int:
 
 
 class Client(Frozen):
-    """Where vLLM's own measuring tool runs: beside the server as a process, or in a container by `docker exec`.
+    """Where vLLM's own measuring tool runs, and what it is told.
 
-    `python` is the interpreter of `program`. `trust_remote_code`: the model's tokenizer may bring code of its own, for the
-    client as for the server.
+    `runs_in` is its launcher's own word for the place: a container's id; empty for this machine. `python` is the interpreter of
+    `program`. `trust_remote_code`: the model's tokenizer may bring code of its own, for the client as for the server.
     """
 
+    launcher: LauncherName = "process"
+    runs_in: str = ""
     program: str
     python: str
     url: str
     model: str
     trust_remote_code: bool = False
-    container_id: str | None = None
 
 
 class Server(Frozen):
@@ -193,14 +193,15 @@ class Server(Frozen):
     url: str
     metrics_path: str = "/metrics"
     served_model_name: str
-    process: RunningProcess | Watched
+    kind: EngineName = VLLM
+    process: SerializeAsAny[Running]
     command: list[str]
     startup_s: float
     client: Client
 
     def check_alive(self) -> None:
         """Raises the error of the failure's class with its telling lines if the server has ended."""
-        _check_alive(self.process)
+        check_alive(self.process, self.kind)
 
     def metrics_page(self) -> str:
         """What the server says of itself, or a comment with why it does not. Raises as `check_alive` if it has ended."""
@@ -223,105 +224,10 @@ class Starting(Frozen):
     """A server that was launched and need not answer yet. `launched_at` is of this process's monotonic clock, in s."""
 
     url: str
-    process: RunningProcess | Watched
+    process: SerializeAsAny[Running]
     command: list[str]
     client: Client
     launched_at: float
-
-
-@contextmanager
-def serve(
-    plan: ServerPlan, folder: Path, progress: Callable[[str], None], port: int | None = None, labels: Labels | None = None
-) -> Iterator[Server]:
-    """Serve within the block: `launch` and `await_ready`. Raises as these do."""
-    with launch(plan, folder, port, labels) as starting:
-        yield await_ready(plan, starting, progress)
-
-
-@contextmanager
-def launch(plan: ServerPlan, folder: Path, port: int | None = None, labels: Labels | None = None) -> Iterator[Starting]:
-    """The server runs within the block. `folder` gets `server.yaml`, the config file, and `server.log`.
-
-    `labels` name the run and the cell on a container.
-
-    Raises:
-        HostError: the port is in use, the command or the container cannot be started, Docker Engine went away.
-        QualifyError: the server ended by itself; by the failure's class.
-    """
-    port = _free_port(port)
-    with writing(STAGE):
-        (folder / "server.yaml").write_text(config_text(plan, port))
-    launched_at = time.monotonic()
-    with _launched(plan, folder, port, labels or {}) as (process, command, client):
-        url = f"http://{HOST}:{port}"
-        yield Starting(url=url, process=process, command=command, client=client, launched_at=launched_at)
-        # Evidence from a server that died before its stages were over is not evidence.
-        _check_alive(process)
-
-
-def await_ready(
-    plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None] = lambda: None
-) -> Server:
-    """The server, once a completion came back; `check` is called all the while.
-
-    Raises:
-        QualifyError: it ended or hung before its first completion; by the failure's class.
-        whatever `check` raises.
-    """
-    _await_completion(plan, starting, progress, check)
-    return Server(
-        url=starting.url,
-        metrics_path=plan.engine_kind.metrics_path,
-        served_model_name=plan.served_model_name,
-        process=starting.process,
-        command=starting.command,
-        startup_s=time.monotonic() - starting.launched_at,
-        client=starting.client,
-    )
-
-
-Launched = tuple[RunningProcess | Watched, list[str], Client]
-
-
-@contextmanager
-def _launched(plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Launched]:
-    log = folder / "server.log"
-    if isinstance(plan.engine, EngineImage):
-        planned = container_of(plan, folder / "server.yaml", port, labels)
-        if not plan.is_local:
-            make_hub_cache()
-        with container.running(planned, log, STAGE) as watched:
-            client = Client(
-                program="vllm",
-                python="python3",
-                url=f"http://{HOST}:{SERVED_PORT}",
-                model=plan.served_from,
-                trust_remote_code=plan.trust_remote_code,
-                container_id=watched.container_id,
-            )
-            yield watched, container.command_line(planned), client
-    else:
-        command = process_command(plan.engine, folder / "server.yaml")
-        with guarded(command, quiet_environment(process_environment(plan)), log) as process:
-            client = Client(
-                program=str(plan.engine.vllm),
-                python=str(plan.engine.python),
-                url=f"http://{HOST}:{port}",
-                model=plan.model,
-                trust_remote_code=plan.trust_remote_code,
-            )
-            yield process, command, client
-
-
-def process_command(engine: EngineEnvironment, config: Path) -> list[str]:
-    return [str(engine.vllm), "serve", "--config", str(config)]
-
-
-def process_environment(plan: ServerPlan) -> dict[str, str]:
-    """What a server process gets besides this process's own environment."""
-    # Without the order CUDA counts the fastest device first, and NVML by the PCI bus.
-    chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(map(str, plan.gpus))}
-    return (chosen if plan.gpus else {}) | plan.environment
 
 
 def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> ContainerPlan:
@@ -329,14 +235,14 @@ def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> C
     assert isinstance(plan.engine, EngineImage)  # noqa: S101  (told by the caller)
     config_bind = Bind(source=config, target=CONFIG_INSIDE)
     return ContainerPlan(
-        name=_container_name(labels, "server"),
+        name=container_name(labels, "server"),
         image=plan.engine.pinned,
         platform=plan.engine.platform,
         arguments=plan.engine_kind.arguments(plan.served(port), CONFIG_INSIDE),
         environment=container_environment(plan),
         passed=passed_names(),
         binds=[config_bind, *model_binds(plan)],
-        labels=_labels(labels, "server"),
+        labels=container_labels(labels, "server"),
         gpus=plan.gpus,
         port=port,
         share_ipc=True,
@@ -377,11 +283,11 @@ def hub_cache() -> Path:
     return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser().absolute()
 
 
-def _container_name(labels: Labels, role: str) -> str:
+def container_name(labels: Labels, role: str) -> str:
     return f"vllm-qualify-{labels.get('run', os.getpid())}-{role}"
 
 
-def _labels(labels: Labels, role: str) -> Labels:
+def container_labels(labels: Labels, role: str) -> Labels:
     return {
         container.RUN_LABEL: labels.get("run", ""),
         container.CELL_LABEL: labels.get("cell", ""),
@@ -389,84 +295,18 @@ def _labels(labels: Labels, role: str) -> Labels:
     }
 
 
-@contextmanager
-def client_in(image: EngineImage, plan: ServerPlan, server: Starting, folder: Path, labels: Labels) -> Iterator[Client]:
-    """A client container of another image than the server's, in the server's network, for the length of the block.
-
-    Raises:
-        QualifyError: it cannot be started.
-    """
-    assert isinstance(server.process, Watched)  # noqa: S101  (an image as client goes with one as server)
-    planned = ContainerPlan(
-        name=_container_name(labels, "client"),
-        image=image.pinned,
-        platform=image.platform,
-        entrypoint="sleep",
-        arguments=["infinity"],
-        environment=container_environment(plan),
-        passed=passed_names(),
-        binds=model_binds(plan),
-        labels=_labels(labels, "client"),
-        network=f"container:{server.process.container_id}",
-    )
-    with container.running(planned, folder / "client.log", "load") as watched:
-        yield server.client.model_copy(update={"container_id": watched.container_id})
-
-
-def results_folder(client: Client, folder: Path) -> str:
-    """Where the client is to write: `folder`, or a place in its container that is fetched from there."""
-    return str(folder) if client.container_id is None else RESULTS_INSIDE
-
-
-def recorded(client: Client, command: list[str]) -> list[str]:
-    """The command as people would give it on this machine."""
-    return command if client.container_id is None else ["docker", "exec", client.container_id[:12], *command]
-
-
-def _free_port(asked: int | None) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, asked or 0))
-        except OSError as error:
-            problem = f"port {asked} is in use: {error.strerror}"
-            raise HostError(problem, "free it, or leave --port out", STAGE, kind="port-in-use") from error
-        return int(probe.getsockname()[1])
-
-
-def _await_completion(plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None]) -> None:
-    """/health is not asked: it can answer 200 while every completion fails."""
-    process, told = starting.process, ""
-    while not _completes(starting.url, plan.served_model_name):
-        _check_alive(process)
-        check()
-        if time.monotonic() - starting.launched_at > plan.startup_timeout_s:
-            raise _error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s))
-        last = (tail(process.log, 1) or [""])[0]
-        if last != told:
-            progress(f"server starting: {last}")
-            told = last
-        time.sleep(ASK_EVERY_S)
-
-
-def _completes(url: str, model: str) -> bool:
-    try:
-        answer = httpx.post(f"{url}/v1/completions", json={"model": model, "prompt": "1", "max_tokens": 1}, timeout=60)
-    except httpx.HTTPError:
-        return False
-    return answer.status_code == httpx.codes.OK
-
-
-def _check_alive(process: Running) -> None:
+def check_alive(process: Running, kind: EngineName) -> None:
+    """Raises the error of the failure's class with its telling lines if a server of this kind has ended."""
     end = process.end()
     if end is not None:
-        raise _error_of(process, end)
+        raise error_of(process, end, kind)
 
 
 _WHOSE = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
 
 
-def _error_of(process: Running, end: End) -> QualifyError:
-    failure: Failure = classify(text_of(process.log), end)
+def error_of(process: Running, end: End, kind: EngineName) -> QualifyError:
+    """What a server's end, or its being given up, means for whoever must act."""
+    failure: Failure = classify(text_of(process.log), end, KINDS[kind].failures)
     lines = failure.lines or tail(process.log)
     return _WHOSE[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)

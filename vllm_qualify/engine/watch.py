@@ -19,7 +19,7 @@ import psutil
 import pynvml
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
+from vllm_qualify.engine.kinds.base import CounterName, EngineKind
 from vllm_qualify.recipe.tables import table_of
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 
@@ -27,24 +27,6 @@ SCRAPES, HOST_SAMPLES = "server-metrics.jsonl", "host.jsonl"
 # A page that takes longer would leave out too many samples, and hold up the end of the run.
 SCRAPE_TIMEOUT_S = 5.0
 MIB = 2**20
-
-WANTED: dict[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running",),
-    "waiting": ("vllm:num_requests_waiting",),
-    # The other name is that of vLLM's first engine.
-    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-    "preemptions": (PREEMPTIONS,),
-    "prefix_queries": (PREFIX_QUERIES, "vllm:gpu_prefix_cache_queries"),
-    "prefix_hits": (PREFIX_HITS, "vllm:gpu_prefix_cache_hits"),
-    "prompt_tokens": ("vllm:prompt_tokens",),
-    "generation_tokens": ("vllm:generation_tokens",),
-    "drafts": ("vllm:spec_decode_num_drafts",),
-    "draft_tokens": ("vllm:spec_decode_num_draft_tokens",),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
-    "accepted_tokens_per_position": ("vllm:spec_decode_num_accepted_tokens_per_pos",),
-    "succeeded": ("vllm:request_success",),
-}
-"""What is kept of a server's metrics, and the names that each has had, the newest first; a counter's without `_total`."""
 
 # The first two are of the GPU's own protection, the third of its driver's, the fourth of the host's power supply.
 SLOWDOWNS: dict[str, int] = {
@@ -70,14 +52,26 @@ Roots = Callable[[], Collection[int]]
 class Kept(NamedTuple):
     """The metrics of a version, by what they mean; `lacking` are the meanings that it has no metric for."""
 
-    names: dict[str, str]
-    lacking: list[str]
+    names: dict[CounterName, str]
+    lacking: list[CounterName]
 
 
-def kept(version: str) -> Kept:
-    """Which of WANTED a version of vLLM has. Raises CallerError if the catalog has no table of it."""
+def families(kind: EngineKind, version: str) -> Collection[str]:
+    """What is kept of a server's metrics page: the names that this version has. None where the kind does not tell its queue.
+
+    Raises CallerError if the kind has tables, and none of this version.
+    """
+    if not kind.tells_its_queue:
+        return []
+    if not kind.has_tables:
+        return [name for names in kind.counters.values() for name in names]
+    return kept(kind, version).names.values()
+
+
+def kept(kind: EngineKind, version: str) -> Kept:
+    """Which of the kind's counters a version has. Raises CallerError if the catalog has no table of it."""
     has = frozenset(table_of(version).metrics)
-    found = {meaning: next((name for name in names if name in has), None) for meaning, names in WANTED.items()}
+    found = {meaning: next((name for name in names if name in has), None) for meaning, names in kind.counters.items()}
     return Kept(
         {meaning: name for meaning, name in found.items() if name is not None},
         [meaning for meaning, name in found.items() if name is None],
@@ -153,14 +147,9 @@ def watching_server(metrics_url: str, families: Collection[str], folder: Path, e
         yield
 
 
-def tree(pid: int) -> Roots:
-    """A process of this machine and all below it, like a guard (`RunningProcess.guard_pid`) with its server."""
-    return lambda: (pid,)
-
-
-def first_in_container(container_id: str) -> Roots:
+def first_in_container(container_id: str) -> Collection[int]:
     """A container's own first process: its server. None where its engine is on another machine."""
-    return lambda: [pid for pid in _tops(container_id) if _is_first(pid)]
+    return [pid for pid in _tops(container_id) if _is_first(pid)]
 
 
 def scrape(metrics_url: str, families: Collection[str]) -> Scrape:

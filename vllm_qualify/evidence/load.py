@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
-from vllm_qualify.engine.plan import max_num_seqs
+from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.kinds.base import Conditions, Counted, Totals
+from vllm_qualify.engine.kinds.vllm import WENT_BACK
 from vllm_qualify.engine.process import Progress
-from vllm_qualify.engine.server import Client, Server, recorded, results_folder
+from vllm_qualify.engine.server import Client, Server
 from vllm_qualify.evidence import steady
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
@@ -36,25 +38,14 @@ from vllm_qualify.evidence.measurement import (
 from vllm_qualify.evidence.memory import Memory, digest_of
 from vllm_qualify.evidence.repeats import interval_over_looks
 from vllm_qualify.evidence.sequential import Levels, Sides
-from vllm_qualify.evidence.watched import PREEMPTION_REMEDY
 from vllm_qualify.evidence.watched import problems as watched_problems
-from vllm_qualify.recipe import metrics
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number, Seconds
 from vllm_qualify.recipe.workload import Load
 
 STAGE = "load"
-PREFIX_HITS_ALLOWED = 0.01
-PREEMPTIONS = f"{metrics.PREEMPTIONS}_total"
-WENT_BACK = "the server's count of preemptions went back: it was started anew meanwhile"
-PREFIX_QUERIES, PREFIX_HITS = f"{metrics.PREFIX_QUERIES}_total", f"{metrics.PREFIX_HITS}_total"
-# Those of TensorRT-LLM, from its tensorrt_llm/metrics/collector.py. A counter is there from its first count on.
-SUCCEEDED = "trtllm_request_success_total"
-REUSED_BLOCKS, MISSED_BLOCKS = "trtllm_kv_cache_reused_blocks_total", "trtllm_kv_cache_missed_blocks_total"
-# Of its scheduler's policies the one, and the default, under which a request that began is never paused for another.
-NO_EVICTION = "GUARANTEED_NO_EVICT"
-Counters = dict[str, float]
+PREEMPTIONS = KINDS[VLLM].total("preemptions")
 RESET = "/reset_prefix_cache"
 # What bench calls the two interfaces, and where they are.
 APIS = {"completions": ("openai", "/v1/completions"), "chat": ("openai-chat", "/v1/chat/completions")}
@@ -79,7 +70,6 @@ CLIENT_CORES_ALLOWED = 0.9
 CLIENT_REMEDY = "run the client on a faster host, or several clients"
 # Of a repeat, that the client's samples must cover: what it used in less of it says little of the rest.
 LEAST_SEEN = 0.5
-BLOCK_REUSE_REMEDY = "set enable_block_reuse to false in kv_cache_config"
 # The folder, in the stage's, of a baseline that was measured in turns.
 BESIDE = "beside"
 # In the stage's folder: that its budget ended the load.
@@ -204,7 +194,7 @@ def prepare(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | N
     """
     planned = []
     for settings, folder, file in loads:
-        into, prompts = results_folder(bench.client, folder), benches.give(bench, file) if file else None
+        into, prompts = benches.results_folder(bench.client, folder), benches.give(bench, file) if file else None
         for repeat in range(1, settings.looks[-1] + 1):
             command = command_of(bench.client, model, settings, into, repeat, prompts)
             planned.append((repeat > settings.looks[0], command))
@@ -219,14 +209,14 @@ def run(
     Raises as `measure` does.
     """
     server, client = driven.server, driven.bench.client
-    into = results_folder(client, folder)
+    into = benches.results_folder(client, folder)
     command = command_of(client, server.served_model_name, settings, into, number, driven.prompts, request_rate)
     _forget_prefixes(server, folder / f"reset-{number}.txt")
     (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
     result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
     benches.run(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
     (folder / f"metrics-{number}-after.txt").write_text(server.metrics_page())
-    return recorded(client, command)
+    return benches.recorded(client, command)
 
 
 def _forget_prefixes(server: Server, told: Path) -> None:
@@ -497,7 +487,7 @@ def problems_of(
 
     `watched` is as `parse` takes it. Where requests `may_queue`, that they did is no reason. Raises one of UNUSABLE.
     """
-    at_once = None if may_queue else max_num_seqs(arguments)
+    at_once = None if may_queue else KINDS[kind].most_requests(arguments)
     return [
         *request_problems(repeat.about, settings),
         *_server_problems(folder, repeat.number, settings, kind, arguments),
@@ -508,9 +498,10 @@ def problems_of(
 def preemptions(folder: Path, number: int) -> int:
     """How many the server counts during a repeat. Raises one of UNUSABLE."""
     before, after = _pages(folder, number)
-    if missing := _missing({PREEMPTIONS}, before, after):
+    counted = Counted(before, after)
+    if missing := counted.missing([PREEMPTIONS]):
         raise ValueError(missing[0])
-    gained = int(after[PREEMPTIONS] - before[PREEMPTIONS])
+    gained = int(counted.gained(PREEMPTIONS))
     if gained < 0:
         raise ValueError(WENT_BACK)
     return gained
@@ -622,14 +613,14 @@ def _problems_meanwhile(
     ended, _ = use.cpu_s[-1]
     began = ended - duration
     of_client = _client_problems(use.cores(began, ended), watched is not None)
-    if watched is None or kind != VLLM:
+    if watched is None or not KINDS[kind].tells_its_queue:
         return of_client
     queues_from = began + repeat.remembered(
         ("ramp-up", settings.model_dump_json()), lambda: _ramp_up_s(repeat.result, settings)
     )
     return [
         *of_client,
-        *watched_problems(watched, began, ended, settings.max_concurrency, at_once, queues_from=queues_from),
+        *watched_problems(watched, began, ended, settings.max_concurrency, at_once, queues_from=queues_from, kind=KINDS[kind]),
     ]
 
 
@@ -655,43 +646,18 @@ def _client_problems(cores: float | None, must_be_known: bool) -> list[str]:
 
 def _server_problems(folder: Path, number: int, settings: Load, kind: EngineName, arguments: ServerArguments) -> list[str]:
     before, after = _pages(folder, number)
-    if kind == VLLM:
-        return _vllm_problems(before, after, settings, folder / f"reset-{number}.txt")
-    return _tensorrt_llm_problems(before, after, settings, arguments)
+    under = Conditions(
+        arguments,
+        settings.num_prompts,
+        random_prompts=settings.prompts is None,
+        was_emptied=_was_emptied(folder / f"reset-{number}.txt"),
+    )
+    return KINDS[kind].load_problems(Counted(before, after), under)
 
 
-def _pages(folder: Path, number: int) -> tuple[Counters, Counters]:
+def _pages(folder: Path, number: int) -> tuple[Totals, Totals]:
     before, after = (_counters((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
     return before, after
-
-
-def _vllm_problems(before: Counters, after: Counters, settings: Load, reset: Path) -> list[str]:
-    # A server without a prefix cache need not count its hits; one that counts them does so from its start.
-    watched = {PREEMPTIONS} | ({PREFIX_QUERIES, PREFIX_HITS} & (before.keys() | after.keys()))
-    if missing := _missing(watched, before, after):
-        return missing
-    gained = {name: after[name] - before[name] for name in watched}
-    hits, queries = gained.get(PREFIX_HITS, 0.0), gained.get(PREFIX_QUERIES, 0.0)
-    return [*_preemption_problems(gained[PREEMPTIONS]), *_hit_problems(hits, queries, settings, reset)]
-
-
-def _preemption_problems(gained: float) -> list[str]:
-    if gained < 0:
-        return [WENT_BACK]
-    return [f"{gained:.0f} preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"] if gained else []
-
-
-def _hit_problems(hits: float, queries: float, settings: Load, reset: Path) -> list[str]:
-    """Random prompts have nothing in common. Those of a file may, but not with the repeats before."""
-    if not _too_many(hits, queries):
-        return []
-    told = f"{hits:.0f} of {queries:.0f} prefix-cache queries hit"
-    if settings.prompts is None:
-        return [f"{told} on random prompts: add no-enable-prefix-caching to the server"]
-    if _was_emptied(reset):
-        return []
-    remedy = 'add no-enable-prefix-caching, or VLLM_SERVER_DEV_MODE: "1" to its environment'
-    return [f"{told}, and the server does not let its prefix cache be emptied: {remedy}"]
 
 
 def _was_emptied(reset: Path) -> bool:
@@ -702,48 +668,9 @@ def _was_emptied(reset: Path) -> bool:
         return False
 
 
-def _tensorrt_llm_problems(before: Counters, after: Counters, settings: Load, arguments: ServerArguments) -> list[str]:
-    """Its server counts neither pauses nor, with reuse switched off, blocks: there its own configuration must rule them out."""
-    if missing := _missing({SUCCEEDED}, before, after):
-        return missing
-    problems = []
-    succeeded = after[SUCCEEDED] - before[SUCCEEDED]
-    if not succeeded >= settings.num_prompts:
-        problems.append(f"the server counts {succeeded:.0f} requests of {settings.num_prompts}")
-    policy = _setting(arguments, "scheduler_config", "capacity_scheduler_policy", NO_EVICTION)
-    if policy != NO_EVICTION:
-        problems.append(f"under {policy} the server may pause requests, which it does not count: use {NO_EVICTION}")
-    if _setting(arguments, "kv_cache_config", "enable_block_reuse", True) is False:
-        return problems
-    reused, missed = (after.get(name, 0.0) - before.get(name, 0.0) for name in (REUSED_BLOCKS, MISSED_BLOCKS))
-    if not missed > 0:
-        problems.append(f"the server does not count {MISSED_BLOCKS}: {BLOCK_REUSE_REMEDY}")
-    if _too_many(reused, reused + missed):
-        on = "" if settings.prompts else " on random prompts"
-        problems.append(f"{reused:.0f} of {reused + missed:.0f} blocks of the KV cache hit{on}: {BLOCK_REUSE_REMEDY}")
-    return problems
-
-
-def _setting(arguments: ServerArguments, section: str, name: str, default: JsonValue) -> JsonValue:
-    found = arguments.get(section)
-    return found.get(name, default) if isinstance(found, dict) else default
-
-
-def _missing(watched: set[str], before: Counters, after: Counters) -> list[str]:
-    for when, counters in (("before", before), ("after", after)):
-        if missing := sorted(watched - counters.keys()):
-            return [f"the server's /metrics {when} it has no {', '.join(missing)}"]
-    return []
-
-
-def _too_many(hits: float, of: float) -> bool:
-    # `not … <=`: NaN is no count of hits.
-    return not hits <= PREFIX_HITS_ALLOWED * of
-
-
-def _counters(text: str) -> Counters:
-    """Counters by name, summed over their labels."""
-    totals: Counters = {}
+def _counters(text: str) -> Totals:
+    """Totals by name, summed over their labels."""
+    totals: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.endswith("_total"):

@@ -11,17 +11,17 @@ from pathlib import Path
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine import watch
 from vllm_qualify.engine.bench import Bench
-from vllm_qualify.engine.container import Watched
+from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.plan import CellPlan
-from vllm_qualify.engine.process import RunningProcess
 from vllm_qualify.engine.question import Question
-from vllm_qualify.engine.server import STAGE, Client, Server, ServerPlan, Starting, await_ready, client_in, launch
+from vllm_qualify.engine.running import Running
+from vllm_qualify.engine.server import STAGE, Client, Server, ServerPlan, Starting
+from vllm_qualify.engine.start import await_ready, launch
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import QualifyError, writing
 from vllm_qualify.evidence import accuracy, load
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.load import Driven
-from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.recipe.workload import Load
 
@@ -136,8 +136,8 @@ def another(
 
 
 def _same_program(client: Client, like: Served | None) -> Client:
-    """A process measures with the candidate's own program; containers have the client image, or the same version."""
-    if like is None or client.container_id:
+    """Processes measure with the candidate's own program. In containers both go by the same name."""
+    if like is None:
         return client
     ours = like.server.client
     return client.model_copy(update={"program": ours.program, "python": ours.python})
@@ -166,7 +166,7 @@ def _client(starting: Starting, of: ServerPlan, plan: CellPlan, folder: Path, la
     if plan.client_image is None:
         yield starting.client
     else:
-        with client_in(plan.client_image, of, starting, folder, labels) as client:
+        with launcher_of(of.engine).client_in(plan.client_image, of, starting, folder, labels) as client:
             yield client
 
 
@@ -185,19 +185,16 @@ def watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _machine_watched(process: RunningProcess | Watched, plan: CellPlan, folder: Path) -> Iterator[None]:
-    of_server = (
-        watch.first_in_container(process.container_id) if isinstance(process, Watched) else watch.tree(process.guard_pid)
-    )
+def _machine_watched(process: Running, plan: CellPlan, folder: Path) -> Iterator[None]:
     with writing(STAGE):
         (folder / HOST_SAMPLES).touch()
-    with watch.watching_machine(folder, {"server": of_server}, plan.server.gpus, EVERY_S):
+    with watch.watching_machine(folder, {"server": process.processes}, plan.server.gpus, EVERY_S):
         yield
 
 
 @contextmanager
 def _metrics_watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
-    families = watch.kept(plan.cell.release.engine.version).names.values() if plan.server.kind == VLLM else ()
+    families = watch.families(plan.server.engine_kind, plan.cell.release.engine.version)
     with writing(STAGE):
         (folder / SCRAPES).touch()
     with watch.watching_server(f"{server.url}{server.metrics_path}", families, folder, EVERY_S):

@@ -1,47 +1,17 @@
-"""A vLLM server's start in parts, and the KV cache that it made, from its log. Pure.
-
-The wordings are those of vLLM 0.12 to 0.33; on a GPU and on the CPU some differ.
-"""
+"""A server's start in parts, and the KV cache that it made, from its log in the words of its kind of engine. Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from vllm_qualify.engine.kinds.base import StartLog
+from vllm_qualify.engine.kinds.vllm import START_LOG
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.recipe.values import Frozen, Number
 
-# Its stamp has no year and no time zone. What stands before it is the process, and a prefix that somebody configured.
-_LINE = re.compile(
-    r"(?:\((?P<process>(?=[^()\n]{0,80}\bpid=\d)[^()\n]{1,160})\) )?"
-    r"(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d (?P<h>\d\d):(?P<min>\d\d):(?P<s>\d\d) \[[^\]]*\] (?P<message>.*)"
-)
 # No time zone is apart from another by less, and a day is a multiple of it.
 ZONE_STEP_S = 900
 DAY_S = 86_400
-
-# Bounded, as every count in a log: nothing that stands there may take long to read, or be more than a number can hold.
-_S = r"(?P<s>\d{1,9}(?:\.\d{1,9})?)"
-
-# vLLM's newer model runner, V2, has the other words.
-_BEGIN = re.compile(r"Starting to load model |Loading model from scratch")
-# The whole of it, with a download, a draft model and what is made of the weights; the CPU's runner tells only of the reading.
-_LOADED = re.compile(rf"Model loading took .{{1,40}}? and {_S} seconds")
-_READ = re.compile(rf"Loading weights took {_S} seconds")
-# A line for each model that is compiled, the draft model too. `takes`, of older versions, is of all until then.
-_COMPILED = re.compile(rf"torch\.compile (?:and initial profiling(?:/warmup)? run (?:together )?)?took {_S} s in total")
-_COMPILED_SO_FAR = re.compile(rf"torch\.compile takes {_S} s in total")
-# On the CPU there is no other word of it.
-_WARMS_UP, _WARMED_UP = re.compile(r"Warming up model for the compilation"), re.compile(r"Warming up done")
-# Newer versions capture some graphs twice, first to see how much memory they take.
-_CAPTURED = re.compile(rf"Graph capturing finished in {_S} secs")
-
-_FROM_CACHE = re.compile(r"Directly load (?:the compiled graph\(s\)|AOT compilation)")
-_ANEW = re.compile(r"Compiling a graph for |[Ss]aved AOT compiled function|Compiling model again due to a load failure")
-_EAGER = re.compile(r"enforce_eager=True")
-
-# In older versions the two stand on lines of their own. The pool is `GPU`, `CPU` or another device's.
-_KV_TOKENS = re.compile(r"KV cache size: (?P<tokens>\d[\d,]{0,20}) tokens")
-_KV_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]{1,20} tokens per request: (?P<times>\d{1,12}(?:\.\d{1,9})?)x")
 
 PARTS = {
     "image_s": "startup_image_s",
@@ -96,22 +66,27 @@ Told = tuple[float | None, str]
 
 
 def startup(
-    log: str, startup_s: float, launched: float | None, image_s: float | None = None, started_before: bool = False
+    log: str,
+    startup_s: float,
+    launched: float | None,
+    image_s: float | None = None,
+    started_before: bool = False,
+    wording: StartLog = START_LOG,
 ) -> Startup:
-    """The parts of a start of `startup_s`, of which `log` is the server's, `launched` at this unix time.
+    """The parts of a start of `startup_s`, `launched` at this unix time, from the server's `log` in the `wording` of its kind.
 
     `started_before`: the same server ran on this machine already; its start is warm then unless the log says otherwise.
     """
-    lines = list(_lines(log))
+    lines = list(_lines(log, wording))
     told: dict[str, Told] = {
         "image_s": (image_s, "no image was pulled"),
-        "process_s": _process(lines, launched, startup_s),
-        "weights_s": _weights(lines),
-        "compile_s": _compile(lines),
-        "graphs_s": _graphs(lines),
+        "process_s": _process(lines, launched, startup_s, wording),
+        "weights_s": _weights(lines, wording),
+        "compile_s": _compile(lines, wording),
+        "graphs_s": _graphs(lines, wording),
     }
     told["ready_s"] = _rest(startup_s, told)
-    warm = _warm(log, started_before)
+    warm = _warm(log, started_before, wording)
     because = {name: reason for name, (value, reason) in told.items() if value is None}
     if warm is None:
         because["warm"] = "the log tells of no cache of compiled graphs"
@@ -123,14 +98,14 @@ def measurements(found: Startup, source: str) -> list[Measurement]:
     return [*(_measurement(found, part, metric, source) for part, metric in PARTS.items()), _warm_start(found, source)]
 
 
-def kv_cache(log: str) -> KvCache | None:
+def kv_cache(log: str, wording: StartLog = START_LOG) -> KvCache | None:
     """What the server's engines said of their KV caches, the last of each; None if none did."""
     tokens: dict[str, int] = {}
     times: dict[str, float] = {}
-    for line in _lines(log):
-        if match := _KV_TOKENS.search(line.message):
+    for line in _lines(log, wording):
+        if match := wording.kv_tokens.search(line.message):
             tokens[line.process] = int(match["tokens"].replace(",", ""))
-        if match := _KV_CONCURRENCY.search(line.message):
+        if match := wording.kv_concurrency.search(line.message):
             times[line.process] = float(match["times"])
     if not tokens:
         return None
@@ -148,8 +123,8 @@ def _warm_start(found: Startup, source: str) -> Measurement:
     return invalid("startup_warm_s", found.because.get("warm", "the start was cold: it compiled"), source)
 
 
-def _lines(log: str) -> Iterator[Line]:
-    for match in _LINE.finditer(log):
+def _lines(log: str, wording: StartLog) -> Iterator[Line]:
+    for match in wording.line.finditer(log):
         clock_s = 3600 * int(match["h"]) + 60 * int(match["min"]) + int(match["s"])
         yield Line(match["process"] or "", clock_s, match["message"])
 
@@ -159,9 +134,9 @@ def _elapsed_s(since: Line, until: Line) -> float:
     return (until.clock_s - since.clock_s) % DAY_S
 
 
-def _process(lines: Sequence[Line], launched: float | None, startup_s: float) -> Told:
+def _process(lines: Sequence[Line], launched: float | None, startup_s: float, wording: StartLog) -> Told:
     """The server's clock is ours but for the time zone: its first line comes within minutes of the launch."""
-    begin = next((line for line in lines if _BEGIN.match(line.message)), None)
+    begin = next((line for line in lines if wording.begins.match(line.message)), None)
     if launched is None:
         return None, "nobody recorded when the server was launched"
     if begin is None:
@@ -173,20 +148,20 @@ def _process(lines: Sequence[Line], launched: float | None, startup_s: float) ->
     return took_s, ""
 
 
-def _weights(lines: Sequence[Line]) -> Told:
-    loaded = _by_process(lines, _LOADED) or _by_process(lines, _READ)
+def _weights(lines: Sequence[Line], wording: StartLog) -> Told:
+    loaded = _by_process(lines, wording.loaded) or _by_process(lines, wording.read)
     return _longest(loaded), "the log does not tell how long the weights took"
 
 
-def _compile(lines: Sequence[Line]) -> Told:
-    so_far = {process: [max(each)] for process, each in _by_process(lines, _COMPILED_SO_FAR).items()}
-    compiled = _by_process(lines, _COMPILED) or so_far or _warm_ups(lines)
-    return _longest(compiled), _why_none(lines, "the log does not tell how long torch.compile took")
+def _compile(lines: Sequence[Line], wording: StartLog) -> Told:
+    so_far = {process: [max(each)] for process, each in _by_process(lines, wording.compiled_so_far).items()}
+    compiled = _by_process(lines, wording.compiled) or so_far or _warm_ups(lines, wording)
+    return _longest(compiled), _why_none(lines, wording, "the log does not tell how long torch.compile took")
 
 
-def _graphs(lines: Sequence[Line]) -> Told:
-    captured = _by_process(lines, _CAPTURED)
-    return _longest(captured), _why_none(lines, "the log tells of no capture of CUDA graphs")
+def _graphs(lines: Sequence[Line], wording: StartLog) -> Told:
+    captured = _by_process(lines, wording.captured)
+    return _longest(captured), _why_none(lines, wording, "the log tells of no capture of CUDA graphs")
 
 
 def _rest(startup_s: float, told: dict[str, Told]) -> Told:
@@ -200,29 +175,31 @@ def _rest(startup_s: float, told: dict[str, Told]) -> Told:
     return max(rest_s, 0.0), ""
 
 
-def _why_none(lines: Sequence[Line], otherwise: str) -> str:
+def _why_none(lines: Sequence[Line], wording: StartLog, otherwise: str) -> str:
     return (
-        "there is none: the server runs with enforce-eager" if any(_EAGER.search(line.message) for line in lines) else otherwise
+        f"there is none: the server runs with {wording.eager_option}"
+        if any(wording.eager.search(line.message) for line in lines)
+        else otherwise
     )
 
 
-def _by_process(lines: Sequence[Line], wording: re.Pattern[str]) -> dict[str, list[float]]:
+def _by_process(lines: Sequence[Line], pattern: re.Pattern[str]) -> dict[str, list[float]]:
     """The seconds that each process tells in these words."""
     found: dict[str, list[float]] = {}
     for line in lines:
-        if match := wording.search(line.message):
+        if match := pattern.search(line.message):
             found.setdefault(line.process, []).append(float(match["s"]))
     return found
 
 
-def _warm_ups(lines: Sequence[Line]) -> dict[str, list[float]]:
+def _warm_ups(lines: Sequence[Line], wording: StartLog) -> dict[str, list[float]]:
     """From the begin to the end of the CPU's warm-up, in which it compiles; to a second."""
     begun: dict[str, Line] = {}
     found: dict[str, list[float]] = {}
     for line in lines:
-        if _WARMS_UP.match(line.message):
+        if wording.warms_up.match(line.message):
             begun[line.process] = line
-        elif _WARMED_UP.match(line.message) and line.process in begun:
+        elif wording.warmed_up.match(line.message) and line.process in begun:
             found.setdefault(line.process, []).append(_elapsed_s(begun.pop(line.process), line))
     return found
 
@@ -232,7 +209,7 @@ def _longest(by_process: dict[str, list[float]]) -> float | None:
     return max(map(sum, by_process.values()), default=None)
 
 
-def _warm(log: str, started_before: bool) -> bool | None:
-    if _ANEW.search(log):
+def _warm(log: str, started_before: bool, wording: StartLog) -> bool | None:
+    if wording.anew.search(log):
         return False
-    return True if started_before or _FROM_CACHE.search(log) else None
+    return True if started_before or wording.from_cache.search(log) else None

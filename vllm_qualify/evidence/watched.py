@@ -7,25 +7,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+from vllm_qualify.engine.kind import KINDS, names_of
+from vllm_qualify.engine.kinds.base import CounterName, EngineKind
 from vllm_qualify.engine.watch import (
     HOST_SAMPLES,
     SCRAPES,
     SLOWDOWNS,
     SW_POWER_CAP,
-    WANTED,
     HostSample,
     Scrape,
     family_of,
 )
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
+from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.values import Frozen, Number
 
-# vLLM's documentation, "Optimization and Tuning", section "Preemption".
-PREEMPTION_REMEDY = (
-    "raise gpu-memory-utilization, lower max-num-seqs or max-num-batched-tokens, "
-    "or raise tensor-parallel-size or pipeline-parallel-size"
-)
-QUEUE_REMEDY = "raise max-num-batched-tokens or gpu-memory-utilization, or use more GPUs"
 SLOWDOWN_REMEDY = "mend this host's cooling and power supply, see `nvidia-smi -q -d PERFORMANCE`, and measure again"
 MISSED_REMEDY = "see what holds up this machine or the server's /metrics, and measure again"
 
@@ -71,9 +67,10 @@ def read_host(folder: Path) -> list[HostSample]:
     return _lines(folder / HOST_SAMPLES, HostSample)
 
 
-def value_of(scrape: Scrape, meaning: str) -> float | None:
-    """What a scrape has for one of WANTED, over all its labels: the sum, or of shares the largest. None if it has none."""
-    found = [value for key, value in scrape.values.items() if family_of(key) in WANTED[meaning]]
+def value_of(scrape: Scrape, meaning: CounterName) -> float | None:
+    """What a scrape has for it, over all its labels: the sum, or of shares the largest. None if it has none."""
+    names = names_of(meaning)
+    found = [value for key, value in scrape.values.items() if family_of(key) in names]
     if not found:
         return None
     return max(found) if meaning == "kv_cache_usage" else sum(found)
@@ -84,21 +81,24 @@ def problems(
     began: float,
     ended: float,
     clients: int,
-    max_num_seqs: int | None,
+    most_requests: int | None,
     every_s: float = 1.0,
     queues_from: float | None = None,
+    kind: EngineKind = KINDS[VLLM],
 ) -> list[str]:
-    """Why a load between two unix times does not count, each with its remedy. For a vLLM server.
+    """Why a load between two unix times does not count, each with its remedy. `kind` is the server's, which tells its queue.
 
-    Preemptions are not among them: `load` has the server's count right before it and right after. Without `max_num_seqs` nobody
-    knows whether `clients` should have waited; what waits before `queues_from` is no queue. Of samples every `every_s` a tenth
-    is enough, and of GPUs the half.
+    Preemptions are not among them: `load` has the server's count right before it and right after. `most_requests` is how many
+    the server runs at once; without it nobody knows whether `clients` should have waited. What waits before `queues_from` is no
+    queue. Of samples every `every_s` a tenth is enough, and of GPUs the half.
     """
     try:
         watched = read(folder)
         return [
             *_missed(watched, began, ended, every_s),
-            *_queueing(watched.scrapes, began if queues_from is None else queues_from, ended, clients, max_num_seqs),
+            *_queueing(
+                _within(watched.scrapes, began if queues_from is None else queues_from, ended), clients, most_requests, kind
+            ),
             *_slowdowns(_within(watched.host, began, ended)),
         ]
     except UNUSABLE as error:
@@ -187,16 +187,16 @@ def _gpu_errors(host: Sequence[HostSample]) -> dict[int, list[str]]:
     return found
 
 
-def _queueing(scrapes: Sequence[Scrape], began: float, ended: float, clients: int, max_num_seqs: int | None) -> Iterator[str]:
-    if max_num_seqs is None or clients > max_num_seqs:
+def _queueing(scrapes: Sequence[Scrape], clients: int, most_requests: int | None, kind: EngineKind) -> Iterator[str]:
+    if most_requests is None or clients > most_requests:
         return
-    told = [(value_of(scrape, "waiting"), value_of(scrape, "running")) for scrape in _within(scrapes, began, ended)]
+    told = [(value_of(scrape, "waiting"), value_of(scrape, "running")) for scrape in scrapes]
     both = [(waiting, waiting + running) for waiting, running in told if waiting is not None and running is not None]
     share, least = _share(both)
     if share is not None and least > WAITING_ALLOWED:
         yield (
             f"on average {share:.0%} of the requests in the server waited, although {clients} clients are no more than its"
-            f" max-num-seqs {max_num_seqs}: {QUEUE_REMEDY}"
+            f" {kind.concurrency} {most_requests}: {kind.queue_remedy}"
         )
 
 

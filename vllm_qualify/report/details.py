@@ -19,7 +19,6 @@ from vllm_qualify.evidence.stages import found_by_fit, idle_gpus, sweep_plan
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.sweep import Swept
 from vllm_qualify.evidence.watched import Series
-from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.before import Before, Drift, before, drifted
 from vllm_qualify.report.questions import Questions, questions
@@ -126,18 +125,19 @@ def _left(folder: Path) -> Path:
 
 
 def _startup(plan: CellPlan, evidence: Path) -> Startup | None:
-    """Only vLLM's logs are read; nobody recorded when an older run launched its server, and its plan does not ask for it."""
+    """None of a kind whose log is not read, and of an older run, which did not record when its server was launched."""
     folder = evidence / "serve"
-    if plan.server.kind != VLLM or not (plan.watched or (folder / LAUNCHED).exists()):
+    wording = plan.server.engine_kind.start_log
+    if wording is None or not (plan.watched or (folder / LAUNCHED).exists()):
         return None
     whole_s, launched = (float((folder / name).read_text()) for name in ("startup_s", LAUNCHED))
     log = (folder / "server.log").read_text(errors="replace")
-    return startup.startup(log, whole_s, launched, plan.pulled_s)
+    return startup.startup(log, whole_s, launched, plan.pulled_s, wording=wording)
 
 
 def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
     # Of another engine nothing is read that could be drawn.
-    if not plan.watched or plan.server.kind != VLLM:
+    if not plan.watched or not plan.server.engine_kind.tells_its_queue:
         return None
     began, ended = _span(evidence / load.STAGE)
     folder = evidence / "serve"

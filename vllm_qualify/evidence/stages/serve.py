@@ -17,7 +17,6 @@ from vllm_qualify.evidence.serving import ENDED, LAUNCHED, Tell, started
 from vllm_qualify.evidence.stages.stage import StageKind
 from vllm_qualify.evidence.watched import read_host
 from vllm_qualify.recipe.metrics import GPU_IDLE, NCCL_INFINIBAND
-from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.secrets import redact_files
 
 WARM, WARM_START = "warm", "startup_warm_s"
@@ -74,11 +73,12 @@ def _startups(folder: Path, plan: CellPlan) -> list[Measurement]:
 
 
 def _parts(folder: Path, plan: CellPlan, whole_s: float) -> list[Measurement]:
-    if plan.server.kind != VLLM or not (folder / LAUNCHED).exists():
+    wording = plan.server.engine_kind.start_log
+    if wording is None or not (folder / LAUNCHED).exists():
         return []
     launched = float((folder / LAUNCHED).read_text())
     log = (folder / "server.log").read_text(errors="replace")
-    parts = startup.startup(log, whole_s, launched, plan.pulled_s)
+    parts = startup.startup(log, whole_s, launched, plan.pulled_s, wording=wording)
     return [found for found in startup.measurements(parts, "serve/server.log") if found.metric != WARM_START]
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan, max_num_seqs
+from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence import load, sweep
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.serving import Served, Tell
@@ -36,7 +36,7 @@ def sweep_plan(plan: CellPlan) -> sweep.Plan:
     return sweep.Plan(
         sweep=plan.sweep,
         load=plan.load,
-        most_concurrency=plan.sweep.most_concurrency or max_num_seqs(plan.server.arguments) or plan.load.max_concurrency,
+        most_concurrency=plan.sweep.most_concurrency or plan.server.most_requests or plan.load.max_concurrency,
         gpus=max(1, len(plan.server.gpus)),
         price_usd_gpu_hour=plan.price_usd_gpu_hour,
         kind=plan.server.kind,

@@ -7,20 +7,13 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from vllm_qualify.recipe import gpu_types
 from vllm_qualify.recipe.importing.documents import InexpressibleError, Part, short
 from vllm_qualify.recipe.importing.options import positional_and_arguments
 from vllm_qualify.recipe.serving import Environment, ServerArguments
 
-# The hardware of recipes → our GPU type, where the product's name in NVML tells it. Left out is what vllm-qualify cannot find
-# on a machine, like AMD's, and what is several products under one name, like RTX Pro 6000 (Server, Workstation, Max-Q).
-GPU_TYPES = {
-    **{name: name for name in ("a100", "h100", "h200", "gh200", "b200", "gb200", "b300", "gb300")},
-    "rtx_4090_2x": "geforce-rtx-4090",
-    "rtx_5090": "geforce-rtx-5090",
-    "rtx_5090_2x": "geforce-rtx-5090",
-    "xeon5": "cpu",
-    "xeon6": "cpu",
-}
+# The hardware of recipes → our GPU type, where the product's name in NVML tells it.
+GPU_TYPES = {hardware: each.name for each in gpu_types.GPU_TYPES for hardware in each.imported}
 
 DEPLOYMENTS = {
     "multi_node": "a deployment on several nodes",

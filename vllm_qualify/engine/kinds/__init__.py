@@ -1,0 +1,1 @@
+"""Kinds of engine, one file for each; `engine.kind` lists them."""

@@ -1,0 +1,75 @@
+"""TensorRT-LLM, by `trtllm-serve` in NVIDIA's image."""
+
+from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Served, plain_text, setting, too_many
+from vllm_qualify.recipe.serving import EngineName, ServerArguments
+
+TENSORRT_LLM: EngineName = "tensorrt-llm"
+# Of its scheduler's policies the one, and the default, under which a request that began is never paused for another.
+NO_EVICTION = "GUARANTEED_NO_EVICT"
+BLOCK_REUSE_REMEDY = "set enable_block_reuse to false in kv_cache_config"
+
+
+def _config(_served: Served, options: ServerArguments) -> ServerArguments:
+    # Without these there is no /prometheus/metrics, or there are no counts of the KV cache's blocks on it.
+    counted: ServerArguments = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
+    return counted | options
+
+
+def _arguments(served: Served, config: str) -> list[str]:
+    """The config file holds arguments of its LLM class; where to listen and how to call the model is said to the server."""
+    return [
+        *("trtllm-serve", "serve", served.model),
+        *("--host", served.host, "--port", str(served.port)),
+        *("--served_model_name", served.name),
+        # Newer versions prefer the name --hf_revision; this one all of them know.
+        *(("--revision", served.revision) if served.revision else ()),
+        *("--config", config),
+    ]
+
+
+def _load_problems(counted: Counted, under: Conditions) -> list[str]:
+    """Its server counts neither pauses nor, with reuse switched off, blocks: there its own configuration must rule them out."""
+    succeeded, reused, missed = KIND.total("succeeded"), KIND.total("reused_blocks"), KIND.total("missed_blocks")
+    if missing := counted.missing([succeeded]):
+        return missing
+    problems = []
+    answered = counted.gained(succeeded)
+    if not answered >= under.num_prompts:
+        problems.append(f"the server counts {answered:.0f} requests of {under.num_prompts}")
+    policy = setting(under.arguments, "scheduler_config", "capacity_scheduler_policy", NO_EVICTION)
+    if policy != NO_EVICTION:
+        problems.append(f"under {policy} the server may pause requests, which it does not count: use {NO_EVICTION}")
+    if setting(under.arguments, "kv_cache_config", "enable_block_reuse", True) is False:
+        return problems
+    hits, misses = counted.gained(reused), counted.gained(missed)
+    if not misses > 0:
+        problems.append(f"the server does not count {missed}: {BLOCK_REUSE_REMEDY}")
+    if too_many(hits, hits + misses):
+        on = " on random prompts" if under.random_prompts else ""
+        problems.append(f"{hits:.0f} of {hits + misses:.0f} blocks of the KV cache hit{on}: {BLOCK_REUSE_REMEDY}")
+    return problems
+
+
+KIND = EngineKind(
+    name=TENSORRT_LLM,
+    title="TensorRT-LLM",
+    package="tensorrt_llm",
+    example_image="nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc29",
+    # --served_model_name came with NVIDIA/TensorRT-LLM pull request 11711, between 1.2 and 1.3.
+    least_version="1.3",
+    parallel=("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+    concurrency="max_batch_size",
+    trust_remote_code="trust_remote_code",
+    speculative="speculative_config",
+    metrics_path="/prometheus/metrics",
+    # From its tensorrt_llm/metrics/collector.py. A counter is there from its first count on.
+    counters={
+        "succeeded": ("trtllm_request_success",),
+        "reused_blocks": ("trtllm_kv_cache_reused_blocks",),
+        "missed_blocks": ("trtllm_kv_cache_missed_blocks",),
+    },
+    load_problems=_load_problems,
+    config=_config,
+    text=plain_text,
+    arguments=_arguments,
+)

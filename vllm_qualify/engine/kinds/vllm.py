@@ -1,0 +1,144 @@
+"""vLLM, from an environment or in its image. The wordings of its log are those of 0.12 to 0.33; GPU and CPU differ in some."""
+
+import json
+import re
+
+from pydantic import JsonValue
+
+from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Served, StartLog, plain_text, too_many
+from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
+from vllm_qualify.recipe.serving import VLLM, ServerArguments
+
+WENT_BACK = "the server's count of preemptions went back: it was started anew meanwhile"
+# vLLM's documentation, "Optimization and Tuning", section "Preemption".
+PREEMPTION_REMEDY = (
+    "raise gpu-memory-utilization, lower max-num-seqs or max-num-batched-tokens, "
+    "or raise tensor-parallel-size or pipeline-parallel-size"
+)
+
+
+def _config(served: Served, options: ServerArguments) -> ServerArguments:
+    ours: ServerArguments = {
+        "model": served.model,
+        "served-model-name": [served.name],
+        "host": served.host,
+        "port": served.port,
+    }
+    pinned: ServerArguments = {"revision": served.revision, "tokenizer-revision": served.revision} if served.revision else {}
+    return ours | pinned | options
+
+
+def _text(config: ServerArguments) -> str:
+    """A mapping is written as the JSON text that its option takes: vLLM before 0.16 gives the option Python's form of it.
+
+    A flag that is false is written by its other name: older versions leave out what is false, and take their default.
+    """
+    return plain_text(dict(_entry(name, value) for name, value in config.items()))
+
+
+def _entry(name: str, value: JsonValue) -> tuple[str, JsonValue]:
+    if value is False:
+        return (name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"), True
+    return name, json.dumps(value) if isinstance(value, dict) else value
+
+
+def _arguments(_served: Served, config: str) -> list[str]:
+    return ["--config", config]
+
+
+def _load_problems(counted: Counted, under: Conditions) -> list[str]:
+    preemptions, queries, hits = KIND.total("preemptions"), KIND.total("prefix_queries"), KIND.total("prefix_hits")
+    # A server without a prefix cache need not count its hits; one that counts them does so from its start.
+    of_cache = {queries, hits} & (counted.before.keys() | counted.after.keys())
+    if missing := counted.missing({preemptions} | of_cache):
+        return missing
+    preempted = _preemption_problems(counted.gained(preemptions))
+    return [*preempted, *_hit_problems(counted.gained(hits), counted.gained(queries), under)]
+
+
+def _preemption_problems(gained: float) -> list[str]:
+    if gained < 0:
+        return [WENT_BACK]
+    return [f"{gained:.0f} preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"] if gained else []
+
+
+def _hit_problems(hits: float, queries: float, under: Conditions) -> list[str]:
+    """Prompts of a file may have prefixes in common, but not with the repeats before."""
+    if not too_many(hits, queries):
+        return []
+    told = f"{hits:.0f} of {queries:.0f} prefix-cache queries hit"
+    if under.random_prompts:
+        return [f"{told} on random prompts: add no-enable-prefix-caching to the server"]
+    if under.was_emptied:
+        return []
+    remedy = 'add no-enable-prefix-caching, or VLLM_SERVER_DEV_MODE: "1" to its environment'
+    return [f"{told}, and the server does not let its prefix cache be emptied: {remedy}"]
+
+
+# Bounded, as every count in a log: nothing that stands there may take long to read, or be more than a number can hold.
+_S = r"(?P<s>\d{1,9}(?:\.\d{1,9})?)"
+
+START_LOG = StartLog(
+    # Its stamp has no year and no time zone. What stands before it is the process, and a prefix that somebody configured.
+    line=re.compile(
+        r"(?:\((?P<process>(?=[^()\n]{0,80}\bpid=\d)[^()\n]{1,160})\) )?"
+        r"(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d (?P<h>\d\d):(?P<min>\d\d):(?P<s>\d\d) \[[^\]]*\] (?P<message>.*)"
+    ),
+    # vLLM's newer model runner, V2, has the other words.
+    begins=re.compile(r"Starting to load model |Loading model from scratch"),
+    # With a download, a draft model and what is made of the weights; the CPU's runner tells only of the reading.
+    loaded=re.compile(rf"Model loading took .{{1,40}}? and {_S} seconds"),
+    read=re.compile(rf"Loading weights took {_S} seconds"),
+    # A line for each model that is compiled, the draft model too. `takes`, of older versions, is of all until then.
+    compiled=re.compile(rf"torch\.compile (?:and initial profiling(?:/warmup)? run (?:together )?)?took {_S} s in total"),
+    compiled_so_far=re.compile(rf"torch\.compile takes {_S} s in total"),
+    # On the CPU there is no other word of it.
+    warms_up=re.compile(r"Warming up model for the compilation"),
+    warmed_up=re.compile(r"Warming up done"),
+    # Newer versions capture some graphs twice, first to see how much memory they take.
+    captured=re.compile(rf"Graph capturing finished in {_S} secs"),
+    from_cache=re.compile(r"Directly load (?:the compiled graph\(s\)|AOT compilation)"),
+    anew=re.compile(r"Compiling a graph for |[Ss]aved AOT compiled function|Compiling model again due to a load failure"),
+    eager=re.compile(r"enforce_eager=True"),
+    eager_option="enforce-eager",
+    # In older versions the two stand on lines of their own. The pool is `GPU`, `CPU` or another device's.
+    kv_tokens=re.compile(r"KV cache size: (?P<tokens>\d[\d,]{0,20}) tokens"),
+    kv_concurrency=re.compile(r"Maximum concurrency for [\d,]{1,20} tokens per request: (?P<times>\d{1,12}(?:\.\d{1,9})?)x"),
+)
+
+KIND = EngineKind(
+    name=VLLM,
+    title="vLLM",
+    package="vllm",
+    example_image="vllm/vllm-openai:v0.32.0",
+    needs_image=False,
+    has_client=True,
+    has_tables=True,
+    parallel=("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"),
+    concurrency="max-num-seqs",
+    trust_remote_code="trust-remote-code",
+    speculative="speculative-config",
+    metrics_path="/metrics",
+    counters={
+        "running": ("vllm:num_requests_running",),
+        "waiting": ("vllm:num_requests_waiting",),
+        # The other name is that of vLLM's first engine.
+        "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        "preemptions": (PREEMPTIONS,),
+        "prefix_queries": (PREFIX_QUERIES, "vllm:gpu_prefix_cache_queries"),
+        "prefix_hits": (PREFIX_HITS, "vllm:gpu_prefix_cache_hits"),
+        "prompt_tokens": ("vllm:prompt_tokens",),
+        "generation_tokens": ("vllm:generation_tokens",),
+        "drafts": ("vllm:spec_decode_num_drafts",),
+        "draft_tokens": ("vllm:spec_decode_num_draft_tokens",),
+        "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
+        "accepted_tokens_per_position": ("vllm:spec_decode_num_accepted_tokens_per_pos",),
+        "succeeded": ("vllm:request_success",),
+    },
+    load_problems=_load_problems,
+    config=_config,
+    text=_text,
+    arguments=_arguments,
+    queue_remedy="raise max-num-batched-tokens or gpu-memory-utilization, or use more GPUs",
+    start_log=START_LOG,
+)

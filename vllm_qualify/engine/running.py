@@ -1,0 +1,33 @@
+"""What runs, as data that any task may hold: ids and paths, no handle."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from pathlib import Path
+
+from vllm_qualify.engine.failure import End
+from vllm_qualify.recipe.values import Frozen
+
+
+class Running(Frozen, ABC):
+    """Something that runs, writes a log, and ends. Each launcher has its own kind: a guarded process, a container."""
+
+    state_file: Path
+    log: Path
+
+    @abstractmethod
+    def end(self) -> End | None:
+        """How it ended; None while it runs. Raises HostError if nobody can know any more."""
+
+    @abstractmethod
+    def processes(self) -> Collection[int]:
+        """The ids of its first processes on this machine, to sample them with their children. None where they are unknown."""
+
+
+class Leftover(Frozen):
+    """What a killed run left running. `id` is the launcher's own: of a container, of a pod."""
+
+    id: str
+    name: str
+    run: str
+    cell: str
+    state: str

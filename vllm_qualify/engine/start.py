@@ -1,0 +1,124 @@
+"""A server is started: it is ready when a completion came back, and nothing of it is left behind."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.launchers.registry import launcher_of
+from vllm_qualify.engine.process import tail
+from vllm_qualify.engine.server import (
+    CONFIG_FILE,
+    HOST,
+    STAGE,
+    Labels,
+    Server,
+    ServerPlan,
+    Starting,
+    check_alive,
+    config_text,
+    error_of,
+)
+from vllm_qualify.errors import HostError, writing
+from vllm_qualify.lazy import Lazy
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = Lazy("httpx")
+
+ASK_EVERY_S = 0.5
+
+
+@contextmanager
+def serve(
+    plan: ServerPlan, folder: Path, progress: Callable[[str], None], port: int | None = None, labels: Labels | None = None
+) -> Iterator[Server]:
+    """Serve within the block: `launch` and `await_ready`. Raises as these do."""
+    with launch(plan, folder, port, labels) as starting:
+        yield await_ready(plan, starting, progress)
+
+
+@contextmanager
+def launch(plan: ServerPlan, folder: Path, port: int | None = None, labels: Labels | None = None) -> Iterator[Starting]:
+    """The server runs within the block. `folder` gets `server.yaml`, the config file, and `server.log`.
+
+    `labels` name the run and the cell, where the launcher can label a server.
+
+    Raises:
+        HostError: the port is in use, the server cannot be started, or what runs it went away.
+        QualifyError: the server ended by itself; by the failure's class.
+    """
+    port = _free_port(port)
+    with writing(STAGE):
+        (folder / CONFIG_FILE).write_text(config_text(plan, port))
+    launched_at = time.monotonic()
+    with launcher_of(plan.engine).serve(plan, folder, port, labels or {}) as launched:
+        yield Starting(
+            url=launched.url,
+            process=launched.process,
+            command=launched.command,
+            client=launched.client,
+            launched_at=launched_at,
+        )
+        # Evidence from a server that died before its stages were over is not evidence.
+        check_alive(launched.process, plan.kind)
+
+
+def await_ready(
+    plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> Server:
+    """The server, once a completion came back; `check` is called all the while.
+
+    Raises:
+        QualifyError: it ended or hung before its first completion; by the failure's class.
+        whatever `check` raises.
+    """
+    _await_completion(plan, starting, progress, check)
+    return Server(
+        url=starting.url,
+        metrics_path=plan.engine_kind.metrics_path,
+        served_model_name=plan.served_model_name,
+        kind=plan.kind,
+        process=starting.process,
+        command=starting.command,
+        startup_s=time.monotonic() - starting.launched_at,
+        client=starting.client,
+    )
+
+
+def _free_port(asked: int | None) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, asked or 0))
+        except OSError as error:
+            problem = f"port {asked} is in use: {error.strerror}"
+            raise HostError(problem, "free it, or leave --port out", STAGE, kind="port-in-use") from error
+        return int(probe.getsockname()[1])
+
+
+def _await_completion(plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None]) -> None:
+    """/health is not asked: it can answer 200 while every completion fails."""
+    process, told = starting.process, ""
+    while not _completes(starting.url, plan.served_model_name):
+        check_alive(process, plan.kind)
+        check()
+        if time.monotonic() - starting.launched_at > plan.startup_timeout_s:
+            raise error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s), plan.kind)
+        last = (tail(process.log, 1) or [""])[0]
+        if last != told:
+            progress(f"server starting: {last}")
+            told = last
+        time.sleep(ASK_EVERY_S)
+
+
+def _completes(url: str, model: str) -> bool:
+    try:
+        answer = httpx.post(f"{url}/v1/completions", json={"model": model, "prompt": "1", "max_tokens": 1}, timeout=60)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == httpx.codes.OK

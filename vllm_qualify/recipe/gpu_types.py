@@ -1,0 +1,44 @@
+"""The GPU types that are known, one line each. Any other product is of a type of its own name, about which nothing is known."""
+
+from typing import NamedTuple
+
+
+class GpuType(NamedTuple):
+    """A type. Its `name`, as recipes have it, is the word that all its products' names have, in lower case.
+
+    - `compute_capability` is that of all its products (https://developer.nvidia.com/cuda-gpus). None: the name is a product's
+      whole name, or the type has none.
+    - A `superchip` has an Arm CPU.
+    - `imported` are its names in vllm-project/recipes. A name there that means several products is in no line, like RTX Pro
+      6000 (Server, Workstation, Max-Q).
+    - `pool_product` is the product of the nodes in its work pool, as NVIDIA's GPU feature discovery labels them. It is one
+      product, since form factors differ in speed. Without it the fleet has no pool for the type.
+    """
+
+    name: str
+    compute_capability: str | None
+    superchip: bool = False
+    imported: tuple[str, ...] = ()
+    pool_product: str | None = None
+
+
+GPU_TYPES = (
+    GpuType("a100", "8.0", imported=("a100",)),
+    # H800 and A800 are H100 and A100 with slower links.
+    GpuType("a800", "8.0"),
+    GpuType("h100", "9.0", imported=("h100",), pool_product="NVIDIA-H100-80GB-HBM3"),
+    GpuType("h200", "9.0", imported=("h200",), pool_product="NVIDIA-H200"),
+    GpuType("h800", "9.0"),
+    GpuType("gh200", "9.0", superchip=True, imported=("gh200",)),
+    GpuType("b200", "10.0", imported=("b200",), pool_product="NVIDIA-B200"),
+    GpuType("gb200", "10.0", superchip=True, imported=("gb200",)),
+    GpuType("b300", "10.3", imported=("b300",)),
+    GpuType("gb300", "10.3", superchip=True, imported=("gb300",)),
+    GpuType("geforce-rtx-4090", None, imported=("rtx_4090_2x",)),
+    GpuType("geforce-rtx-5090", None, imported=("rtx_5090", "rtx_5090_2x")),
+    GpuType("cpu", None, imported=("xeon5", "xeon6")),
+)
+
+SUPERCHIPS = tuple(each.name for each in GPU_TYPES if each.superchip)
+POOL_PRODUCTS = {f"gpu-{each.name}": each.pool_product for each in GPU_TYPES if each.pool_product}
+"""The fleet's work pools of GPU types, each with the product of its nodes."""
