@@ -104,7 +104,7 @@ def startup(
     """
     lines = list(_lines(log))
     told: dict[str, Told] = {
-        "image_s": (image_s, "no image was pulled"),
+        "image_s": (image_s, "no image was pulled in one go"),
         "process_s": _process(lines, launched, startup_s),
         "weights_s": _weights(lines),
         "compile_s": _compile(lines),
