@@ -9,6 +9,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import get_current_settings
 
+from tasks.step import beginning
 from vllm_qualify.engine.container import remove_leftovers
 from vllm_qualify.engine.environment import Launcher
 from vllm_qualify.engine.host_lock import holding_machine, machine_name
@@ -27,10 +28,16 @@ def machine(who: str, launcher: Launcher) -> Iterator[None]:
     Raises:
         HostError: Docker Engine does not answer, or the lock cannot be written.
     """
-    with _leased(), holding_machine(who, get_run_logger().info):
+    with beginning("wait for the machine", lambda: _held(who)):
         if launcher == "docker":
             for leftover in remove_leftovers():
                 get_run_logger().info(f"removed {leftover.name}, which run {leftover.run or 'unknown'} had left behind")
+        yield
+
+
+@contextmanager
+def _held(who: str) -> Iterator[None]:
+    with _leased(), holding_machine(who, get_run_logger().info):
         yield
 
 
