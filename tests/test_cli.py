@@ -229,14 +229,13 @@ def test_a_registrys_limit_is_left_to_the_flow_which_waits(home: Path, monkeypat
     def find_engines(_: Launch) -> None:
         raise HostError("no image", "see the registry", "check", kind=kind, retry=True)
 
-    monkeypatch.setenv("VLLM_QUALIFY_HOME", str(home))
     monkeypatch.setattr("vllm_qualify.engine.launch.find_engines", find_engines)
     launch = Launch(launcher="docker", image="vllm/vllm-openai:v0.32.0")
-    store = (home / "store").as_uri()
-    _check_early("reference", Choice(gpu_type="cpu"), launch, store, {})
+    choice, store = Choice(gpu_type="cpu"), (home / "store").as_uri()
+    _check_early("reference", choice, launch, store, {"establish": "always"})
     kind = "registry-unreachable"
     with pytest.raises(HostError, match="no image"):
-        _check_early("reference", Choice(gpu_type="cpu"), launch, store, {})
+        _check_early("reference", choice, launch, store, {"establish": "always"})
 
 
 def test_a_dry_run_needs_no_docker_and_writes_nothing(home: Path) -> None:
