@@ -23,7 +23,8 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import get_current_settings
 
-from tasks.fleet import AWAITING, NOT_APPROVED, RELEASE, REQUALIFICATION, TAG
+from tasks.fleet import RELEASE, REQUALIFICATION, TAG
+from tasks.outcome import AWAITING, NOT_TO_DEPLOY
 from tasks.releases import NEW_RELEASE
 from vllm_qualify.recipe.gpu_types import POOL_PRODUCTS
 
@@ -39,8 +40,8 @@ REQUEST_OF_EVENT = {
 }
 RUN = "{{ flow_run.name }}: {{ flow_run.state.name }}\n{{ flow_run.state.message }}\n{{ flow_run | ui_url }}"
 # Whom it concerns, and in which states of a run.
-TOLD = {
-    "not approved": [NOT_APPROVED],
+TOLD: dict[str, Sequence[str]] = {
+    "not passed": NOT_TO_DEPLOY,
     "waiting for a decision": [AWAITING],
     "infrastructure failure": ["Failed", "Crashed", "TimedOut"],
 }

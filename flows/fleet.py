@@ -5,7 +5,7 @@ from typing import Any, Literal
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.qualify import QualifyCell, QualifyRelease
+from flows.qualify import QualifyHost, QualifyRelease
 from tasks.approve import decide_report
 from tasks.fleet import REQUALIFICATION, start_on_fleet
 from tasks.machine import alone
@@ -116,7 +116,7 @@ def requalify(request: Requalify) -> None:
     """
     for recipe in request.recipes:
         for gpu_type, choice, launch in approved_cells(recipe, request.store):
-            again = QualifyCell(
+            again = QualifyHost(
                 recipe=recipe,
                 choice=choice,
                 launch=launch,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.approve import ask, automatic_ruling, check_signing_key, decide_approval
 from tasks.check import asking, check, find_baselines, plan, provide_engines
 from tasks.decide import judge, publish
-from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet, state_of
+from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet
 from tasks.machine import machine
 from tasks.measure import (
     answered,
@@ -22,7 +22,8 @@ from tasks.measure import (
     serving,
     smoke_test,
 )
-from tasks.reuse import begin_attempt, not_covered, published_before, take_over
+from tasks.outcome import nothing_to_do, state_of, was_qualified
+from tasks.reuse import begin_attempt, published_before, still_to_do, take_over
 from vllm_qualify.baseline import Against
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.plan import CellPlan, Choice, sharing_a_server
@@ -33,7 +34,7 @@ from vllm_qualify.publish.kept import Reuse
 from vllm_qualify.qualification import Published, Run, keeping_evidence, lacking, start_run
 
 
-class QualifyCell(BaseModel):
+class QualifyHost(BaseModel):
     """What to qualify on one machine, and where the results go."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,7 +64,7 @@ class QualifyCell(BaseModel):
     )
 
 
-class QualifyRelease(QualifyCell):
+class QualifyRelease(QualifyHost):
     """What to qualify, on which GPU types, and who decides."""
 
     gpu_types: list[str] = Field(
@@ -82,48 +83,55 @@ class QualifyRelease(QualifyCell):
 
 
 @flow(name="qualify-release", flow_run_name="qualify {request.recipe}", validate_parameters=True)
-def qualify_release(request: QualifyRelease) -> list[Published]:
+def qualify_release(request: QualifyRelease) -> State[list[Published]]:
     """Qualify every chosen cell of a recipe; on the fleet, each GPU type on a host of its own."""
     check_signing_key(request.signing_key_block, request.decision_timeout_s)
-    if request.gpu_types:
-        if claim(request.store, request.release_key):
-            pinned = request.model_copy(update={"launch": resolve(request.launch)})
-            run_on_fleet({gpu_type: on_host(pinned, gpu_type) for gpu_type in request.gpu_types}, request.queue)
-        return []
-    return [settle(published, request) for published in qualify_here(request)]
+    if not request.gpu_types:
+        return state_of([settle(published, request) for published in qualify_here(request)])
+    if not claim(request.store, request.release_key):
+        return nothing_to_do("another flow run handles this release")
+    pinned = request.model_copy(update={"launch": resolve(request.launch)})
+    return run_on_fleet({gpu_type: on_host(pinned, gpu_type) for gpu_type in request.gpu_types}, request.queue)
+
+
+def qualified(request: QualifyRelease) -> list[Published]:
+    """The reports of `qualify_release`, whatever their verdicts. Raises what stopped it."""
+    # By its types Prefect does not know that a flow may return its own final state.
+    state: Any = qualify_release(request, return_state=True)
+    published: list[Published] = state.result(raise_on_failure=not was_qualified(state))
+    return published
 
 
 def on_host(request: QualifyRelease, gpu_type: str) -> dict[str, Any]:
     """What a host of this GPU type is asked, as JSON."""
     choice = pin_revision(request.recipe, request.choice.model_copy(update={"gpu_type": gpu_type}))
-    asked = {name: getattr(request, name) for name in QualifyCell.model_fields} | {"choice": choice}
-    return QualifyCell(**asked).model_dump(mode="json")
+    asked = {name: getattr(request, name) for name in QualifyHost.model_fields} | {"choice": choice}
+    return QualifyHost(**asked).model_dump(mode="json")
 
 
-@flow(name="qualify-cell", flow_run_name="qualify {request.recipe} on {request.choice.gpu_type}", validate_parameters=True)
-def qualify_cell(request: QualifyCell) -> State[str]:
+@flow(name="qualify-host", flow_run_name="qualify {request.recipe} on {request.choice.gpu_type}", validate_parameters=True)
+def qualify_host(request: QualifyHost) -> State[list[Published]]:
     """Qualify the chosen cells on this machine, and tell in the run's state what became of them."""
     check_signing_key(request.signing_key_block, 0)
     return state_of(qualify_here(request))
 
 
-def qualify_here(request: QualifyCell) -> list[Published]:
-    """All chosen cells; those that one server can serve, together."""
+def qualify_here(request: QualifyHost) -> list[Published]:
+    """All chosen cells; those that one server can serve, together. What this flow run had published is not done again."""
     engines = check(request.recipe, request.choice, request.launch, request.store)
     pulled_s = provide_engines(engines)
     plans = plan(request.recipe, request.choice, engines, pulled_s, request.price_usd_gpu_hour, request.time_budget_s)
-    before = published_before(plans, request.store)
-    left = [cell for cell in plans if cell.cell.id not in {each.run.plan.cell.id for each in before}]
-    left = find_baselines(not_covered(left, request.store, request.renew_days), request.store, request.against)
-    with asking(left) as question:
-        begin_attempt(left, request.store)
-        settled = [approve_automatically(each, request) for each in before]
-        for cells in sharing_a_server(left):
-            settled += [approve_automatically(each, request) for each in qualify_cells(cells, request, question)]
-    return settled
+    published = [approve_automatically(each, request) for each in published_before(plans, request.store)]
+    to_qualify = still_to_do(plans, published, request.store, request.renew_days)
+    to_qualify = find_baselines(to_qualify, request.store, request.against)
+    with asking(to_qualify) as question:
+        begin_attempt(to_qualify, request.store)
+        for cells in sharing_a_server(to_qualify):
+            published += [approve_automatically(each, request) for each in qualify_cells(cells, request, question)]
+    return published
 
 
-def qualify_cells(plans: list[CellPlan], request: QualifyCell, question: Question) -> list[Published]:
+def qualify_cells(plans: list[CellPlan], request: QualifyHost, question: Question) -> list[Published]:
     """Serve, check, measure, judge and publish cells of one server. A failed gate is a verdict; exceptions are for the world.
 
     The first server starts while the engine is asked whether it takes the recipe; nothing is measured before it has said so.
@@ -140,7 +148,7 @@ def qualify_cells(plans: list[CellPlan], request: QualifyCell, question: Questio
         return [decide(run, request.store) for run in runs]
 
 
-def prepare(run: Run, request: QualifyCell, question: Question) -> Run:
+def prepare(run: Run, request: QualifyHost, question: Question) -> Run:
     """The run with what need not be measured again."""
     if run.plan.fit:
         run = fit(run, request.store, request.reuse, question)
@@ -148,7 +156,7 @@ def prepare(run: Run, request: QualifyCell, question: Question) -> Run:
     return run
 
 
-def measure_all(runs: list[Run], request: QualifyCell, question: Question) -> None:
+def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> None:
     """Without anything to measure, no server is started; the report still has what the engine says of the recipe."""
     for run in runs:
         if run.plan.baseline:
@@ -177,7 +185,7 @@ def decide(run: Run, store: str) -> Published:
     return publish(run, store)
 
 
-def approve_automatically(published: Published, request: QualifyCell) -> Published:
+def approve_automatically(published: Published, request: QualifyHost) -> Published:
     """As soon as a cell's servers were stopped: what becomes of the others does not hold it up."""
     wanted = automatic_ruling(published, request.signing_key_block)
     return decide_approval(published, wanted, request.store, request.signing_key_block) if wanted else published

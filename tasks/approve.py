@@ -7,16 +7,15 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from prefect import get_client, get_run_logger, pause_flow_run, task
+from prefect import get_client, get_run_logger, pause_flow_run
 from prefect.blocks.system import Secret
-from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import FlowPauseTimeout, ObjectNotFound
 from prefect.input import RunInput
 from prefect.runtime import flow_run
 from prefect.states import Running
 from pydantic import Field
 
-from tasks.decide import RETRY_DELAYS_S, store_is_busy
+from tasks.step import step
 from vllm_qualify.approval.actions import approve, reject
 from vllm_qualify.approval.decision import AUTOMATIC, Ruling, read_decision, ruling, waivers_of
 from vllm_qualify.approval.errors import OvertakenError, RevokedError
@@ -91,7 +90,7 @@ def signing_key(block: str) -> PrivateKey | None:
     return private_key(str(found.get()))
 
 
-@task(name="signing key", task_run_name="signing key", cache_policy=NO_CACHE)
+@step("signing key")
 def check_signing_key(block: str, decision_timeout_s: float) -> None:
     """A key that is no good is told before a server is started; so is a missing one where somebody is to decide."""
     if signing_key(block) is None and decision_timeout_s:
@@ -99,7 +98,7 @@ def check_signing_key(block: str, decision_timeout_s: float) -> None:
         raise CallerError(problem, f"set {PRIVATE_KEY}_FILE, or make the Secret block '{block}'", "decision_timeout_s")
 
 
-@task(name="automatic approval", task_run_name="automatic approval", cache_policy=NO_CACHE)
+@step("automatic approval")
 def automatic_ruling(published: Published, block: str) -> Ruling | None:
     """The recipe's own approval, where it allows one, every gate was judged and passed by itself, and there is a key."""
     report = published.run.report()
@@ -115,21 +114,14 @@ def automatic_ruling(published: Published, block: str) -> Ruling | None:
     return AUTOMATIC
 
 
-@task(
-    name="approve",
-    task_run_name="approve",
-    retries=len(RETRY_DELAYS_S),
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_condition_fn=store_is_busy,
-    cache_policy=NO_CACHE,
-)
+@step("approve")
 def decide_approval(published: Published, wanted: Ruling | None, store: str, block: str) -> Published:
     """Keep the decision; an approval is signed, and the cell's pointer names it then. What was decided is told.
 
     Without one, what somebody else decided meanwhile is told; so it is where theirs was the first.
 
     Raises:
-        StoreError: the store refuses; a busy one is tried again. TamperedError: what is in it cannot be trusted.
+        StoreError: the store refuses. TamperedError: what is in it cannot be trusted.
     """
     opened = open_store(store)
     cell, run_id = published.run.plan.cell.id, published.run.id
@@ -144,7 +136,7 @@ def decide_approval(published: Published, wanted: Ruling | None, store: str, blo
     return published.model_copy(update={"told": told, "rejected": decision.verdict == "reject"})
 
 
-@task(name="decide", task_run_name="{wanted.verdict} {run_id}", cache_policy=NO_CACHE)
+@step("decide", "{wanted.verdict} {run_id}")
 def decide_report(store: str, run_id: str, wanted: Ruling, block: str) -> None:
     """What a release manager decided about a published report.
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
+from prefect import get_run_logger
+from prefect.runtime import task_run
 
 from tasks.progress import teller
+from tasks.step import step
 from vllm_qualify.baseline import Against, with_baseline
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
@@ -19,7 +20,7 @@ from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
 
 
-@task(name="check", task_run_name="check {recipe}", cache_policy=NO_CACHE)
+@step("check", "check {recipe}")
 def check(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
     """The engine, an image's tag as a digest from here on. Raises CallerError, HostError, ReleaseError, StoreError."""
     check_choice(load_recipe(recipe), choice, launch)
@@ -27,21 +28,21 @@ def check(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
     return find_engines(launch)
 
 
-@task(name="provide", task_run_name="provide", cache_policy=NO_CACHE)
+@step("provide")
 def provide_engines(engines: Engines) -> float | None:
     """Images are pulled, verified and tagged; containers that a killed run left are removed. Raises HostError, ReleaseError.
 
-    The seconds that the pull of the engine's image took; None without one.
+    The seconds that the pull of the engine's image took; None without one, and where a pull that broke off left parts of it.
     """
     for line in left_behind(engines.engine.launcher):
         get_run_logger().info(line)
     provided = provide(engines, teller())
     for line in provided.told:
         get_run_logger().info(line)
-    return provided.pulled_s
+    return provided.pulled_s if task_run.run_count == 1 else None
 
 
-@task(name="plan", task_run_name="plan {recipe}", cache_policy=NO_CACHE)
+@step("plan", "plan {recipe}")
 def plan(
     recipe: str,
     choice: Choice,
@@ -64,7 +65,7 @@ def plan(
     return plans
 
 
-@task(name="baselines", task_run_name="baselines", cache_policy=NO_CACHE)
+@step("baselines")
 def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[CellPlan]:
     """The plans with the runs that they are compared with. Raises CallerError, StoreError."""
     opened = open_store(store)
@@ -95,9 +96,13 @@ def asking(plans: list[CellPlan]) -> Iterator[Question]:
         asked.wait()
 
 
-@task(name="drift", task_run_name="drift", cache_policy=NO_CACHE)
+@step("drift", once=True)
 def check_drift(question: Question) -> None:
-    """The cells against the engine's own code, without a GPU. Raises RecipeError, HostError."""
+    """The cells against the engine's own code, without a GPU; once, since its answer ends a server's start.
+
+    Raises:
+        RecipeError, HostError: as `Question.ask`.
+    """
     get_run_logger().info("asking vLLM whether it takes what the recipe says; once for each engine and configuration")
     for each in question.ask():
         get_run_logger().warning(f"not known: {each}")

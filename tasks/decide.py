@@ -2,21 +2,17 @@
 
 from typing import Any
 
-from prefect import get_run_logger, task
+from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
 
-from vllm_qualify.errors import StoreBusyError
+from tasks.step import step
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import Published, Run, judge_run, publish_run
 from vllm_qualify.report.markdown import artifact_key, first_screen
 from vllm_qualify.report.model import Report
 
-RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 
-
-@task(name="judge", task_run_name="judge {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("judge", "judge {run.plan.cell.id}")
 def judge(run: Run) -> None:
     """The report of the stages that the run has, in its folder; the verdicts as a table in Prefect's UI."""
     get_run_logger().info("judging (Great Expectations takes some seconds to load)")
@@ -25,7 +21,8 @@ def judge(run: Run) -> None:
         if gate.expired:
             expired = f"the waiver of {gate.gate.label} by {gate.expired.owner} expired on {gate.expired.expires}"
             get_run_logger().warning(f"{expired}: it is ignored")
-    create_table_artifact(key="verdicts", table=_verdicts(report), description=f"{report.outcome}: {report.plan.cell.id}")
+    cell = report.plan.cell.id
+    create_table_artifact(key=artifact_key("verdicts", cell), table=_verdicts(report), description=f"{report.outcome}: {cell}")
 
 
 def _verdicts(report: Report) -> list[dict[str, Any]]:
@@ -44,24 +41,13 @@ def _verdicts(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def store_is_busy(task: Any, task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001  (Prefect's signature)
-    return isinstance(state.data, StoreBusyError)
-
-
-@task(
-    name="publish",
-    task_run_name="publish {run.plan.cell.id}",
-    retries=len(RETRY_DELAYS_S),
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_condition_fn=store_is_busy,
-    cache_policy=NO_CACHE,
-)
+@step("publish", "publish {run.plan.cell.id}")
 def publish(run: Run, store: str) -> Published:
-    """Its first screen, with the page's link, is in Prefect's UI then. Raises StoreError; a busy store is tried again."""
+    """Its first screen, with the page's link, is in Prefect's UI then. Raises StoreError."""
     report = run.report()
     published = publish_run(report, run, open_store(store))
     cell = report.plan.cell.id
-    create_markdown_artifact(key=artifact_key(cell), markdown=first_screen(report, published.page), description=cell)
+    create_markdown_artifact(key=artifact_key("report", cell), markdown=first_screen(report, published.page), description=cell)
     get_run_logger().info(f"{published.outcome}: {cell}")
     if published.index_problem:
         get_run_logger().warning(published.index_problem)

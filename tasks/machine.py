@@ -9,6 +9,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import get_current_settings
 
+from tasks.step import beginning
 from vllm_qualify.engine.host_lock import holding_machine, machine_name
 from vllm_qualify.engine.launch import left_behind
 from vllm_qualify.engine.launchers import LauncherName
@@ -27,9 +28,15 @@ def machine(who: str, launcher: LauncherName) -> Iterator[None]:
     Raises:
         HostError: Docker Engine does not answer, or the lock cannot be written.
     """
-    with _leased(), holding_machine(who, get_run_logger().info):
+    with beginning("wait for the machine", lambda: _held(who)):
         for line in left_behind(launcher):
             get_run_logger().info(line)
+        yield
+
+
+@contextmanager
+def _held(who: str) -> Iterator[None]:
+    with _leased(), holding_machine(who, get_run_logger().info):
         yield
 
 

@@ -1,14 +1,14 @@
 """The stages that need the server: serve, smoke, accuracy, load. One that was taken over is not measured again."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
+from prefect import get_run_logger
 
 from tasks.progress import counter, line_teller, teller
+from tasks.step import beginning, in_time, step
 from vllm_qualify.baseline import bring
 from vllm_qualify.engine.plan import fitted
 from vllm_qualify.engine.question import Question
@@ -22,6 +22,9 @@ from vllm_qualify.publish.kept import Reuse, keep, take_over
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import Run, lacking, start_run
 from vllm_qualify.recipe.metrics import Stage
+
+# Beside the time that a recipe gives a start: the engine is asked for ten minutes at most, and then the server is stopped.
+OTHER_WAITS_S = 900.0
 
 
 def answered(runs: list[Run], question: Question) -> None:
@@ -44,42 +47,60 @@ def serving(runs: list[Run], port: int | None, store: str, question: Question) -
     first, started_at = runs[0], datetime.now(UTC)
     folder = stages.stage_folder(first.evidence, "serve")
     loads = stages.loads_of((run.plan, run.evidence) for run in runs if "load" in lacking(run))
-    with serve(first.plan, folder, teller(), port, question, loads) as served:
+
+    def start() -> AbstractContextManager[Served]:
+        return serve(first.plan, folder, teller(), port, question, loads)
+
+    start_limit_s = first.plan.server.startup_timeout_s + OTHER_WAITS_S
+    with beginning("start server", start, start_limit_s) as served:
         answered(runs, question)
         get_run_logger().info(f"serving at {served.server.url} after {served.server.startup_s:.0f} s")
         for run in runs[1:]:
             see_the_same(folder, stages.stage_folder(run.evidence, "serve"))
         yield served
-    stages.start_again(first.plan, folder, teller())
+    if first.plan.warm_starts:
+        in_time(start_again, first.plan.warm_starts * start_limit_s)(first)
     for run in runs:
-        _keep(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, folder), store)
+        _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, folder), store)
     get_run_logger().info("server stopped")
 
 
-@task(name="fit", task_run_name="fit {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("fit", "fit {run.plan.cell.id}", once=True)
 def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
     """Find what the profile leaves open, and plan with it. Raises QualifyError."""
-    if before := take_over(open_store(store), "fit", run.plan, run.evidence, reuse):
-        run.save_stage(before)
+    take_over_fit(run, store, reuse)
     _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller(), question))
     found = stages.found_by_fit(run.evidence).found
     get_run_logger().info(f"found: {found}")
     return start_run(fitted(run.plan, found))
 
 
-@task(name="baseline", task_run_name="baseline {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("warm starts", "warm starts of {run.plan.cell.id}", once=True)
+def start_again(run: Run) -> None:
+    """The server starts once more for each warm start, and nothing is asked of it. Raises QualifyError."""
+    stages.start_again(run.plan, stages.stage_folder(run.evidence, "serve"), teller())
+
+
+@step("take over", "take over the fit of {run.plan.cell.id}")
+def take_over_fit(run: Run, store: str, reuse: Reuse) -> None:
+    """A fit of the same inputs, from the store. Raises StoreError."""
+    if before := take_over(open_store(store), "fit", run.plan, run.evidence, reuse):
+        run.save_stage(before)
+
+
+@step("baseline", "baseline {run.plan.cell.id}")
 def bring_baseline(run: Run, store: str) -> StageEvidence:
     """The evidence of the run that this one is compared with. Raises StoreError."""
     brought = partial(bring, run.plan, open_store(store))
     return _once(run, "baseline", store, lambda: stages.baseline_stage(run.plan, run.evidence, brought))
 
 
-@task(name="smoke", task_run_name="smoke {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("smoke", "smoke {run.plan.cell.id}", once=True)
 def smoke_test(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "smoke", store, lambda: stages.smoke_stage(served, run.plan, run.evidence))
 
 
-@task(name="accuracy", task_run_name="accuracy {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("accuracy", "accuracy {run.plan.cell.id}", once=True)
 def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
     """Of the server's first cell, where all that determines it is the same, the answers are taken over."""
     plan, evidence = run.plan, run.evidence
@@ -96,7 +117,7 @@ def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageE
     return _once(run, "accuracy", store, measure)
 
 
-@task(name="load", task_run_name="load {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("load", "load {run.plan.cell.id}", once=True)
 def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     """The log says how long the load will take: before it starts, after the first repeat and at each look."""
     plan, evidence, tell = run.plan, run.evidence, line_teller()
@@ -115,23 +136,30 @@ def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "load", store, measure)
 
 
-@task(name="speculation", task_run_name="speculation {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("speculation", "speculation {run.plan.cell.id}", once=True)
 def measure_speculation(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "speculation", store, lambda: stages.speculation_stage(served, run.plan, run.evidence, teller()))
 
 
-@task(name="sweep", task_run_name="sweep {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("sweep", "sweep {run.plan.cell.id}", once=True)
 def measure_sweep(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "sweep", store, lambda: stages.sweep_stage(served, run.plan, run.evidence, teller()))
 
 
 def _once(run: Run, stage: Stage, store: str, measure: Callable[[], StageEvidence]) -> StageEvidence:
     """The run's stage; measured, and kept in the store, where the run does not have it yet."""
-    return run.stage(stage) or _keep(run, measure(), store)
+    return run.stage(stage) or _save(run, measure(), store)
 
 
-def _keep(run: Run, stage: StageEvidence, store: str) -> StageEvidence:
+def _save(run: Run, stage: StageEvidence, store: str) -> StageEvidence:
     run.save_stage(stage)
-    keep(open_store(store), run.plan, stage, run.evidence)
     get_run_logger().info(f"{stage.stage} done in {stage.duration_s:.0f} s, {len(stage.files)} files of evidence")
+    keep_stage(run, stage.stage, store)
     return stage
+
+
+@step("keep", "keep {stage} of {run.plan.cell.id}")
+def keep_stage(run: Run, stage: Stage, store: str) -> None:
+    """A finished stage goes to the store, so that a later start of this flow run finds it. Raises StoreError."""
+    (finished,) = (each for each in run.stages() if each.stage == stage)
+    keep(open_store(store), run.plan, finished, run.evidence)

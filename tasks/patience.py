@@ -19,11 +19,12 @@ def patiently(ask: Callable[[], T]) -> T:
         try:
             return ask()
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            if not _is_away(error) or time.monotonic() > deadline:
+            if not is_away(error) or time.monotonic() > deadline:
                 raise
             get_run_logger().warning(f"Prefect's server does not answer ({type(error).__name__}); asking again")
             time.sleep(ASK_EVERY_S)  # a server needs some seconds to start
 
 
-def _is_away(error: httpx.TransportError | httpx.HTTPStatusError) -> bool:
+def is_away(error: httpx.TransportError | httpx.HTTPStatusError) -> bool:
+    """Whether Prefect's server is only not there for the moment."""
     return isinstance(error, httpx.TransportError) or error.response.status_code >= 500

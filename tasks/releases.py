@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from prefect import get_client, get_run_logger, task
-from prefect.cache_policies import NO_CACHE
+from prefect import get_client, get_run_logger
 from prefect.events import Event, Resource
 
+from tasks.step import step
 from vllm_qualify.engine.plan import Choice
 from vllm_qualify.errors import CallerError
 from vllm_qualify.publish.store import open_store
@@ -22,7 +22,7 @@ from vllm_qualify.releases.upstream import found_at
 NEW_RELEASE = "vllm-qualify.release.new"
 
 
-@task(name="sources", task_run_name="sources of {recipe}", cache_policy=NO_CACHE)
+@step("sources", "sources of {recipe}")
 def sources(recipe: str, repository: str, rule: VersionRule) -> list[Source]:
     """Where a recipe's releases appear: the engine's images, and the models of the hub that it serves. Raises CallerError."""
     loaded = load_recipe(recipe).recipe
@@ -61,7 +61,7 @@ def image_of(source: Source, sighting: Sighting, repository: str, rule: VersionR
     return f"{repository}:{found[0].tags[0]}@{found[0].identity}"
 
 
-@task(name="look", task_run_name="look at {source.name}", cache_policy=NO_CACHE)
+@step("look", "look at {source.name}")
 def look(source: Source, store: str, backfill: bool) -> list[Sighting]:
     """What of the source is new and to be told. Raises CallerError, HostError, StoreError."""
     found = found_at(source)
@@ -70,7 +70,7 @@ def look(source: Source, store: str, backfill: bool) -> list[Sighting]:
     return due
 
 
-@task(name="tell", task_run_name="tell", cache_policy=NO_CACHE)
+@step("tell")
 def tell(source: Source, sighting: Sighting, request: dict[str, Any], store: str) -> None:
     """Emit the event of a release, with the request that qualifies it; then note that it was emitted.
 

@@ -1,8 +1,8 @@
 """Which cells a requalification looks at: those that are approved, each with the image that its tag means by now."""
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
+from prefect import get_run_logger
 
+from tasks.step import step
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.image import EngineImage
@@ -14,7 +14,7 @@ from vllm_qualify.recipe.loading import load_recipe
 POINTER = "/pointer.json"
 
 
-@task(name="approved cells", task_run_name="approved cells of {recipe}", cache_policy=NO_CACHE)
+@step("approved cells", "approved cells of {recipe}")
 def approved_cells(recipe: str, store: str) -> list[tuple[str, Choice, Launch]]:
     """GPU type, choice and launch of each cell of a recipe that was approved and not revoked since.
 

@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
+from prefect import get_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import get_current_settings
 
+from tasks.step import step
 from vllm_qualify.approval.covering import covering
 from vllm_qualify.approval.pointer import Entry
 from vllm_qualify.engine.plan import CellPlan
@@ -25,20 +25,25 @@ from vllm_qualify.qualification import (
 )
 
 
-@task(name="take over", task_run_name="take over {run.plan.cell.id}", cache_policy=NO_CACHE)
+@step("take over", "take over {run.plan.cell.id}")
 def take_over(run: Run, store: str, reuse: Reuse) -> None:
     """Finished stages of the same inputs, from the store. Raises StoreError."""
     for stage in take_over_stages(run, open_store(store), reuse):
         get_run_logger().info(f"{stage.stage} was measured by run {stage.taken_from}, and is taken over")
 
 
-@task(name="still to do", task_run_name="still to do", cache_policy=NO_CACHE)
-def not_covered(plans: list[CellPlan], store: str, renew_days: int | None) -> list[CellPlan]:
-    """The cells without an approval that holds for more than `renew_days`; all of them for None. Raises StoreError."""
+@step("still to do")
+def still_to_do(plans: list[CellPlan], published: list[Published], store: str, renew_days: int | None) -> list[CellPlan]:
+    """The cells of which nothing was published yet, without those whose approval holds for more than `renew_days`.
+
+    For None no approval is looked at. Raises StoreError.
+    """
+    done = {each.run.plan.cell.id for each in published}
+    unpublished = [plan for plan in plans if plan.cell.id not in done]
     if renew_days is None:
-        return plans
+        return unpublished
     opened, today, left = open_store(store), datetime.now(UTC).date(), list[CellPlan]()
-    for plan in plans:
+    for plan in unpublished:
         found = covering(opened, plan, today, renew_days)
         if isinstance(found, Entry):
             get_run_logger().info(f"{plan.cell.id}: run {found.run_id} is {found.done}, until {found.expires}: nothing to do")
@@ -48,7 +53,7 @@ def not_covered(plans: list[CellPlan], store: str, renew_days: int | None) -> li
     return left
 
 
-@task(name="published before", task_run_name="published before", cache_policy=NO_CACHE)
+@step("published before")
 def published_before(plans: list[CellPlan], store: str) -> list[Published]:
     """What this flow run had published before it was broken off, and started again. Raises StoreError."""
     if not has_server() or not (flow_run.run_count or 0) > 1:
@@ -58,7 +63,7 @@ def published_before(plans: list[CellPlan], store: str) -> list[Published]:
     return [published_as(_here_or_fetched(store, run_id), opened) for _, run_id in found]
 
 
-@task(name="attempt", task_run_name="attempt", cache_policy=NO_CACHE)
+@step("attempt")
 def begin_attempt(plans: list[CellPlan], store: str) -> None:
     """Note which runs are this flow run's. Raises StoreError."""
     if has_server():

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from prefect import get_client, get_run_logger, task
-from prefect.cache_policies import NO_CACHE
+from prefect import get_client, get_run_logger
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowFilter,
@@ -21,9 +20,11 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.states import AwaitingRetry, Crashed
 
+from tasks.outcome import NOT_TO_DEPLOY
+from tasks.step import step
 from vllm_qualify.recipe.values import Frozen
 
-FLOWS = ("qualify-release", "qualify-cell", "watch-releases", "requalify", "decide", "tend-fleet")
+FLOWS = ("qualify-release", "qualify-host", "watch-releases", "requalify", "decide", "tend-fleet")
 HEARTBEAT = "prefect.flow-run.heartbeat"
 GIVEN_UP = "given up"
 # Of runs that ended, how long ago.
@@ -43,7 +44,7 @@ class Lost(Frozen):
     because: str
 
 
-@task(name="lost runs", task_run_name="lost runs", cache_policy=NO_CACHE)
+@step("lost runs")
 def lost_runs(silent_s: float, confirm_s: float, settled_s: float) -> list[Lost]:
     """What crashed, what could not reach the server at its end, and what has given no sign of life for so long, twice."""
     with get_client(sync_client=True) as client:
@@ -68,7 +69,7 @@ def _lost(run: FlowRun, because: str) -> Lost:
     )
 
 
-@task(name="start again", task_run_name="start {lost.name} again", cache_policy=NO_CACHE)
+@step("start again", "start {lost.name} again")
 def start_again(lost: Lost, most_starts: int) -> None:
     """A run of a deployment is taken up by whatever worker is next; what it had finished, it finds again.
 
@@ -99,7 +100,8 @@ def _recently_ended(client: SyncPrefectClient, settled_s: float) -> list[FlowRun
 def why_lost(run: FlowRun) -> str:
     """Why a run that ended is to be started again; empty if it is not."""
     told = (run.state.message if run.state else None) or ""
-    if run.deployment_id is None or run.auto_scheduled or GIVEN_UP in told:
+    is_verdict = run.state is not None and run.state.name in NOT_TO_DEPLOY
+    if run.deployment_id is None or run.auto_scheduled or GIVEN_UP in told or is_verdict:
         return ""
     if run.state_type == StateType.CRASHED:
         return told.splitlines()[0] if told else "it crashed"

@@ -14,6 +14,10 @@ from tests.ci import IN_CI
 from tests.fakes.vllm import make_engine
 from tests.recipe.importing.documents import published_document, written
 from tests.recipes import Document, reference, write
+from vllm_qualify.cli import _check_early
+from vllm_qualify.engine.launch import Launch
+from vllm_qualify.engine.plan import Choice
+from vllm_qualify.errors import HostError
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
@@ -221,6 +225,22 @@ def test_a_machine_without_docker_ends_with_3_and_may_be_tried_again(home: Path)
     assert "class: docker-gone; the same thing tried again may well succeed" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(home.glob("runs/*"))
+
+
+def test_a_registrys_limit_is_left_to_the_flow_which_waits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is wrong with an image is told before Prefect is loaded."""
+    kind = "registry-rate-limit"
+
+    def find_engines(_: Launch) -> None:
+        raise HostError("no image", "see the registry", "check", kind=kind, retry=True)
+
+    monkeypatch.setattr("vllm_qualify.engine.launch.find_engines", find_engines)
+    launch = Launch(launcher="docker", image="vllm/vllm-openai:v0.32.0")
+    choice, store = Choice(gpu_type="cpu"), (home / "store").as_uri()
+    _check_early("reference", choice, launch, store, {"establish": "always"})
+    kind = "registry-unreachable"
+    with pytest.raises(HostError, match="no image"):
+        _check_early("reference", choice, launch, store, {"establish": "always"})
 
 
 def test_a_dry_run_needs_no_docker_and_writes_nothing(home: Path) -> None:

@@ -66,7 +66,7 @@ def test_scheduled_flows_have_all_that_they_need() -> None:
 
 
 def test_each_gpu_type_has_its_pool_and_its_deployment() -> None:
-    cells = {deployment["work_pool"]["name"] for deployment in DEPLOYMENTS if deployment["entrypoint"].endswith("qualify_cell")}
+    cells = {deployment["work_pool"]["name"] for deployment in DEPLOYMENTS if deployment["entrypoint"].endswith("qualify_host")}
     assert cells == set(GPU_POOLS) == {pool_of(gpu_type) for gpu_type in ("h100", "h200", "b200", "cpu")}
     for pool in GPU_POOLS:
         assert NAMES[pool]["work_pool"]["name"] == pool

@@ -1,5 +1,7 @@
 """The fleet's flows on a real Prefect server, without hosts: what they ask of these, and that they ask once."""
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -8,20 +10,25 @@ from uuid import UUID, uuid4
 import pytest
 from prefect import flow, get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.flow_engine import run_flow_sync
+from prefect.states import AwaitingRetry, Completed, Pending
 from prefect.testing.utilities import prefect_test_harness
 
 from deployments.setup import GPU_POOLS, PRIORITIES, make_automation, make_pool, qualifying
 from flows.fleet import Decide, Requalify, WatchReleases, decide, requalify, watch_releases
-from flows.qualify import QualifyCell, QualifyRelease, on_host, qualify_release
+from flows.qualify import QualifyHost, QualifyRelease, on_host, qualified, qualify_release
+from infra.bench.passing import passing, write_engine, write_recipe
 from tasks import releases
-from tasks.fleet import APPROVED, AWAITING, COVERED, NOT_APPROVED, RELEASE, REQUALIFICATION, TAG, start_on_fleet, state_of
+from tasks.fleet import RELEASE, REQUALIFICATION, TAG, run_on_fleet, start_on_fleet
+from tasks.outcome import Ended, state_of, state_of_fleet
 from tests.approval.builder import made_key, publish_report, with_gate
 from tests.report.builder import approved_report, not_approved_report
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.errors import CallerError
+from vllm_qualify.judge.verdict import Verdict
 from vllm_qualify.publish.store import Store, open_store
 from vllm_qualify.qualification import Published, Run
 from vllm_qualify.releases import known
@@ -58,11 +65,11 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pools(client: SyncPrefectClient) -> None:
-    """As `python -m deployments.setup` makes them, with the deployments of `qualify_cell`."""
+    """As `python -m deployments.setup` makes them, with the deployments of `qualify_host`."""
     for pool in GPU_POOLS:
         make_pool(client, pool)
         client.create_deployment(
-            client.create_flow_from_name("qualify-cell"), pool, work_pool_name=pool, work_queue_name=RELEASE
+            client.create_flow_from_name("qualify-host"), pool, work_pool_name=pool, work_queue_name=RELEASE
         )
 
 
@@ -70,8 +77,8 @@ def started(client: SyncPrefectClient) -> list[FlowRun]:
     return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG])))
 
 
-def request_of(run: FlowRun) -> QualifyCell:
-    return QualifyCell.model_validate(run.parameters["request"])
+def request_of(run: FlowRun) -> QualifyHost:
+    return QualifyHost.model_validate(run.parameters["request"])
 
 
 @pytest.mark.usefixtures("pools")
@@ -98,8 +105,8 @@ def test_a_host_is_asked_for_the_same_release_as_all_others() -> None:
     def asked() -> dict[str, object]:
         return on_host(request, "cpu")
 
-    found = QualifyCell.model_validate(asked())
-    assert found == QualifyCell(
+    found = QualifyHost.model_validate(asked())
+    assert found == QualifyHost(
         recipe="reference", choice=request.choice.model_copy(update={"gpu_type": "cpu"}), store=request.store, renew_days=3
     )
 
@@ -118,12 +125,41 @@ def test_a_run_is_started_once_however_often_it_is_asked_for(client: SyncPrefect
     assert len([run for run in started(client) if request_of(run).store == "file:///once"]) == 2, "by another flow run"
 
 
+@pytest.mark.usefixtures("pools")
+def test_a_run_on_a_host_is_nested_in_the_one_that_started_it_also_after_a_restart(client: SyncPrefectClient) -> None:
+    """The first start is killed while it waits: it ends between two tasks, and the server knows nothing of its end."""
+    request = {"recipe": "reference", "store": "file:///nested"}
+
+    @flow(name="qualify-release")
+    def releasing(is_killed: bool) -> None:
+        run = start_on_fleet("cpu", request, RELEASE)
+        if is_killed:
+            raise KilledError
+        client.set_flow_run_state(run, Completed(name="Approved"), force=True)
+        run_on_fleet({"cpu": request}, RELEASE)
+
+    parent = client.create_flow_run(releasing, parameters={"is_killed": True}, state=Pending())
+    with pytest.raises(KilledError):
+        run_flow_sync(releasing, flow_run=parent, parameters={"is_killed": True})
+    client.set_flow_run_state(parent.id, AwaitingRetry(), force=True)
+    again = client.read_flow_run(parent.id)
+    run_flow_sync(releasing, flow_run=again, parameters={"is_killed": False})
+    (host,) = [run for run in started(client) if request_of(run).store == "file:///nested"]
+    assert host.parent_task_run_id is not None
+    shown = client.read_task_run(host.parent_task_run_id)
+    assert (shown.flow_run_id, shown.state_name) == (parent.id, "Approved")
+
+
+class KilledError(BaseException):
+    """As by `kill -9`: nobody handles it."""
+
+
 def test_a_gpu_type_without_a_deployment_is_the_callers_mistake() -> None:
     @flow
     def asking() -> None:
         start_on_fleet("h999", {"recipe": "reference"}, RELEASE)
 
-    with pytest.raises(CallerError, match="no deployment qualify-cell/gpu-h999"):
+    with pytest.raises(CallerError, match="no deployment qualify-host/gpu-h999"):
         asking()
 
 
@@ -139,18 +175,96 @@ def published(tmp_path: Path, approves: bool, **others: object) -> Published:
 def test_a_runs_state_says_what_people_have_to_know(tmp_path: Path) -> None:
     passed, failed = published(tmp_path, True), published(tmp_path, False)
     done = passed.model_copy(update={"told": "approved by Ada on 2026-03-14, until 2026-06-12"})
-    assert state_of([]).name == COVERED
-    assert state_of([done]).name == APPROVED
-    assert state_of([done, passed]).name == AWAITING
-    assert state_of([passed.model_copy(update={"told": "rejected", "rejected": True})]).name == NOT_APPROVED
+    rejected = passed.model_copy(update={"told": "rejected", "rejected": True})
+    assert colour_and_name([]) == ("COMPLETED", "NothingToDo")
+    assert colour_and_name([done]) == ("COMPLETED", "Approved")
+    assert colour_and_name([done, passed]) == ("COMPLETED", "AwaitingDecision")
+    assert colour_and_name([passed, rejected]) == ("FAILED", "Rejected")
+    assert colour_and_name([done, failed, rejected]) == ("FAILED", "NotPassed")
     state = state_of([done, failed, passed])
-    assert state.name == NOT_APPROVED
     message = str(state.message)
     report = failed.run.report()
     assert report.plan.cell.id in message
     assert failed.page in message
     for gate in report.judgement.gates:
         assert (f"{gate.gate.label}: {gate.verdict}" in message) is (gate.counts_as != "pass")
+
+
+def colour_and_name(reported: list[Published]) -> tuple[str, str | None]:
+    state = state_of(reported)
+    return state.type.value, state.name
+
+
+@pytest.mark.parametrize(("verdict", "name"), [("fail", "NotPassed"), ("invalid", "Invalid"), ("inconclusive", "Inconclusive")])
+def test_each_verdict_that_does_not_pass_has_its_state(verdict: Verdict, name: str, store: Store, tmp_path: Path) -> None:
+    found = publish_report(store, tmp_path / "runs", change=with_gate(verdict))
+    (tmp_path / "report.json").write_text(found.report.model_dump_json())
+    told = Published(
+        outcome=found.report.outcome, approved=found.report.approved, run=Run(folder=tmp_path), page="p", manifest="m"
+    )
+    assert colour_and_name([told]) == ("FAILED", name)
+
+
+def test_a_release_has_the_worst_state_of_its_hosts() -> None:
+    hosts = {"h100": "Approved", "h200": "Inconclusive", "b200": "NotPassed"}
+    ended = {gpu_type: Ended(name=name, message=f"of {gpu_type}", is_qualified=True) for gpu_type, name in hosts.items()}
+    state = state_of_fleet(ended)
+    assert (state.type.value, state.name) == ("FAILED", "NotPassed")
+    assert all(f"{gpu_type}: {name}: of {gpu_type}" in str(state.message) for gpu_type, name in hosts.items())
+
+
+def test_a_flow_that_ends_in_such_a_state_still_gives_its_reports(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And raises what stopped it, where something did."""
+    failed = published(tmp_path, False)
+    request = QualifyRelease(recipe="reference", store=store.url)
+    monkeypatch.setattr("flows.qualify.qualify_here", lambda _: [failed])
+    assert qualified(request) == [failed]
+    monkeypatch.setattr("flows.qualify.qualify_here", lambda _: no_such_recipe())
+    with pytest.raises(CallerError, match="no such recipe"):
+        qualified(request)
+
+
+def no_such_recipe() -> None:
+    raise CallerError("no such recipe", "name another")
+
+
+def test_what_takes_long_is_a_task_and_each_cell_has_artifacts_of_its_own(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cells without a server: the flow, the tasks, the verdicts and the store are the real ones."""
+    write_recipe(2, tmp_path / "recipe.yaml")
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
+    for name in ("HOME", "LOCKS"):
+        monkeypatch.setenv(f"VLLM_QUALIFY_{name}", str(tmp_path / name.lower()))
+    request = QualifyRelease(recipe=str(tmp_path / "recipe.yaml"), store=(tmp_path / "store").as_uri())
+    with passing():
+        found = qualified(request)
+    assert [each.approved for each in found] == [True, True]
+    (run,) = [run for run in client.read_flow_runs() if run.parameters.get("request", {}).get("recipe") == request.recipe]
+    assert run.state is not None
+    assert (run.state_name, run.state_type) == ("AwaitingDecision", StateType.COMPLETED)
+    tasks = Counter(task.name for task in tasks_of(client, run, len(found)))
+    assert (tasks["wait for the machine"], tasks["start server"]) == (2, 2)
+    for number in (1, 2):
+        cell = f"orchestrator/bf16/cpu/p{number}"
+        assert tasks[f"load {cell}"] == tasks[f"keep load of {cell}"] == 1
+    keys = {str(artifact.key).partition("-")[::2] for artifact in client.read_latest_artifacts()}
+    assert len([of for what, of in keys if what == "verdicts"]) == 2
+    assert {of for what, of in keys if what == "verdicts"} == {of for what, of in keys if what == "report"}
+
+
+def tasks_of(client: SyncPrefectClient, run: FlowRun, cells: int) -> list[TaskRun]:
+    """All of a run that has ended; the server hears of them as events, somewhat later."""
+    deadline = time.monotonic() + 60
+    of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+    while True:
+        found = client.read_task_runs(flow_run_filter=of_run)
+        if len([task for task in found if task.name.startswith("publish ")]) == cells:
+            return found
+        assert time.monotonic() < deadline, "the server has not heard of all tasks"
+        time.sleep(0.5)  # until the server has written them
 
 
 @pytest.fixture
@@ -213,7 +327,12 @@ def test_an_event_has_the_whole_request(
 
 def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr("flows.qualify.run_on_fleet", lambda requests, queue: asked.append((requests, queue)))
+
+    def run_on_fleet(requests: object, queue: str) -> State[list[Published]]:
+        asked.append((requests, queue))
+        return Completed(name="Approved")
+
+    monkeypatch.setattr("flows.qualify.run_on_fleet", run_on_fleet)
     key = known.release_key(ImageSource(name="vllm/vllm-openai", recipe="reference"), DIGEST)
     request = QualifyRelease(recipe="reference", gpu_types=["cpu"], store=store.url, release_key=key)
     qualify_release(request)

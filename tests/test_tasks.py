@@ -1,22 +1,48 @@
-"""What Prefect adds around the package: infrastructure is tried again, and nothing else is."""
+"""What Prefect adds around the package: what asks the world is asked again, and nothing is measured twice."""
 
-from collections.abc import Iterator
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
+import httpx
+import psutil
 import pytest
-from prefect import flow
+from prefect import Task, flow, get_client
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.runtime import flow_run
 from prefect.testing.utilities import prefect_test_harness
 
 import tasks.decide
+import tasks.measure
+from tasks import machine, step
+from tasks.fleet import resolve
+from tasks.step import LONGEST_WAIT_S, RETRIES, beginning, in_time
+from tests.releases.service import Answer, Asked, serving
 from tests.report.builder import approved_report
-from vllm_qualify.errors import StoreBusyError, StoreError
+from vllm_qualify.engine.hub import wait_asked_s
+from vllm_qualify.engine.launch import Launch
+from vllm_qualify.engine.process import guarded, quiet_environment
+from vllm_qualify.errors import HostError, ReleaseError, StoreBusyError, StoreError
+from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.qualification import Published, Run
 
 CELL = SimpleNamespace(cell=SimpleNamespace(id="reference/bf16"))
-RUN: Any = SimpleNamespace(id="run", report=approved_report, plan=CELL)
+RUN: Any = SimpleNamespace(id="run", report=approved_report, plan=CELL, stage=lambda _: None)
 PUBLISHED = Published(outcome="approved", approved=True, run=Run(folder=Path("run")), page="https://store/page", manifest="m")
+DIGEST = "sha256:" + "a" * 64
+HAS_IT = Answer(headers={"Docker-Content-Digest": DIGEST})
+# In its own words, not those of the code: what runs tools on a server, or starts it.
+MEASURES = ["fit", "smoke", "accuracy", "load", "speculation", "sweep", "warm starts"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,7 +51,113 @@ def _prefect() -> Iterator[None]:
         yield
 
 
-def publish_with(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], tmp_path_url: str) -> Any:
+@pytest.fixture(autouse=True)
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long an error asked to wait, in seconds, each time that its task was to be tried again; nothing is waited for."""
+    found: list[float] = []
+    monkeypatch.setattr(step, "time", SimpleNamespace(sleep=found.append))
+    return found
+
+
+def in_flow(work: Callable[[], Any]) -> Any:
+    @flow(name="one")
+    def one() -> Any:
+        return work()
+
+    return one()
+
+
+def at_once(task: Task[..., Any]) -> Any:
+    """The task without its delays."""
+    return task.with_options(retry_delay_seconds=0)
+
+
+def resolved(*refusals: Answer) -> tuple[str | None, int]:
+    """An image's digest from a registry that refuses so often, and how often it was asked for it."""
+    left = list(refusals)
+
+    def answer(asked: Asked) -> Answer:
+        return left.pop(0) if asked.method == "HEAD" and left else HAS_IT
+
+    with serving(answer) as registry:
+        launch = Launch(launcher="docker", image=f"{registry.address}/vllm:v1.0.0")
+        try:
+            found = in_flow(lambda: at_once(resolve)(launch)).image.rpartition("@")[2]
+        except HostError:
+            found = None
+    return found, [asked.method for asked in registry.asked].count("HEAD")
+
+
+def test_a_registry_that_is_busy_is_asked_again() -> None:
+    assert resolved(Answer(429), Answer(503)) == (DIGEST, 3)
+
+
+def test_it_is_asked_no_sooner_than_it_wants(waited: list[float]) -> None:
+    assert resolved(Answer(429, headers={"Retry-After": "7"})) == (DIGEST, 2)
+    assert waited == [7.0]
+
+
+def test_nobody_waits_for_a_registry_that_wants_hours(waited: list[float]) -> None:
+    assert resolved(Answer(429, headers={"Retry-After": f"{LONGEST_WAIT_S + 1:.0f}"})) == (None, 1)
+    assert waited == []
+
+
+def test_the_tries_end() -> None:
+    assert resolved(*[Answer(429)] * 20) == (None, 1 + RETRIES)
+
+
+def test_a_registry_that_refuses_is_not_asked_again() -> None:
+    assert resolved(Answer(403)) == (None, 1)
+
+
+def test_a_wait_is_told_in_seconds_or_as_a_date() -> None:
+    assert wait_asked_s({"Retry-After": "12"}) == 12
+    assert 50 < wait_asked_s({"Retry-After": format_datetime(datetime.now(UTC) + timedelta(minutes=1), usegmt=True)}) <= 60
+    for nothing in ({}, {"Retry-After": "soon"}, {"Retry-After": "-1"}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 -0000"}):
+        assert wait_asked_s(nothing) == 0
+
+
+def tries(error: Exception, once: bool = False) -> int:
+    """How often a task is tried that always ends so."""
+    tried = []
+
+    @step.step("always fails", once=once)
+    def work() -> None:
+        tried.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        in_flow(at_once(work))
+    return len(tried)
+
+
+def test_only_what_may_pass_is_tried_again() -> None:
+    """By the error's own word; a release that failed is never tried again, whatever its log says."""
+    assert tries(HostError("no answer", "wait", retry=True)) == 1 + RETRIES
+    assert tries(StoreBusyError("slow down", "wait")) == 1 + RETRIES
+    assert tries(httpx.ConnectError("Prefect's server is away")) == 1 + RETRIES
+    assert tries(HostError("no driver", "install one")) == 1
+    assert tries(StoreError("no permission", "ask")) == 1
+    assert tries(ReleaseError("killed", "see its log", retry=True)) == 1
+    assert tries(ValueError("a defect")) == 1
+    assert tries(HostError("no answer", "wait", retry=True), once=True) == 1
+
+
+def all_tasks() -> Iterator[Task[..., Any]]:
+    for path in Path(tasks.__file__).parent.glob("*.py"):
+        module = importlib.import_module(f"tasks.{path.stem}" if path.stem != "__init__" else "tasks")
+        yield from (each for each in vars(module).values() if isinstance(each, Task))
+
+
+def test_no_task_measures_twice_or_is_cached() -> None:
+    found = {task.name: task for task in all_tasks()}
+    assert len(found) > 25
+    assert {name for name, task in found.items() if not task.retries} == {*MEASURES, "drift", "wait"}
+    for task in found.values():
+        assert (task.cache_policy, task.retry_condition_fn) == (NO_CACHE, step.may_pass)
+
+
+def publish_with(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], store: str) -> Any:
     def publish_run(*_: object) -> Any:
         outcome = outcomes.pop(0)
         if isinstance(outcome, Exception):
@@ -33,25 +165,164 @@ def publish_with(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], tmp_path_
         return outcome
 
     monkeypatch.setattr(tasks.decide, "publish_run", publish_run)
-
-    publish: Any = tasks.decide.publish.with_options(retry_delay_seconds=0)
-
-    @flow
-    def one() -> Any:
-        return publish(RUN, tmp_path_url)
-
-    return one()
+    return in_flow(lambda: at_once(tasks.decide.publish)(RUN, store))
 
 
-def test_a_busy_store_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_busy_store_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     outcomes = [StoreBusyError("slow down", "wait"), StoreBusyError("slow down", "wait"), PUBLISHED]
-    assert publish_with(monkeypatch, outcomes, tmp_path_factory.mktemp("store").as_uri()) == PUBLISHED
+    assert publish_with(monkeypatch, outcomes, tmp_path.as_uri()) == PUBLISHED
 
 
-def test_a_store_that_refuses_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_store_that_refuses_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     outcomes = [StoreError("no permission", "ask"), PUBLISHED]
     with pytest.raises(StoreError, match="no permission"):
-        publish_with(monkeypatch, outcomes, tmp_path_factory.mktemp("store").as_uri())
+        publish_with(monkeypatch, outcomes, tmp_path.as_uri())
     assert outcomes == [PUBLISHED]
+
+
+def test_what_was_measured_is_kept_again_though_it_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, measured, kept = Run(folder=tmp_path / "run"), [], [StoreBusyError("slow down", "wait"), None]
+    (stage,) = (each for each in approved_report().stages if each.stage == "smoke")
+
+    def measure(*_: object) -> StageEvidence:
+        measured.append(1)
+        return stage
+
+    def keep(*_: object) -> None:
+        if error := kept.pop(0):
+            raise error
+
+    monkeypatch.setattr(Run, "plan", approved_report().plan)
+    monkeypatch.setattr("vllm_qualify.evidence.stages.smoke_stage", measure)
+    monkeypatch.setattr(tasks.measure, "keep", keep)
+    monkeypatch.setattr(tasks.measure, "keep_stage", at_once(tasks.measure.keep_stage))
+    served: Any = SimpleNamespace()
+    assert in_flow(lambda: tasks.measure.smoke_test(served, run, tmp_path.as_uri())) == stage
+    assert (measured, kept) == ([1], [])
+
+
+def sleeper(first: str = "pass") -> list[str]:
+    """A program that runs for an hour, unless it is killed."""
+    return [sys.executable, "-c", f"import signal, time; {first}; print('runs', flush=True); time.sleep(3600)"]
+
+
+class Tool:
+    """A guarded program, started in a task. Whoever ends the task in between must end it too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log, self.pids = folder / "tool.log", list[int]()
+
+    @contextmanager
+    def running(self, command: list[str], grace_s: float = 10.0) -> Iterator[None]:
+        with guarded(command, quiet_environment(), self.log, grace_s) as process:
+            while "runs" not in self.log.read_text():
+                assert process.end() is None, self.log.read_text()
+                time.sleep(0.05)  # the program needs a moment to begin
+            self.pids = [process.guard_pid, json.loads(process.state_file.read_text())["pid"]]
+            yield
+
+    @property
+    def left(self) -> list[int]:
+        return [pid for pid in self.pids if psutil.pid_exists(pid)]
+
+
+# pytest-timeout's other method takes SIGALRM, which Prefect needs for a task's time.
+by_alarm = pytest.mark.timeout(300, method="thread")
+
+
+@by_alarm
+def test_a_task_whose_time_is_over_leaves_no_process_behind(tmp_path: Path) -> None:
+    tool = Tool(tmp_path)
+
+    @step.step("hangs", once=True)
+    def hangs() -> None:
+        with tool.running(sleeper()):
+            time.sleep(3600)  # as what waits for a tool that never answers; the limit ends it
+
+    with pytest.raises(HostError, match="'hangs' did not end within 2 s"):
+        in_flow(in_time(hangs, 2.0))
+    assert tool.pids
+    assert tool.left == []
+
+
+@by_alarm
+def test_a_limit_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> None:
+    """The program ignores SIGTERM, so that its end takes longer than what is left of the limit."""
+    tool, limit_s = Tool(tmp_path), 3.0
+
+    @step.step("cleans up", once=True)
+    def cleans_up() -> None:
+        with tool.running(sleeper("signal.signal(signal.SIGTERM, signal.SIG_IGN)"), grace_s=2 * limit_s):
+            raise HostError("something else", "mend it")
+
+    with pytest.raises(HostError):
+        in_flow(in_time(cleans_up, limit_s))
+    assert tool.pids
+    assert tool.left == []
+
+
+def test_a_context_begins_in_a_task_and_ends_with_its_block(tmp_path: Path) -> None:
+    tool, seen = Tool(tmp_path), list[list[int]]()
+
+    def block() -> str:
+        with beginning("start tool", lambda: tool.running(sleeper()), timeout_s=60):
+            seen.append(tool.left)
+        return str(flow_run.id)
+
+    names = task_names(in_flow(block))
+    assert seen == [tool.pids]
+    assert tool.left == []
+    assert names == ["start tool"]
+
+
+def test_a_context_that_cannot_begin_is_the_tasks_own_error_and_is_not_begun_again() -> None:
+    begun = []
+
+    @contextmanager
+    def broken() -> Iterator[None]:
+        begun.append(1)
+        raise HostError("no server", "start one", retry=True)
+        yield
+
+    def block() -> None:
+        with beginning("start server", broken):
+            raise AssertionError("nothing has begun")
+
+    with pytest.raises(HostError, match="no server"):
+        in_flow(block)
+    assert begun == [1]
+
+
+def task_names(run: str) -> list[str]:
+    """As the UI shows them."""
+    with get_client(sync_client=True) as client:
+        deadline = time.monotonic() + 30
+        while not (found := client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run)])))):
+            assert time.monotonic() < deadline, "the server has not heard of the task"
+            time.sleep(0.2)  # task runs come to the server as events
+    return [task.name for task in found]
+
+
+def test_the_machine_is_ours_until_the_blocks_end_and_not_only_while_its_task_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Prefect ends the leases that were taken in a task's context together with the task."""
+    monkeypatch.setenv("VLLM_QUALIFY_LOCKS", str(tmp_path))
+    monkeypatch.setenv("VLLM_QUALIFY_HOST", "a-host-of-the-tests")
+    taken = []
+
+    def is_taken() -> bool:
+        with get_client(sync_client=True) as client:
+            limit = client.read_global_concurrency_limit_by_name("vllm-qualify-machine-a-host-of-the-tests")
+        return bool(limit.active_slots)
+
+    def block() -> str:
+        with machine.machine("run r", "process"):
+            taken.append(is_taken())
+        taken.append(is_taken())
+        return str(flow_run.id)
+
+    assert task_names(in_flow(block)) == ["wait for the machine"]
+    assert taken == [True, False]

@@ -39,7 +39,7 @@ def client() -> Iterator[SyncPrefectClient]:
 def deployment(client: SyncPrefectClient) -> UUID:
     with suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name="tended", type="process"))
-    return client.create_deployment(client.create_flow_from_name("qualify-cell"), "tended", work_pool_name="tended")
+    return client.create_deployment(client.create_flow_from_name("qualify-host"), "tended", work_pool_name="tended")
 
 
 def begun(client: SyncPrefectClient, deployment: UUID, *states: State[object]) -> UUID:
@@ -100,9 +100,10 @@ def test_a_run_with_a_heartbeat_is_left_alone(
         (Crashed(message="Process exited with status code: -9."), True),
         (Failed(message="Flow run encountered an exception: ConnectError: [Errno 111] Connection refused"), True),
         (Failed(message="Flow run encountered an exception: ReleaseError: serve: it did not start"), False),
-        (Completed(name="NotApproved"), False),
+        (Completed(name="Approved"), False),
+        (Failed(name="NotPassed", message="accuracy: fail; its log told of a ReadTimeout"), False),
     ],
-    ids=["crashed", "server away", "release failed", "not approved"],
+    ids=["crashed", "server away", "release failed", "approved", "not passed"],
 )
 def test_what_ended_is_started_again_only_where_the_infrastructure_failed(
     state: State[object], is_started: bool, client: SyncPrefectClient, deployment: UUID
@@ -124,7 +125,7 @@ def test_a_run_is_given_up_after_so_many_starts_and_then_left_alone(client: Sync
 
 
 def test_a_run_within_another_one_is_only_told_to_be_lost(client: SyncPrefectClient) -> None:
-    @flow(name="qualify-cell")
+    @flow(name="qualify-host")
     def inner() -> None:
         """As a run that no deployment made."""
 

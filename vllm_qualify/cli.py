@@ -382,7 +382,7 @@ def _qualify(
     _check_early(recipe, choice, launch, store, against)
     flow = _flow_module()
     request = flow.QualifyRelease(recipe=recipe, choice=choice, launch=launch, store=store, against=against, **others)
-    results = flow.qualify_release(request)
+    results = flow.qualified(request)
     for result in results:
         _show(result.run.report(), result.page)
         if result.approved:
@@ -406,7 +406,12 @@ def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, ag
     make_home()
     loaded, opened = load_recipe(recipe), open_store(store)
     selection = check_choice(loaded, choice, launch)
-    find_engines(launch)
+    try:
+        find_engines(launch)
+    except HostError as error:
+        # The flow asks again, after a wait.
+        if error.kind != "registry-rate-limit":
+            raise
     if os.environ.get(PRIVATE_KEY) or os.environ.get(f"{PRIVATE_KEY}_FILE"):
         from vllm_qualify.approval.signing import private_key
 

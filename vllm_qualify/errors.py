@@ -5,6 +5,7 @@ A failed gate is a verdict, never one of these.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 class QualifyError(Exception):
@@ -17,18 +18,26 @@ class QualifyError(Exception):
         log_tail: the lines that tell it, of the log of a process that failed.
         kind: the class of the failure, like `cuda-out-of-memory`, where it is a known one.
         retry: whether the same thing, tried again, may well succeed.
+        retry_after_s: how long the other side asked to wait before that, in seconds.
     """
 
     exit_code = 3
     who_acts = "the operator"
 
     def __init__(
-        self, problem: str, remedy: str, place: str = "", log_tail: Sequence[str] = (), kind: str = "", retry: bool = False
+        self,
+        problem: str,
+        remedy: str,
+        place: str = "",
+        log_tail: Sequence[str] = (),
+        kind: str = "",
+        retry: bool = False,
+        retry_after_s: float = 0.0,
     ) -> None:
         # All arguments go to Exception, so that the error survives pickling between processes.
-        super().__init__(problem, remedy, place, tuple(log_tail), kind, retry)
+        super().__init__(problem, remedy, place, tuple(log_tail), kind, retry, retry_after_s)
         self.problem, self.remedy, self.place, self.log_tail = problem, remedy, place, tuple(log_tail)
-        self.kind, self.retry = kind, retry
+        self.kind, self.retry, self.retry_after_s = kind, retry, retry_after_s
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place else ""
@@ -83,6 +92,10 @@ class StoreError(QualifyError):
 
 class StoreBusyError(StoreError):
     """The store did not answer in time or asked to slow down; the same call may succeed later."""
+
+    def __init__(self, problem: str, remedy: str, place: str = "", *others: Any) -> None:
+        super().__init__(problem, remedy, place, *others)
+        self.retry = True
 
 
 class AlreadyExistsError(StoreError):

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from vllm_qualify.approval.layout import JSON, manifest_key
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.engine.plan import CellPlan, new_run_id
 from vllm_qualify.engine.server import gpu_count
-from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError, writing
+from vllm_qualify.errors import AlreadyExistsError, CallerError, HostError, QualifyError, StoreError, writing
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence, describe
 from vllm_qualify.evidence.stages import on_the_server, parse
 from vllm_qualify.home import runs_folder
@@ -238,7 +238,9 @@ def published_as(run: Run, store: Store) -> Published:
 def note_attempt(store: Store, flow_run: str, plan: CellPlan) -> None:
     """Whoever starts a flow run again finds its runs by this. Raises StoreError."""
     noted = {"run_id": plan.run_id, "cell": plan.cell.id, "at": datetime.now(UTC).isoformat()}
-    store.put_new(f"{_attempts(flow_run)}{plan.cell.id}/{plan.run_id}.json", json.dumps(noted, indent=2).encode(), JSON)
+    # A second try after an answer that was lost meets what the first one wrote.
+    with suppress(AlreadyExistsError):
+        store.put_new(f"{_attempts(flow_run)}{plan.cell.id}/{plan.run_id}.json", json.dumps(noted, indent=2).encode(), JSON)
 
 
 def attempts(store: Store, flow_run: str, cell: str = "") -> list[str]:

@@ -56,6 +56,13 @@ SAID = [
     ("received unexpected HTTP status: 503 Service Unavailable", UNREACHABLE),
     ("received unexpected HTTP status: 500 Internal Server Error", UNREACHABLE),
     ('Get "https://ghcr.io/v2/": dial tcp 10.1.2.3:443: i/o timeout', UNREACHABLE),
+    # a pull that broke off
+    ("error pulling image configuration: download failed after attempts=6: unexpected EOF (layer 3)", UNREACHABLE),
+    ("write tcp 10.0.0.2:41000->10.1.2.3:443: write: broken pipe", UNREACHABLE),
+    ("stream error: stream ID 7; INTERNAL_ERROR; received from peer", UNREACHABLE),
+    ("http2: server sent GOAWAY and closed the connection; LastStreamID=1999", UNREACHABLE),
+    ("dial tcp: lookup ghcr.io: Temporary failure in name resolution", UNREACHABLE),
+    ("received unexpected HTTP status: 522 <none>", UNREACHABLE),
     ("name unknown: repository name not known to registry", MISSING),
     (f"manifest verification failed for digest {NOBODYS}", MISMATCH),
     (f"filesystem layer verification failed for digest {NOBODYS}", MISMATCH),

@@ -49,7 +49,10 @@ def test_the_parts_of_a_real_start_on_the_cpu() -> None:
     assert found.process_s == pytest.approx(57.77, abs=0.01)
     assert (found.weights_s, found.compile_s, found.graphs_s, found.warm) == (0.01, 51.0, None, False)
     assert found.ready_s == pytest.approx(114 - 57.77 - 0.01 - 51, abs=0.01)
-    assert found.because == {"image_s": "no image was pulled", "graphs_s": "the log tells of no capture of CUDA graphs"}
+    assert found.because == {
+        "image_s": "no image was pulled in one go",
+        "graphs_s": "the log tells of no capture of CUDA graphs",
+    }
 
 
 def test_the_parts_of_a_real_start_on_an_h200() -> None:
@@ -58,7 +61,7 @@ def test_the_parts_of_a_real_start_on_an_h200() -> None:
     assert (found.process_s, found.weights_s, found.compile_s, found.graphs_s) == (33.0, 2.65021, 11.74, 1.0)
     assert found.ready_s == pytest.approx(69 - 33 - 2.65 - 11.74 - 1, abs=0.01)
     assert found.warm is False
-    assert found.because == {"image_s": "no image was pulled"}
+    assert found.because == {"image_s": "no image was pulled in one go"}
 
 
 def test_graphs_that_are_captured_twice_take_both_times() -> None:
@@ -189,7 +192,7 @@ def test_each_part_has_its_metric() -> None:
         "startup_ready_s": 51.25,
         "startup_warm_s": 150.0,
     }
-    assert found[0].invalid_because == "no image was pulled"
+    assert found[0].invalid_because == "no image was pulled in one go"
     assert {METRICS[each.metric].stage for each in found} == {"serve"}
     assert {each.sample_count for each in found if each.value is not None} == {1}
 

@@ -1,4 +1,4 @@
-"""`qualify_cell` as a worker runs it, around stages that pass at once, and that wait where a test wants to kill something.
+"""`qualify_host` as a worker runs it, around stages that pass at once, and that wait where a test wants to kill something.
 
 In the folder HELD a file `hold-<stage>` makes that stage wait; `stages.log` tells which began, which were done, and whose.
 """
@@ -18,10 +18,11 @@ from prefect.client.schemas.objects import State
 import tasks.approve
 import tasks.decide
 import tasks.measure
-from flows.qualify import QualifyCell
-from flows.qualify import qualify_cell as real
+from flows.qualify import QualifyHost
+from flows.qualify import qualify_host as real
 from infra.bench.passing import passing
 from vllm_qualify.evidence.stages import StageKind
+from vllm_qualify.qualification import Published
 
 HELD = "VLLM_QUALIFY_TEST_HELD"
 # As a worker tells the process of a flow run.
@@ -31,10 +32,10 @@ POLL_S = 0.1
 STARTS, DONE_ONCE = "serve", ["smoke", "accuracy", "load", "judge", "publish", "approve"]
 
 
-@flow(name="qualify-cell", validate_parameters=True)
-def qualify_cell(request: QualifyCell) -> State[str]:
+@flow(name="qualify-host", validate_parameters=True)
+def qualify_host(request: QualifyHost) -> State[list[Published]]:
     with passing(), _watched():
-        state: State[str] = real.fn(request)
+        state: State[list[Published]] = real.fn(request)
         return state
 
 

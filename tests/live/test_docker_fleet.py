@@ -137,8 +137,8 @@ def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     # Registry, event, automation, run.
     runs.wait_until(lambda: runs.of_flow("qualify-release", since), "the automation")
     (release,) = runs.of_flow("qualify-release", since)
-    runs.wait_until(lambda: runs.of_flow("qualify-cell", since), "the host's run")
-    (cell,) = runs.of_flow("qualify-cell", since)
+    runs.wait_until(lambda: runs.of_flow("qualify-host", since), "the host's run")
+    (cell,) = runs.of_flow("qualify-host", since)
 
     # The host's process is killed during the load.
     runs.wait_until(lambda: list(store.keys("stages/accuracy/")), "the answers to be kept")

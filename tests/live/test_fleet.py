@@ -66,7 +66,7 @@ class Fleet:
 
     def start(self, host: str, request: dict[str, object]) -> UUID:
         with self.runs.client() as client:
-            deployment = client.read_deployment_by_name("qualify-cell/cpu").id
+            deployment = client.read_deployment_by_name("qualify-host/cpu").id
             return client.create_flow_run_from_deployment(
                 deployment,
                 parameters={"request": request},
@@ -131,11 +131,11 @@ def fleet(_postgres: Postgres, _fleet_server: PrefectServer, tmp_path_factory: p
 
 
 def deploy(server: PrefectServer) -> None:
-    """The pools and deployments that these tests use; of `qualify-cell` the stubbed one."""
+    """The pools and deployments that these tests use; of `qualify-host` the stubbed one."""
     entrypoints = {
         "tend-fleet/tend": "flows.fleet.tend_fleet",
         "decide/decide": "flows.fleet.decide",
-        "qualify-cell/cpu": "tests.fleet.stubbed.qualify_cell",
+        "qualify-host/cpu": "tests.fleet.stubbed.qualify_host",
     }
     with Runs(server).client() as client:
         for pool in (CONTROL, "cpu"):

@@ -142,7 +142,7 @@ def test_an_address_cannot_end_its_link() -> None:
 
 def test_a_cell_has_a_key_of_its_own_that_prefect_takes() -> None:
     cells = ["llama-3.1-8b/fp8/h200/throughput", "llama-3.1/8b-fp8/h200/throughput", "llama_3.1-8b/fp8/h200/throughput"]
-    keys = [artifact_key(cell) for cell in cells]
+    keys = [artifact_key("report", cell) for cell in cells]
     assert len(set(keys)) == len(cells)
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key) for key in keys)
-    assert artifact_key(not_approved_report().plan.cell.id) == keys[0]
+    assert artifact_key("report", not_approved_report().plan.cell.id) == keys[0]

@@ -1,6 +1,9 @@
 """The commit that a model of the hub is at."""
 
 import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from vllm_qualify.errors import CallerError, HostError, QualifyError
@@ -56,8 +59,21 @@ def _refusal(error: "hub_errors.HfHubHTTPError", what: str, place: str) -> Quali
         return CallerError(f"the hub has no {what}", remedy, place, kind="model-missing")
     if status == 429:
         problem, remedy = f"the hub's rate limit stopped {what}", "wait, or set HF_TOKEN"
-        return HostError(problem, remedy, place, kind="hub-rate-limit", retry=True)
+        wait_s = wait_asked_s(error.response.headers)
+        return HostError(problem, remedy, place, kind="hub-rate-limit", retry=True, retry_after_s=wait_s)
     return _unreachable(what, f"it answered {status}", place, retry=status >= 500)
+
+
+def wait_asked_s(headers: Mapping[str, str]) -> float:
+    """How long an answer asks to wait (Retry-After), in seconds; 0 if it does not say, or names a time that is over."""
+    asked = headers.get("Retry-After", "")
+    if asked.isdecimal():
+        return float(asked)
+    try:
+        # A date of HTTP is in UTC, whatever it says.
+        return max(0.0, (parsedate_to_datetime(asked).replace(tzinfo=UTC) - datetime.now(UTC)).total_seconds())
+    except ValueError:
+        return 0.0
 
 
 def _unreachable(what: str, said: str, place: str, retry: bool = True) -> HostError:

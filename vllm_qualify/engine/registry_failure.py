@@ -15,7 +15,9 @@ _PROXY = re.compile(r"Proxy Authentication Required", re.I)
 _UNREACHABLE = re.compile(
     r"connection refused|no such host|i/o timeout|TLS handshake timeout|server misbehaving|network is unreachable"
     r"|deadline exceeded|Client\.Timeout exceeded|request canceled|connection reset|EOF$|no route to host"
-    r"|HTTP status: 50[0234]",
+    # a pull that broke off
+    r"|unexpected EOF|broken pipe|connection broken|stream error: stream ID|GOAWAY|failure in name resolution"
+    r"|HTTP status: 5(?:0[0234]|2\d)",
     re.I,
 )
 _RATE_LIMIT = re.compile(r"toomanyrequests|too many requests|HTTP status: 429", re.I)

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-HELD = (signal.SIGINT, signal.SIGTERM)
+# SIGALRM: by it Prefect ends a task whose time is over.
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Ctrl-C and kill -TERM that come within the block take effect after it: for steps that must not be left half done.
+    """What would end the program or a task within the block does so after it: for steps that must not be left half done.
 
-    Python runs signal handlers in the main thread alone, so that in any other nothing needs to be held.
+    That is Ctrl-C, kill -TERM and the end of a task's time. Python runs signal handlers in the main thread alone: in any other
+    nothing needs to be held.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -79,7 +79,7 @@ def startup(
     """
     lines = list(_lines(log, wording))
     told: dict[str, Told] = {
-        "image_s": (image_s, "no image was pulled"),
+        "image_s": (image_s, "no image was pulled in one go"),
         "process_s": _process(lines, launched, startup_s, wording),
         "weights_s": _weights(lines, wording),
         "compile_s": _compile(lines, wording),

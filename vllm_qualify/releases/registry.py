@@ -12,6 +12,7 @@ import httpx
 from docker import auth
 from docker.errors import DockerException
 
+from vllm_qualify.engine.hub import wait_asked_s
 from vllm_qualify.engine.image import DIGEST, parse_reference
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Login, RefusedError, credentials_for
@@ -61,7 +62,8 @@ class Repository:
     """A repository, asked over HTTP with what `docker login` left; to be closed, or used as a context manager.
 
     Proxies and certificates are as httpx takes them from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE). A registry on
-    this machine may speak plain HTTP. Nothing is tried again here. Its methods raise as `releases_in`.
+    this machine may speak plain HTTP. Nothing is tried again here: an error tells whether that may help, and when. Its methods
+    raise as `releases_in`.
     """
 
     def __init__(self, name: str) -> None:
@@ -154,8 +156,9 @@ class Repository:
             return CallerError(f"the registry has no {self._name}", "check the name", WATCH, kind="image-missing")
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
             problem, remedy = f"the registry's rate limit stopped {self._name}", "wait, or log in with `docker login`"
-            return HostError(problem, remedy, WATCH, kind="registry-rate-limit", retry=True)
-        return self._unreachable(said) if answer.is_server_error else self._unknown(said)
+            wait_s = wait_asked_s(answer.headers)
+            return HostError(problem, remedy, WATCH, kind="registry-rate-limit", retry=True, retry_after_s=wait_s)
+        return self._unreachable(said, wait_asked_s(answer.headers)) if answer.is_server_error else self._unknown(said)
 
     def _login_required(self, said: str) -> HostError:
         login = "docker login" if self._registry == DOCKER_HUB else f"docker login {self._registry}"
@@ -166,12 +169,12 @@ class Repository:
         problem = f"the certificate of the registry of {self._name} is not trusted: {error}"
         return HostError(problem, "name its authority's certificate in SSL_CERT_FILE", WATCH, kind="registry-untrusted")
 
-    def _unreachable(self, said: str) -> HostError:
+    def _unreachable(self, said: str, wait_s: float = 0.0) -> HostError:
         problem, remedy = (
             f"the registry of {self._name} does not answer: {said}",
             "check the registry, the network and the proxy",
         )
-        return HostError(problem, remedy, WATCH, kind="registry-unreachable", retry=True)
+        return HostError(problem, remedy, WATCH, kind="registry-unreachable", retry=True, retry_after_s=wait_s)
 
     def _unknown(self, said: str) -> HostError:
         problem, remedy = f"the registry of {self._name} does not answer as one does: {said}", "check the address"

@@ -33,10 +33,10 @@ def first_screen(report: Report, page: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def artifact_key(cell_id: str) -> str:
+def artifact_key(what: str, cell_id: str) -> str:
     """The key of a cell's artifact: lower-case letters, digits and dashes, and another one for every cell."""
     readable = re.sub(r"[^a-z0-9]+", "-", cell_id.lower()).strip("-")
-    return f"report-{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:6]}"
+    return f"{what}-{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:6]}"
 
 
 def escaped(text: str) -> str:

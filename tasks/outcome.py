@@ -1,0 +1,74 @@
+"""What became of a flow run's cells, as its final state: the UI colours it by its type, automations match its name."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from vllm_qualify.judge.verdict import Verdict
+from vllm_qualify.qualification import Published
+from vllm_qualify.recipe.values import Frozen
+
+NOT_PASSED, INVALID, INCONCLUSIVE, REJECTED = "NotPassed", "Invalid", "Inconclusive", "Rejected"
+AWAITING, APPROVED, COVERED = "AwaitingDecision", "Approved", "NothingToDo"
+OF_VERDICT: dict[Verdict, str] = {"fail": NOT_PASSED, "invalid": INVALID, "inconclusive": INCONCLUSIVE}
+# Of type Failed, which is red in the UI. Nothing is broken, so that nothing of it is started again.
+NOT_TO_DEPLOY = (NOT_PASSED, INVALID, INCONCLUSIVE, REJECTED)
+# A run of several cells has the name of the first of these that one of them has.
+WORST_FIRST = (*NOT_TO_DEPLOY, AWAITING, APPROVED, COVERED)
+
+
+class Ended(Frozen):
+    """How a flow run on a host ended: its state's name and message, and whether it came to verdicts."""
+
+    name: str
+    message: str
+    is_qualified: bool
+
+
+def state_of(reported: list[Published]) -> State[list[Published]]:
+    """Of a run that qualified cells on its machine; the state's result are their reports."""
+    if not reported:
+        return nothing_to_do("the approval of every cell still covers it")
+    message = "\n".join(line for each in reported for line in _lines(each))
+    return _state([_name(each) for each in reported], message, reported)
+
+
+def state_of_fleet(ended: Mapping[str, Ended]) -> State[list[Published]]:
+    """Of a run whose cells were qualified on hosts, by GPU type; their reports are where the hosts' messages say."""
+    message = "\n".join(f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in ended.items())
+    return _state([each.name for each in ended.values()], message, [])
+
+
+def nothing_to_do(why: str) -> State[list[Published]]:
+    return Completed(name=COVERED, message=why, data=[])
+
+
+def was_qualified(state: State[Any]) -> bool:
+    """Whether a run came to its end, whatever its verdicts are."""
+    return state.is_completed() or state.name in NOT_TO_DEPLOY
+
+
+def _state(names: Sequence[str], message: str, data: list[Published]) -> State[list[Published]]:
+    worst = next((name for name in WORST_FIRST if name in names), COVERED)
+    kind = Failed if worst in NOT_TO_DEPLOY else Completed
+    return kind(name=worst, message=message, data=data)
+
+
+def _name(published: Published) -> str:
+    if published.rejected:
+        return REJECTED
+    if not published.approved:
+        return OF_VERDICT[published.run.report().judgement.verdict]
+    return APPROVED if published.told else AWAITING
+
+
+def _lines(published: Published) -> Iterator[str]:
+    """The cell, the gates that it failed, and where its report is."""
+    report = published.run.report()
+    yield f"{report.plan.cell.id}: {published.told or published.outcome}"
+    for found in report.judgement.gates:
+        if found.counts_as != "pass":
+            yield f"  {found.gate.label}: {found.verdict}"
+    yield f"  {published.page}"

@@ -1,0 +1,101 @@
+"""How every task is run: when it is tried again, how long it may take, and contexts whose beginning is a task.
+
+No task is cached: to find a result again Prefect hashes all inputs of every call, plans and reports too, and what a run has
+measured is in its folder.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import copy_context
+from typing import Any, ParamSpec, TypeVar
+
+import httpx
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.task_engine import TaskRunTimeoutError
+from prefect.tasks import exponential_backoff
+
+from tasks.patience import is_away
+from vllm_qualify.errors import HostError, QualifyError, ReleaseError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# 4, 8, 16 and 32 s on average, so that many hosts do not ask at the same moments.
+RETRIES, FIRST_DELAY_S, JITTER = 4, 4.0, 0.5
+# Who asks for a longer wait is not asked again by this run.
+LONGEST_WAIT_S = 300.0
+
+
+def step(name: str, run_name: str | None = None, *, once: bool = False) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """A task that is tried again where its error says that this may help (`may_pass`).
+
+    With `once` it never is: for what measures, since a second measurement would hide how the first one ended.
+
+    There is no time limit here. What a task waits for (a request, a tool, a server's start) has a limit of its own, and its
+    error tells what did not answer. `in_time` is for what has a longest time by the plan.
+    """
+    return task(
+        name=name,
+        task_run_name=run_name or name,
+        cache_policy=NO_CACHE,
+        retries=0 if once else RETRIES,
+        retry_delay_seconds=exponential_backoff(FIRST_DELAY_S),
+        retry_jitter_factor=JITTER,
+        retry_condition_fn=may_pass,
+    )
+
+
+def may_pass(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001  (Prefect's signature)
+    """Whether what stopped a task may be gone soon, by the error's own word; a wait that the error names is over then."""
+    error = state.data
+    if isinstance(error, httpx.TransportError | httpx.HTTPStatusError):
+        return is_away(error)
+    if not isinstance(error, QualifyError) or isinstance(error, ReleaseError):
+        return False
+    if not error.retry or error.retry_after_s > LONGEST_WAIT_S:
+        return False
+    # Prefect's own delay comes on top, and cannot follow from an error.
+    time.sleep(error.retry_after_s)
+    return True
+
+
+def in_time(work: Task[P, R], timeout_s: float) -> Callable[P, R]:
+    """A task that is ended after `timeout_s`. Prefect can only do so in the main thread, which runs the flow.
+
+    What it holds is closed on the way out, like after any error.
+
+    Raises:
+        HostError: the time was over; and whatever the task raises.
+    """
+    limited = work.with_options(timeout_seconds=timeout_s)
+
+    def called(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return limited(*arguments, **named)
+        except TaskRunTimeoutError as error:
+            problem = f"'{work.name}' did not end within {timeout_s:.0f} s, after the limits of all that it waits for"
+            raise HostError(problem, "see the run's log for the last that it did, and report it", "serve") from error
+
+    return called
+
+
+@contextmanager
+def beginning(name: str, enter: Callable[[], AbstractContextManager[R]], timeout_s: float | None = None) -> Iterator[R]:
+    """The context that `enter` makes, for the length of the block; its beginning is a task, with a name and a duration.
+
+    It belongs to the flow, and so does what it logs: Prefect ends with a task the leases that were taken in the task's context.
+
+    Raises:
+        QualifyError: as the context; or as `in_time`.
+    """
+    with ExitStack() as stack:
+        flow_context = copy_context()
+
+        @step(name, once=True)
+        def begin() -> R:
+            return flow_context.run(lambda: stack.enter_context(enter()))
+
+        yield (in_time(begin, timeout_s) if timeout_s else begin)()
