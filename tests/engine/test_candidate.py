@@ -31,7 +31,7 @@ from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.launchers.base import Question
+from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.launchers.docker import DockerLauncher
 from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells, select, server_plan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
@@ -185,10 +185,10 @@ def asked_in_containers(stand_in: Candidate, monkeypatch: pytest.MonkeyPatch) ->
     groups: list[list[str]] = []
 
     def answered(*arguments: object) -> str:
-        question = next(each for each in arguments if isinstance(each, Question))
-        groups.append([server["config"] for server in json.loads(question.text)["servers"]])
+        script = next(each for each in arguments if isinstance(each, Script))
+        groups.append([server["config"] for server in json.loads(script.question)["servers"]])
         assert isinstance(stand_in.engine, EngineEnvironment)
-        return subprocess.check_output([stand_in.engine.python, "-I", "probe.py", question.text], text=True)
+        return subprocess.check_output([stand_in.engine.python, "-I", "probe.py", script.question], text=True)
 
     monkeypatch.setattr(DockerLauncher, "ask", answered)
     return groups

@@ -14,7 +14,7 @@ from vllm_qualify.engine.gpu import Fingerprint, compute_capability_of
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import identity_of
-from vllm_qualify.engine.launchers.base import Question
+from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.plan import CellPlan, Choice, Selection, select, server_plan
 from vllm_qualify.engine.server import Engine, ServerPlan, config_text
@@ -499,5 +499,5 @@ def _kept(path: Path) -> Answer | None:
 
 def _answer(candidate: Candidate, group: Sequence[Subject], question: str, check: Callable[[], None]) -> str:
     assert candidate.engine is not None  # noqa: S101  (a table alone is not asked)
-    asked = Question(PROBE, question, [subject.server for subject in group], ASKING, CHECK, PROBE_LIMIT_S)
+    asked = Script(PROBE, question, [subject.server for subject in group], ASKING, CHECK, PROBE_LIMIT_S)
     return launcher_of(candidate.engine).ask(candidate.engine, asked, check)

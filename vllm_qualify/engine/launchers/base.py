@@ -24,6 +24,20 @@ class Launched(NamedTuple):
     client: Client
 
 
+class Script(NamedTuple):
+    """A script for an engine's own Python. `file` takes `question` and, as a second argument, a file that its answer goes to.
+
+    Without the file it prints its answer. `servers` are those whose models the script may look at. `what` says it to people.
+    """
+
+    file: Path
+    question: str
+    servers: Sequence[ServerPlan]
+    what: str
+    place: str
+    time_limit_s: float
+
+
 class Launcher(Protocol):
     """One way to run servers and their tools.
 
@@ -53,7 +67,7 @@ class Launcher(Protocol):
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
         """The machine that the engine runs on: its devices of this GPU type."""
 
-    def ask(self, engine: Engine, question: "Question", check: Callable[[], None]) -> str:
+    def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         """What a script says in the engine's own Python, without a GPU. `check` is called all the while; it may raise."""
 
     # --- the server
@@ -102,17 +116,3 @@ class Launcher(Protocol):
 
     def remove_leftovers(self, place: str = "check") -> list[Leftover]:
         """Remove it, and tell what it was."""
-
-
-class Question(NamedTuple):
-    """A script for an engine's own Python. `script` takes `text` and, as a second argument, a file that its answer goes to.
-
-    Without the file it prints its answer. `servers` are those whose models the script may look at. `what` says it to people.
-    """
-
-    script: Path
-    text: str
-    servers: Sequence[ServerPlan]
-    what: str
-    place: str
-    time_limit_s: float

@@ -12,7 +12,7 @@ from vllm_qualify.engine.docker_host import platform_here
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Fingerprint, detect, fingerprint_of, parse_nvidia_smi
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launchers.base import Launched, Question
+from vllm_qualify.engine.launchers.base import Launched, Script
 from vllm_qualify.engine.running import Leftover, Running
 from vllm_qualify.engine.server import (
     CONFIG_FILE,
@@ -71,22 +71,22 @@ class DockerLauncher:
         told = _nvidia_smi(_image(engine))
         return found if told is None else fingerprint_of(parse_nvidia_smi(told), gpu_type)
 
-    def ask(self, engine: Engine, question: Question, check: Callable[[], None]) -> str:
+    def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         """With the models' files where a server of this image has them."""
         found = _image(engine)
-        if any(not server.is_local for server in question.servers):
+        if any(not server.is_local for server in script.servers):
             make_hub_cache()
-        binds = {bind for server in question.servers for bind in model_binds(server)}
+        binds = {bind for server in script.servers for bind in model_binds(server)}
         plan = ContainerPlan(
             image=found.pinned,
             platform=found.platform,
             entrypoint="python3",
-            arguments=["-I", "-c", question.script.read_text(), question.text],
+            arguments=["-I", "-c", script.file.read_text(), script.question],
             environment={"HF_HOME": HF_HOME_INSIDE} | statistics_off(),
             passed=passed_names(),
             binds=sorted(binds, key=str),
         )
-        return container.run_once(plan, question.place, time_limit_s=question.time_limit_s, check=check)
+        return container.run_once(plan, script.place, time_limit_s=script.time_limit_s, check=check)
 
     @contextmanager
     def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Launched]:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, find_engine
 from vllm_qualify.engine.gpu import VISIBLE, Fingerprint, detect
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launchers.base import Launched, Question
+from vllm_qualify.engine.launchers.base import Launched, Script
 from vllm_qualify.engine.process import guarded, quiet_environment, text_of, wait_for
 from vllm_qualify.engine.running import Leftover, Running
 from vllm_qualify.engine.server import CONFIG_FILE, HOST, LOG, Client, Engine, Labels, ServerPlan, Starting
@@ -39,12 +39,12 @@ class ProcessLauncher:
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
         return detect(gpu_type)
 
-    def ask(self, engine: Engine, question: Question, check: Callable[[], None]) -> str:
+    def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         with TemporaryDirectory(prefix="vllm-qualify-probe-") as folder:
             answer = Path(folder, "answer.json")
-            command = [str(_environment(engine).python), "-I", str(question.script), question.text, str(answer)]
+            command = [str(_environment(engine).python), "-I", str(script.file), script.question, str(answer)]
             with guarded(command, quiet_environment(), Path(folder, "probe.log")) as process:
-                wait_for(process, question.time_limit_s, check, lambda *_: None, question.what)
+                wait_for(process, script.time_limit_s, check, lambda *_: None, script.what)
                 return answer.read_text() if answer.exists() else text_of(process.log)
 
     @contextmanager
