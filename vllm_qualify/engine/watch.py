@@ -12,16 +12,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import httpx
 import psutil
 import pynvml
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_qualify.engine.kinds.base import CounterName, EngineKind
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.tables import table_of
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = Lazy("httpx")
 
 SCRAPES, HOST_SAMPLES = "server-metrics.jsonl", "host.jsonl"
 # A page that takes longer would leave out too many samples, and hold up the end of the run.
