@@ -15,7 +15,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
-from tasks.outcome import Ended, state_of_fleet, was_qualified
+from tasks.outcome import HostOutcome, state_of_fleet, was_qualified
 from tasks.patience import patiently
 from tasks.step import step
 from tasks.tend import why_lost
@@ -96,12 +96,12 @@ def start_on_fleet(gpu_type: str, request: dict[str, Any], queue: str) -> UUID:
 
 
 @step("wait", "wait for {gpu_type}", once=True)
-def wait_for_host(gpu_type: str, run: UUID) -> Ended:
+def wait_for_host(gpu_type: str, run: UUID) -> HostOutcome:
     """How a host's run ended; one that was lost is no end while `tend-fleet` may start it again."""
     with get_client(sync_client=True) as client:
         state = _final_state(client, run)
     get_run_logger().info(f"{gpu_type}: {state.name}: {state.message}")
-    return Ended(name=str(state.name), message=str(state.message), is_qualified=was_qualified(state))
+    return HostOutcome(name=str(state.name), message=str(state.message), is_qualified=was_qualified(state))
 
 
 def run_on_fleet(requests: dict[str, dict[str, Any]], queue: str) -> State[list[Published]]:

@@ -108,7 +108,7 @@ def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageE
     def measure() -> StageEvidence:
         if run != first and stages.asks_alike(plan, first.plan):
             return stages.taken_over("accuracy", plan, evidence, first.evidence, first.stages())
-        asking = stages.Asking(
+        asking = stages.AskingLimits(
             repetitions=lambda task: compare.repetitions(plan, evidence, task),
             is_decided=lambda task: stopping.accuracy_decided(plan, evidence, task),
         )

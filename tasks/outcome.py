@@ -19,7 +19,7 @@ NOT_TO_DEPLOY = (NOT_PASSED, INVALID, INCONCLUSIVE, REJECTED)
 WORST_FIRST = (*NOT_TO_DEPLOY, AWAITING, APPROVED, COVERED)
 
 
-class Ended(Frozen):
+class HostOutcome(Frozen):
     """How a flow run on a host ended: its state's name and message, and whether it came to verdicts."""
 
     name: str
@@ -35,7 +35,7 @@ def state_of(reported: list[Published]) -> State[list[Published]]:
     return _state([_name(each) for each in reported], message, reported)
 
 
-def state_of_fleet(ended: Mapping[str, Ended]) -> State[list[Published]]:
+def state_of_fleet(ended: Mapping[str, HostOutcome]) -> State[list[Published]]:
     """Of a run whose cells were qualified on hosts, by GPU type; their reports are where the hosts' messages say."""
     message = "\n".join(f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in ended.items())
     return _state([each.name for each in ended.values()], message, [])

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.evidence.accuracy import AFTER, BEFORE
-from vllm_qualify.evidence.answers import Answered, Step, read, steps, write
-from vllm_qualify.evidence.lm_eval_worker import TASK, Told
+from vllm_qualify.evidence.answers import Answered, QuestionBlock, read, steps, write
+from vllm_qualify.evidence.lm_eval_worker import TASK, TaskReply
 
 CAPTURED = Path(__file__).parent / "evidence" / "captured" / "accuracy" / "gsm8k"
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
@@ -45,15 +45,15 @@ class Asked(NamedTuple):
     config: Document = {}
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[QuestionBlock]:
         task = self.task
         return steps(task.settings, self.available, task.repetitions, sequential=task.sequential)
 
     def begin(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        (folder / TASK).write_text(Told(available=self.available).model_dump_json(indent=2))
+        (folder / TASK).write_text(TaskReply(available=self.available).model_dump_json(indent=2))
 
-    def write_step(self, folder: Path, step: Step, answering: Answering, cut: int = 0) -> None:
+    def write_step(self, folder: Path, step: QuestionBlock, answering: Answering, cut: int = 0) -> None:
         """The step's folder; `cut` of its answers ended at the most tokens allowed."""
         into = folder / step.folder
         into.mkdir()
@@ -110,7 +110,7 @@ class Asked(NamedTuple):
             self.metric: score,
         }
 
-    def write(self, folder: Path, answering: Answering, done: Sequence[Step] | None = None) -> None:
+    def write(self, folder: Path, answering: Answering, done: Sequence[QuestionBlock] | None = None) -> None:
         """The whole folder, of the steps that were asked; all of them by default."""
         self.begin(folder)
         for step in self.steps if done is None else done:

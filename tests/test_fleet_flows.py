@@ -22,7 +22,7 @@ from flows.qualify import QualifyHost, QualifyRelease, on_host, qualified, quali
 from infra.bench.passing import passing, write_engine, write_recipe
 from tasks import releases
 from tasks.fleet import RELEASE, REQUALIFICATION, TAG, run_on_fleet, start_on_fleet
-from tasks.outcome import Ended, state_of, state_of_fleet
+from tasks.outcome import HostOutcome, state_of, state_of_fleet
 from tests.approval.builder import made_key, publish_report, with_gate
 from tests.report.builder import approved_report, not_approved_report
 from vllm_qualify.approval.pointer import read_pointer
@@ -32,7 +32,7 @@ from vllm_qualify.judge.verdict import Verdict
 from vllm_qualify.publish.store import Store, open_store
 from vllm_qualify.qualification import Published, Run
 from vllm_qualify.releases import known
-from vllm_qualify.releases.source import Found, ImageSource, Source
+from vllm_qualify.releases.source import Available, ImageSource, Source
 
 DIGEST = "sha256:" + "a" * 64
 MOVED = "sha256:" + "b" * 64
@@ -207,7 +207,7 @@ def test_each_verdict_that_does_not_pass_has_its_state(verdict: Verdict, name: s
 
 def test_a_release_has_the_worst_state_of_its_hosts() -> None:
     hosts = {"h100": "Approved", "h200": "Inconclusive", "b200": "NotPassed"}
-    ended = {gpu_type: Ended(name=name, message=f"of {gpu_type}", is_qualified=True) for gpu_type, name in hosts.items()}
+    ended = {gpu_type: HostOutcome(name=name, message=f"of {gpu_type}", is_qualified=True) for gpu_type, name in hosts.items()}
     state = state_of_fleet(ended)
     assert (state.type.value, state.name) == ("FAILED", "NotPassed")
     assert all(f"{gpu_type}: {name}: of {gpu_type}" in str(state.message) for gpu_type, name in hosts.items())
@@ -268,12 +268,12 @@ def tasks_of(client: SyncPrefectClient, run: FlowRun, cells: int) -> list[TaskRu
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Found]], None]:
+def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Available]], None]:
     """What the registry has; the real one is asked in tests/releases."""
-    has: list[Found] = []
+    has: list[Available] = []
     monkeypatch.setattr(releases, "found_at", lambda _: list(has))
 
-    def set_to(found: list[Found]) -> None:
+    def set_to(found: list[Available]) -> None:
         has[:] = found
 
     return set_to
@@ -284,7 +284,7 @@ def watching(store: Store) -> WatchReleases:
 
 
 def test_a_new_image_is_told_once_and_a_moved_tag_is_a_new_one(
-    store: Store, registry: Callable[[list[Found]], None], monkeypatch: pytest.MonkeyPatch
+    store: Store, registry: Callable[[list[Available]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[Source] = []
     really = known.emitted
@@ -294,21 +294,21 @@ def test_a_new_image_is_told_once_and_a_moved_tag_is_a_new_one(
         really(store, source, key, now)
 
     monkeypatch.setattr(known, "emitted", noted)
-    old = Found(identity="sha256:" + "0" * 64, tags=["v0.31.0"])
+    old = Available(identity="sha256:" + "0" * 64, tags=["v0.31.0"])
     registry([old])
     watch_releases(watching(store))
     assert emitted == [], "what was there before is only noted"
-    registry([Found(identity=DIGEST, tags=["v0.32.0"]), old])
+    registry([Available(identity=DIGEST, tags=["v0.32.0"]), old])
     for _ in range(2):
         watch_releases(watching(store))
     assert len(emitted) == 1
-    registry([Found(identity=MOVED, tags=["v0.32.0"]), old])
+    registry([Available(identity=MOVED, tags=["v0.32.0"]), old])
     watch_releases(watching(store))
     assert len(emitted) == 2
 
 
 def test_an_event_has_the_whole_request(
-    store: Store, registry: Callable[[list[Found]], None], monkeypatch: pytest.MonkeyPatch
+    store: Store, registry: Callable[[list[Available]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[QualifyRelease] = []
     monkeypatch.setattr(
@@ -316,7 +316,7 @@ def test_an_event_has_the_whole_request(
     )
     registry([])
     watch_releases(watching(store))
-    registry([Found(identity=DIGEST, tags=["v0.32.0"])])
+    registry([Available(identity=DIGEST, tags=["v0.32.0"])])
     watch_releases(watching(store))
     (request,) = requests
     source = ImageSource(name="127.0.0.1:5000/vllm", recipe="reference")

@@ -14,6 +14,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import identity_of
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.plan import Baseline, CellPlan, Selection
+from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, describe
@@ -25,7 +26,6 @@ from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report, load_report
 
-Tell = Callable[[str], None]
 PLACE = "--baseline"
 
 
@@ -114,17 +114,17 @@ def _no_baseline(cell: str, wanted: str, store: Store) -> CallerError:
     )
 
 
-Found = tuple[Report, Path | None]
+ReportAndEvidence = tuple[Report, Path | None]
 
 
-def _find(plan: CellPlan, store: Store, against: Against) -> Found | None:
+def _find(plan: CellPlan, store: Store, against: Against) -> ReportAndEvidence | None:
     if against.run is not None:
         return named_baseline(store, against.run)
     newest = newest_baseline(store, plan.baseline_cell)
     return (newest, None) if newest else None
 
 
-def named_baseline(store: Store, name: str) -> Found:
+def named_baseline(store: Store, name: str) -> ReportAndEvidence:
     """The run of this machine, with its folder, or of the store that a caller named. Raises CallerError, StoreError."""
     folder: Path | None = None
     try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from vllm_qualify import cli_approval
+from vllm_qualify.cli_approval import StoreOption
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreError
 from vllm_qualify.secrets import redact
@@ -67,14 +68,11 @@ class Filter(StrEnum):
     flexible_extract = "flexible-extract"
 
 
-Settings = dict[str, object]
+RunSettings = dict[str, object]
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe of the catalog, like `reference`, or the path of a YAML file.")
 ]
 VllmOption = Annotated[str | None, typer.Option("--vllm", metavar="VERSION", help="A version by its table, like 0.32.0.")]
-StoreOption = Annotated[
-    str | None, typer.Option(help="s3://bucket/prefix or file:///folder; by default a folder below VLLM_QUALIFY_HOME.")
-]
 
 
 @app.command(epilog=EXIT_CODES)
@@ -139,8 +137,8 @@ def run(
     if decision_timeout_s and not os.environ.get("PREFECT_API_URL"):
         problem, remedy = "nobody could decide: without a Prefect server of its own this run has no UI", "set PREFECT_API_URL"
         raise CallerError(problem, f"{remedy}, or decide later with `vllm-qualify approve`", "--decision-timeout-s")
-    against: Settings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
-    others: Settings = {
+    against: RunSettings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
+    others: RunSettings = {
         "reuse": {"of": reuse.value},
         "port": port,
         "price_usd_gpu_hour": price_usd_gpu_hour,
@@ -370,7 +368,7 @@ def _qualify(
     choice: "Choice",
     launch: "Launch",
     store: str | None,
-    against: "Settings",
+    against: "RunSettings",
     **others: object,
 ) -> int:
     """Run the flow, `others` being settings of its request, and show its reports. Returns the exit code."""
@@ -395,7 +393,7 @@ def _undecided(run_id: str) -> str:
     return f"to approve it for deployment: vllm-qualify approve {run_id} --by NAME --reason WHY"
 
 
-def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, against: "Settings") -> None:
+def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, against: "RunSettings") -> None:
     """A mistake is told at once, not after the orchestrator's seconds; the flow checks again where it runs."""
     from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.engine.plan import check_choice

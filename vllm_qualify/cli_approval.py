@@ -1,11 +1,12 @@
 """The commands of approvals: decide, revoke, look up, deploy, verify."""
 
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vllm_qualify.approval.layout import Format
 
 if TYPE_CHECKING:
     from vllm_qualify.approval.published import PublishedRun
@@ -16,14 +17,6 @@ CODES = (
     "Exit codes: 0 done, or it holds, 2 the caller's mistake, 3 the world's fault, 10 missing or tampered with,"
     " 11 another key's, 12 expired, 13 superseded, 14 revoked, 15 signed and never in force."
 )
-
-
-class Format(StrEnum):
-    config = "config"
-    docker = "docker"
-    compose = "compose"
-    kubernetes = "kubernetes"
-    json = "json"
 
 
 ReportArgument = Annotated[str, typer.Argument(metavar="REPORT", help="A run's id, its folder or its report.json.")]
@@ -124,7 +117,7 @@ def approved_list(
 @approved_app.command("get", epilog=CODES)
 def approved_get(
     cell: CellArgument,
-    format: Annotated[Format, typer.Option("--format", help="What to deploy it with.")] = Format.config,  # noqa: A002  (the option's name)
+    format: Annotated[Format, typer.Option("--format", help="What to deploy it with.")] = "config",  # noqa: A002  (the option's name)
     public_key: PublicKeys = None,
     store: StoreOption = None,
 ) -> None:
@@ -134,7 +127,7 @@ def approved_get(
 
     found = verify(_store(store), cell, _keys(public_key), datetime.now(UTC).date())
     known = {"cell": found.cell, "run": found.run_id, "approved-by": found.by, "expires": str(found.expires)}
-    typer.echo(deployable(found.server, format.value, deployment_name(cell), known), nl=False)
+    typer.echo(deployable(found.server, format, deployment_name(cell), known), nl=False)
 
 
 @approved_app.command("export", epilog=CODES)

@@ -19,7 +19,7 @@ LEAST_FREE_MIB = 2_000
 TOOLS = ("prefect", "lm-eval", "great-expectations", "docker", "boto3")
 
 
-class Finding(Frozen):
+class Diagnosis(Frozen):
     """One line of the doctor's. A missing optional part is told, and is no illness."""
 
     what: str
@@ -34,11 +34,11 @@ class Finding(Frozen):
         return "ok" if self.ok else self.otherwise if self.optional else "MISSING"
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Diagnosis]:
     return [check() for check in CHECKS]
 
 
-def _orchestrator() -> Finding:
+def _orchestrator() -> Diagnosis:
     found, missing = {}, []
     for name in TOOLS:
         try:
@@ -46,35 +46,35 @@ def _orchestrator() -> Finding:
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Finding(what="orchestrator", ok=False, detail=f"no {', '.join(missing)}", remedy="run `make setup`")
-    return Finding(what="orchestrator", ok=True, detail=", ".join(f"{name} {version}" for name, version in found.items()))
+        return Diagnosis(what="orchestrator", ok=False, detail=f"no {', '.join(missing)}", remedy="run `make setup`")
+    return Diagnosis(what="orchestrator", ok=True, detail=", ".join(f"{name} {version}" for name, version in found.items()))
 
 
-def _flows() -> Finding:
+def _flows() -> Diagnosis:
     try:
         importlib.import_module("flows")
     except ImportError:
         remedy = "install from a checkout: `make setup`, or pip install --editable"
-        return Finding(what="flows", ok=False, detail="flows and tasks are not importable", remedy=remedy)
-    return Finding(what="flows", ok=True, detail="importable")
+        return Diagnosis(what="flows", ok=False, detail="flows and tasks are not importable", remedy=remedy)
+    return Diagnosis(what="flows", ok=True, detail="importable")
 
 
-def _engine() -> Finding:
+def _engine() -> Diagnosis:
     try:
         engine = find_engine()
         identity = engine.identity()
     except QualifyError as error:
-        return Finding(what="engine", ok=False, detail=error.problem, remedy=error.remedy)
-    return Finding(what="engine", ok=True, detail=f"vLLM {identity.version} at {engine.python.parent.parent}")
+        return Diagnosis(what="engine", ok=False, detail=error.problem, remedy=error.remedy)
+    return Diagnosis(what="engine", ok=True, detail=f"vLLM {identity.version} at {engine.python.parent.parent}")
 
 
-def _libnuma() -> Finding:
+def _libnuma() -> Diagnosis:
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError:
         detail = "vLLM's CPU workers die without it"
-        return Finding(what="libnuma1", ok=False, detail=detail, remedy="apt-get install libnuma1", optional=_has_gpus())
-    return Finding(what="libnuma1", ok=True, detail="found")
+        return Diagnosis(what="libnuma1", ok=False, detail=detail, remedy="apt-get install libnuma1", optional=_has_gpus())
+    return Diagnosis(what="libnuma1", ok=True, detail="found")
 
 
 def _has_gpus() -> bool:
@@ -84,18 +84,20 @@ def _has_gpus() -> bool:
         return True
 
 
-def _machine() -> Finding:
+def _machine() -> Diagnosis:
     try:
         found = detect()
         check_driver(found)
     except QualifyError as error:
-        return Finding(what="GPU type", ok=False, detail=error.problem, remedy=error.remedy)
-    return Finding(what="GPU type", ok=True, detail=f"{found.gpu_type}: {found.name}, {found.count}, {found.memory_mib:,} MiB")
+        return Diagnosis(what="GPU type", ok=False, detail=error.problem, remedy=error.remedy)
+    return Diagnosis(
+        what="GPU type", ok=True, detail=f"{found.gpu_type}: {found.name}, {found.count}, {found.memory_mib:,} MiB"
+    )
 
 
-def _memory() -> Finding:
+def _memory() -> Diagnosis:
     free_mib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
-    return Finding(
+    return Diagnosis(
         what="memory",
         ok=free_mib >= LEAST_FREE_MIB,
         detail=f"{free_mib:,} MiB free",
@@ -103,11 +105,11 @@ def _memory() -> Finding:
     )
 
 
-def _disk() -> Finding:
+def _disk() -> Diagnosis:
     folder = next(path for path in (home(), *home().parents) if path.exists())
     free_mib = shutil.disk_usage(folder).free // 2**20
     writable = os.access(folder, os.W_OK)
-    return Finding(
+    return Diagnosis(
         what="disk",
         ok=free_mib >= LEAST_FREE_MIB and writable,
         detail=f"{free_mib:,} MiB free for {home()}{'' if writable else ', not writable'}",
@@ -115,42 +117,42 @@ def _disk() -> Finding:
     )
 
 
-def _docker() -> Finding:
+def _docker() -> Diagnosis:
     try:
         with docker_host("check") as host:
             detail = f"Docker Engine {host.version()['Version']}, {platform_of(host)}"
     except QualifyError as error:
         remedy = f"only for --launcher docker: {error.remedy}"
-        return Finding(what="Docker", ok=False, detail=error.problem, remedy=remedy, optional=True)
-    return Finding(what="Docker", ok=True, detail=detail)
+        return Diagnosis(what="Docker", ok=False, detail=error.problem, remedy=remedy, optional=True)
+    return Diagnosis(what="Docker", ok=True, detail=detail)
 
 
-def _leftovers() -> Finding:
+def _leftovers() -> Diagnosis:
     try:
         names = [leftover.name for launcher in LAUNCHERS.values() for leftover in launcher.leftovers()]
     except QualifyError as error:
-        return Finding(
+        return Diagnosis(
             what="leftovers", ok=False, detail=error.problem, remedy=error.remedy, optional=True, otherwise="unknown"
         )
     detail = ", ".join(names) or "none"
-    return Finding(
+    return Diagnosis(
         what="leftovers", ok=not names, detail=detail, remedy="vllm-qualify doctor --clean", optional=True, otherwise="found"
     )
 
 
-def _radosgw() -> Finding:
+def _radosgw() -> Diagnosis:
     found = shutil.which("radosgw")
     remedy = "only for the tests: infra/radosgw.sh install"
-    return Finding(what="radosgw", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
+    return Diagnosis(what="radosgw", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
 
 
-def _chromium() -> Finding:
+def _chromium() -> Diagnosis:
     found = shutil.which("chromium")
     remedy = "only for the tests: infra/debian-package.sh chromium"
-    return Finding(what="chromium", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
+    return Diagnosis(what="chromium", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (
+CHECKS: tuple[Callable[[], Diagnosis], ...] = (
     _orchestrator,
     _flows,
     _engine,

@@ -24,12 +24,12 @@ from vllm_qualify.engine.server import Client, Server, config_text
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, HostSample, Scrape
 from vllm_qualify.evidence import accuracy, load, smoke, steady
 from vllm_qualify.evidence.accuracy import LmEval
-from vllm_qualify.evidence.answers import Step, steps
-from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, Told
+from vllm_qualify.evidence.answers import QuestionBlock, steps
+from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.load import Driven
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.tables import Answer, Judgement, table_of
+from vllm_qualify.recipe.tables import EngineJudgement, ProbeAnswer, table_of
 from vllm_qualify.recipe.workload import Load, Smoke
 
 Document = dict[str, Any]
@@ -111,9 +111,11 @@ def passing() -> Iterator[None]:
         yield
 
 
-def _ask(_: Candidate, subjects: Sequence[Subject], *__: object, **___: object) -> tuple[Answer, dict[str, Judgement]]:
-    taken = Judgement(parsed=True, refused=None, unclear=None)
-    answer = Answer(**table_of(VERSION).model_dump(), build="cpu", servers=[taken] * len(subjects))
+def _ask(
+    _: Candidate, subjects: Sequence[Subject], *__: object, **___: object
+) -> tuple[ProbeAnswer, dict[str, EngineJudgement]]:
+    taken = EngineJudgement(parsed=True, refused=None, unclear=None)
+    answer = ProbeAnswer(**table_of(VERSION).model_dump(), build="cpu", servers=[taken] * len(subjects))
     return answer, {subject.cell: taken for subject in subjects}
 
 
@@ -159,7 +161,7 @@ class _Asking:
         self.steps = steps(task.settings, QUESTIONS, task.repetitions, sequential=task.sequential)
         self._task, self._folder = task.name, folder
 
-    def ask(self, step: Step) -> None:
+    def ask(self, step: QuestionBlock) -> None:
         folder, count = self._folder / step.folder, len(step.questions)
         folder.mkdir()
         rows = [_row(question, name) for name in FILTERS for question in step.questions]
@@ -171,7 +173,7 @@ class _Asking:
 
 def _asking(_: Server, lm_eval: LmEval, folder: Path, __: Progress) -> _Asking:
     folder.mkdir(parents=True)
-    (folder / TASK).write_text(Told(available=QUESTIONS).model_dump_json(indent=2))
+    (folder / TASK).write_text(TaskReply(available=QUESTIONS).model_dump_json(indent=2))
     return _Asking(lm_eval.task, folder)
 
 

@@ -19,7 +19,7 @@ from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, 
 from tests.approval.test_actions import Wrapped
 from tests.report.builder import CONTROL, IMAGE, SCRIPT
 from vllm_qualify.approval.actions import approve, revoke
-from vllm_qualify.approval.board import BOARD_KEY, NEVER, State, read_board, render_board, write_board
+from vllm_qualify.approval.board import BOARD_KEY, NEVER, BoardState, read_board, render_board, write_board
 from vllm_qualify.approval.index import Index, ReportLine, Row, Standing, index_problem, read_index, write_index
 from vllm_qualify.approval.layout import INDEX_KEY
 from vllm_qualify.approval.pointer import Entry, Revocation, revocation
@@ -122,7 +122,7 @@ def entry(run_id: str = RUN, cell: str = CELL, revoked: Revocation | None = None
         (Row(cell=CELL, reports=[]), NEVER),
     ],
 )
-def test_a_cell_has_the_state_of_its_last_approval_or_of_its_newest_report(row: Row, state: State) -> None:
+def test_a_cell_has_the_state_of_its_last_approval_or_of_its_newest_report(row: Row, state: BoardState) -> None:
     assert shown(page_of(row))[4] == state
 
 

@@ -12,7 +12,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vllm_qualify.approval.formats import Format, deployable
+from vllm_qualify.approval.formats import deployable
+from vllm_qualify.approval.layout import Format
 from vllm_qualify.engine.container import command_line
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.image import EngineImage

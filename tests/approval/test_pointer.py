@@ -12,10 +12,10 @@ from tests.approval.builder import CELL, EXPIRES, NEWER, NOW, OLDER, RUN, TODAY
 from vllm_qualify.approval.errors import DecidedError, OvertakenError, RevokedError, TamperedError
 from vllm_qualify.approval.layout import JSON, approval_key, canonical, pointer_key, readable, sha256
 from vllm_qualify.approval.pointer import (
+    ApprovalState,
     Entry,
     Pointer,
     Revocation,
-    State,
     advance,
     mark_revoked,
     parse_pointer,
@@ -54,7 +54,7 @@ def stored(store: Store) -> Pointer:
         ([entry(OLDER), entry(RUN, revoked=TAKEN_BACK)], EXPIRES, ["superseded", "revoked"]),
     ],
 )
-def test_states(entries: list[Entry], today: date, states: list[State]) -> None:
+def test_states(entries: list[Entry], today: date, states: list[ApprovalState]) -> None:
     pointer = Pointer(cell=CELL, entries=entries)
     assert [state_of(entry, pointer, today) for entry in pointer.entries] == states
 

@@ -15,8 +15,8 @@ from vllm_qualify.engine import candidate as candidates
 from vllm_qualify.engine.candidate import (
     PROBE,
     UNASKED,
-    Asked,
     Candidate,
+    CandidateServer,
     Checked,
     Device,
     Subject,
@@ -146,7 +146,7 @@ def test_a_choice_of_nothing_is_told(choice: dict[str, str], tmp_path: Path) -> 
 # --- asked, by a stand-in
 
 
-def subjects(asked: list[Asked], model: Path | None = None) -> list[Subject]:
+def subjects(asked: list[CandidateServer], model: Path | None = None) -> list[Subject]:
     """Cells of the reference recipe, with these questions in place of their own."""
     loaded = load_recipe("reference")
     selection = select(loaded, Choice(gpu_type="cpu"), None)
@@ -162,17 +162,18 @@ def stand_in(tmp_path: Path) -> Candidate:
 
 def test_an_engine_is_asked_once_for_the_same_question(stand_in: Candidate, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first = ask(stand_in, subjects([Asked(config="{}", environment={}, device=None)]), cache)
+    first = ask(stand_in, subjects([CandidateServer(config="{}", environment={}, device=None)]), cache)
     assert isinstance(stand_in.engine, EngineEnvironment)
     stand_in.engine.python.write_text("#!/bin/sh\nexit 1\n")
-    assert ask(stand_in, subjects([Asked(config="{}", environment={}, device=None)]), cache) == first
+    assert ask(stand_in, subjects([CandidateServer(config="{}", environment={}, device=None)]), cache) == first
     with pytest.raises(HostError, match="asking vLLM what it takes ended with exit code 1"):
-        ask(stand_in, subjects([Asked(config="{}", environment={"A": "b"}, device=None)]), cache)
+        ask(stand_in, subjects([CandidateServer(config="{}", environment={"A": "b"}, device=None)]), cache)
 
 
 def test_more_servers_than_a_command_can_name_are_asked_in_portions(stand_in: Candidate, tmp_path: Path) -> None:
     asked = [
-        Asked(config=json.dumps({"seed": number, "override": "x" * 1000}), environment={}, device=None) for number in range(300)
+        CandidateServer(config=json.dumps({"seed": number, "override": "x" * 1000}), environment={}, device=None)
+        for number in range(300)
     ]
     _, judgements = ask(stand_in, subjects(asked), tmp_path / "cache")
     assert len(judgements) == 300
@@ -203,7 +204,7 @@ def image_stand_in(stand_in: Candidate) -> Candidate:
 def test_a_container_that_holds_a_draft_model_is_asked_about_its_model_alone_too(
     image_stand_in: Candidate, asked_in_containers: list[list[str]], tmp_path: Path
 ) -> None:
-    asked = subjects([Asked(config=f"{number}", environment={}, device=None) for number in range(3)])
+    asked = subjects([CandidateServer(config=f"{number}", environment={}, device=None) for number in range(3)])
     other, draft = tmp_path / "other", tmp_path / "draft"
     changes: list[dict[str, object]] = [{}, {"draft": draft}, {"model": str(other)}]
     changed = [one._replace(server=one.server.model_copy(update=change)) for one, change in zip(asked, changes, strict=True)]
@@ -215,7 +216,7 @@ def test_a_container_is_not_asked_again_about_the_same_model_in_another_folder(
     image_stand_in: Candidate, asked_in_containers: list[list[str]], tmp_path: Path
 ) -> None:
     shutil.copytree(MODEL, tmp_path / "model")
-    question = [Asked(config="{}", environment={}, device=None)]
+    question = [CandidateServer(config="{}", environment={}, device=None)]
     for model in (Path(MODEL), tmp_path / "model"):
         ask(image_stand_in, subjects(question, model), tmp_path / "cache")
     assert asked_in_containers == [["{}"]]
@@ -229,7 +230,7 @@ def test_another_model_other_packages_or_other_variables_are_another_question(
 ) -> None:
     cache, model = tmp_path / "cache", tmp_path / "model"
     shutil.copytree(MODEL, model)
-    question = [Asked(config="{}", environment={}, device=None)]
+    question = [CandidateServer(config="{}", environment={}, device=None)]
 
     def kept() -> int:
         return len(list(cache.glob("*.json")))
@@ -247,7 +248,7 @@ def test_another_model_other_packages_or_other_variables_are_another_question(
 
 
 def test_an_answer_about_a_branch_of_the_hub_is_not_kept(stand_in: Candidate, tmp_path: Path) -> None:
-    (subject,) = subjects([Asked(config="{}", environment={}, device=None)])
+    (subject,) = subjects([CandidateServer(config="{}", environment={}, device=None)])
     branch = subject._replace(server=subject.server.model_copy(update={"model": "some/model", "revision": "main"}))
     ask(stand_in, [branch], tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
@@ -323,7 +324,7 @@ def test_vllm_names_what_does_not_go_together(candidate: Candidate, tmp_path: Pa
         ({"model": "no-such/model"}, H200, "unclear"),
     ]
     asked = [
-        Asked(config=json.dumps({"model": MODEL} | given), environment={"HF_HUB_OFFLINE": "1"}, device=device)
+        CandidateServer(config=json.dumps({"model": MODEL} | given), environment={"HF_HUB_OFFLINE": "1"}, device=device)
         for given, device, _ in cases
     ]
     answer, judgements = ask(candidate, subjects(asked), tmp_path, resolve=True)
@@ -372,7 +373,7 @@ def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate,
     servers = [entry.server for layer in layers for entry in layer.by_version if entry.server]
     assert {name for server in servers for name in server} == {"async-scheduling", "mamba-ssm-cache-dtype"}
     asked = [
-        Asked(config=KINDS["vllm"].text({"model": MODEL, **server}), environment={"HF_HUB_OFFLINE": "1"}, device=None)
+        CandidateServer(config=KINDS["vllm"].text({"model": MODEL, **server}), environment={"HF_HUB_OFFLINE": "1"}, device=None)
         for server in servers
     ]
     _, judgements = ask(candidate, subjects(asked), cache)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_qualify.engine.failure import MEANINGS, MOST_LINES, SIGNS, End, Failure, Kind, Turn, classify
+from vllm_qualify.engine.failure import MEANINGS, MOST_LINES, SIGNS, End, Failure, FailureClass, Turn, classify
 
 CAPTURED = Path(__file__).parent / "captured"
 USAGE = End(exit_code=2)
@@ -27,7 +27,7 @@ TAIL = """(APIServer pid=223598)     raise RuntimeError("Engine core initializat
 class Case(NamedTuple):
     log: str
     end: End
-    kind: Kind
+    kind: FailureClass
     turn: Turn
     retry: bool
     named: list[str]
@@ -42,7 +42,7 @@ class Made(NamedTuple):
 
     line: str
     end: End
-    kind: Kind
+    kind: FailureClass
     named: list[str]
     source: str
 
@@ -215,7 +215,7 @@ def test_every_captured_log_is_a_case_and_has_its_source_told() -> None:
 
 
 def test_every_kind_has_a_captured_log_and_a_meaning() -> None:
-    assert {case.kind for case in CASES} == set(get_args(Kind)) == set(MEANINGS)
+    assert {case.kind for case in CASES} == set(get_args(FailureClass)) == set(MEANINGS)
 
 
 def test_a_captured_log_is_named_after_its_kind() -> None:
@@ -260,7 +260,7 @@ def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed(case
         ("  Value error, max_num_batched_tokens must be positive [type=value_error]", "refused-configuration"),
     ],
 )
-def test_a_cause_is_found_behind_every_prefix(prefix: str, said: str, kind: Kind) -> None:
+def test_a_cause_is_found_behind_every_prefix(prefix: str, said: str, kind: FailureClass) -> None:
     assert classify(f"{prefix}{said}\n", FAILED).kind == kind
 
 
@@ -303,7 +303,7 @@ def test_the_earliest_cause_wins() -> None:
     ],
 )
 @pytest.mark.parametrize("log", ["killed", None])
-def test_a_log_without_a_cause_leaves_it_to_the_end(log: str | None, end: End, kind: Kind, named: str) -> None:
+def test_a_log_without_a_cause_leaves_it_to_the_end(log: str | None, end: End, kind: FailureClass, named: str) -> None:
     failure = classify(BY_LOG[log].text if log else "", end)
     assert failure.kind == kind
     assert named in failure.problem

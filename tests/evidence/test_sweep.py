@@ -23,10 +23,10 @@ from vllm_qualify.evidence.steady import OverloadError, Requests, UnsteadyError,
 from vllm_qualify.evidence.sweep import (
     ASKED,
     Aim,
-    Found,
+    LevelResult,
     Plan,
+    SloLevel,
     Swept,
-    Told,
     decide,
     measure,
     measurements,
@@ -61,14 +61,16 @@ def swept(server: Capacity, plan: Plan, folder: Path) -> Swept:
 # The search alone
 
 
-def played(aim: Aim, meets: Callable[[float], bool | None], before: Sequence[Told] = ()) -> tuple[Found, list[Told]]:
+def played(
+    aim: Aim, meets: Callable[[float], bool | None], before: Sequence[LevelResult] = ()
+) -> tuple[SloLevel, list[LevelResult]]:
     """The search's end, and all that it was told."""
     told = list(before)
-    while not isinstance(level := decide(aim, told), Found):
+    while not isinstance(level := decide(aim, told), SloLevel):
         assert aim.least <= level <= aim.most
         assert len(told) - len(before) < aim.most_runs
         result = meets(level)
-        told.append(Told(level, result, invalid_because="a reason" if result is None else None))
+        told.append(LevelResult(level, result, invalid_because="a reason" if result is None else None))
     return level, told
 
 
@@ -92,7 +94,7 @@ def runs_needed(span: float, resolution: float) -> float:
     measured=st.sets(st.integers(1, 5000), max_size=6),
 )
 def test_the_most_clients_are_found_to_within_a_step(most: int, threshold: int, resolution: float, measured: set[int]) -> None:
-    before = [Told(clients, clients <= threshold, is_new=False) for clients in measured]
+    before = [LevelResult(clients, clients <= threshold, is_new=False) for clients in measured]
     found, told = played(whole(most, resolution), lambda clients: clients <= threshold, before)
     assert len(told) - len(before) <= runs_needed(most, resolution)
     if threshold == 0:
@@ -139,16 +141,16 @@ def test_no_answers_lead_to_a_level_that_was_not_confirmed(data: st.DataObject, 
 
 
 def test_a_bracket_of_the_curve_saves_runs() -> None:
-    before = [Told(32, True, is_new=False), Told(40, False, is_new=False)]
+    before = [LevelResult(32, True, is_new=False), LevelResult(40, False, is_new=False)]
     found, told = played(whole(), lambda clients: clients <= 35, before)
     assert [each.level for each in told[2:]] == [36, 34, 35, 35]
-    assert found == Found(value=35, note="35 clients met the SLO, 36 missed it")
+    assert found == SloLevel(value=35, note="35 clients met the SLO, 36 missed it")
 
 
 def test_what_misses_when_it_is_confirmed_is_no_answer() -> None:
     lucky = iter([False])
     found, told = played(
-        whole(32), lambda clients: clients <= 16 and (clients < 16 or next(lucky, False)), [Told(16, True, False)]
+        whole(32), lambda clients: clients <= 16 and (clients < 16 or next(lucky, False)), [LevelResult(16, True, False)]
     )
     assert found.value == 15
     assert [each.level for each in told].count(16) == 2
@@ -158,7 +160,7 @@ def test_what_misses_when_it_is_confirmed_is_no_answer() -> None:
 def test_out_of_runs_the_bracket_is_told() -> None:
     found, told = played(whole(most_runs=9), lambda clients: clients <= 100)
     assert [each.level for each in told] == [1, 2, 4, 8, 16, 32, 64, 64, 128]
-    assert found == Found(value=64, note="64 clients met the SLO, 128 missed it; 9 runs were not enough to come nearer")
+    assert found == SloLevel(value=64, note="64 clients met the SLO, 128 missed it; 9 runs were not enough to come nearer")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_out_of_runs_the_bracket_is_told() -> None:
 def test_without_enough_there_is_no_answer(most_runs: int, answers: list[bool | None], told: str) -> None:
     results = iter(answers)
     found, _ = played(whole(most_runs=most_runs), lambda _: next(results))
-    assert found == Found(invalid_because=told)
+    assert found == SloLevel(invalid_because=told)
 
 
 def test_an_invalid_run_is_made_once_more() -> None:
@@ -542,7 +544,7 @@ class Observed:
             with (self.serve / name).open("a") as file:
                 file.write(f"{sample.model_dump_json()}\n")
 
-    def found(self) -> Found:
+    def found(self) -> SloLevel:
         measure(self.run, WATCHED, self.stage)
         found = parse(self.stage, WATCHED).concurrency
         assert found is not None

@@ -37,7 +37,7 @@ from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.answers import BLOCKS, only
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.serving import Served
-from vllm_qualify.evidence.stages import Asking, parse_unfinished
+from vllm_qualify.evidence.stages import AskingLimits, parse_unfinished
 from vllm_qualify.judge.compare import answers_path, compare, repetitions
 from vllm_qualify.judge.stopping import accuracy_decided, load_undecided
 from vllm_qualify.judge.verdict import is_decided, surely_misses
@@ -334,7 +334,7 @@ def run_stage(
         )
 
     patch.setattr(accuracy, "asking", asking)
-    until = Asking(
+    until = AskingLimits(
         repetitions=lambda task: repetitions(plan, evidence, task),
         is_decided=lambda task: accuracy_decided(plan, evidence, task),
     )

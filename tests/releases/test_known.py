@@ -31,7 +31,7 @@ from vllm_qualify.releases.known import (
     release_key,
 )
 from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import Found, ImageSource, ModelSource, Source
+from vllm_qualify.releases.source import Available, ImageSource, ModelSource, Source
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 AGAIN = NOW + timedelta(seconds=AGAIN_AFTER_S)
@@ -47,12 +47,12 @@ def digest(number: int) -> str:
     return f"sha256:{number:064x}"
 
 
-def at(*numbers: int) -> list[Found]:
+def at(*numbers: int) -> list[Available]:
     """Releases of these numbers, which are given newest first."""
-    return [Found(identity=digest(number), tags=[f"v0.{number}.0"]) for number in numbers]
+    return [Available(identity=digest(number), tags=[f"v0.{number}.0"]) for number in numbers]
 
 
-def due(store: Store, found: list[Found], now: datetime = NOW, backfill: bool = False) -> list[str]:
+def due(store: Store, found: list[Available], now: datetime = NOW, backfill: bool = False) -> list[str]:
     return [sighting.tags[0] for sighting in look(store, SOURCE, found, now, backfill)]
 
 
@@ -107,11 +107,11 @@ def test_what_was_claimed_is_never_due_again(store: Store) -> None:
 def test_a_release_whose_tag_moved_on_before_it_was_emitted_is_still_due(store: Store) -> None:
     look(store, SOURCE, [], NOW)
     look(store, SOURCE, at(1), NOW)
-    assert due(store, [Found(identity=digest(9), tags=["v0.1.0"])]) == ["v0.1.0", "v0.1.0"]
+    assert due(store, [Available(identity=digest(9), tags=["v0.1.0"])]) == ["v0.1.0", "v0.1.0"]
 
 
 def test_a_tag_that_moves_is_a_new_release_and_back_is_none(store: Store) -> None:
-    first, second = (Found(identity=digest(number), tags=["v0.1.0"]) for number in (1, 2))
+    first, second = (Available(identity=digest(number), tags=["v0.1.0"]) for number in (1, 2))
     look(store, SOURCE, [first], NOW)
     (moved,) = look(store, SOURCE, [second], NOW)
     assert moved.identity == second.identity
@@ -120,7 +120,7 @@ def test_a_tag_that_moves_is_a_new_release_and_back_is_none(store: Store) -> Non
 
 def test_tags_are_collected(store: Store) -> None:
     for tags in (["v0.1.0"], ["0.1.0", "v0.1.0"], ["0.1.0"]):
-        look(store, SOURCE, [Found(identity=digest(1), tags=tags)], NOW)
+        look(store, SOURCE, [Available(identity=digest(1), tags=tags)], NOW)
     assert [each.tags for each in known(store).releases] == [["v0.1.0", "0.1.0"]]
 
 
@@ -222,7 +222,9 @@ def test_a_record_of_another_version_is_left_alone(body: bytes, store: Store) ->
 
 
 def test_a_record_is_read_as_it_was_written(store: Store) -> None:
-    look(store, ModelSource(name="org/tiny", recipe="llama", revision="main"), [Found(identity="9" * 40, tags=["main"])], NOW)
+    look(
+        store, ModelSource(name="org/tiny", recipe="llama", revision="main"), [Available(identity="9" * 40, tags=["main"])], NOW
+    )
     (key,) = store.keys("releases/llama-model-org-tiny-")
     written = json.loads(store.get(key))
     assert written["source"] == {"kind": "model", "name": "org/tiny", "recipe": "llama", "revision": "main"}

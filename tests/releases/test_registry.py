@@ -18,7 +18,7 @@ from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Credentials, credentials_for
 from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, Repository, registry_and_path, releases_in
 from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import Found
+from vllm_qualify.releases.source import Available
 
 ALL = VersionRule(versions=">=0")
 DIGEST = "sha256:" + "a" * 64
@@ -47,21 +47,21 @@ def test_versions_with_their_digests_newest_first(real: Registries) -> None:
         real.push("a/many", other, other)
     found = releases_in(f"{real.open}/a/many", VersionRule())
     newest_first = [f"v0.{minor}.0" for minor in reversed(range(12, TAGS_PER_PAGE + 30))]
-    assert found == [Found(identity=pushed[tag], tags=[tag]) for tag in newest_first]
+    assert found == [Available(identity=pushed[tag], tags=[tag]) for tag in newest_first]
 
 
 def test_a_tag_that_moved_is_at_its_new_digest(real: Registries) -> None:
     first = real.push("a/moved", "v0.32.0", "first")
-    assert releases_in(f"{real.open}/a/moved", ALL) == [Found(identity=first, tags=["v0.32.0"])]
+    assert releases_in(f"{real.open}/a/moved", ALL) == [Available(identity=first, tags=["v0.32.0"])]
     second = real.push("a/moved", "v0.32.0", "second")
-    assert releases_in(f"{real.open}/a/moved", ALL) == [Found(identity=second, tags=["v0.32.0"])]
+    assert releases_in(f"{real.open}/a/moved", ALL) == [Available(identity=second, tags=["v0.32.0"])]
     assert first != second
 
 
 def test_two_tags_on_one_digest_are_one_release(real: Registries) -> None:
     digest = real.push("a/twice", "v0.32.0")
     real.push("a/twice", "0.32.0")
-    assert releases_in(f"{real.open}/a/twice", ALL) == [Found(identity=digest, tags=["v0.32.0", "0.32.0"])]
+    assert releases_in(f"{real.open}/a/twice", ALL) == [Available(identity=digest, tags=["v0.32.0", "0.32.0"])]
 
 
 def test_the_digest_is_that_of_what_was_pushed_an_image_or_an_index(real: Registries) -> None:
@@ -105,7 +105,7 @@ def test_a_registry_that_wants_a_login(way: str, real: Registries, docker_config
         assert (raised.value.kind, raised.value.retry) == ("login-required", False)
         assert f"`docker login {registry}`" in raised.value.remedy
     basic_login(docker_config, registry)
-    assert releases_in(f"{registry}/a/closed", ALL) == [Found(identity=digest, tags=["v1.0.0"])]
+    assert releases_in(f"{registry}/a/closed", ALL) == [Available(identity=digest, tags=["v1.0.0"])]
 
 
 def test_one_token_serves_many_requests(real: Registries, docker_config: Path) -> None:
@@ -121,7 +121,7 @@ def test_one_token_serves_many_requests(real: Registries, docker_config: Path) -
 def test_a_login_that_left_a_token_instead_of_a_password(real: Registries, docker_config: Path) -> None:
     digest = real.push("a/identity", "v1.0.0")
     login(docker_config, real.token, auth=base64.b64encode(b"<token>:").decode(), identitytoken=IDENTITY)
-    assert releases_in(f"{real.token}/a/identity", ALL) == [Found(identity=digest, tags=["v1.0.0"])]
+    assert releases_in(f"{real.token}/a/identity", ALL) == [Available(identity=digest, tags=["v1.0.0"])]
 
 
 def helper(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_login_that_a_credential_helper_keeps(
     digest = real.push("a/helped", "v1.0.0")
     docker_config.write_text(json.dumps({"credHelpers": {real.basic: "tests"}}))
     helper(tmp_path, f"""echo '{{"Username": "{USER}", "Secret": "{PASSWORD}"}}'""", monkeypatch)
-    assert releases_in(f"{real.basic}/a/helped", ALL) == [Found(identity=digest, tags=["v1.0.0"])]
+    assert releases_in(f"{real.basic}/a/helped", ALL) == [Available(identity=digest, tags=["v1.0.0"])]
 
 
 @pytest.mark.parametrize("config", ['{"credsStore": "tests"}', '{"credsStore": "nobody"}', '{"auths": {"x": {"auth": "no"}}}'])
@@ -157,7 +157,7 @@ def test_a_certificate_must_be_trusted(real: Registries, monkeypatch: pytest.Mon
         releases_in(f"{real.tls}/a/tls", ALL)
     assert (raised.value.kind, raised.value.retry) == ("registry-untrusted", False)
     monkeypatch.setenv("SSL_CERT_FILE", str(real.certificate))
-    assert releases_in(f"{real.tls}/a/tls", ALL) == [Found(identity=digest, tags=["v1.0.0"])]
+    assert releases_in(f"{real.tls}/a/tls", ALL) == [Available(identity=digest, tags=["v1.0.0"])]
 
 
 def test_no_proxy_stands_between_this_machine_and_itself(real: Registries, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def tags(*names: str, **headers: str) -> Answer:
     return Answer(body=json.dumps({"name": "x", "tags": list(names)}).encode(), headers=headers)
 
 
-def asked_of(answer: Callable[[Asked], Answer]) -> list[Found]:
+def asked_of(answer: Callable[[Asked], Answer]) -> list[Available]:
     with serving(answer) as service:
         return releases_in(f"{service.address}/x", ALL)
 
@@ -229,7 +229,7 @@ def test_a_page_that_comes_again_is_the_last() -> None:
             return Answer(headers={"Docker-Content-Digest": DIGEST})
         return tags("v1.0.0", Link='</v2/x/tags/list?n=100&last=v1.0.0>; rel="next"')
 
-    assert asked_of(answer) == [Found(identity=DIGEST, tags=["v1.0.0"])]
+    assert asked_of(answer) == [Available(identity=DIGEST, tags=["v1.0.0"])]
 
 
 def test_a_tag_that_goes_meanwhile_is_left_out() -> None:
@@ -238,7 +238,7 @@ def test_a_tag_that_goes_meanwhile_is_left_out() -> None:
             return Answer(404) if asked.path.endswith("v2.0.0") else Answer(headers={"Docker-Content-Digest": DIGEST})
         return tags("v1.0.0", "v2.0.0")
 
-    assert asked_of(answer) == [Found(identity=DIGEST, tags=["v1.0.0"])]
+    assert asked_of(answer) == [Available(identity=DIGEST, tags=["v1.0.0"])]
 
 
 def test_a_registry_that_tells_no_digest_gives_the_manifest() -> None:
@@ -248,7 +248,7 @@ def test_a_registry_that_tells_no_digest_gives_the_manifest() -> None:
         assert "manifests" not in asked.path or asked.headers["accept"] == ", ".join(MANIFESTS)
         return tags("v1.0.0") if "tags" in asked.path else Answer(body=body)
 
-    assert asked_of(answer) == [Found(identity=f"sha256:{hashlib.sha256(body).hexdigest()}", tags=["v1.0.0"])]
+    assert asked_of(answer) == [Available(identity=f"sha256:{hashlib.sha256(body).hexdigest()}", tags=["v1.0.0"])]
 
 
 def test_a_repository_without_tags_has_no_releases() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import Found, ImageSource, ModelSource
+from vllm_qualify.releases.source import Available, ImageSource, ModelSource
 from vllm_qualify.releases.upstream import found_at
 
 COMMIT, DIGEST = "9" * 40, "sha256:" + "a" * 64
@@ -17,7 +17,7 @@ def test_a_model_is_at_one_commit(revision: str | None, tags: list[str], monkeyp
     with serving(lambda _: Answer(body=json.dumps({"id": "org/tiny", "sha": COMMIT}).encode())) as hub:
         monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
         found = found_at(ModelSource(name="org/tiny", recipe="llama", revision=revision))
-    assert found == [Found(identity=COMMIT, tags=tags)]
+    assert found == [Available(identity=COMMIT, tags=tags)]
     assert ("revision" in hub.asked[0].path) == (revision is not None)
 
 
@@ -29,4 +29,4 @@ def test_an_image_has_what_its_rule_lets_through() -> None:
 
     with serving(answer) as registry:
         source = ImageSource(name=f"{registry.address}/vllm", recipe="llama", rule=VersionRule(versions="<0.13"))
-        assert found_at(source) == [Found(identity=DIGEST, tags=["v0.12.0"])]
+        assert found_at(source) == [Available(identity=DIGEST, tags=["v0.12.0"])]

@@ -24,9 +24,9 @@ from vllm_qualify.evidence.measurement import (
     valid,
 )
 from vllm_qualify.evidence.sequential import Sides, levels_of
-from vllm_qualify.evidence.speculation import Document, Drafting, SameText
+from vllm_qualify.evidence.speculation import Drafting, SameText, SpeculationDetails
 from vllm_qualify.evidence.startup import Startup
-from vllm_qualify.evidence.sweep import OUTPUT, TPOT, Asked, CurvePoint, Found, Point, Purpose, Swept
+from vllm_qualify.evidence.sweep import OUTPUT, TPOT, CurvePoint, Point, Purpose, SloLevel, SweepLoad, Swept
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, waived, worst
 from vllm_qualify.recipe.drift import Finding
@@ -36,7 +36,7 @@ from vllm_qualify.recipe.workload import Accuracy, Fit, Load, Smoke, Sweep
 from vllm_qualify.report.before import Before, Drift
 from vllm_qualify.report.details import Details
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.questions import MOST_BYTES, MOST_FLIPS, Excerpt, Flip, Questions
+from vllm_qualify.report.questions import MOST_BYTES, MOST_FLIPS, Excerpt, Flip, ScoredQuestions
 
 SCRIPT = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'
@@ -236,11 +236,11 @@ def _drift() -> Drift:
     )
 
 
-def _questions(flips: int = 6) -> Questions:
+def _questions(flips: int = 6) -> ScoredQuestions:
     """All of gsm8k's; every one of the flips with hostile words, one without the baseline's."""
     lost, gained = range(0, flips, 2), range(1, flips, 2)
     words = Excerpt(text=f"{SCRIPT} {IMAGE} {MARKUP}\n<<3*4=12>> {CONTROL}", cut=12345)
-    return Questions(
+    return ScoredQuestions(
         task="gsm8k",
         metric="exact_match",
         filter="strict-match",
@@ -283,7 +283,7 @@ def _slo_found() -> list[Measurement]:
 def _swept() -> Swept:
     measured = {8: (2400.0, 9.0, 310.0), 32: (7200.0, 12.5, 1620.0), 64: (6800.0, 19.0, 4100.0)}
     points = [_point("curve", clients, *figures) for clients, figures in measured.items()]
-    broken = Asked(purpose="request_rate", load=_sweep_load(1), request_rate_req_s=7.25)
+    broken = SweepLoad(purpose="request_rate", load=_sweep_load(1), request_rate_req_s=7.25)
     points.append(Point(folder="rate-7.25", asked=broken, invalid_because=f"12 preemptions {SCRIPT} {IMAGE} {CONTROL}"))
     curve = [
         CurvePoint(
@@ -299,15 +299,15 @@ def _swept() -> Swept:
         points=points,
         curve=curve,
         curve_problems=[f"96 clients: {MARKUP}{SCRIPT}"],
-        concurrency=Found(value=32.0, note="32 clients met the SLO, 34 missed it"),
-        request_rate=Found(invalid_because=f"2 runs were invalid: {SCRIPT}{MARKUP}"),
+        concurrency=SloLevel(value=32.0, note="32 clients met the SLO, 34 missed it"),
+        request_rate=SloLevel(invalid_because=f"2 runs were invalid: {SCRIPT}{MARKUP}"),
     )
 
 
 def _point(purpose: Purpose, clients: int, output: float, tpot: float, ttft_p99: float) -> Point:
     return Point(
         folder=f"concurrency-{clients}",
-        asked=Asked(purpose=purpose, load=_sweep_load(clients)),
+        asked=SweepLoad(purpose=purpose, load=_sweep_load(clients)),
         figures={OUTPUT: output, TPOT: tpot, "ttft_p99_ms": ttft_p99},
         sample_count=1000,
         meets_slo=ttft_p99 <= 2000,
@@ -318,8 +318,8 @@ def _sweep_load(clients: int) -> Load:
     return Load(input_len=1024, output_len=1024, max_concurrency=clients, num_prompts=2000, num_warmups=0)
 
 
-def _document() -> Document:
-    return Document(
+def _document() -> SpeculationDetails:
+    return SpeculationDetails(
         greedy=Drafting(max_concurrency=1, length_tok=3.214, rate=0.738, rates=[0.91, 0.74, 0.564]),
         batch1=Drafting(max_concurrency=1, length_tok=1.62, rate=0.2067, rates=[0.4, 0.15, 0.07]),
         profile=Drafting(max_concurrency=64, invalid_because=f"the server drafted nothing {IMAGE}"),

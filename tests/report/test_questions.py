@@ -1,4 +1,4 @@
-"""Questions: what lm-eval's own files say of those that flipped, whole where they may be, cut and counted where not."""
+"""ScoredQuestions: what lm-eval's own files say of those that flipped, whole where they may be, cut and counted where not."""
 
 import json
 import shutil
@@ -21,13 +21,13 @@ from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import questions as room
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import read_report
-from vllm_qualify.report.questions import MOST_CHARACTERS, NOT_BROUGHT, Excerpt, Questions, questions, way
+from vllm_qualify.report.questions import MOST_CHARACTERS, NOT_BROUGHT, Excerpt, ScoredQuestions, questions, way
 
 AGAINST = cell_plan([loss_gate()])
 LOST, GAINED = ASKED[3], ASKED[5]
 
 
-def compared(evidence: Path, plan: CellPlan = AGAINST) -> Questions:
+def compared(evidence: Path, plan: CellPlan = AGAINST) -> ScoredQuestions:
     (found,) = questions(plan, evidence)
     return found
 
@@ -263,10 +263,10 @@ def test_scores_that_are_not_beside_their_questions_are_refused() -> None:
     whole = found.model_dump()
     for broken in ({"ours": found.ours[1:]}, {"theirs": found.theirs[1:]}):
         with pytest.raises(ValidationError, match="each question has a score"):
-            Questions.model_validate(whole | broken)
+            ScoredQuestions.model_validate(whole | broken)
     stray = whole["flips"][0] | {"question": 99999}
     with pytest.raises(ValidationError, match="not among the questions"):
-        Questions.model_validate(whole | {"flips": [stray]})
+        ScoredQuestions.model_validate(whole | {"flips": [stray]})
 
 
 def test_all_of_a_task_may_flip(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ _BEGIN = 200
 _ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
 _DIGITS = 5
 
-State = Standing | Literal["never qualified"]
+BoardState = Standing | Literal["never qualified"]
 
 
 class Board(NamedTuple):
@@ -117,7 +117,7 @@ class ShownRow:
     """
 
     cell: str
-    state: State
+    state: BoardState
     newer: Standing | None = None
     engine: str | None = None
     approved: Link | None = None
@@ -148,7 +148,7 @@ def _shown(row: Row) -> ShownRow:
     )
 
 
-def _state(last: Entry | None, newest: ReportLine | None) -> State:
+def _state(last: Entry | None, newest: ReportLine | None) -> BoardState:
     if last:
         return "revoked" if last.revoked else "approved"
     return newest.standing if newest else NEVER

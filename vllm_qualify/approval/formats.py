@@ -8,11 +8,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import JsonValue
 
+from vllm_qualify.approval.layout import Format
 from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, command_line
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import (
@@ -27,7 +28,6 @@ from vllm_qualify.engine.server import (
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.serving import VLLM
 
-Format = Literal["config", "docker", "compose", "kubernetes", "json"]
 Annotations = Mapping[str, str]
 
 # What Docker, Compose and Kubernetes all take as a name.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationError
 
@@ -30,6 +30,7 @@ def _utc(at: datetime) -> datetime:
     return at.astimezone(UTC)
 
 
+Format = Literal["config", "docker", "compose", "kubernetes", "json"]
 Line = Annotated[str, Field(strict=True, min_length=1, max_length=500), AfterValidator(_is_one_line)]
 """Text by a person that is shown to others, also on a terminal."""
 Moment = Annotated[AwareDatetime, AfterValidator(_utc)]

@@ -6,7 +6,7 @@ from datetime import date
 from rich.table import Table
 from rich.text import Text
 
-from vllm_qualify.approval.pointer import Entry, State, read_pointer, state_of
+from vllm_qualify.approval.pointer import ApprovalState, Entry, read_pointer, state_of
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.values import Frozen
 
@@ -17,7 +17,7 @@ class CellState(Frozen):
     """`state` is of the last approval, and of the day on which it was asked for."""
 
     cell: str
-    state: State
+    state: ApprovalState
     last: Entry
 
 

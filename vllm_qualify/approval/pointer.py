@@ -27,7 +27,7 @@ from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
 from vllm_qualify.recipe.values import Frozen
 
-State = Literal["approved", "expired", "superseded", "revoked"]
+ApprovalState = Literal["approved", "expired", "superseded", "revoked"]
 # Each approver tries once and each revocation ends, so that a revocation comes through long before.
 MOST_TRIES = 50
 
@@ -85,7 +85,7 @@ class Pointer(Frozen):
         return next((entry for entry in self.entries if entry.run_id == run_id), None)
 
 
-def state_of(entry: Entry, pointer: Pointer, today: date) -> State:
+def state_of(entry: Entry, pointer: Pointer, today: date) -> ApprovalState:
     if entry.revoked:
         return "revoked"
     if entry.run_id != pointer.last.run_id:

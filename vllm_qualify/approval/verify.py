@@ -25,7 +25,7 @@ from vllm_qualify.approval.layout import (
     parsed,
     pointer_key,
 )
-from vllm_qualify.approval.pointer import Pointer, State, parse_pointer, read_pointer, state_of
+from vllm_qualify.approval.pointer import ApprovalState, Pointer, parse_pointer, read_pointer, state_of
 from vllm_qualify.approval.published import PublishedRun, parse_manifest, published, stored_object
 from vllm_qualify.approval.signing import Opened, PublicKey, open_envelope, shown
 from vllm_qualify.approval.statement import Qualification, read_statement, statement
@@ -212,7 +212,7 @@ def _check_empty(folder: Path) -> None:
         raise HostError(f"the folder cannot be read: {error.strerror}", "name a new one", str(folder)) from error
 
 
-def _check_state(state: State, run_id: str, pointer: Pointer, place: str) -> None:
+def _check_state(state: ApprovalState, run_id: str, pointer: Pointer, place: str) -> None:
     entry, last = pointer.entry(run_id), pointer.last
     assert entry is not None  # noqa: S101  (its state is known)
     remedy = f"use the last one, of run {last.run_id}, or qualify the cell again"

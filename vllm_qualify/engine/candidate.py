@@ -23,7 +23,15 @@ from vllm_qualify.recipe import drift
 from vllm_qualify.recipe.drift import Finding
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM, Environment
-from vllm_qualify.recipe.tables import Answer, EngineTable, Judgement, ModelKind, parse_answer, parse_version, table_of
+from vllm_qualify.recipe.tables import (
+    EngineJudgement,
+    EngineTable,
+    ModelKind,
+    ProbeAnswer,
+    parse_answer,
+    parse_version,
+    table_of,
+)
 from vllm_qualify.recipe.values import Frozen
 
 PROBE = Path(probe.__file__)
@@ -54,7 +62,7 @@ class Device(Frozen):
     count: int
 
 
-class Asked(Frozen):
+class CandidateServer(Frozen):
     """A server that is to be judged: its config file's text, its environment, and its GPUs, or none for a CPU."""
 
     config: str
@@ -71,7 +79,7 @@ class Candidate(Frozen):
     key: str = ""
 
 
-class Told(NamedTuple):
+class FindingOfCells(NamedTuple):
     """A finding, and the cells that it is about."""
 
     finding: Finding
@@ -86,13 +94,13 @@ class Checked(NamedTuple):
 
     version: str
     cells: list[str]
-    told: list[Told]
+    told: list[FindingOfCells]
     unknown: list[str]
     unjudged: int = 0
     left_out: list[str] = []
 
     @property
-    def problems(self) -> list[Told]:
+    def problems(self) -> list[FindingOfCells]:
         return [told for told in self.told if told.finding.is_problem]
 
     @property
@@ -199,7 +207,7 @@ class Subject(NamedTuple):
 
     cell: str
     server: ServerPlan
-    asked: Asked | None
+    asked: CandidateServer | None
 
 
 def check_recipe(
@@ -306,8 +314,8 @@ def _subject(loaded: LoadedRecipe, selection: Selection, profile: str, candidate
     return Subject(cell, server, None if capability is None else _asked(server, _nominal_device(capability)))
 
 
-def _asked(server: ServerPlan, device: Device | None) -> Asked:
-    return Asked(config=config_text(server, PORT), environment=server.environment, device=device)
+def _asked(server: ServerPlan, device: Device | None) -> CandidateServer:
+    return CandidateServer(config=config_text(server, PORT), environment=server.environment, device=device)
 
 
 def _nominal_device(capability: str) -> Device:
@@ -346,7 +354,7 @@ def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
     return drift.check(subject.server.arguments, subject.server.environment, table)
 
 
-def _findings(subject: Subject, judgement: Judgement | None, answer: Answer) -> list[Finding]:
+def _findings(subject: Subject, judgement: EngineJudgement | None, answer: ProbeAnswer) -> list[Finding]:
     """What the table tells, as far as vLLM itself has not taken it; if that is nothing, what vLLM's configuration refuses."""
     found = _by_table(subject, answer)
     if judgement is None or subject.asked is None:
@@ -360,7 +368,7 @@ def _findings(subject: Subject, judgement: Judgement | None, answer: Answer) -> 
     return [*found, drift.refusal(judgement.refused, answer.version, is_of_this_build)]
 
 
-def _unjudged(subjects: Sequence[Subject], judgements: Mapping[str, Judgement]) -> dict[str, list[str]]:
+def _unjudged(subjects: Sequence[Subject], judgements: Mapping[str, EngineJudgement]) -> dict[str, list[str]]:
     """Why an engine could not judge → the cells."""
     why: dict[str, list[str]] = {}
     for subject in subjects:
@@ -372,12 +380,12 @@ def _unjudged(subjects: Sequence[Subject], judgements: Mapping[str, Judgement]) 
     return why
 
 
-def _by_finding(found: Iterable[tuple[str, list[Finding]]]) -> list[Told]:
+def _by_finding(found: Iterable[tuple[str, list[Finding]]]) -> list[FindingOfCells]:
     cells: dict[Finding, list[str]] = {}
     for cell, findings in found:
         for finding in findings:
             cells.setdefault(finding, []).append(cell)
-    return [Told(finding, names) for finding, names in cells.items()]
+    return [FindingOfCells(finding, names) for finding, names in cells.items()]
 
 
 def _table(candidate: Candidate, cache: Path) -> EngineTable:
@@ -393,7 +401,7 @@ def ask(
     cache: Path,
     resolve: bool = False,
     check: Callable[[], None] = lambda: None,
-) -> tuple[Answer, dict[str, Judgement]]:
+) -> tuple[ProbeAnswer, dict[str, EngineJudgement]]:
     """What the candidate's own code knows, and what it says of each cell's server. `check` is called all the while.
 
     Raises:
@@ -451,7 +459,9 @@ def _local_models(server: ServerPlan) -> list[Path]:
     return [*([Path(server.model)] if server.is_local else []), *([server.draft] if server.draft else [])]
 
 
-def _ask_once(candidate: Candidate, group: Sequence[Subject], cache: Path, resolve: bool, check: Callable[[], None]) -> Answer:
+def _ask_once(
+    candidate: Candidate, group: Sequence[Subject], cache: Path, resolve: bool, check: Callable[[], None]
+) -> ProbeAnswer:
     """An answer is kept in `cache` if it leaves nothing open, and nothing that it depends on can change unseen."""
     kept = _file(candidate, group, cache, resolve=resolve)
     if found := _kept(kept):
@@ -489,7 +499,7 @@ def _configuration_digest(model: Path) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
-def _kept(path: Path) -> Answer | None:
+def _kept(path: Path) -> ProbeAnswer | None:
     """None if there is none, or it was kept by a version that wrote it otherwise."""
     try:
         return parse_answer(path.read_text())

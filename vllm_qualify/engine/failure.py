@@ -15,7 +15,7 @@ from pydantic import Field
 from vllm_qualify.recipe.values import Frozen
 
 Turn = Literal["recipe", "host", "release", "hub"]
-Kind = Literal[
+FailureClass = Literal[
     "unknown-flag",
     "invalid-value",
     "refused-configuration",
@@ -71,7 +71,7 @@ class End(Frozen):
 class Failure(Frozen):
     """What went wrong, who can do something about it, and what."""
 
-    kind: Kind
+    kind: FailureClass
     whose_turn: Turn
     retry: bool = Field(description="whether the same thing, tried again, would plausibly succeed")
     problem: str
@@ -87,7 +87,7 @@ class Meaning(NamedTuple):
     remedy: str
 
 
-MEANINGS: dict[Kind, Meaning] = {
+MEANINGS: dict[FailureClass, Meaning] = {
     "unknown-flag": Meaning("recipe", False, "correct the option's name, or take it out: this vLLM version does not have it"),
     "invalid-value": Meaning("recipe", False, "give the option a value that this vLLM version takes"),
     "refused-configuration": Meaning(
@@ -151,14 +151,14 @@ class Sign(NamedTuple):
     most telling is the one where the group `told` begins, or else the first.
     """
 
-    kind: Kind
+    kind: FailureClass
     pattern: re.Pattern[str]
     problem: str
     remedy: str | None = None
     retry: bool | None = None
 
 
-def _sign(kind: Kind, pattern: str, problem: str, remedy: str | None = None, retry: bool | None = None) -> Sign:
+def _sign(kind: FailureClass, pattern: str, problem: str, remedy: str | None = None, retry: bool | None = None) -> Sign:
     return Sign(kind, re.compile(pattern, re.M), problem, remedy, retry)
 
 
@@ -678,7 +678,7 @@ def _last(lines: list[str]) -> list[str]:
     return [line for line in lines if line.strip()][:-4:-1]
 
 
-def _kind_of_signal(signal: int) -> Kind:
+def _kind_of_signal(signal: int) -> FailureClass:
     return "crashed" if signal in _CRASHES else "killed"
 
 
@@ -693,7 +693,9 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
 
 
-def _failure(kind: Kind, problem: str, lines: list[str], remedy: str | None = None, retry: bool | None = None) -> Failure:
+def _failure(
+    kind: FailureClass, problem: str, lines: list[str], remedy: str | None = None, retry: bool | None = None
+) -> Failure:
     meaning = MEANINGS[kind]
     return Failure(
         kind=kind,

@@ -26,6 +26,7 @@ WHOLE_TAIL = 1000
 TAIL_BYTES, WHOLE_LOG_BYTES = 65_536, 8 * 2**20
 PROGRESS = re.compile(r"(?<!\d)(\d{1,12})/(\d{1,12}) \[")
 
+Tell = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 

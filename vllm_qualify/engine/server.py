@@ -15,7 +15,7 @@ from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure import End, Failure, classify
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.kinds.base import EngineKind, Served
+from vllm_qualify.engine.kinds.base import EngineKind, ServedModel
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.engine.process import NO_STATISTICS, tail, text_of
 from vllm_qualify.engine.running import Running
@@ -105,9 +105,9 @@ class ServerPlan(Frozen):
             return self.arguments
         return with_draft(self.arguments, self.kind, DRAFT_INSIDE)
 
-    def served(self, port: int) -> Served:
+    def served(self, port: int) -> ServedModel:
         """What the server is told. A container listens on a port of its own."""
-        return Served(
+        return ServedModel(
             model=self.served_from,
             revision=self.revision,
             name=self.served_model_name,

@@ -54,7 +54,7 @@ Roots = Callable[[], Collection[int]]
 """Tells, at every sample, the ids of the processes whose trees are looked at together; none before they start."""
 
 
-class Kept(NamedTuple):
+class MetricNames(NamedTuple):
     """The metrics of a version, by what they mean; `lacking` are the meanings that it has no metric for."""
 
     names: dict[CounterName, str]
@@ -73,11 +73,11 @@ def families(kind: EngineKind, version: str) -> Collection[str]:
     return kept(kind, version).names.values()
 
 
-def kept(kind: EngineKind, version: str) -> Kept:
+def kept(kind: EngineKind, version: str) -> MetricNames:
     """Which of the kind's counters a version has. Raises CallerError if the catalog has no table of it."""
     has = frozenset(table_of(version).metrics)
     found = {meaning: next((name for name in names if name in has), None) for meaning, names in kind.counters.items()}
-    return Kept(
+    return MetricNames(
         {meaning: name for meaning, name in found.items() if name is not None},
         [meaning for meaning, name in found.items() if name is None],
     )

@@ -20,8 +20,8 @@ from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.engine.process import POLL_S, TAIL_BYTES, Progress, RunningProcess, guarded, quiet_environment, tail, text_of
 from vllm_qualify.engine.server import Server, Starting
 from vllm_qualify.errors import HostError, RecipeError, writing
-from vllm_qualify.evidence.answers import Answer, Answered, Step, finished, planned, read, steps
-from vllm_qualify.evidence.lm_eval_worker import GENERATES, JOB, ORDER, TASK, Job, Order, Told, write_whole
+from vllm_qualify.evidence.answers import Answer, Answered, QuestionBlock, finished, planned, read, steps
+from vllm_qualify.evidence.lm_eval_worker import GENERATES, JOB, ORDER, TASK, Job, Order, TaskReply, write_whole
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.recipe.metrics import METRICS
@@ -59,9 +59,9 @@ class LmEval(Frozen):
     def told_of_task(self) -> bool:
         return (self.letter_box / TASK).exists()
 
-    def told(self) -> Told:
+    def told(self) -> TaskReply:
         """What it says of the task. Raises RecipeError if it refuses it."""
-        told = Told.model_validate_json((self.letter_box / TASK).read_bytes())
+        told = TaskReply.model_validate_json((self.letter_box / TASK).read_bytes())
         if told.problem:
             raise RecipeError(told.problem, told.remedy, f"{STAGE}.{self.task.name}")
         return told
@@ -83,11 +83,11 @@ def loading(starting: Starting, model: str, task: TaskPlan, folder: Path) -> Ite
 class Asking:
     """A task that is being asked: its steps, to be asked in their order, as many as are wanted."""
 
-    def __init__(self, run: "_Run", all_steps: list[Step]) -> None:
+    def __init__(self, run: "_Run", all_steps: list[QuestionBlock]) -> None:
         self.steps = all_steps
         self._run = run
 
-    def ask(self, step: Step) -> None:
+    def ask(self, step: QuestionBlock) -> None:
         """Ask the questions of a step; lm-eval's own files of it go to its folder.
 
         Raises:
@@ -150,7 +150,7 @@ def _environment(task: TaskPlan, letter_box: Path) -> dict[str, str]:
     return quiet_environment(local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""})
 
 
-def _steps(task: TaskPlan, told: Told) -> list[Step]:
+def _steps(task: TaskPlan, told: TaskReply) -> list[QuestionBlock]:
     wanted = task.settings.num_questions
     if wanted > told.available:
         problem = f"{wanted} questions are to be asked, and the task has {told.available}"
@@ -286,7 +286,7 @@ def _trace(path: Path, folder: Path, number: int) -> str:
     return f"{path.relative_to(folder.parent.parent).as_posix()}:{number}"
 
 
-def _truncated(answered: Answered, folder: Path, done: list[Step], at: Sides, source: str) -> Measurement:
+def _truncated(answered: Answered, folder: Path, done: list[QuestionBlock], at: Sides, source: str) -> Measurement:
     """By the server's counters before and after each step. Where nothing is written nothing can be cut."""
     try:
         if answered.output_type != GENERATES:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_qualify.engine.plan import TaskPlan
-from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, Told
+from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.memory import Memory, digest_of
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
@@ -27,7 +27,7 @@ WHERE = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_k
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-class Step(NamedTuple):
+class QuestionBlock(NamedTuple):
     """A block of questions that are asked together. Repetitions and the blocks in them count from 1."""
 
     repetition: int
@@ -84,7 +84,7 @@ class _Line(Head):
     answers: int
 
 
-def steps(settings: Accuracy, available: int, repetitions: int, *, sequential: bool) -> list[Step]:
+def steps(settings: Accuracy, available: int, repetitions: int, *, sequential: bool) -> list[QuestionBlock]:
     """All steps of a task with so many questions: the same in every run with the same settings.
 
     Each repetition asks the same questions in another order, with `sequential` in blocks.
@@ -94,7 +94,7 @@ def steps(settings: Accuracy, available: int, repetitions: int, *, sequential: b
     for repetition in range(1, repetitions + 1):
         order = _shuffled(asked, settings.seed, repetition)
         blocks = _split(order, max(1, min(BLOCKS, len(order) // LEAST_BLOCK)) if sequential else 1)
-        found += [Step(repetition, number, block) for number, block in enumerate(blocks, start=1)]
+        found += [QuestionBlock(repetition, number, block) for number, block in enumerate(blocks, start=1)]
     return found
 
 
@@ -109,13 +109,13 @@ def _split(order: list[int], parts: int) -> list[list[int]]:
     return [block for block in blocks if block]
 
 
-def planned(folder: Path, task: TaskPlan) -> list[Step]:
+def planned(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
     """The steps of a task that was begun, from what its folder says of it."""
-    told = Told.model_validate_json((folder / TASK).read_bytes())
+    told = TaskReply.model_validate_json((folder / TASK).read_bytes())
     return steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
 
 
-def finished(folder: Path, task: TaskPlan) -> list[Step]:
+def finished(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
     """Those of the planned steps that have a folder. Raises one of UNUSABLE if they are not the first ones."""
     all_steps = planned(folder, task)
     found = {path.name for path in folder.glob("r*-b*")}
@@ -133,7 +133,7 @@ def read(folder: Path, task: TaskPlan) -> Answered:
     Raises one of UNUSABLE unless every question of each step was scored, once by each filter and with the prompt of its other
     repetitions, and lm-eval's own scores are those of its samples.
     """
-    available = Told.model_validate_json((folder / TASK).read_bytes()).available
+    available = TaskReply.model_validate_json((folder / TASK).read_bytes()).available
     parts = [_read_step(folder, step, task.name, available) for step in finished(folder, task)]
     heads = {head for head, _ in parts}
     if len(heads) != 1:
@@ -150,7 +150,7 @@ def only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _read_step(folder: Path, step: Step, task: str, available: int) -> tuple[Head, list[Answer]]:
+def _read_step(folder: Path, step: QuestionBlock, task: str, available: int) -> tuple[Head, list[Answer]]:
     results = only(folder / step.folder, "results_*.json").read_bytes()
     path = only(folder / step.folder, "samples_*.jsonl")
     samples = path.read_bytes()
@@ -158,7 +158,9 @@ def _read_step(folder: Path, step: Step, task: str, available: int) -> tuple[Hea
     return STEPS.find(digest_of(results, samples), what, lambda: _parse_step(results, samples, path, step, task, available))
 
 
-def _parse_step(body: bytes, samples: bytes, path: Path, step: Step, task: str, available: int) -> tuple[Head, list[Answer]]:
+def _parse_step(
+    body: bytes, samples: bytes, path: Path, step: QuestionBlock, task: str, available: int
+) -> tuple[Head, list[Answer]]:
     results = json.loads(body)
     rows = [(number, json.loads(line)) for number, line in _lines(samples)]
     keys = _scored(results["results"][task])
@@ -192,7 +194,7 @@ def _scored(result: dict[str, Any]) -> list[tuple[str, str]]:
     return scored
 
 
-def _check_complete(rows: list[dict[str, Any]], step: Step, told: dict[str, Any], available: int, name: str) -> None:
+def _check_complete(rows: list[dict[str, Any]], step: QuestionBlock, told: dict[str, Any], available: int, name: str) -> None:
     wanted = len(step.questions)
     if told != {"original": available, "effective": wanted}:
         raise ValueError(f"lm-eval counts {told} in {step.folder}, where {wanted} of {available} questions were asked")
@@ -200,7 +202,7 @@ def _check_complete(rows: list[dict[str, Any]], step: Step, told: dict[str, Any]
         raise ValueError(f"{len(rows)} samples of {name} in {step.folder} are not of its {wanted} questions, each once")
 
 
-def _check_score(metric: str, name: str, rows: list[dict[str, Any]], result: dict[str, Any], step: Step) -> None:
+def _check_score(metric: str, name: str, rows: list[dict[str, Any]], result: dict[str, Any], step: QuestionBlock) -> None:
     scores = [float(row[metric]) for row in rows]
     # Each comparison is false for NaN.
     if not all(0 <= score <= 1 for score in scores):
@@ -223,7 +225,9 @@ def _head(results: dict[str, Any], task: str) -> Head:
     )
 
 
-def _answer(step: Step, number: int, path: Path, scored: list[tuple[str, str, dict[str, Any]]], output_type: str) -> Answer:
+def _answer(
+    step: QuestionBlock, number: int, path: Path, scored: list[tuple[str, str, dict[str, Any]]], output_type: str
+) -> Answer:
     _, _, row = scored[0]
     replies = _replies(row) if output_type == GENERATES else None
     return Answer(

@@ -53,7 +53,7 @@ class Order(Frozen):
     folder: Path
 
 
-class Told(Frozen):
+class TaskReply(Frozen):
     """The worker's first answer: how many questions the task has; or `problem` and `remedy`, once it refuses the task."""
 
     available: int = 0
@@ -109,7 +109,7 @@ class _Worker:
             self._refuse(f"{job.task} runs code that the model writes on this machine", "choose another task")
         _keep_questions(self.task)
         _keep_prompts(self.task)
-        self._tell(Told(available=len(self.task.eval_docs)))
+        self._tell(TaskReply(available=len(self.task.eval_docs)))
         if self._generates:
             self._make_prompts()
 
@@ -120,11 +120,11 @@ class _Worker:
         random.seed(self.job.seed)
         np.random.seed(self.job.seed)
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, told: TaskReply) -> None:
         write_whole(self.letter_box / TASK, told)
 
     def _refuse(self, problem: str, remedy: str) -> NoReturn:
-        self._tell(Told(problem=problem, remedy=remedy))
+        self._tell(TaskReply(problem=problem, remedy=remedy))
         sys.exit(f"{problem}: {remedy}")
 
     def _load(self) -> Any:

@@ -80,7 +80,7 @@ LONG_LISTS = ("itls", "generated_texts")
 # What is remembered of a result file is small; no load has more repeats.
 RESULTS = Memory(files=256)
 
-Found = TypeVar("Found")
+Remembered = TypeVar("Remembered")
 
 
 class Driven(NamedTuple):
@@ -319,7 +319,7 @@ class Repeat:
         what = ("steady", settings.model_dump_json(), is_open)
         return self.remembered(what, lambda: steady_of(self.result, settings, is_open))
 
-    def remembered(self, what: Hashable, find: Callable[[], Found]) -> Found:
+    def remembered(self, what: Hashable, find: Callable[[], Remembered]) -> Remembered:
         """As `Memory.find`, of the result file."""
         return RESULTS.find(self._digest, what, find)
 

@@ -13,6 +13,7 @@ from vllm_qualify.engine import watch
 from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.question import Question
 from vllm_qualify.engine.running import Running
 from vllm_qualify.engine.server import STAGE, Client, Server, ServerPlan, Starting
@@ -25,7 +26,6 @@ from vllm_qualify.evidence.load import Driven
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.recipe.workload import Load
 
-Tell = Callable[[str], None]
 BENCH_LOG, LM_EVAL, LAUNCHED, ENDED = "bench.log", "lm-eval", "launched_at", "ended_at"
 # Twice as often as what is read of it needs: a busy server misses some.
 EVERY_S = 0.5

@@ -47,7 +47,7 @@ ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 # Fewer requests, one after another, hardly have a steady state; of fewer pairs nobody knows the noise.
 LEAST_PROMPTS, LEAST_REPEATS = 20, 2
 
-Run = Callable[[Server, Load, Path, int], None]
+RunLoad = Callable[[Server, Load, Path, int], None]
 """Runs bench once on a server, as repeat N of the load, into a folder, as `load.run` does."""
 
 
@@ -125,7 +125,7 @@ class Drafting(Frozen):
     invalid_because: str | None = None
 
 
-class Document(Frozen):
+class SpeculationDetails(Frozen):
     """For the report. `texts` is None where the replies are unusable.
 
     `greedy` is over the prompts of `texts`: random prompts are continued by chance, and a draft of chance is rarely accepted.
@@ -154,7 +154,7 @@ def loads_of(settings: Load) -> dict[str, Load]:
     }
 
 
-def measure(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: Run) -> None:
+def measure(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
     """Ask both servers, then `run` both loads on both, all in turns. `settings` is the profile's load.
 
     Raises:
@@ -218,12 +218,12 @@ def acceptance(before: str, after: str) -> Acceptance:
     return found
 
 
-Key = tuple[str, int | None]
+CounterKey = tuple[str, int | None]
 
 
-def _counted(page: str) -> dict[Key, float]:
+def _counted(page: str) -> dict[CounterKey, float]:
     """The counters of drafts, by name and position, over all engines. Raises ValueError where one is missing."""
-    totals: dict[Key, float] = {}
+    totals: dict[CounterKey, float] = {}
     for name, position, value in _samples(page):
         totals[name, position] = totals.get((name, position), 0.0) + value
     lacking = {DRAFTS, DRAFT_TOKENS, ACCEPTED, ACCEPTED_AT} - {name for name, _ in totals}
@@ -241,7 +241,7 @@ def _samples(page: str) -> Iterator[tuple[str, int | None, float]]:
                 yield sample.name, int(sample.labels["position"]), sample.value
 
 
-def _by_position(gained: dict[Key, float]) -> list[int]:
+def _by_position(gained: dict[CounterKey, float]) -> list[int]:
     """Raises ValueError where a position is left out."""
     found = {position: count for (_, position), count in gained.items() if position is not None}
     if sorted(found) != list(range(len(found))):
@@ -386,7 +386,7 @@ def _text(answer: dict[str, Any], greedy: Greedy) -> str:
     return text
 
 
-def document(folder: Path, settings: Load) -> Document:
+def document(folder: Path, settings: Load) -> SpeculationDetails:
     """What the report shows beside the measurements, from the stage's files alone."""
     try:
         texts = _texts(folder)
@@ -395,7 +395,7 @@ def document(folder: Path, settings: Load) -> Document:
         texts = None
     greedy = _drafting(1, lambda: _between(folder, GREEDY_PAGES))
     batch1, profile = (_under_load(folder / name / DRAFTED, each) for name, each in loads_of(settings).items())
-    return Document(greedy=greedy, batch1=batch1, profile=profile, texts=texts)
+    return SpeculationDetails(greedy=greedy, batch1=batch1, profile=profile, texts=texts)
 
 
 def _under_load(folder: Path, settings: Load) -> Drafting:

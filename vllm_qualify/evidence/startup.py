@@ -53,7 +53,7 @@ class KvCache(Frozen):
     block_tok: int | None = None
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """A line of a log: the process it is from, and its time on the server's clock, in seconds since midnight."""
 
     process: str
@@ -61,7 +61,7 @@ class Line(NamedTuple):
     message: str
 
 
-Told = tuple[float | None, str]
+PartTime = tuple[float | None, str]
 """A part in seconds, or None and why."""
 
 
@@ -78,7 +78,7 @@ def startup(
     `started_before`: the same server ran on this machine already; its start is warm then unless the log says otherwise.
     """
     lines = list(_lines(log, wording))
-    told: dict[str, Told] = {
+    told: dict[str, PartTime] = {
         "image_s": (image_s, "no image was pulled in one go"),
         "process_s": _process(lines, launched, startup_s, wording),
         "weights_s": _weights(lines, wording),
@@ -123,18 +123,18 @@ def _warm_start(found: Startup, source: str) -> Measurement:
     return invalid("startup_warm_s", found.because.get("warm", "the start was cold: it compiled"), source)
 
 
-def _lines(log: str, wording: StartLog) -> Iterator[Line]:
+def _lines(log: str, wording: StartLog) -> Iterator[LogLine]:
     for match in wording.line.finditer(log):
         clock_s = 3600 * int(match["h"]) + 60 * int(match["min"]) + int(match["s"])
-        yield Line(match["process"] or "", clock_s, match["message"])
+        yield LogLine(match["process"] or "", clock_s, match["message"])
 
 
-def _elapsed_s(since: Line, until: Line) -> float:
+def _elapsed_s(since: LogLine, until: LogLine) -> float:
     """Of a start, which takes less than a day."""
     return (until.clock_s - since.clock_s) % DAY_S
 
 
-def _process(lines: Sequence[Line], launched: float | None, startup_s: float, wording: StartLog) -> Told:
+def _process(lines: Sequence[LogLine], launched: float | None, startup_s: float, wording: StartLog) -> PartTime:
     """The server's clock is ours but for the time zone: its first line comes within minutes of the launch."""
     begin = next((line for line in lines if wording.begins.match(line.message)), None)
     if launched is None:
@@ -148,23 +148,23 @@ def _process(lines: Sequence[Line], launched: float | None, startup_s: float, wo
     return took_s, ""
 
 
-def _weights(lines: Sequence[Line], wording: StartLog) -> Told:
+def _weights(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
     loaded = _by_process(lines, wording.loaded) or _by_process(lines, wording.read)
     return _longest(loaded), "the log does not tell how long the weights took"
 
 
-def _compile(lines: Sequence[Line], wording: StartLog) -> Told:
+def _compile(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
     so_far = {process: [max(each)] for process, each in _by_process(lines, wording.compiled_so_far).items()}
     compiled = _by_process(lines, wording.compiled) or so_far or _warm_ups(lines, wording)
     return _longest(compiled), _why_none(lines, wording, "the log does not tell how long torch.compile took")
 
 
-def _graphs(lines: Sequence[Line], wording: StartLog) -> Told:
+def _graphs(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
     captured = _by_process(lines, wording.captured)
     return _longest(captured), _why_none(lines, wording, "the log tells of no capture of CUDA graphs")
 
 
-def _rest(startup_s: float, told: dict[str, Told]) -> Told:
+def _rest(startup_s: float, told: dict[str, PartTime]) -> PartTime:
     if missing := [name for name in ("process_s", "weights_s") if told[name][0] is None]:
         return None, f"the rest is not known without {' and '.join(missing)}"
     within = [told[name][0] or 0.0 for name in ("process_s", "weights_s", "compile_s", "graphs_s")]
@@ -175,7 +175,7 @@ def _rest(startup_s: float, told: dict[str, Told]) -> Told:
     return max(rest_s, 0.0), ""
 
 
-def _why_none(lines: Sequence[Line], wording: StartLog, otherwise: str) -> str:
+def _why_none(lines: Sequence[LogLine], wording: StartLog, otherwise: str) -> str:
     return (
         f"there is none: the server runs with {wording.eager_option}"
         if any(wording.eager.search(line.message) for line in lines)
@@ -183,7 +183,7 @@ def _why_none(lines: Sequence[Line], wording: StartLog, otherwise: str) -> str:
     )
 
 
-def _by_process(lines: Sequence[Line], pattern: re.Pattern[str]) -> dict[str, list[float]]:
+def _by_process(lines: Sequence[LogLine], pattern: re.Pattern[str]) -> dict[str, list[float]]:
     """The seconds that each process tells in these words."""
     found: dict[str, list[float]] = {}
     for line in lines:
@@ -192,9 +192,9 @@ def _by_process(lines: Sequence[Line], pattern: re.Pattern[str]) -> dict[str, li
     return found
 
 
-def _warm_ups(lines: Sequence[Line], wording: StartLog) -> dict[str, list[float]]:
+def _warm_ups(lines: Sequence[LogLine], wording: StartLog) -> dict[str, list[float]]:
     """From the begin to the end of the CPU's warm-up, in which it compiles; to a second."""
-    begun: dict[str, Line] = {}
+    begun: dict[str, LogLine] = {}
     found: dict[str, list[float]] = {}
     for line in lines:
         if wording.warms_up.match(line.message):

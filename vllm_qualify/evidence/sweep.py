@@ -52,7 +52,7 @@ OUTPUT, REQUESTS, TPOT = "output_throughput_tok_s", "request_throughput_req_s", 
 Purpose = Literal["curve", "concurrency", "request_rate"]
 Goal = Literal["concurrency", "request_rate"]
 UNITS: dict[Purpose, str] = {"curve": "clients", "concurrency": "clients", "request_rate": "req/s"}
-Run = Callable[[Load, float | None, Path], None]
+RunPoint = Callable[[Load, float | None, Path], None]
 """Runs bench once, with this load and at this rate in req/s, into this folder, and leaves there what repeat 1 of a load leaves.
 
 Without a rate each of the load's clients sends its next request as one has ended. With one, bench must be given no
@@ -100,7 +100,7 @@ class Plan(Frozen):
         return Slo.model_validate(limits) if limits else None
 
 
-class Asked(Frozen):
+class SweepLoad(Frozen):
     """What a run was made for, and with which load. With a rate the load's `max_concurrency` means nothing."""
 
     purpose: Purpose
@@ -126,7 +126,7 @@ class Point(Frozen):
     """
 
     folder: str
-    asked: Asked
+    asked: SweepLoad
     figures: dict[str, Number] = {}
     untold: dict[str, str] = {}
     sample_count: CountOrNone = 0
@@ -157,7 +157,7 @@ class CurvePoint(Frozen):
     is_on_front: bool
 
 
-class Found(Frozen):
+class SloLevel(Frozen):
     """The highest level that meets the SLO, or why none can be named. `note` says how near the next level is that misses it."""
 
     value: Number | None = None
@@ -165,7 +165,7 @@ class Found(Frozen):
     invalid_because: str | None = None
 
     @model_validator(mode="after")
-    def _value_or_reason(self) -> "Found":
+    def _value_or_reason(self) -> "SloLevel":
         if (self.value is None) != (self.invalid_because is not None):
             raise ValueError("a search has either an answer or the reason why it has none")
         return self
@@ -180,14 +180,14 @@ class Swept(Frozen):
     points: list[Point] = []
     curve: list[CurvePoint] = []
     curve_problems: list[str] = []
-    concurrency: Found | None = None
-    request_rate: Found | None = None
+    concurrency: SloLevel | None = None
+    request_rate: SloLevel | None = None
 
-    def found(self, goal: Goal) -> Found | None:
+    def found(self, goal: Goal) -> SloLevel | None:
         return self.concurrency if goal == "concurrency" else self.request_rate
 
 
-class Step(NamedTuple):
+class NextRun(NamedTuple):
     """The next run: at so many clients, or so many requests per second."""
 
     purpose: Purpose
@@ -212,7 +212,7 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Told:
+class LevelResult:
     """Whether a run at a level met the SLO, None where it was invalid and why. `is_new`: the search itself asked for it."""
 
     level: float
@@ -242,20 +242,20 @@ class _Known:
         return min((missed for missed in self.missed if missed > level), default=None)
 
 
-def decide(aim: Aim, told: Sequence[Told]) -> float | Found:
+def decide(aim: Aim, told: Sequence[LevelResult]) -> float | SloLevel:
     """The level that a search runs next, or its end. The order of what it is told does not matter."""
     new = [each for each in told if each.is_new]
     bad = [each for each in new if each.meets is None]
     known = _known([each for each in told if each.meets is not None and each.level <= aim.most])
     counts = Counter(each.level for each in bad)
     if twice := [each for each in bad if counts[each.level] >= MOST_INVALID]:
-        return Found(invalid_because=_unmeasured(aim, twice[-1], known))
+        return SloLevel(invalid_because=_unmeasured(aim, twice[-1], known))
     left = aim.most_runs - len(new)
     level = _next_level(aim, known, left)
     return _end(aim, known, level) if level is None or left <= 0 else level
 
 
-def _known(valid_runs: Sequence[Told]) -> _Known:
+def _known(valid_runs: Sequence[LevelResult]) -> _Known:
     missed = {each.level for each in valid_runs if not each.meets}
     met = [each.level for each in valid_runs if each.level not in missed]
     return _Known({level: met.count(level) for level in met}, missed)
@@ -302,22 +302,22 @@ def _at(aim: Aim, level: float) -> str:
     return f"{level:g} {aim.unit.removesuffix('s') if aim.whole and level == 1 else aim.unit}"
 
 
-def _unmeasured(aim: Aim, bad: Told, known: _Known) -> str:
+def _unmeasured(aim: Aim, bad: LevelResult, known: _Known) -> str:
     met = "" if known.highest is None else f"; {_at(aim, known.highest)} met the SLO"
     return f"{MOST_INVALID} runs at {_at(aim, bad.level)} were invalid: {bad.invalid_because}{met}"
 
 
-def _end(aim: Aim, known: _Known, wanted: float | None) -> Found:
+def _end(aim: Aim, known: _Known, wanted: float | None) -> SloLevel:
     """`wanted` is what another run would be made at."""
     spent = f"{aim.most_runs} runs were not enough"
     if known.confirmed is not None:
-        return Found(
+        return SloLevel(
             value=known.confirmed, note=_note(aim, known, known.confirmed, f"; {spent} to come nearer" if wanted else "")
         )
     if known.highest is not None:
-        return Found(invalid_because=f"{spent}: {_at(aim, known.highest)} met the SLO in one run, which nothing confirmed")
+        return SloLevel(invalid_because=f"{spent}: {_at(aim, known.highest)} met the SLO in one run, which nothing confirmed")
     missed = f"even {_at(aim, min(known.missed))} missed the SLO" if known.missed else "none was valid"
-    return Found(invalid_because=f"{spent}: {missed}" if wanted else missed)
+    return SloLevel(invalid_because=f"{spent}: {missed}" if wanted else missed)
 
 
 def _note(aim: Aim, known: _Known, value: float, spent: str) -> str:
@@ -329,29 +329,29 @@ def _note(aim: Aim, known: _Known, value: float, spent: str) -> str:
     return f"{met}, and nothing missed it{spent}"
 
 
-def next_step(plan: Plan, points: Sequence[Point]) -> Step | None:
+def next_step(plan: Plan, points: Sequence[Point]) -> NextRun | None:
     """The run that follows from those made so far; None where the sweep is complete."""
     for clients in plan.curve:
         runs = [each for each in points if each.asked.purpose == "curve" and each.asked.level == clients]
         if len(runs) < MOST_INVALID and all(each.invalid_because for each in runs):
-            return Step("curve", clients)
+            return NextRun("curve", clients)
     for goal in plan.goals:
         level = _decided(plan, goal, points)
-        if not isinstance(level, Found):
-            return Step(goal, level)
+        if not isinstance(level, SloLevel):
+            return NextRun(goal, level)
     return None
 
 
-def _decided(plan: Plan, goal: Goal, points: Sequence[Point]) -> float | Found:
+def _decided(plan: Plan, goal: Goal, points: Sequence[Point]) -> float | SloLevel:
     aim = _aim(plan, goal, points)
-    return Found(invalid_because=aim) if isinstance(aim, str) else decide(aim, _told(goal, points))
+    return SloLevel(invalid_because=aim) if isinstance(aim, str) else decide(aim, _told(goal, points))
 
 
-def _told(goal: Goal, points: Sequence[Point]) -> list[Told]:
+def _told(goal: Goal, points: Sequence[Point]) -> list[LevelResult]:
     """The curve's runs count as if they had been made before."""
     of = (goal,) if goal == "request_rate" else (goal, "curve")
     return [
-        Told(each.asked.level, each.meets_slo, each.asked.purpose == goal, each.invalid_because)
+        LevelResult(each.asked.level, each.meets_slo, each.asked.purpose == goal, each.invalid_because)
         for each in points
         if each.asked.purpose in of
     ]
@@ -377,8 +377,8 @@ def _closed(points: Sequence[Point]) -> list[Point]:
     return [each for each in points if not each.asked.is_open]
 
 
-def measure(run: Run, plan: Plan, folder: Path) -> None:
-    """Run the sweep into the stage's folder, each point into a folder of its own, as `concurrency-8` or `rate-2.5-again`.
+def measure(run: RunPoint, plan: Plan, folder: Path) -> None:
+    """RunPoint the sweep into the stage's folder, each point into a folder of its own, as `concurrency-8` or `rate-2.5-again`.
 
     What is there already is not run again.
 
@@ -395,24 +395,24 @@ def measure(run: Run, plan: Plan, folder: Path) -> None:
         points.append(read_point(into, plan))
 
 
-def _name(step: Step, points: Sequence[Point]) -> str:
+def _name(step: NextRun, points: Sequence[Point]) -> str:
     before = len(_same(step, points))
     again = "" if not before else "-again" if before == 1 else f"-again-{before}"
     return f"{'rate' if step.purpose == 'request_rate' else 'concurrency'}-{step.level:g}{again}"
 
 
-def _same(step: Step, points: Sequence[Point]) -> list[Point]:
+def _same(step: NextRun, points: Sequence[Point]) -> list[Point]:
     is_open = step.purpose == "request_rate"
     return [each for each in points if (each.asked.is_open, each.asked.level) == (is_open, step.level)]
 
 
-def _asked(plan: Plan, step: Step, points: Sequence[Point]) -> Asked:
+def _asked(plan: Plan, step: NextRun, points: Sequence[Point]) -> SweepLoad:
     # Another seed each run, and none of the load's repeats': the same prompts again would measure the prefix cache.
     seed = plan.load.seed + plan.load.looks[-1] + len(points)
     is_open = step.purpose == "request_rate"
     clients = 1 if is_open else int(step.level)
     of = _load(plan, clients, _prompts(plan, step, points), seed)
-    return Asked(purpose=step.purpose, load=of, request_rate_req_s=step.level if is_open else None)
+    return SweepLoad(purpose=step.purpose, load=of, request_rate_req_s=step.level if is_open else None)
 
 
 def _load(plan: Plan, clients: int, prompts: int, seed: int) -> Load:
@@ -431,7 +431,7 @@ def _load(plan: Plan, clients: int, prompts: int, seed: int) -> Load:
     return Load.model_validate(plan.load.model_dump() | changed)
 
 
-def _prompts(plan: Plan, step: Step, points: Sequence[Point]) -> int:
+def _prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> int:
     """As many as the SLO's percentiles need, and enough to last; twice as many where a run was invalid before."""
     before = [each.asked.load.num_prompts for each in _same(step, points) if each.invalid_because]
     lasting = _open_prompts(plan, step, points) if step.purpose == "request_rate" else _closed_prompts(plan, step, points)
@@ -442,13 +442,13 @@ def _least_prompts(plan: Plan) -> int:
     return max((least_prompts(name) for name in plan.sweep.slo), default=1)
 
 
-def _open_prompts(plan: Plan, step: Step, points: Sequence[Point]) -> float:
+def _open_prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> float:
     busiest = max((each for each in _closed(points) if each.figures), key=lambda point: point.asked.level)
     latency_s = busiest.figures["e2el_mean_ms"] / 1000
     return step.level * max(MARGIN * plan.sweep.min_duration_s, LATENCIES_SENT * latency_s)
 
 
-def _closed_prompts(plan: Plan, step: Step, points: Sequence[Point]) -> float:
+def _closed_prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> float:
     """By the rate of the nearest point, as if more clients were answered all the faster, and fewer no slower."""
     least = LEAST_PROMPTS_PER_CLIENT * step.level
     known = [(each.asked.level, each.answered_req_s) for each in _closed(points) if each.answered_req_s]
@@ -466,7 +466,7 @@ def read_points(folder: Path, plan: Plan) -> list[Point]:
 
 def read_point(folder: Path, plan: Plan) -> Point:
     """One point from its files. Raises one of UNUSABLE where they do not tell which it is."""
-    asked = Asked.model_validate_json((folder / ASKED).read_bytes())
+    asked = SweepLoad.model_validate_json((folder / ASKED).read_bytes())
     about: dict[str, Any] = {"folder": folder.name, "asked": asked}
     try:
         repeat = load.read(folder, f"{STAGE}/{folder.name}", 1)
@@ -487,7 +487,7 @@ def _answered(repeat: Repeat) -> float | None:
     return rate if result["failed"] == 0 and 0 < rate < math.inf else None
 
 
-def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: Asked) -> dict[str, Any]:
+def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: SweepLoad) -> dict[str, Any]:
     """What is known of a point that its steady state shows, or why it is invalid. Raises as `load.steady_of`."""
     problems = [
         *_other_than_asked(repeat.about, plan, asked),
@@ -506,7 +506,7 @@ def _watched(folder: Path, plan: Plan) -> Path | None:
     return watched_in(folder.parent, folder.parents[1] / SERVE) if plan.watched else None
 
 
-def _other_than_asked(result: dict[str, Any], plan: Plan, asked: Asked) -> list[str]:
+def _other_than_asked(result: dict[str, Any], plan: Plan, asked: SweepLoad) -> list[str]:
     """Bench tells how it sent: requests held back by a limit would look like a server that keeps up."""
     of = asked.load
     problems = []
@@ -540,17 +540,17 @@ def parse(folder: Path, plan: Plan) -> Swept:
     try:
         points = read_points(folder, plan)
     except UNUSABLE as error:
-        nothing = Found(invalid_because=f"the points cannot be told apart: {in_words(error)}")
+        nothing = SloLevel(invalid_because=f"the points cannot be told apart: {in_words(error)}")
         searched: dict[str, Any] = dict.fromkeys(plan.goals, nothing)
         return Swept(curve_problems=[str(nothing.invalid_because)], **searched)
     found: dict[str, Any] = {goal: _found(plan, goal, points) for goal in plan.goals}
     return Swept(points=points, curve=curve(plan, points), curve_problems=_curve_problems(plan, points), **found)
 
 
-def _found(plan: Plan, goal: Goal, points: Sequence[Point]) -> Found:
+def _found(plan: Plan, goal: Goal, points: Sequence[Point]) -> SloLevel:
     decided = _decided(plan, goal, points)
-    if not isinstance(decided, Found):
-        return Found(invalid_because=f"the search was not finished: {decided:g} {UNITS[goal]} would be next")
+    if not isinstance(decided, SloLevel):
+        return SloLevel(invalid_because=f"the search was not finished: {decided:g} {UNITS[goal]} would be next")
     return decided
 
 
@@ -613,7 +613,7 @@ def _measurement(metric: str, swept: Swept, goal: Goal, of: Callable[[dict[str, 
     if found is None or found.value is None:
         reason = found.invalid_because if found else None
         return invalid(metric, reason or f"the {goal} was not searched for", f"{STAGE}/")
-    step = Step(goal, found.value)
+    step = NextRun(goal, found.value)
     at = [each for each in _same(step, swept.points) if each.figures]
     traced_to = [line for each in at for line in each.traced_to]
     about = {"sample_count": sum(each.sample_count for each in at), "traced_to": traced_to}

@@ -60,7 +60,7 @@ def _row(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-class Told(NamedTuple):
+class GateReading(NamedTuple):
     """What a table tells of one gate: how many rows are its own, and of a single one the numbers, NaN where they are none.
 
     `samples` are NaN too unless the row is valid, in the gate's unit, and of a value that its metric can have.
@@ -197,15 +197,15 @@ def _column(gate: Gate, name: str) -> str:
     return f"{gate.label}: {name}"
 
 
-def _told(gate: Gate, rows: Sequence[Mapping[Hashable, Any]]) -> Told:
+def _told(gate: Gate, rows: Sequence[Mapping[Hashable, Any]]) -> GateReading:
     own = [row for row in rows if row["label"] == gate.label]
     if len(own) != 1:
-        return Told(rows=len(own))
+        return GateReading(rows=len(own))
     (row,) = own
     numbers = {name: _number(row[name]) for name in NUMBERS}
     least, largest = _range(gate)
     is_trusted = row["valid"] is True and row["unit"] == gate.unit and least <= numbers["value"] <= largest
-    return Told(rows=1, samples=_number(row["sample_count"]) if is_trusted else math.nan, **numbers)
+    return GateReading(rows=1, samples=_number(row["sample_count"]) if is_trusted else math.nan, **numbers)
 
 
 def _number(found: object) -> float:
@@ -215,13 +215,13 @@ def _number(found: object) -> float:
     return float(found)
 
 
-def _turned(gates: Sequence[Gate], told: Sequence[Told]) -> "pd.DataFrame":
+def _turned(gates: Sequence[Gate], told: Sequence[GateReading]) -> "pd.DataFrame":
     """The table's one row, with a column for each thing that is told of a gate."""
     columns = {_column(gate, name): getattr(each, name) for gate, each in zip(gates, told, strict=True) for name in TOLD}
     return pd.DataFrame([columns], dtype=float)
 
 
-def _checks(gate: Gate, told: Told, held: dict[tuple[str, str], bool]) -> Checks:
+def _checks(gate: Gate, told: GateReading, held: dict[tuple[str, str], bool]) -> Checks:
     """What was not found did not hold; a yes-or-no check's value is both of its bounds."""
     trusted, surely, maybe = (held.get((gate.label, name), False) for name in ("trusted", "surely_inside", "maybe_inside"))
     has_bounds = math.isfinite(told.lower) and math.isfinite(told.upper)

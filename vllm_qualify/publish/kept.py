@@ -40,7 +40,7 @@ class Reuse(Frozen):
     most_age_days: float = Field(default=7, gt=0, description="How old evidence may be, in days.")
 
 
-class Kept(Frozen):
+class KeptStage(Frozen):
     """One finished stage of a run, whose report and manifest are or would be below `prefix`."""
 
     kept_version: Literal[1] = 1
@@ -65,7 +65,7 @@ def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> 
 
 def _note(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
     """The run has this stage: what becomes of the run tells what becomes of the measurement."""
-    kept = Kept(run_id=plan.run_id, prefix=f"reports/{plan.cell.id}/{plan.run_id}", stage=stage)
+    kept = KeptStage(run_id=plan.run_id, prefix=f"reports/{plan.cell.id}/{plan.run_id}", stage=stage)
     key = f"{_folder(stage.stage, plan)}{plan.run_id}.json"
     if not store.exists(key):
         store.put_new(key, kept.model_dump_json(indent=2).encode(), "application/json")
@@ -129,26 +129,26 @@ def _folder(stage: Stage, plan: CellPlan) -> str:
     return f"stages/{stage}/{stage_key(stage, plan)}/"
 
 
-def _usable(store: Store, stage: Stage, plan: CellPlan, reuse: Reuse) -> list[Kept]:
+def _usable(store: Store, stage: Stage, plan: CellPlan, reuse: Reuse) -> list[KeptStage]:
     """One that any run has taken into a report is judged by all such reports."""
     found = [kept for kept in _newest_first(store, stage, plan) if _is_young(kept, reuse)]
     refused = {kept.measured_by for kept in found if not _may_be_used(store, kept, reuse)}
     return [kept for kept in found if kept.measured_by not in refused]
 
 
-def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[Kept]:
+def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[KeptStage]:
     for key in reversed(list(store.keys(_folder(stage, plan)))):
         try:
-            yield Kept.model_validate_json(store.get(key))
+            yield KeptStage.model_validate_json(store.get(key))
         except ValidationError as error:
             raise StoreError("not a kept stage", "delete it: it is then measured again", store.locate(key)) from error
 
 
-def _is_young(kept: Kept, reuse: Reuse) -> bool:
+def _is_young(kept: KeptStage, reuse: Reuse) -> bool:
     return datetime.now(UTC) - kept.stage.started_at <= timedelta(days=reuse.most_age_days)
 
 
-def _may_be_used(store: Store, kept: Kept, reuse: Reuse) -> bool:
+def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
     """A run that ended without an approval is asked for once more to be measured once more."""
     manifest = f"{kept.prefix}/manifest.json"
     if not store.exists(manifest):
@@ -162,7 +162,7 @@ def _lacks(plan: CellPlan, stage: Stage, found: list[Any]) -> bool:
     return any(measurement.metric in gated and measurement.invalid_because for measurement in found)
 
 
-def _bring(store: Store, kept: Kept, evidence: Path) -> None:
+def _bring(store: Store, kept: KeptStage, evidence: Path) -> None:
     for file in kept.stage.files:
         path, key = evidence / file.path, evidence_key(file)
         with writing(kept.stage.stage):
@@ -173,6 +173,6 @@ def _bring(store: Store, kept: Kept, evidence: Path) -> None:
             raise StoreError(problem, "do not trust it: restore it from an earlier version", store.locate(key))
 
 
-def _remove(kept: Kept, evidence: Path) -> None:
+def _remove(kept: KeptStage, evidence: Path) -> None:
     for file in kept.stage.files:
         (evidence / file.path).unlink()

@@ -70,7 +70,7 @@ _LOCK = re.compile(r"(governance|compliance):([1-9][0-9]{0,4})")
 _LOCK_DAYS = 36_500  # S3 takes no more
 
 
-class Settings(NamedTuple):
+class WriteSettings(NamedTuple):
     """What the environment asks of S3 for the objects that are written; each may be empty."""
 
     encryption: str
@@ -98,7 +98,7 @@ class Settings(NamedTuple):
         return {"ObjectLockMode": self.lock_mode, "ObjectLockRetainUntilDate": until} if self.lock_mode else {}
 
 
-def settings_of(environment: Mapping[str, str]) -> Settings:
+def settings_of(environment: Mapping[str, str]) -> WriteSettings:
     """Raises CallerError, which names the variable and what it may be."""
     encryption = _one_of(environment, SSE, _ENCRYPTIONS)
     kms_key = environment.get(SSE_KMS_KEY_ID, "")
@@ -106,7 +106,7 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
         remedy = f"set {SSE}=aws:kms, or unset {SSE_KMS_KEY_ID}"
         raise CallerError("a key is set, but not its encryption", remedy, SSE_KMS_KEY_ID)
     lock_mode, lock_days = _lock_of(environment.get(OBJECT_LOCK, ""))
-    return Settings(encryption, kms_key, _one_of(environment, STORAGE_CLASS, _STORAGE_CLASSES), lock_mode, lock_days)
+    return WriteSettings(encryption, kms_key, _one_of(environment, STORAGE_CLASS, _STORAGE_CLASSES), lock_mode, lock_days)
 
 
 def _one_of(environment: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
@@ -329,7 +329,7 @@ class _Errors:
     could not send).
     """
 
-    def __init__(self, bucket: str, base: str, settings: Settings, client: "ClientMeta") -> None:
+    def __init__(self, bucket: str, base: str, settings: WriteSettings, client: "ClientMeta") -> None:
         self._where = f"the bucket {bucket} at {_without_user(client.endpoint_url)}"
         self._bucket_arn = f"arn:{client.partition}:s3:::{bucket}"
         self._objects_arn = f"{self._bucket_arn}/{base}*"

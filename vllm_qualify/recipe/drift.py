@@ -14,7 +14,7 @@ from vllm_qualify.recipe.serving import Environment, ServerArguments
 from vllm_qualify.recipe.tables import EngineTable, ModelKind, Option, Schema
 from vllm_qualify.recipe.values import Frozen
 
-Kind = Literal[
+FindingKind = Literal[
     "unknown-option",
     "bad-value",
     "unknown-field",
@@ -49,7 +49,7 @@ WORDS = {
 class Finding(Frozen):
     """One difference. A changed default, or what another build refuses, is told and is no problem; all others are."""
 
-    kind: Kind
+    kind: FindingKind
     name: str
     told: str
 

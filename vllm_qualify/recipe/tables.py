@@ -84,7 +84,7 @@ def _read(path: Path) -> EngineTable:
     return EngineTable.model_validate_json(gzip.decompress(path.read_bytes()))
 
 
-class Judgement(Frozen):
+class EngineJudgement(Frozen):
     """What an engine says against one server: `refused`, or `unclear` where something kept it from judging, or neither.
 
     `parsed`: its parser took every option and value.
@@ -95,21 +95,21 @@ class Judgement(Frozen):
     unclear: str | None
 
 
-class Answer(EngineTable):
+class ProbeAnswer(EngineTable):
     """What the probe wrote: the engine's table, its build, and its judgement of each server that it was asked about."""
 
     build: Literal["cuda", "cpu"]
-    servers: list[Judgement]
+    servers: list[EngineJudgement]
 
     @property
     def table(self) -> EngineTable:
         return EngineTable(**{name: getattr(self, name) for name in EngineTable.model_fields})
 
 
-def parse_answer(text: str) -> Answer:
+def parse_answer(text: str) -> ProbeAnswer:
     """Raises HostError if it is no answer of the probe's."""
     try:
-        return Answer.model_validate(_without_words(json.loads(text)))
+        return ProbeAnswer.model_validate(_without_words(json.loads(text)))
     except (ValueError, ValidationError) as error:
         remedy, said = "see what its Python wrote", text.splitlines()[-10:]
         raise HostError("the engine did not tell what it knows", remedy, "check", said) from error

@@ -16,7 +16,7 @@ from vllm_qualify.approval.layout import JSON, Line, Moment, canonical, readable
 from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
 from vllm_qualify.recipe.values import Frozen
-from vllm_qualify.releases.source import Found, Source
+from vllm_qualify.releases.source import Available, Source
 
 # Longer than an event needs to its consumer.
 AGAIN_AFTER_S = 3600.0
@@ -65,7 +65,7 @@ class Claim(Frozen):
 def look(
     store: Store,
     source: Source,
-    found: Sequence[Found],
+    found: Sequence[Available],
     now: datetime,
     backfill: bool = False,
     again_after_s: float = AGAIN_AFTER_S,
@@ -120,7 +120,7 @@ def _claim_key(key: str) -> str:
     return f"releases/claims/{key}.json"
 
 
-def _seen(before: Known | None, source: Source, found: Sequence[Found], now: datetime, backfill: bool) -> Known:
+def _seen(before: Known | None, source: Source, found: Sequence[Available], now: datetime, backfill: bool) -> Known:
     seen = {each.key: each for each in before.releases} if before else {}
     for each in reversed(found):
         key = release_key(source, each.identity)

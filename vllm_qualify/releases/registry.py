@@ -17,7 +17,7 @@ from vllm_qualify.engine.image import DIGEST, parse_reference
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Login, RefusedError, credentials_for
 from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import WATCH, Found
+from vllm_qualify.releases.source import WATCH, Available
 
 DOCKER_HUB, DOCKER_HUB_ADDRESS = auth.INDEX_NAME, "registry-1.docker.io"
 # Both kinds of an index and of an image: what is not accepted, a registry converts or refuses, and the digest is another.
@@ -32,7 +32,7 @@ TAGS_PER_PAGE = 100
 TIMEOUT_S = 30.0
 
 
-def releases_in(name: str, rule: VersionRule) -> list[Found]:
+def releases_in(name: str, rule: VersionRule) -> list[Available]:
     """What the rule lets through of a repository, newest first: each digest once, with its tags.
 
     Raises:
@@ -44,7 +44,7 @@ def releases_in(name: str, rule: VersionRule) -> list[Found]:
         for tag in rule.newest_first(repository.tags()):
             if digest := repository.digest(tag):
                 digests.setdefault(digest, []).append(tag)
-    return [Found(identity=digest, tags=tags) for digest, tags in digests.items()]
+    return [Available(identity=digest, tags=tags) for digest, tags in digests.items()]
 
 
 def registry_and_path(name: str) -> tuple[str, str]:

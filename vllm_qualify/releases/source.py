@@ -46,7 +46,7 @@ class ModelSource(_Source):
 Source = Annotated[ImageSource | ModelSource, Field(discriminator="kind")]
 
 
-class Found(Frozen):
+class Available(Frozen):
     """What a source has now: an image's digest with the tags that are on it, or a model's commit with its branch or tag."""
 
     identity: Text

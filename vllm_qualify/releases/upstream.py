@@ -2,12 +2,12 @@
 
 from vllm_qualify.engine.hub import commit_of
 from vllm_qualify.releases.registry import releases_in
-from vllm_qualify.releases.source import WATCH, Found, Source
+from vllm_qualify.releases.source import WATCH, Available, Source
 
 
-def found_at(source: Source) -> list[Found]:
+def found_at(source: Source) -> list[Available]:
     """Newest first; of a model its one commit. Raises as `releases_in` and `commit_of`."""
     if source.kind == "image":
         return releases_in(source.name, source.rule)
     commit = commit_of(source.name, source.revision, WATCH)
-    return [Found(identity=commit, tags=[source.revision] if source.revision else [])]
+    return [Available(identity=commit, tags=[source.revision] if source.revision else [])]

@@ -14,14 +14,14 @@ from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.load import ClientUse
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
 from vllm_qualify.evidence.serving import LAUNCHED
-from vllm_qualify.evidence.speculation import Document
+from vllm_qualify.evidence.speculation import SpeculationDetails
 from vllm_qualify.evidence.stages import found_by_fit, idle_gpus, sweep_plan
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.sweep import Swept
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.before import Before, Drift, before, drifted
-from vllm_qualify.report.questions import Questions, questions
+from vllm_qualify.report.questions import ScoredQuestions, questions
 
 MOST_SAMPLES = 300
 # Of each line its largest, its smallest and a missing value; and the course's first sample and its last.
@@ -40,9 +40,9 @@ class Details(Frozen):
 
     before: Before | None = None
     drift: Drift | None = None
-    questions: list[Questions] = []
+    questions: list[ScoredQuestions] = []
     sweep: Swept | None = None
-    speculation: Document | None = None
+    speculation: SpeculationDetails | None = None
     speedups: list[Measurement] = []
     startup: Startup | None = None
     idle: Idle | None = None
@@ -106,7 +106,7 @@ def _swept(plan: CellPlan, evidence: Path) -> Swept | None:
     return sweep.parse(_left(evidence / sweep.STAGE), sweep_plan(plan)) if plan.sweep else None
 
 
-def _document(plan: CellPlan, evidence: Path) -> Document | None:
+def _document(plan: CellPlan, evidence: Path) -> SpeculationDetails | None:
     if not plan.is_speculative:
         return None
     if plan.undrafted is None:

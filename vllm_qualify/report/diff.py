@@ -21,8 +21,8 @@ from vllm_qualify.recipe.workload import Load
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 
-Kind = Literal["added", "removed", "changed"]
-Told = Literal["better", "worse", "equal", "not told"]
+ChangeKind = Literal["added", "removed", "changed"]
+Trend = Literal["better", "worse", "equal", "not told"]
 CHOSEN_AT_START = ("host", "port")
 # Of the stages that measure something: what they measure depends on the machine, and on the client of the load.
 TIMED = [name for name, kind in TABLE.items() if kind.is_timed and kind.has_measurements]
@@ -48,7 +48,7 @@ class Change(Frozen):
     """One setting that differs: `added` is in B only, `removed` in A only. A missing one is null."""
 
     what: str
-    kind: Kind
+    kind: ChangeKind
     a: JsonValue = None
     b: JsonValue = None
 
@@ -79,7 +79,7 @@ class Moved(Frozen):
     b: Measurement
     difference: float | None = None
     ratio: float | None = None
-    told: Told
+    told: Trend
     because: str = ""
 
     @property
@@ -167,7 +167,7 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Jso
 
 
 def _change(what: str, a: JsonValue, b: JsonValue) -> Change:
-    kind: Kind = "added" if a is None else "removed" if b is None else "changed"
+    kind: ChangeKind = "added" if a is None else "removed" if b is None else "changed"
     return Change(what=what, kind=kind, a=a, b=b)
 
 
@@ -280,7 +280,7 @@ def _why_unlike(stage: Stage, a: Measurement, b: Measurement, unlike: Sequence[U
     return "; ".join(found.because for found in unlike if found.covers(stage, a))
 
 
-def _told(a: Measurement, b: Measurement, unlike: str) -> tuple[Told, str]:
+def _told(a: Measurement, b: Measurement, unlike: str) -> tuple[Trend, str]:
     invalid = [f"{side} is invalid: {found.invalid_because}" for side, found in (("A", a), ("B", b)) if found.invalid_because]
     if a.value is None or b.value is None or unlike:
         return "not told", "; ".join(invalid) or unlike

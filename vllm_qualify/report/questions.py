@@ -26,7 +26,7 @@ HALF = 0.5
 NOT_BROUGHT = "the words of the baseline's answers are not in this run's evidence: its scores alone were brought"
 
 Way = Literal["lost", "gained"]
-Key = tuple[str, str]
+ScoreKey = tuple[str, str]
 """The metric and lm-eval's filter that an answer is scored by."""
 
 
@@ -53,7 +53,7 @@ class Flip(Frozen):
         return sum(len(escape(words.plain(each.text)).encode(errors="replace")) for each in found if each)
 
 
-class Questions(Frozen):
+class ScoredQuestions(Frozen):
     """A task's questions as one filter scored them, `against` the baseline's run where there is one.
 
     `numbers` are the questions, and beside each the mean score of its answers; None where none was answered. Of what was too
@@ -103,7 +103,7 @@ def is_right(score: float) -> bool:
     return score > HALF
 
 
-def questions(plan: CellPlan, evidence: Path) -> list[Questions]:
+def questions(plan: CellPlan, evidence: Path) -> list[ScoredQuestions]:
     """Of each task that a gate is on, by that gate's filter. What cannot be read is left out: the measurements tell why."""
     wanted = [(task, key) for task in plan.accuracy for key in _keys(plan, task)]
     found = []
@@ -124,14 +124,14 @@ class _Room(NamedTuple):
     questions: int
 
 
-def _keys(plan: CellPlan, task: TaskPlan) -> list[Key]:
+def _keys(plan: CellPlan, task: TaskPlan) -> list[ScoreKey]:
     """Those of the gates against the baseline; without any, those of all gates on the task's scores."""
     scored = [gate for gate in plan.gates if gate.task == task.name and METRICS[gate.metric].is_score]
     gates = (paired_gates(plan, task) if plan.baseline else []) or scored
     return list(dict.fromkeys((gate.metric, gate.filter) for gate in gates if gate.filter))
 
 
-def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: Key, room: _Room) -> Questions:
+def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, room: _Room) -> ScoredQuestions:
     folder = evidence / "accuracy" / task.name
     here = _by_question(answers.read(folder, task).answers)
     there, problem = _theirs(plan, evidence, task)
@@ -143,7 +143,7 @@ def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: Key, room: _
     kept = _within(flips, room.bytes)
     numbers = _kept_numbers(ours, flipped, room.questions)
     counted = list(ways.values())
-    return Questions(
+    return ScoredQuestions(
         task=task.name,
         metric=key[0],
         filter=key[1],

@@ -8,15 +8,15 @@ from markupsafe import Markup
 from vllm_qualify.evidence.fitting import Tried, Try
 from vllm_qualify.evidence.idle import Idle, Stretch, together
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.speculation import Document, Drafting, SameText
+from vllm_qualify.evidence.speculation import Drafting, SameText, SpeculationDetails
 from vllm_qualify.evidence.startup import PARTS, Startup
-from vllm_qualify.evidence.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Found, Plan, Point, Swept
+from vllm_qualify.evidence.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Plan, Point, SloLevel, Swept
 from vllm_qualify.evidence.watched import Series, chart
 from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.report import words
-from vllm_qualify.report.questions import Excerpt, Flip, Questions, Way
+from vllm_qualify.report.questions import Excerpt, Flip, ScoredQuestions, Way
 from vllm_qualify.report.words import DASH
 
 # What a sweep without an SLO shows of each point.
@@ -34,7 +34,7 @@ WARMTH = {
 }
 # Of the drawing, in its own units; it takes the width that it is given.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640.0, 320.0, 64.0, 40.0, 32.0, 40.0
-Told = tuple[str, str, str]
+Fact = tuple[str, str, str]
 """What it is, its value or DASH, and a word on it or the reason why there is none."""
 
 
@@ -87,7 +87,7 @@ class SweepSection:
     latencies: list[str]
     plot: Plot | None
     points: list[PointRow]
-    found: list[Told]
+    found: list[Fact]
     problems: list[str]
 
 
@@ -114,7 +114,7 @@ class QuestionsSection:
     """A task's questions; `left_out` and `unshown` tell how many of the questions and of the flips are not on the page."""
 
     title: str
-    found: Questions
+    found: ScoredQuestions
     flips: list[FlipBlock]
     rows: list[QuestionRow]
     unshown: int
@@ -192,7 +192,7 @@ def sweep_section(swept: Swept, planned: Plan, before: Sequence[CurvePoint] = ()
     )
 
 
-def _found(name: str, unit: str, found: Found | None) -> Told:
+def _found(name: str, unit: str, found: SloLevel | None) -> Fact:
     if found is None or found.value is None:
         return name, DASH, (found.invalid_because if found else None) or "it was not searched for"
     return name, f"{found.value:,g} {unit}", found.note
@@ -239,7 +239,7 @@ def _front(dots: Sequence[Dot]) -> str:
     return "".join(f"{'L' if at else 'M'}{x:g} {y:g}" for at, (x, y) in enumerate(front))
 
 
-def questions_section(found: Questions) -> QuestionsSection:
+def questions_section(found: ScoredQuestions) -> QuestionsSection:
     ways = found.ways
     scores = dict(zip(found.numbers, zip(found.ours, found.theirs or [None] * len(found.ours), strict=True), strict=True))
     return QuestionsSection(
@@ -276,7 +276,7 @@ def _cut(found: Excerpt | None) -> str:
     return f"{found.cut:,} more characters were cut" if found.cut else ""
 
 
-def drafting_rows(found: Document) -> list[DraftingRow]:
+def drafting_rows(found: SpeculationDetails) -> list[DraftingRow]:
     named = {"fixed prompts, greedy": found.greedy, "one request at a time": found.batch1, "the profile's load": found.profile}
     return [_drafting_row(name, drafting) for name, drafting in named.items()]
 
@@ -292,7 +292,7 @@ def _drafting_row(name: str, found: Drafting) -> DraftingRow:
     )
 
 
-def speedup_rows(speedups: Sequence[Measurement]) -> list[Told]:
+def speedup_rows(speedups: Sequence[Measurement]) -> list[Fact]:
     """Each with its interval beside it, or the reason why there is no value."""
     rows = [words.measurement_row(found) for found in speedups]
     return [(f"{row.metric}: {row.meaning}", row.value, row.note or f"interval {row.interval}") for row in rows]
@@ -307,14 +307,14 @@ def same_text(texts: SameText | None) -> str:
     return f"{told}; they part: {', '.join(parted)}." if parted else f"{told}."
 
 
-def startup_rows(found: Startup) -> list[Told]:
+def startup_rows(found: Startup) -> list[Fact]:
     """The whole, then its parts, in the order in which they come."""
     parts = [(part, metric, getattr(found, part)) for part, metric in PARTS.items()]
     rows = [(METRICS[metric].meaning, _seconds(value), found.because.get(part, "")) for part, metric, value in parts]
     return [(METRICS["startup_s"].meaning, _seconds(found.startup_s), ""), *rows]
 
 
-def idle_rows(found: Idle) -> list[Told]:
+def idle_rows(found: Idle) -> list[Fact]:
     """Each GPU, and all together where there are several; the reason in place of all where nothing is sure."""
     if found.because is not None:
         return [("The GPUs idled", DASH, found.because)]
@@ -324,7 +324,7 @@ def idle_rows(found: Idle) -> list[Told]:
     return [*rows, *([_idle_row("All of them together idled", starts, servings)] if several else [])]
 
 
-def _idle_row(what: str, start: Stretch, serving: Stretch) -> Told:
+def _idle_row(what: str, start: Stretch, serving: Stretch) -> Fact:
     whole = together([start, serving])
     parts = [
         f"{_seconds(each.idle_s)} of {_seconds(each.told_s)} {when}"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vllm_qualify.judge.verdict import Verdict
 from vllm_qualify.report import head, words
-from vllm_qualify.report.diff import Change, Kind, Moved, ReportDiff, Side, Told, VerdictChange
+from vllm_qualify.report.diff import Change, ChangeKind, Moved, ReportDiff, Side, Trend, VerdictChange
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
 
@@ -21,8 +21,8 @@ HEADS = ("gate", "value", "bound", "interval", "smallest visible change", "verdi
 GROWING = (3, 1, 2, 4, 0)
 MOVED = ("measurement", "A", "B", "change", "B is")
 MOVED_GROWING = (1, 2, 3, 0)
-TOLD: dict[Told, str] = {"better": "green", "worse": "bold red", "equal": "", "not told": "magenta"}
-MARKS: dict[Kind, str] = {"added": "+", "removed": "-", "changed": "~"}
+TOLD: dict[Trend, str] = {"better": "green", "worse": "bold red", "equal": "", "not told": "magenta"}
+MARKS: dict[ChangeKind, str] = {"added": "+", "removed": "-", "changed": "~"}
 NOT_SURE = "?"
 GAPS = (2, 1)
 INDENT = "  "

@@ -37,7 +37,7 @@ Totals = Mapping[str, float]
 """A metrics page's counters by their names, which end in `_total`, each summed over its labels."""
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """What a server is told, whatever its kind. A model of the hub has a revision; local weights have none."""
 
     model: str
@@ -145,9 +145,9 @@ class EngineKind:
     metrics_path: str
     counters: Mapping[CounterName, tuple[str, ...]]
     load_problems: Callable[[Counted, Conditions], list[str]]
-    config: Callable[[Served, ServerArguments], ServerArguments]
+    config: Callable[[ServedModel, ServerArguments], ServerArguments]
     text: Callable[[ServerArguments], str]
-    arguments: Callable[[Served, str], list[str]]
+    arguments: Callable[[ServedModel, str], list[str]]
     queue_remedy: str = "use more GPUs"
     least_version: str | None = None
     needs_image: bool = True

@@ -1,6 +1,6 @@
 """TensorRT-LLM, by `trtllm-serve` in NVIDIA's image."""
 
-from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Served, plain_text, setting, too_many
+from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, ServedModel, plain_text, setting, too_many
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
 TENSORRT_LLM: EngineName = "tensorrt-llm"
@@ -9,13 +9,13 @@ NO_EVICTION = "GUARANTEED_NO_EVICT"
 BLOCK_REUSE_REMEDY = "set enable_block_reuse to false in kv_cache_config"
 
 
-def _config(_served: Served, options: ServerArguments) -> ServerArguments:
+def _config(_served: ServedModel, options: ServerArguments) -> ServerArguments:
     # Without these there is no /prometheus/metrics, or there are no counts of the KV cache's blocks on it.
     counted: ServerArguments = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
     return counted | options
 
 
-def _arguments(served: Served, config: str) -> list[str]:
+def _arguments(served: ServedModel, config: str) -> list[str]:
     """The config file holds arguments of its LLM class; where to listen and how to call the model is said to the server."""
     return [
         *("trtllm-serve", "serve", served.model),

@@ -5,7 +5,7 @@ import re
 
 from pydantic import JsonValue
 
-from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Served, StartLog, plain_text, too_many
+from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, ServedModel, StartLog, plain_text, too_many
 from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
 
@@ -17,7 +17,7 @@ PREEMPTION_REMEDY = (
 )
 
 
-def _config(served: Served, options: ServerArguments) -> ServerArguments:
+def _config(served: ServedModel, options: ServerArguments) -> ServerArguments:
     ours: ServerArguments = {
         "model": served.model,
         "served-model-name": [served.name],
@@ -42,7 +42,7 @@ def _entry(name: str, value: JsonValue) -> tuple[str, JsonValue]:
     return name, json.dumps(value) if isinstance(value, dict) else value
 
 
-def _arguments(_served: Served, config: str) -> list[str]:
+def _arguments(_served: ServedModel, config: str) -> list[str]:
     return ["--config", config]
 
 

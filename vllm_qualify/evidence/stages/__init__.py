@@ -1,6 +1,6 @@
 """The stages of a qualification. Each has a file: it measures into its own folder, and is parsed from there, now or later."""
 
-from vllm_qualify.evidence.stages.accuracy import Asking, accuracy_stage, asks_alike
+from vllm_qualify.evidence.stages.accuracy import AskingLimits, accuracy_stage, asks_alike
 from vllm_qualify.evidence.stages.baseline import baseline_stage
 from vllm_qualify.evidence.stages.fit import fit_stage, found_by_fit
 from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
@@ -14,7 +14,7 @@ from vllm_qualify.evidence.stages.table import TABLE, on_the_server, parse, pars
 __all__ = [
     "MACHINE",
     "TABLE",
-    "Asking",
+    "AskingLimits",
     "StageKind",
     "accuracy_stage",
     "asks_alike",

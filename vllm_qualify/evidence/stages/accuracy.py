@@ -18,14 +18,14 @@ from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 
 
-class Asking(NamedTuple):
+class AskingLimits(NamedTuple):
     """How long a task's questions are asked: at most `repetitions` times, and until nothing more could change a verdict."""
 
     repetitions: Callable[[TaskPlan], int]
     is_decided: Callable[[TaskPlan], bool]
 
 
-def accuracy_stage(served: Served, plan: CellPlan, evidence: Path, progress: Progress, asking: Asking) -> StageEvidence:
+def accuracy_stage(served: Served, plan: CellPlan, evidence: Path, progress: Progress, asking: AskingLimits) -> StageEvidence:
     """Ask lm-eval's tasks, one after another.
 
     Raises:
@@ -40,7 +40,7 @@ def accuracy_stage(served: Served, plan: CellPlan, evidence: Path, progress: Pro
     return ACCURACY.run(plan, evidence, measure, accuracy.tools())
 
 
-def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking: Asking) -> None:
+def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking: AskingLimits) -> None:
     repetitions = asking.repetitions(task)
     lm_eval = accuracy.asking(served.server, served.lm_eval[task.name], folder, progress)
     for step in lm_eval.steps:

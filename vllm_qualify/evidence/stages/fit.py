@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.question import Question
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
@@ -12,7 +13,7 @@ from vllm_qualify.evidence import load, startup
 from vllm_qualify.evidence.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
 from vllm_qualify.evidence.sequential import levels_of
-from vllm_qualify.evidence.serving import Served, Tell, another, watched
+from vllm_qualify.evidence.serving import Served, another, watched
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind
 from vllm_qualify.evidence.startup import KvCache

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm_qualify.engine.plan import CellPlan
-from vllm_qualify.engine.process import Progress
+from vllm_qualify.engine.process import Progress, Tell
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.evidence import load
 from vllm_qualify.evidence.load import Driven, Following
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_of
-from vllm_qualify.evidence.serving import Served, Tell, another
+from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs, server_inputs
 from vllm_qualify.evidence.watched import watched_in

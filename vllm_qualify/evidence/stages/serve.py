@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import Server
 from vllm_qualify.engine.watch import HOST_SAMPLES
 from vllm_qualify.errors import writing
 from vllm_qualify.evidence import idle, network, startup
 from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.serving import ENDED, LAUNCHED, Tell, started
+from vllm_qualify.evidence.serving import ENDED, LAUNCHED, started
 from vllm_qualify.evidence.stages.stage import StageKind
 from vllm_qualify.evidence.watched import read_host
 from vllm_qualify.recipe.metrics import GPU_IDLE, NCCL_INFINIBAND
