@@ -193,7 +193,7 @@ def approve_automatically(published: Published, request: QualifyHost) -> Publish
 
 def settle(published: Published, request: QualifyRelease) -> Published:
     """A release manager decides about what passed and is not decided, if the flow is to wait for that."""
-    if published.told or not published.approved or not request.decision_timeout_s:
+    if published.told or not published.passed or not request.decision_timeout_s:
         return published
     wanted = ask(published, request.decision_timeout_s)
     return decide_approval(published, wanted, request.store, request.signing_key_block)

@@ -2,8 +2,8 @@
 
     python -m infra.screenshots FOLDER
 
-opens the board in FOLDER and follows its links: to the newest report that was approved, and to one that was not, of which it
-shows the questions that flipped. Writes docs/images. It needs Debian's chromium.
+opens the board in FOLDER and follows its links: to the newest report that was approved, and to one that did not pass, of which
+it shows the questions that flipped. Writes docs/images. It needs Debian's chromium.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main() -> int:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         _board(_opened(browser, board.as_uri()))
-        approved, refused = (_report(_opened(browser, board.as_uri()), state) for state in ("approved", "not approved"))
+        approved, refused = (_report(_opened(browser, board.as_uri()), state) for state in ("approved", "not passed"))
         _photograph(_opened(browser, approved), "report")
         _photograph(_opened(browser, approved, NARROW), "report-narrow")
         _questions(_opened(browser, refused))

@@ -102,7 +102,7 @@ def check_signing_key(block: str, decision_timeout_s: float) -> None:
 def automatic_ruling(published: Published, block: str) -> Ruling | None:
     """The recipe's own approval, where it allows one, every gate was judged and passed by itself, and there is a key."""
     report = published.run.report()
-    if not (published.approved and report.plan.approval.automatic):
+    if not (published.passed and report.plan.approval.automatic):
         return None
     if waivers_of(report) or report.judgement.not_judged:
         why = "rests on a waiver" if waivers_of(report) else "has gates that were not judged, for want of a baseline"

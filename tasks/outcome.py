@@ -59,7 +59,7 @@ def _state(names: Sequence[str], message: str, data: list[Published]) -> State[l
 def _name(published: Published) -> str:
     if published.rejected:
         return REJECTED
-    if not published.approved:
+    if not published.passed:
         return OF_VERDICT[published.run.report().judgement.verdict]
     return APPROVED if published.told else AWAITING
 

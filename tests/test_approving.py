@@ -81,7 +81,7 @@ def published(
     run = Run(folder=folder / "runs" / found.run_id)
     (run.folder / "report.json").write_text(found.report.model_dump_json())
     (run.folder / "plan.json").write_text(found.report.plan.model_dump_json())
-    return Published(outcome=found.report.outcome, approved=found.report.approved, run=run, page="page", manifest="manifest")
+    return Published(outcome=found.report.outcome, passed=found.report.passed, run=run, page="page", manifest="manifest")
 
 
 def settled(found: Published, store: Store, timeout_s: float = 0, block: str = "no-such-block") -> Published:

@@ -290,7 +290,7 @@ def test_a_run_that_is_only_here_can_be_named(
 
 
 @pytest.mark.parametrize(
-    ("verdict", "establishes", "told"), [("fail", True, "was not approved"), ("pass", False, "is no baseline")]
+    ("verdict", "establishes", "told"), [("fail", True, "did not pass"), ("pass", False, "is no baseline")]
 )
 @pytest.mark.parametrize("here", [True, False])
 def test_a_named_run_must_be_an_approved_baseline(
@@ -360,7 +360,7 @@ def test_other_weights_that_are_here_are_served_beside(store: Store, then: CellP
 
 
 def test_the_same_release_is_not_measured_beside_itself(store: Store, then: CellPlan, baseline: Report) -> None:
-    assert baseline.approved
+    assert baseline.passed
     assert not_in_turns(store, then) == "it is the same release with the same server"
 
 
@@ -375,7 +375,7 @@ def test_the_same_release_with_another_server_is_measured_beside_it(
 
 
 def test_who_wants_no_turns_gets_none(store: Store, now: CellPlan, baseline: Report) -> None:
-    assert baseline.approved
+    assert baseline.passed
     assert not_in_turns(store, now, in_turns=False) == "--no-in-turns"
 
 
@@ -390,7 +390,7 @@ def test_without_a_gate_on_the_load_nothing_is_served_beside(store: Store, now: 
 def test_weights_that_are_not_those_of_then_are_not_served(
     store: Store, then: CellPlan, now: CellPlan, baseline: Report, how: str
 ) -> None:
-    assert baseline.approved
+    assert baseline.passed
     folder = Path(then.server.model)
     if how == "gone":
         shutil.rmtree(folder)

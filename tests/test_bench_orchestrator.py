@@ -8,14 +8,14 @@ from vllm_qualify.publish.bundle import read_manifest
 from vllm_qualify.publish.store import open_store
 
 
-def test_three_cells_are_approved_and_published(tmp_path: Path) -> None:
+def test_three_cells_pass_and_published(tmp_path: Path) -> None:
     """What they cost is for a quiet machine to say."""
     cost = measure(3, tmp_path)
-    assert (cost.cells, cost.approved) == (3, 3)
+    assert (cost.cells, cost.passed) == (3, 3)
     store = open_store((tmp_path / "home" / "store").as_uri())
     manifests = [read_manifest(store, key) for key in store.keys("reports/") if key.endswith("/manifest.json")]
     assert sorted(manifest.cell for manifest in manifests) == [f"orchestrator/bf16/cpu/p{number}" for number in (1, 2, 3)]
-    assert {manifest.outcome for manifest in manifests} == {"approved"}
+    assert {manifest.outcome for manifest in manifests} == {"passed"}
     told = json.loads(json.dumps(figures([cost])))
     assert told.keys() == {"seconds_per_cell", "mib_per_cell"}
     assert all(found.keys() == {"3"} for found in told.values())

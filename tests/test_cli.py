@@ -57,7 +57,7 @@ def nothing_was_published(home: Path) -> bool:
 def test_help_tells_the_exit_codes() -> None:
     for arguments in (["--help"], ["run", "--help"], ["demo", "--help"], ["rejudge", "--help"]):
         told = " ".join(command(*arguments).stdout.split())
-        assert "0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault" in told
+        assert "0 passed (or done), 1 not passed, 2 the caller's mistake, 3 the world's fault" in told
 
 
 def test_the_package_can_be_run_as_a_module() -> None:

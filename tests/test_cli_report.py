@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import RUN, publish_report
-from tests.report.builder import approved_report, image_report, not_approved_report
+from tests.report.builder import image_report, not_passed_report, passed_report
 from vllm_qualify import cli
 from vllm_qualify.errors import ReleaseError
 from vllm_qualify.publish.store import open_store
@@ -51,19 +51,19 @@ def _reported(home: Path, run_id: str, report: Report) -> Path:
 
 @pytest.fixture
 def older(home: Path) -> Path:
-    return _reported(home, OLDER, approved_report())
+    return _reported(home, OLDER, passed_report())
 
 
 @pytest.fixture
 def newer(home: Path) -> Path:
-    return _reported(home, NEWER, not_approved_report())
+    return _reported(home, NEWER, not_passed_report())
 
 
 @pytest.mark.usefixtures("older")
 def test_the_latest_report_is_shown_with_its_first_screen(command: Command, newer: Path) -> None:
     code, out, err = command("report", "show")
     assert (code, err) == (0, "")
-    assert out.startswith("NOT APPROVED  llama-3.1-8b/fp8/h200/throughput\n")
+    assert out.startswith("NOT PASSED  llama-3.1-8b/fp8/h200/throughput\n")
     for told in (
         "Engine: vLLM 0.32.0",
         "Hardware: h200: NVIDIA H200",
@@ -100,7 +100,7 @@ def test_the_json_is_the_reports_own_and_nothing_else(command: Command, older: P
 def test_two_reports_are_compared(command: Command, older: Path) -> None:
     code, out, err = command("report", "diff", str(older), NEWER)
     assert (code, err) == (0, "")
-    assert out.startswith("A: APPROVED  llama-3.1-8b/fp8/h200/throughput")
+    assert out.startswith("A: PASSED  llama-3.1-8b/fp8/h200/throughput")
     assert "exact_match (gsm8k, strict-match): pass → fail" in out
     code, out, err = command("report", "diff", OLDER, NEWER, "--json")
     assert (code, err) == (0, "")
@@ -136,7 +136,7 @@ def test_a_callers_mistake_ends_with_2(command: Command, arguments: tuple[str, .
 
 
 def test_a_run_that_ended_by_an_error_names_its_page(command: Command, home: Path) -> None:
-    run = _run(home, FAILED, approved_report())
+    run = _run(home, FAILED, passed_report())
     with pytest.raises(ReleaseError), keeping_evidence([run]):
         raise ReleaseError("it died", "see the log", "serve")
     code, out, err = command("report", "show", FAILED)
@@ -146,7 +146,7 @@ def test_a_run_that_ended_by_an_error_names_its_page(command: Command, home: Pat
 
 
 def test_the_commands_error_names_the_page(command: Command, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = _run(home, FAILED, approved_report())
+    run = _run(home, FAILED, passed_report())
 
     def end(*_: object) -> None:
         with keeping_evidence([run]):

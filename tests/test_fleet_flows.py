@@ -24,7 +24,7 @@ from tasks import releases
 from tasks.fleet import RELEASE, REQUALIFICATION, TAG, run_on_fleet, start_on_fleet
 from tasks.outcome import HostOutcome, state_of, state_of_fleet
 from tests.approval.builder import made_key, publish_report, with_gate
-from tests.report.builder import approved_report, not_approved_report
+from tests.report.builder import not_passed_report, passed_report
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.errors import CallerError
@@ -164,11 +164,11 @@ def test_a_gpu_type_without_a_deployment_is_the_callers_mistake() -> None:
 
 
 def published(tmp_path: Path, approves: bool, **others: object) -> Published:
-    report = approved_report() if approves else not_approved_report()
+    report = passed_report() if approves else not_passed_report()
     run = Run(folder=tmp_path / str(uuid4()))
     run.folder.mkdir(parents=True)
     (run.folder / "report.json").write_text(report.model_dump_json())
-    told = {"outcome": report.outcome, "approved": report.approved}
+    told = {"outcome": report.outcome, "passed": report.passed}
     return Published.model_validate({"run": run, "page": "s3://b/report.html", "manifest": "m", **told, **others})
 
 
@@ -199,9 +199,7 @@ def colour_and_name(reported: list[Published]) -> tuple[str, str | None]:
 def test_each_verdict_that_does_not_pass_has_its_state(verdict: Verdict, name: str, store: Store, tmp_path: Path) -> None:
     found = publish_report(store, tmp_path / "runs", change=with_gate(verdict))
     (tmp_path / "report.json").write_text(found.report.model_dump_json())
-    told = Published(
-        outcome=found.report.outcome, approved=found.report.approved, run=Run(folder=tmp_path), page="p", manifest="m"
-    )
+    told = Published(outcome=found.report.outcome, passed=found.report.passed, run=Run(folder=tmp_path), page="p", manifest="m")
     assert colour_and_name([told]) == ("FAILED", name)
 
 
@@ -241,7 +239,7 @@ def test_what_takes_long_is_a_task_and_each_cell_has_artifacts_of_its_own(
     request = QualifyRelease(recipe=str(tmp_path / "recipe.yaml"), store=(tmp_path / "store").as_uri())
     with passing():
         found = qualified(request)
-    assert [each.approved for each in found] == [True, True]
+    assert [each.passed for each in found] == [True, True]
     (run,) = [run for run in client.read_flow_runs() if run.parameters.get("request", {}).get("recipe") == request.recipe]
     assert run.state is not None
     assert (run.state_name, run.state_type) == ("AwaitingDecision", StateType.COMPLETED)

@@ -173,7 +173,7 @@ def overwrite(path: Path, body: bytes) -> None:
 
 
 def test_judging_leaves_the_report_and_its_page(run: Run, report: Report) -> None:
-    assert report.approved
+    assert report.passed
     assert report.run_id == report.plan.run_id == run.id
     assert report.rejudged_from is None
     assert [stage.stage for stage in report.stages] == WITHOUT_BASELINE
@@ -270,14 +270,14 @@ def test_a_baseline_that_nobody_could_be_held_to_is_none(run: Run) -> None:
     plan = run.plan.model_copy(update={"gates": [*run.plan.gates, PAIRED], "establishes": True})
     report, _ = rejudge(run, plan)
     (found,) = [gate for gate in report.judgement.gates if gate.gate == PAIRED]
-    assert (found.verdict, report.approved) == ("invalid", False)
+    assert (found.verdict, report.passed) == ("invalid", False)
     assert "its questions were asked 2 times, and 4 are needed" in found.because
 
 
 def test_a_gate_against_a_baseline_that_the_run_never_had_is_invalid_when_it_is_judged_again(run: Run) -> None:
     report, _ = rejudge(run, run.plan.model_copy(update={"gates": [*run.plan.gates, PAIRED]}))
     assert [gate.verdict for gate in report.judgement.gates if gate.gate == PAIRED] == ["invalid"]
-    assert not report.approved
+    assert not report.passed
 
 
 # --- published
@@ -290,8 +290,8 @@ def test_a_run_is_published_whole_and_its_manifest_last(run: Run, report: Report
     assert observed.written[-3:] == [f"{report.prefix}/manifest.json", "index.json", "index.html"]
     assert observed.written.count(f"{report.prefix}/manifest.json") == 1
     assert sorted(observed.written) == list(store.keys(""))
-    assert published.approved
-    assert published.outcome == "approved"
+    assert published.passed
+    assert published.outcome == "passed"
     assert Path(published.manifest).read_bytes() == store.get(f"{report.prefix}/manifest.json")
     assert Path(published.page).read_bytes() == store.get(f"{report.prefix}/report.html")
     assert Report.model_validate_json(store.get(f"{report.prefix}/report.json")) == report
@@ -300,7 +300,7 @@ def test_a_run_is_published_whole_and_its_manifest_last(run: Run, report: Report
 def test_the_manifest_names_every_object_with_its_hash_and_size(run: Run, report: Report, store: Store) -> None:
     publish_run(report, run, store)
     manifest = manifest_of(report, store)
-    assert (manifest["run_id"], manifest["cell"], manifest["outcome"]) == (run.id, "reference/bf16/cpu/balanced", "approved")
+    assert (manifest["run_id"], manifest["cell"], manifest["outcome"]) == (run.id, "reference/bf16/cpu/balanced", "passed")
     named = [stored["key"] for stored in manifest["objects"]]
     assert sorted([*named, f"{report.prefix}/manifest.json", "index.json", "index.html"]) == list(store.keys(""))
     for stored in manifest["objects"]:
@@ -426,7 +426,7 @@ def test_a_load_that_its_budget_ended_before_a_look_is_inconclusive_with_its_val
     for gate in of_load:
         assert gate.value == before[gate.gate.label].value
         assert gate.because.endswith(ended.because)
-    assert not again.approved
+    assert not again.passed
 
 
 def test_an_end_that_the_plan_does_not_know_makes_the_load_invalid(run: Run) -> None:
@@ -443,17 +443,17 @@ def test_judging_again_by_stricter_gates_fails(run: Run, report: Report, store: 
     strict = gate_of(metric="output_throughput_tok_s", minimum=1000.0, unit="tok/s")
     again, fresh = rejudge(run, run.plan.model_copy(update={"gates": [strict]}))
     assert [(gate.gate, gate.verdict) for gate in again.judgement.gates] == [(strict, "fail")]
-    assert not again.approved
+    assert not again.passed
     assert fresh.plan.gates == [strict]
     # The same evidence, beside the first report and not in its place.
     observed = Observed(store)
     published = publish_run(again, fresh, observed)
-    assert published.outcome == "not approved"
+    assert published.outcome == "not passed"
     written = [key for key in observed.written if "/data-docs/" not in key]
     names = ("report.json", "report.html", "manifest.json")
     assert written == [*(f"{again.prefix}/{name}" for name in names), "index.json", "index.html"]
-    assert manifest_of(again, store)["outcome"] == "not approved"
-    assert manifest_of(report, store)["outcome"] == "approved"
+    assert manifest_of(again, store)["outcome"] == "not passed"
+    assert manifest_of(report, store)["outcome"] == "passed"
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])

@@ -28,7 +28,7 @@ from tasks import machine, step
 from tasks.fleet import resolve
 from tasks.step import LONGEST_WAIT_S, RETRIES, beginning, in_time
 from tests.releases.service import Answer, Asked, serving
-from tests.report.builder import approved_report
+from tests.report.builder import passed_report
 from vllm_qualify.engine.hub import wait_asked_s
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.process import guarded, quiet_environment
@@ -37,8 +37,8 @@ from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.qualification import Published, Run
 
 CELL = SimpleNamespace(cell=SimpleNamespace(id="reference/bf16"))
-RUN: Any = SimpleNamespace(id="run", report=approved_report, plan=CELL, stage=lambda _: None)
-PUBLISHED = Published(outcome="approved", approved=True, run=Run(folder=Path("run")), page="https://store/page", manifest="m")
+RUN: Any = SimpleNamespace(id="run", report=passed_report, plan=CELL, stage=lambda _: None)
+PUBLISHED = Published(outcome="passed", passed=True, run=Run(folder=Path("run")), page="https://store/page", manifest="m")
 DIGEST = "sha256:" + "a" * 64
 HAS_IT = Answer(headers={"Docker-Content-Digest": DIGEST})
 # In its own words, not those of the code: what runs tools on a server, or starts it.
@@ -184,7 +184,7 @@ def test_what_was_measured_is_kept_again_though_it_is_not_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, measured, kept = Run(folder=tmp_path / "run"), [], [StoreBusyError("slow down", "wait"), None]
-    (stage,) = (each for each in approved_report().stages if each.stage == "smoke")
+    (stage,) = (each for each in passed_report().stages if each.stage == "smoke")
 
     def measure(*_: object) -> StageEvidence:
         measured.append(1)
@@ -194,7 +194,7 @@ def test_what_was_measured_is_kept_again_though_it_is_not_measured_again(
         if error := kept.pop(0):
             raise error
 
-    monkeypatch.setattr(Run, "plan", approved_report().plan)
+    monkeypatch.setattr(Run, "plan", passed_report().plan)
     monkeypatch.setattr("vllm_qualify.evidence.stages.smoke_stage", measure)
     monkeypatch.setattr(tasks.measure, "keep", keep)
     monkeypatch.setattr(tasks.measure, "keep_stage", at_once(tasks.measure.keep_stage))

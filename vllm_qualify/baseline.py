@@ -1,6 +1,6 @@
-"""The baseline of a cell: the approved run that it is compared with, found, held against the plan, and brought beside it.
+"""The baseline of a cell: the run that it is compared with, found, held against the plan, and brought beside it.
 
-A baseline is a run that was told to become one: it asked its questions as often as its noise calls for, and was approved by its
+A baseline is a run that was told to become one: it asked its questions as often as its noise calls for, and passed its
 other gates. Later runs are all compared with it, and not each with the one before, so that small losses cannot add up.
 """
 
@@ -132,9 +132,9 @@ def named_baseline(store: Store, name: str) -> ReportAndEvidence:
         report = load_report(folder)
     except CallerError:
         folder, report = None, _stored(store, name)
-    if not report.approved or not report.is_baseline:
-        problem = f"run {report.run_id} was {report.outcome}" if not report.approved else f"run {report.run_id} is no baseline"
-        raise CallerError(problem, "name an approved run that was made with --establish-baseline, not judged again", PLACE)
+    if not report.passed or not report.is_baseline:
+        problem = f"run {report.run_id} {'did not pass' if not report.passed else 'is no baseline'}"
+        raise CallerError(problem, "name a run that passed and was made with --establish-baseline, not judged again", PLACE)
     return report, folder
 
 
@@ -149,11 +149,11 @@ def _stored(store: Store, run_id: str) -> Report:
 
 
 def newest_baseline(store: Store, cell: str) -> Report | None:
-    """The newest approved run of a cell that was made to be a baseline. Raises StoreError."""
+    """The newest run of a cell that passed and that was made to be a baseline. Raises StoreError."""
     manifests = [key for key in store.keys(f"reports/{cell}/") if key.endswith("/manifest.json")]
     for key in reversed(manifests):
         manifest = read_manifest(store, key)
-        if manifest.establishes and manifest.outcome == "approved":
+        if manifest.establishes and manifest.outcome == "passed":
             return trusted_report(store, manifest.run_id)
     return None
 

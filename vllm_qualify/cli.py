@@ -1,6 +1,6 @@
 """The command `vllm-qualify`.
 
-Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault.
+Exit codes: 0 passed (or done), 1 not passed, 2 the caller's mistake, 3 the world's fault.
 """
 
 import importlib
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from vllm_qualify.qualification import Run
     from vllm_qualify.report.model import Report
 
-APPROVED, NOT_APPROVED, WORLD = 0, 1, 3
+PASSED, NOT_PASSED, WORLD = 0, 1, 3
 PRIVATE_KEY = "VLLM_QUALIFY_PRIVATE_KEY"
 REPORT, FAILURE = "report.json", "failure.html"
 DEMO_BASELINE = "reference/bf16/cpu/balanced"
 STATE_CHANGES = ("Beginning ", "Finished in state ")
-EXIT_CODES = "Exit codes: 0 approved (or done), 1 not approved, 2 the caller's mistake, 3 the world's fault."
+EXIT_CODES = "Exit codes: 0 passed (or done), 1 not passed, 2 the caller's mistake, 3 the world's fault."
 REPORT_HELP = "A run's id, its folder or a report.json"
 
 StoreOfReports = Annotated[
@@ -90,7 +90,7 @@ def run(
     ] = None,
     store: StoreOption = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="RUN", help="The approved run to compare with; by default the cell's newest baseline.")
+        str | None, typer.Option(metavar="RUN", help="The run to compare with; by default the cell's newest baseline.")
     ] = None,
     establish_baseline: Annotated[
         bool, typer.Option("--establish-baseline", help="Make this run the baseline of later ones; it is compared with none.")
@@ -240,9 +240,9 @@ def rejudge(
     report, fresh = judge_again(old, _plan_by(recipe, old))
     published = publish_run(report, fresh, target)
     _show(report, published.page)
-    if report.approved:
+    if report.passed:
         typer.echo(_undecided(report.run_id))
-    raise typer.Exit(APPROVED if report.approved else NOT_APPROVED)
+    raise typer.Exit(PASSED if report.passed else NOT_PASSED)
 
 
 cli_approval.add_to(app)
@@ -300,7 +300,7 @@ def recipe_check(
     else:
         for line in checked.lines():
             typer.echo(line)
-    raise typer.Exit(NOT_APPROVED if checked.problems else 0)
+    raise typer.Exit(NOT_PASSED if checked.problems else 0)
 
 
 @recipe_app.command("show", epilog=EXIT_CODES)
@@ -383,10 +383,10 @@ def _qualify(
     results = flow.qualified(request)
     for result in results:
         _show(result.run.report(), result.page)
-        if result.approved:
+        if result.passed:
             typer.echo(result.told or _undecided(result.run.id))
-    is_good = all(result.approved and not result.rejected for result in results)
-    return APPROVED if results and is_good else NOT_APPROVED
+    is_good = all(result.passed and not result.rejected for result in results)
+    return PASSED if results and is_good else NOT_PASSED
 
 
 def _undecided(run_id: str) -> str:
@@ -542,7 +542,7 @@ def _show(report: "Report", page: str | None) -> None:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a signal handler's signature)
-    """Unwind the stack, so that every server is stopped. Ctrl-C's own way would end with 1, which means "not approved"."""
+    """Unwind the stack, so that every server is stopped. Ctrl-C's own way would end with 1, which means "not passed"."""
     raise SystemExit(128 + number)
 
 
@@ -561,7 +561,7 @@ def main() -> None:
     except OSError as error:
         _fail(HostError(str(error), "see the message; a full disk or a missing permission is the usual cause"))
     except Exception:
-        # Python's own exit code for this is 1, which here means "not approved".
+        # Python's own exit code for this is 1, which here means "not passed".
         traceback.print_exc()
         sys.exit(WORLD)
 

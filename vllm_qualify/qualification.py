@@ -20,6 +20,7 @@ from vllm_qualify.evidence.stages import on_the_server, parse
 from vllm_qualify.home import runs_folder
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
+from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import ManifestHead, Score, Summary, evidence_key, publish
 from vllm_qualify.publish.store import Store, open_store
@@ -79,8 +80,8 @@ class Run(Frozen):
 class Published(Frozen):
     """Where a report went. `told` is what was decided about it since, and `rejected` whether that was not to deploy it."""
 
-    outcome: str
-    approved: bool
+    outcome: Outcome
+    passed: bool
     run: Run
     page: str
     manifest: str
@@ -194,7 +195,7 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
     manifest = publish(store, report.prefix, head, run.evidence, report.files, documents)
     problem = index_problem(store, report.plan.cell.id)
     page = store.locate(f"{report.prefix}/report.html")
-    told = {"outcome": report.outcome, "approved": report.approved, "index_problem": problem}
+    told = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}
     return Published(run=run, page=page, manifest=manifest, **told)
 
 
@@ -232,7 +233,7 @@ def published_as(run: Run, store: Store) -> Published:
     """A run that was published before, as `publish_run` had told of it."""
     report = run.report()
     page, manifest = (store.locate(f"{report.prefix}/{name}") for name in ("report.html", "manifest.json"))
-    return Published(outcome=report.outcome, approved=report.approved, run=run, page=page, manifest=manifest)
+    return Published(outcome=report.outcome, passed=report.passed, run=run, page=page, manifest=manifest)
 
 
 def note_attempt(store: Store, flow_run: str, plan: CellPlan) -> None:

@@ -44,7 +44,7 @@ class Cost(NamedTuple):
     """What a cell costs, in a run of so many; and the seconds before the cells that were counted."""
 
     cells: int
-    approved: int
+    passed: int
     seconds: float
     cpu_s: float
     mib: float
@@ -78,7 +78,7 @@ def run_here(recipe: Path) -> Cost:
     first, last, counted = marks[left_out - 1], marks[-1], len(marks) - left_out
     return Cost(
         cells=len(published),
-        approved=sum(found.approved for found in published),
+        passed=sum(found.passed for found in published),
         seconds=(last.at - first.at) / counted,
         cpu_s=(last.cpu_s - first.cpu_s) / counted,
         mib=(last.mib - first.mib) / counted,
@@ -125,10 +125,10 @@ def _stats() -> dict[int, list[str]]:
 
 def table(costs: Sequence[Cost]) -> Iterator[str]:
     """One line for each number of cells; all but the last column for each cell."""
-    yield f"{'cells':>6}{'approved':>10}{'seconds':>10}{'CPU s':>9}{'MiB':>8}{'s before':>10}"
+    yield f"{'cells':>6}{'passed':>10}{'seconds':>10}{'CPU s':>9}{'MiB':>8}{'s before':>10}"
     for cost in costs:
         spent = f"{cost.seconds:10.3f}{cost.cpu_s:9.3f}{cost.mib:8.3f}{cost.before_s:10.1f}"
-        yield f"{cost.cells:6}{cost.approved:10}{spent}"
+        yield f"{cost.cells:6}{cost.passed:10}{spent}"
 
 
 def figures(costs: Sequence[Cost]) -> dict[str, dict[str, float]]:

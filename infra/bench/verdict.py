@@ -7,7 +7,7 @@ and a load as often as the reference recipe repeats it. They take turns, and the
 the flow with sequential accuracy, whose gate the questions decide early. The server is held from its launch to its end. It
 idles while no request is under way, from its first completion on; that share is of the time since then. After each, its
 timeline: from, to and for how long, in s, with every gap of more than half a second in which the server idled. A flow that a
-busy machine had not approved did the same work, and is marked. Some 30 minutes. The last line is one JSON object.
+busy machine had not passed did the same work, and is marked. Some 30 minutes. The last line is one JSON object.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SAMPLE_EVERY_S = 0.2
 RUNNING, WAITING, ANSWERED = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:request_success"
 TOKENS = ("vllm:prompt_tokens", "vllm:generation_tokens")
 # The command's exit code.
-NOT_APPROVED = 1
+NOT_PASSED = 1
 BY_HAND, FLOW, SEQUENTIAL = "by hand", "flow", "flow, sequential"
 # As gsm8k's test set; the catalog's own 500 are of the same kind.
 QUESTIONS, SEED = 1319, 20_001
@@ -58,7 +58,7 @@ class Took(NamedTuple):
     ready_s: float
     idle_share: float
     timeline: tuple[str, ...] = ()
-    approved: bool = True
+    passed: bool = True
 
 
 class Place(NamedTuple):
@@ -140,14 +140,14 @@ def flow(place: Place, *, sequential: bool) -> Took:
     with _polled(place.port) as samples, (place.folder / "log").open("w") as log:
         command += ["--port", str(place.port)]
         done = subprocess.run(command, env=environment, check=False, stdout=log, stderr=log)
-    if done.returncode not in (0, NOT_APPROVED):
+    if done.returncode not in (0, NOT_PASSED):
         raise subprocess.CalledProcessError(done.returncode, command, (place.folder / "log").read_text())
     whole_s = time.monotonic() - began
     (run,) = (place.folder / "runs").iterdir()
     held = StageEvidence.model_validate_json((run / "stages" / "serve.json").read_bytes())
     launched = float((run / "evidence" / "serve" / LAUNCHED).read_text())
     took = _took(whole_s, launched, held.started_at.timestamp() + held.duration_s, samples, timeline.of_flow(run))
-    return took._replace(approved=done.returncode == 0)
+    return took._replace(passed=done.returncode == 0)
 
 
 @contextmanager
@@ -215,7 +215,7 @@ def _turn(way: str, folder: Path, engines: Path, engine: EngineEnvironment) -> T
 
 
 def _row(way: str, took: Took) -> str:
-    mark = "" if took.approved else "  not approved"
+    mark = "" if took.passed else "  not passed"
     return f"{way:18}{took.whole_s:9.1f}{took.held_s:9.1f}{took.ready_s:9.1f}{100 * took.idle_share:8.1f}{mark}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from tests.report.builder import approved_report
+from tests.report.builder import passed_report
 from vllm_qualify.approval.actions import Approved, approve
 from vllm_qualify.approval.decision import ruling
 from vllm_qualify.approval.published import PublishedRun, read_run
@@ -37,7 +37,7 @@ def publish_report(store: Store, folder: Path, run_id: str = RUN, change: Change
         path.write_text(f"{name} of {run_id}\n")
     run.data_docs.mkdir()
     (run.data_docs / "index.html").write_text("<html>all expectations</html>")
-    report = change(_with_evidence(approved_report(), run))
+    report = change(_with_evidence(passed_report(), run))
     plan = report.plan.model_copy(update={"run_id": run_id})
     publish_run(report.model_copy(update={"run_id": run_id, "plan": plan}), run, store)
     return read_run(store, plan.cell.id, run_id)

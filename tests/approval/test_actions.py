@@ -334,7 +334,7 @@ def test_the_index_shows_each_cells_last_approval_and_newest_reports(
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
     (row,) = read_index(store).cells
     assert (row.cell, row.last) == (CELL, None)
-    assert [(line.run_id, line.outcome) for line in row.reports] == [(RUN, "approved"), (OLDER, "approved")]
+    assert [(line.run_id, line.outcome) for line in row.reports] == [(RUN, "passed"), (OLDER, "passed")]
     assert row.reports[0].started_at == datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 
     done = approved(store, run_in(store, OLDER), key)
@@ -352,7 +352,7 @@ def test_the_index_can_be_made_again(as_published: Path, tmp_path: Path, key: Pr
     before = read_index(store)
     Path(store.locate(INDEX_KEY)).unlink()
     assert write_index(store).cells == before.cells
-    assert [line.outcome for line in before.cells[0].reports] == ["not approved", "approved", "approved"]
+    assert [line.outcome for line in before.cells[0].reports] == ["not passed", "passed", "passed"]
 
 
 def test_only_what_changed_is_written(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
@@ -399,7 +399,7 @@ def test_what_changes_while_the_index_is_made_is_in_it(as_published: Path, tmp_p
     assert read_index(store).cells == [row]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"index_version": 3}'])
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"index_version": 2}'])
 def test_what_is_no_index_is_told(as_published: Path, tmp_path: Path, body: bytes) -> None:
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
     store.swap(INDEX_KEY, body, "application/json", store.read(INDEX_KEY).tag)

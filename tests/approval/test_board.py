@@ -97,7 +97,7 @@ def shown(page: Page, cell: str = CELL) -> list[str]:
 
 
 def line(run_id: str = RUN, standing: Standing = "waiting for a decision", **others: Any) -> ReportLine:
-    outcome = "not approved" if standing == "not approved" else "approved"
+    outcome = "not passed" if standing == "not passed" else "passed"
     return ReportLine(run_id=run_id, outcome=outcome, started_at=BEGAN, standing=standing, **others)
 
 
@@ -116,8 +116,8 @@ def entry(run_id: str = RUN, cell: str = CELL, revoked: Revocation | None = None
         (Row(cell=CELL, last=entry(), reports=[line(standing="approved")]), "approved"),
         (Row(cell=CELL, last=entry(revoked=TAKEN_BACK), reports=[line(standing="revoked")]), "revoked"),
         (Row(cell=CELL, reports=[line()]), "waiting for a decision"),
-        (Row(cell=CELL, reports=[line(standing="not approved")]), "not approved"),
-        (Row(cell=CELL, reports=[line(standing="rejected"), line(OLDER, "not approved")]), "rejected"),
+        (Row(cell=CELL, reports=[line(standing="not passed")]), "not passed"),
+        (Row(cell=CELL, reports=[line(standing="rejected"), line(OLDER, "not passed")]), "rejected"),
         (Row(cell=CELL, last=entry(), reports=[]), "approved"),
         (Row(cell=CELL, reports=[]), NEVER),
     ],
@@ -126,7 +126,7 @@ def test_a_cell_has_the_state_of_its_last_approval_or_of_its_newest_report(row: 
     assert shown(page_of(row))[4] == state
 
 
-@pytest.mark.parametrize("standing", ["waiting for a decision", "not approved", "rejected"])
+@pytest.mark.parametrize("standing", ["waiting for a decision", "not passed", "rejected"])
 def test_what_became_of_a_newer_report_stands_beside_the_approval(standing: Standing) -> None:
     found = page_of(Row(cell=CELL, last=entry(), reports=[line(NEWER, standing), line(standing="approved")]))
     assert shown(found)[4] == f"approvednewer report: {standing}"

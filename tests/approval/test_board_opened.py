@@ -48,7 +48,7 @@ def few_rows() -> list[Row]:
             cell=LLAMA,
             last=approved,
             reports=[
-                line(NEWER, "not approved", summary=summary("0.33.0", None)),
+                line(NEWER, "not passed", summary=summary("0.33.0", None)),
                 line(RUN, "approved", told="approved by Ada", summary=summary("0.32.0")),
                 line(OLDER, "superseded", told="approved by Bob", summary=summary("0.31.0", 0.81)),
             ],
@@ -124,7 +124,7 @@ def test_an_approval_has_expired_on_its_day(opened: Open, board: Path) -> None:
     page, _ = opened(board, WIDE)
     states = dict(zip(shown(page), page.locator("#cells > tbody > tr > td.state").all_inner_texts(), strict=True))
     assert states["qwen-2.5-7b"] == "expired"
-    assert states["llama-3.1-8b"].split("\n") == ["approved", "newer report: not approved"]
+    assert states["llama-3.1-8b"].split("\n") == ["approved", "newer report: not passed"]
     assert page.get_by_text("in 40 days").is_visible()
 
 
@@ -138,7 +138,7 @@ def test_an_approval_has_expired_on_its_day(opened: Open, board: Path) -> None:
         ("gpu", "b200", ["x"]),
         ("engine", "vLLM 0.33.0", ["llama-3.1-8b"]),
         ("state", "expired", ["qwen-2.5-7b"]),
-        ("state", "not approved", ["llama-3.1-8b"]),
+        ("state", "not passed", ["llama-3.1-8b"]),
     ],
 )
 def test_a_filter_leaves_what_it_names(opened: Open, board: Path, name: str, chosen: str, models: list[str]) -> None:

@@ -20,7 +20,7 @@ from tests.approval.builder import (
     publish_report,
     with_gate,
 )
-from tests.report.builder import approved_report, image_report
+from tests.report.builder import image_report, passed_report
 from tests.test_qualification import WITHOUT_BASELINE, captured_plan, captured_stage
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.index import INDEX_VERSION, REPORTS_SHOWN, ReportLine, refresh_index
@@ -67,7 +67,7 @@ def test_a_rejected_report_says_by_whom_and_why(store: Store, run: PublishedRun)
 
 def test_a_report_that_did_not_pass_is_not_approved(store: Store, tmp_path: Path) -> None:
     publish_report(store, tmp_path, change=with_gate("fail"))
-    assert standings(store) == {RUN: ("not approved", None)}
+    assert standings(store) == {RUN: ("not passed", None)}
 
 
 def test_a_newer_approval_supersedes_whatever_was_approved_or_waits(store: Store, tmp_path: Path, key: PrivateKey) -> None:
@@ -133,7 +133,7 @@ def measured(report: Report, metric: str) -> Measurement:
 
 
 def test_a_manifest_tells_what_the_board_shows(store: Store, tmp_path: Path) -> None:
-    first = measured(approved_report(), "exact_match")
+    first = measured(passed_report(), "exact_match")
     assert first.value is not None
     assert summary(store, tmp_path) == Summary(
         engine="vllm",
@@ -202,7 +202,7 @@ def test_the_manifest_of_a_captured_run(store: Store, tmp_path: Path, home: Path
     assert home.is_absolute()
     run = start_run(captured_plan(tmp_path))
     stages = [captured_stage(run, stage) for stage in WITHOUT_BASELINE]
-    report = make_report(run.plan, stages, approved_report().judgement)
+    report = make_report(run.plan, stages, passed_report().judgement)
     publish_run(report, run, store)
     found = read_manifest(store, f"{report.prefix}/manifest.json").summary
     score = next(row for row in stages[2].measurements if (row.metric, row.filter) == ("exact_match", "flexible-extract"))
@@ -224,7 +224,7 @@ def test_a_manifest_of_before_there_were_summaries_is_read(store: Store, run: Pu
     assert read_run(store, CELL, RUN).manifest.summary is None
     assert lines(store)[RUN] == ReportLine(
         run_id=RUN,
-        outcome="approved",
+        outcome="passed",
         started_at=run.report.created_at - timedelta(minutes=74),
         standing="waiting for a decision",
     )

@@ -50,7 +50,7 @@ def test_a_manifest_of_something_else_is_told(store: Store, run: PublishedRun) -
         ({}, "not a manifest: run_id: Field required"),
         (whole | {"objects": evidence}, "does not name the run's report"),
         (whole | {"objects": [*evidence[1:], *others]}, "evidence that its manifest does not name"),
-        (whole | {"outcome": "not approved"}, "of another run than its manifest"),
+        (whole | {"outcome": "not passed"}, "of another run than its manifest"),
         (whole | {"run_id": NEWER}, "does not name the run's report"),
     ]:
         rewrite(store, run.manifest_object.key, json.dumps(changed).encode())

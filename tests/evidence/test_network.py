@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.builder import approved_report
+from tests.report.builder import passed_report
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.network import infiniband
 from vllm_qualify.evidence.stages import MACHINE, parse
@@ -101,7 +101,7 @@ def test_a_log_without_channels_between_nodes_tells_nothing(lines: list[str], to
 
 def measured(folder: Path, log: str | None, gated: bool = True) -> list[Measurement]:
     """What the serve stage measured, with this log; the plan asks for InfiniBand or not."""
-    plan = approved_report().plan
+    plan = passed_report().plan
     gate = gate_of(metric="nccl_infiniband", minimum=1.0, unit="bool")
     plan = plan.model_copy(update={"gates": [*plan.gates, *([gate] if gated else [])]})
     (folder / "serve").mkdir()

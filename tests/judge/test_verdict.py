@@ -151,7 +151,7 @@ def test_a_cell_is_as_good_as_its_worst_gate_and_nothing_without_gates() -> None
     for first, second in product(WORST_FIRST, repeat=2):
         assert worst([first, second]) == min(first, second, key=WORST_FIRST.index)
     assert worst([]) == "invalid"
-    assert not judge([], [accuracy(480, 500)], "cell").approved
+    assert not judge([], [accuracy(480, 500)], "cell").passed
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.1, 1.1, "0.95", None, True], ids=str)
@@ -164,7 +164,7 @@ def test_a_table_with_a_bad_number_is_never_approved(column: str, bad: Any) -> N
     fields: dict[str, Any] = {**dict(good), "interval": Interval.model_construct(**bounds)}
     if column == "value":
         fields["value"] = bad
-    assert not judge([ACCURACY], [Measurement.model_construct(**fields)], "cell").approved
+    assert not judge([ACCURACY], [Measurement.model_construct(**fields)], "cell").passed
 
 
 @settings(max_examples=200, deadline=None)

@@ -40,7 +40,7 @@ def assert_published_whole(qualified: Qualified, store: Store) -> None:
 
 def test_the_reference_model_is_approved(approved: Qualified) -> None:
     assert approved.done.returncode == 0, approved.done.stdout + approved.done.stderr
-    assert "APPROVED  reference/bf16/cpu/balanced" in approved.done.stdout
+    assert "PASSED  reference/bf16/cpu/balanced" in approved.done.stdout
     assert {gate.verdict for gate in approved.report.judgement.gates} == {"pass"}
     accuracy = next(gate for gate in approved.report.judgement.gates if gate.gate.metric == "exact_match")
     assert accuracy.value is not None
@@ -73,7 +73,7 @@ def test_the_verdicts_and_the_page_are_artifacts_in_prefect(approved: Qualified)
 def test_the_report_is_shown_again(approved: Qualified) -> None:
     shown = run(approved.home, COMMAND, "report", "show")
     assert shown.returncode == 0
-    assert "APPROVED" in shown.stdout
+    assert "PASSED" in shown.stdout
     as_json = run(approved.home, COMMAND, "report", "show", approved.folder.name, "--json")
     assert json.loads(as_json.stdout)["run_id"] == approved.folder.name
 
@@ -87,7 +87,7 @@ def test_stored_evidence_is_judged_again_without_a_server(approved: Qualified, t
     fresh_home = tmp_path / "elsewhere"
     strict = run(fresh_home, COMMAND, "rejudge", approved.folder.name, "--store", approved.store, "--recipe", stricter)
     assert strict.returncode == 1, strict.stderr
-    assert "NOT APPROVED" in strict.stdout
+    assert "NOT PASSED" in strict.stdout
     # the only gate that was changed is the only one that does not pass
     assert "1 fail, 8 pass" in strict.stdout or "1 inconclusive, 8 pass" in strict.stdout
 
@@ -95,7 +95,7 @@ def test_stored_evidence_is_judged_again_without_a_server(approved: Qualified, t
 @pytest.mark.s3
 def test_the_regressed_model_is_not_approved_and_the_accuracy_gate_is_named(refused: Qualified) -> None:
     assert refused.done.returncode == 1, refused.done.stdout + refused.done.stderr
-    assert "NOT APPROVED  reference/regressed/cpu/balanced" in refused.done.stdout
+    assert "NOT PASSED  reference/regressed/cpu/balanced" in refused.done.stdout
     assert "exact_match (gsm8k, strict-match)" in refused.done.stdout
     gates = {gate.gate.label: gate for gate in refused.report.judgement.gates}
     assert gates["smoke_golden"].verdict == "pass"
@@ -112,7 +112,7 @@ def test_the_refused_run_is_published_whole_to_a_real_s3_service(
         monkeypatch.setenv(name, value)
     store = open_store(refused.store)
     assert_published_whole(refused, store)
-    assert manifest_of(refused, store).outcome == "not approved"
+    assert manifest_of(refused, store).outcome == "not passed"
 
 
 @pytest.mark.s3

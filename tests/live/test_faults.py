@@ -33,7 +33,7 @@ def recipe(document: Document, folder: Path) -> str:
 
 def approvals(home: Path) -> list[str]:
     manifests = (home / "store").glob("reports/**/manifest.json")
-    return [path.name for path in manifests if json.loads(path.read_text())["outcome"] == "approved"]
+    return [path.name for path in manifests if json.loads(path.read_text())["outcome"] == "passed"]
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -149,9 +149,9 @@ def test_every_profile_is_approved_and_published_whole(profiles: Qualified, fold
     store = open_store(profiles.store)
     for folder in folders.values():
         report = load_report(folder)
-        assert report.approved
+        assert report.passed
         manifest = Manifest.model_validate_json(store.get(f"{report.prefix}/manifest.json"))
-        assert manifest.outcome == "approved"
+        assert manifest.outcome == "passed"
         assert {stored.key for stored in manifest.objects} <= set(store.keys(""))
     assert processes_of(profiles.home) == []
 
@@ -403,7 +403,7 @@ def test_a_load_that_does_not_count_is_invalid_with_a_remedy(
     not_measured: dict[str, Report], profile: str, what: str, remedy: str
 ) -> None:
     report = not_measured[profile]
-    assert report.outcome == "not approved"
+    assert report.outcome == "not passed"
     assert report.judgement.verdict == "invalid"
     gate = next(gate for gate in report.judgement.gates if gate.gate.metric == "output_throughput_tok_s")
     assert gate.verdict == "invalid"

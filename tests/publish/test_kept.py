@@ -90,10 +90,10 @@ def test_without_a_stage_the_server_is_started_and_tells_itself(broken_off: Run,
 @pytest.mark.parametrize(
     ("outcome", "reuse", "is_taken"),
     [
-        ("approved", UNFINISHED, False),
-        ("approved", ALL, True),
-        ("not approved", UNFINISHED, False),
-        ("not approved", ALL, False),
+        ("passed", UNFINISHED, False),
+        ("passed", ALL, True),
+        ("not passed", UNFINISHED, False),
+        ("not passed", ALL, False),
         (None, Reuse(of="none", most_age_days=ANY_AGE), False),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_finished_run_is_measured_once_more_unless_it_was_approved_and_all_are
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reuse", "is_taken"), [("not approved", ALL, False), ("approved", UNFINISHED, False), ("approved", ALL, True)]
+    ("outcome", "reuse", "is_taken"), [("not passed", ALL, False), ("passed", UNFINISHED, False), ("passed", ALL, True)]
 )
 def test_what_a_finished_run_took_over_is_finished_with_it(
     outcome: str, reuse: Reuse, is_taken: bool, broken_off: Run, store: Store

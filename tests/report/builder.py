@@ -62,12 +62,12 @@ def page_link(file: EvidenceFile) -> str:
     return f"evidence/{quote(file.path)}"
 
 
-def approved_report() -> Report:
+def passed_report() -> Report:
     """Every gate passes."""
     return _report(_plan("meta-llama/Llama-3.1-8B-Instruct"), _smoke(), _accuracy(1100), _load())
 
 
-def not_approved_report() -> Report:
+def not_passed_report() -> Report:
     """A failing accuracy gate, an inconclusive one, invalid load measurements, and hostile text."""
     plan = _plan(f"acme/{SCRIPT}{MARKUP}", variant_model=IMAGE)
     loads = [invalid(name, INVALID_LOAD, "load/bench-*.json") for name in _load_metrics()]
@@ -76,7 +76,7 @@ def not_approved_report() -> Report:
 
 def image_report() -> Report:
     """Approved, of an image with hostile labels; the load client ran in another image."""
-    report = approved_report()
+    report = passed_report()
     plan, release = report.plan, report.plan.cell.release
     under_test, client = _image("v0.32.0"), _image("v0.31.0")
     changes = {
@@ -90,7 +90,7 @@ def image_report() -> Report:
 
 def detailed_report() -> Report:
     """Approved, with all the details that there are, and hostile text in the reasons and notes among them."""
-    report = approved_report()
+    report = passed_report()
     plan = report.plan
     arguments = plan.server.arguments | {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
     changes = {

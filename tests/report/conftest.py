@@ -3,13 +3,13 @@
 import pytest
 
 from tests.report.builder import (
-    approved_report,
     compared_report,
     crowded_report,
     detailed_report,
     image_report,
-    not_approved_report,
+    not_passed_report,
     page_link,
+    passed_report,
 )
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
@@ -17,22 +17,22 @@ from vllm_qualify.report.page import render_page
 
 @pytest.fixture(scope="session")
 def approved() -> Report:
-    return approved_report()
+    return passed_report()
 
 
 @pytest.fixture(scope="session")
 def not_approved() -> Report:
-    return not_approved_report()
+    return not_passed_report()
 
 
 @pytest.fixture(scope="session")
 def approved_page() -> str:
-    return render_page(approved_report(), page_link)
+    return render_page(passed_report(), page_link)
 
 
 @pytest.fixture(scope="session")
 def hostile_page() -> str:
-    return render_page(not_approved_report(), page_link)
+    return render_page(not_passed_report(), page_link)
 
 
 @pytest.fixture(scope="session")

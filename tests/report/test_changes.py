@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
-from tests.report.builder import approved_report, compared_report, detailed_report, image_report, page_link
+from tests.report.builder import compared_report, detailed_report, image_report, page_link, passed_report
 from vllm_qualify.cli import app
 from vllm_qualify.engine.image import parse_reference
 from vllm_qualify.engine.plan import Baseline, CellPlan, within
@@ -32,7 +32,7 @@ THEN = detailed_report().model_copy(update={"run_id": "20260201T101112Z-ba5e11"}
 
 def against(report: Report, **changes: Any) -> CellPlan:
     """The approved report's plan with this one as its baseline."""
-    then, plan = report.plan, approved_report().plan
+    then, plan = report.plan, passed_report().plan
     found = Baseline(
         run_id=report.run_id,
         cell=then.cell,
@@ -108,7 +108,7 @@ def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> 
 
 
 def test_without_a_baseline_there_is_none(tmp_path: Path) -> None:
-    assert before(approved_report().plan, tmp_path) is None
+    assert before(passed_report().plan, tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_missing_report_is_told(tmp_path: Path) -> None:
 
 
 def test_drift_is_told_by_the_catalogs_table() -> None:
-    plan = approved_report().plan
+    plan = passed_report().plan
     arguments = plan.server.arguments | {"no-such-option": 1}
     found = drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"arguments": arguments})}))
     assert found is not None
@@ -158,7 +158,7 @@ def test_defaults_that_changed_since_the_baselines_version_are_told() -> None:
 
 
 def test_a_version_without_a_table_is_told_as_missing(tmp_path: Path) -> None:
-    plan = approved_report().plan
+    plan = passed_report().plan
     engine = plan.cell.release.engine.model_copy(update={"version": "0.1.0"})
     cell = plan.cell.model_copy(update={"release": plan.cell.release.model_copy(update={"engine": engine})})
     found = details_of(plan.model_copy(update={"cell": cell}), tmp_path)
@@ -167,7 +167,7 @@ def test_a_version_without_a_table_is_told_as_missing(tmp_path: Path) -> None:
 
 
 def test_another_engine_has_no_drift() -> None:
-    plan = approved_report().plan
+    plan = passed_report().plan
     assert drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"kind": "tensorrt-llm"})})) is None
 
 
@@ -222,7 +222,7 @@ def test_each_gate_has_both_values_and_how_much_worse_it_is() -> None:
 
 
 def test_a_cell_without_a_baseline_has_no_changes() -> None:
-    report = approved_report()
+    report = passed_report()
     assert changes(report) is None
     assert "No gate" in why_none(report.plan)
 
@@ -248,7 +248,7 @@ def test_repeats_are_points_within_their_drawing() -> None:
 
 
 def test_an_invalid_load_has_no_points_and_no_percentiles() -> None:
-    report = approved_report()
+    report = passed_report()
     spoiled = [
         stage.model_copy(update={"measurements": [invalid(row.metric, "3 failed", "load/") for row in stage.measurements]})
         if stage.stage == "load"
@@ -264,7 +264,7 @@ def test_an_invalid_load_has_no_points_and_no_percentiles() -> None:
 
 
 def test_repeats_that_are_all_alike_are_still_drawn() -> None:
-    report = approved_report()
+    report = passed_report()
     stages = [
         stage.model_copy(
             update={
@@ -286,7 +286,7 @@ def test_percentiles_stand_beside_the_baselines() -> None:
     assert [row.name for row in rows] == ["TTFT", "TPOT", "ITL", "E2EL"]
     assert rows[0].percentiles == [("171.5 ms", "168.0 ms"), ("220.7 ms", "216.3 ms"), ("333.8 ms", "327.1 ms")]
     assert rows[0].meaning == "time to first token"
-    alone = latency_rows(approved_report())
+    alone = latency_rows(passed_report())
     assert [theirs for _, theirs in alone[0].percentiles] == [DASH] * 3
 
 
@@ -301,7 +301,7 @@ def loaded(report: Report, repeats: int, beside: ServerPlan | None = None, **loa
 
 
 def test_the_load_took_what_its_stage_took_on_all_gpus_that_it_held() -> None:
-    report = approved_report()
+    report = passed_report()
     assert effort(loaded(report, 1)) == "1 repeat, 42 min, 84 GPU-min, $5.02"
     other = report.plan.server.model_copy(update={"gpus": [2, 3]})
     assert effort(loaded(report, 3, other)) == "3 repeats, 42 min, 167 GPU-min, $10.04"
@@ -310,13 +310,13 @@ def test_the_load_took_what_its_stage_took_on_all_gpus_that_it_held() -> None:
 
 
 def test_a_load_that_was_taken_over_names_the_run_that_it_cost() -> None:
-    report = loaded(approved_report(), 3)
+    report = loaded(passed_report(), 3)
     stages = [stage.model_copy(update={"taken_from": "20260101T000000Z-abcdef"}) for stage in report.stages]
     assert effort(report.model_copy(update={"stages": stages})).endswith("$5.02, in run 20260101T000000Z-abcdef")
 
 
 def test_figures_of_whole_runs_say_so_wherever_the_load_is_shown() -> None:
-    steady, whole = (loaded(approved_report(), 3, window=window) for window in ("steady", "whole"))
+    steady, whole = (loaded(passed_report(), 3, window=window) for window in ("steady", "whole"))
     told = "ramp-up and tail are in them"
     assert told in dict(facts(whole))["Load"]
     assert told in render_page(whole, page_link)
@@ -327,7 +327,7 @@ def test_figures_of_whole_runs_say_so_wherever_the_load_is_shown() -> None:
 
 
 def test_the_cost_follows_from_price_gpus_and_throughput() -> None:
-    report = approved_report()
+    report = passed_report()
     told, why = cost(report.model_copy(update={"plan": report.plan.model_copy(update={"price_usd_gpu_hour": 3.6})}))
     assert told == "0.07931 usd/Mtok"
     assert spaced(why) == "1 times 3.6 usd an hour for 12,608 tok/s; interval 0.07878 to 0.07985 usd/Mtok"
@@ -342,7 +342,7 @@ def test_every_option_of_the_command_is_one_of_the_command_line() -> None:
     command = get_command(app)
     run = command.commands["run"]  # type: ignore[attr-defined]
     known = {name for parameter in run.params for name in parameter.opts}
-    for report in (approved_report(), image_report(), compared_report()):
+    for report in (passed_report(), image_report(), compared_report()):
         plan = within(report.plan.model_copy(update={"price_usd_gpu_hour": 2.5}), 900.0)
         given = [part for part in rerun(plan) if part.startswith("--")]
         assert set(given) <= known
@@ -359,7 +359,7 @@ def test_an_image_is_named_by_its_digest() -> None:
 
 
 def test_a_run_that_is_to_be_a_baseline_is_made_one_again() -> None:
-    plan = approved_report().plan.model_copy(update={"establishes": True})
+    plan = passed_report().plan.model_copy(update={"establishes": True})
     assert rerun(plan)[-1] == "--establish-baseline"
     assert "--baseline" not in rerun(plan)
 

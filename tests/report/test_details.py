@@ -14,7 +14,7 @@ from tests.evidence.test_startup import CPU_LOG, CPU_STARTUP_S, LAUNCHED
 from tests.evidence.test_watched import CAPTURED as WATCHED
 from tests.evidence.test_watched import ENOUGH
 from tests.fakes.capacity import Capacity
-from tests.report.builder import approved_report, course, detailed_report
+from tests.report.builder import course, detailed_report, passed_report
 from vllm_qualify import qualification
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.watch import SCRAPES
@@ -37,7 +37,7 @@ WRONG_TEXT = ["", "{", "null", "\x00"]
 
 def plan_of(**changes: Any) -> CellPlan:
     """Of a cell that has everything. Its sweep's load is one of the simulated server."""
-    plan = approved_report().plan
+    plan = passed_report().plan
     drafting = plan.server.arguments | {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
     given = {
         "server": plan.server.model_copy(update={"arguments": drafting}),
@@ -94,7 +94,7 @@ def test_everything_is_read(evidence: Path) -> None:
 
 
 def test_a_cell_that_asks_for_nothing_of_it_has_no_details_and_no_notes(tmp_path: Path) -> None:
-    assert details_of(approved_report().plan, tmp_path) == Details(drift=Drift(version="0.32.0"))
+    assert details_of(passed_report().plan, tmp_path) == Details(drift=Drift(version="0.32.0"))
 
 
 def test_what_left_nothing_is_absent_with_its_reason(tmp_path: Path) -> None:

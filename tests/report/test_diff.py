@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from tests.report.builder import HOSTILE, SCRIPT, approved_report, detailed_report, image_report, not_approved_report
+from tests.report.builder import HOSTILE, SCRIPT, detailed_report, image_report, not_passed_report, passed_report
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.plan import Baseline, CellPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement, invalid, valid
@@ -104,7 +104,7 @@ def test_options_of_the_server_are_added_removed_and_changed_one_by_one(approved
 
 
 def test_the_port_that_was_chosen_is_no_difference(approved: Report) -> None:
-    assert not [change for change in diff(approved, not_approved_report()).server if change.what in ("host", "port")]
+    assert not [change for change in diff(approved, not_passed_report()).server if change.what in ("host", "port")]
 
 
 def test_the_environment_is_compared_by_name(approved: Report) -> None:
@@ -118,7 +118,7 @@ def test_the_environment_is_compared_by_name(approved: Report) -> None:
 
 def test_a_text_and_the_number_it_looks_like_are_two_settings() -> None:
     assert changes({"x": 1}, {"x": "1"}) == [Change(what="x", kind="changed", a=1, b="1")]
-    shown = _shown(diff(*(_served(approved_report(), environment={"X": value}) for value in ("1", "on"))))
+    shown = _shown(diff(*(_served(passed_report(), environment={"X": value}) for value in ("1", "on"))))
     assert '~ X: "1" → on' in shown
 
 
@@ -289,7 +289,7 @@ def test_a_fifth_more_is_better_or_worse_by_the_metric(approved: Report, metric:
 
 
 def test_shares_differ_by_points_and_zero_has_no_ratio(approved: Report) -> None:
-    moved = _of(diff(approved, not_approved_report()), "exact_match (gsm8k, strict-match)")
+    moved = _of(diff(approved, not_passed_report()), "exact_match (gsm8k, strict-match)")
     assert (moved.ratio, moved.told) == (None, "worse")
     assert moved.difference == pytest.approx((940 - 1100) / 1319)
     from_zero = _of(diff(_measured(approved, _rate(0.0)), _measured(approved, _rate(5.0))), RATE)

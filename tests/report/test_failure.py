@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.test_failure import CASES, Case
 from tests.html import Reader
-from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, SCRIPT, approved_report, image_report
+from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, SCRIPT, image_report, passed_report
 from vllm_qualify.engine.failure import classify
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, StoreError
@@ -178,7 +178,7 @@ def test_a_page_that_cannot_be_written_hides_nothing(run: Run, breaks: str) -> N
 
 
 def test_a_failure_is_read_back_as_it_was(tmp_path: Path) -> None:
-    found = run_failure(HubError("429", "wait", "serve", kind="hub-rate-limit", retry=True), approved_report().plan, tmp_path)
+    found = run_failure(HubError("429", "wait", "serve", kind="hub-rate-limit", retry=True), passed_report().plan, tmp_path)
     assert RunFailure.model_validate_json(found.model_dump_json()) == found
     assert "The run left no files" in render_failure(found)
     assert os.fspath(tmp_path) not in found.model_dump_json()

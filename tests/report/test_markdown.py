@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tests.report.builder import HOSTILE, approved_report, image_report, not_approved_report
+from tests.report.builder import HOSTILE, image_report, not_passed_report, passed_report
 from vllm_qualify.recipe.gates import Waiver
 from vllm_qualify.report import head, words
 from vllm_qualify.report.markdown import artifact_key, escaped, first_screen
@@ -55,7 +55,7 @@ def test_the_first_screen_tells_what_the_page_tells_first() -> None:
     engine = report.plan.cell.release.engine
     assert engine.image is not None
     for told in (
-        f"APPROVED: {report.plan.cell.id}",
+        f"PASSED: {report.plan.cell.id}",
         engine.image.reference,
         engine.digest,
         report.plan.cell.release.revision,
@@ -130,13 +130,13 @@ def test_any_text_is_shown_as_it_is(text: str) -> None:
     "page", ["javascript:alert(1)", "data:text/html,x", "x](javascript:alert(1))", "s3://bucket/x", "file:///a b/report.html"]
 )
 def test_an_address_that_a_browser_could_run_or_would_not_follow_is_no_link(page: str) -> None:
-    shown = first_screen(approved_report(), page)
+    shown = first_screen(passed_report(), page)
     assert _links(shown) == []
     assert page in _text(shown)
 
 
 def test_an_address_cannot_end_its_link() -> None:
-    (address,) = _links(first_screen(approved_report(), "https://e/x)](<y>)\n[z](javascript:alert(1))/report.html"))
+    (address,) = _links(first_screen(passed_report(), "https://e/x)](<y>)\n[z](javascript:alert(1))/report.html"))
     assert str(address).startswith("https://e/x")
 
 
@@ -145,4 +145,4 @@ def test_a_cell_has_a_key_of_its_own_that_prefect_takes() -> None:
     keys = [artifact_key("report", cell) for cell in cells]
     assert len(set(keys)) == len(cells)
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key) for key in keys)
-    assert artifact_key("report", not_approved_report().plan.cell.id) == keys[0]
+    assert artifact_key("report", not_passed_report().plan.cell.id) == keys[0]

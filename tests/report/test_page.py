@@ -56,7 +56,7 @@ def test_the_page_tells_everything_of_the_report(not_approved: Report, hostile_p
     text = Reader(hostile_page).text
     release = not_approved.plan.cell.release
     told = [
-        "NOT APPROVED",
+        "NOT PASSED",
         not_approved.plan.cell.id,
         not_approved.run_id,
         str(not_approved.rejudged_from),
@@ -144,7 +144,7 @@ def test_addresses_of_a_store_arepage_linked(approved: Report) -> None:
 def test_a_report_with_nothing_in_it_says_so(approved: Report) -> None:
     nothing = Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})
     text = Reader(render_page(approved.model_copy(update={"judgement": nothing, "stages": []}), page_link)).text
-    assert "NOT APPROVED" in text
+    assert "NOT PASSED" in text
     assert "No gate was judged" in text
     assert text.count("this stage is not in the report") == 4
     assert "no stage left a file" in text

@@ -13,7 +13,7 @@ from tests.evidence.test_answers import PLAN as TASK
 from tests.judge.test_compare import QUESTIONS as ASKED
 from tests.judge.test_compare import ask, cell_plan, keep_baseline, loss_gate
 from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Reply, right_but
-from tests.report.builder import approved_report, compared_report
+from tests.report.builder import compared_report, passed_report
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.answers import read, write
 from vllm_qualify.judge.compare import answers_path
@@ -216,7 +216,7 @@ def test_half_a_character_and_odd_line_ends_survive_the_report(evidence: Path) -
     change_words(evidence, LOST, resps=[["a\u2028b\ud800c\x1b"]])
     found = compared(evidence)
     assert found.flips[0].ours == Excerpt(text="a\u2028b\\ud800c\x1b")
-    report = approved_report()
+    report = passed_report()
     told = report.model_copy(update={"details": report.details.model_copy(update={"questions": [found]})})
     assert read_report(told.model_dump_json(), "here") == told
 

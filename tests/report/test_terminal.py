@@ -58,8 +58,8 @@ def test_nothing_is_cut_off(not_approved: Report, width: int) -> None:
 
 
 def test_the_heading_is_the_outcome_and_the_cell(approved: Report, not_approved: Report) -> None:
-    assert _shown(approved, 80).splitlines()[0] == "APPROVED  llama-3.1-8b/fp8/h200/throughput"
-    assert _shown(not_approved, 80).splitlines()[0] == "NOT APPROVED  llama-3.1-8b/fp8/h200/throughput"
+    assert _shown(approved, 80).splitlines()[0] == "PASSED  llama-3.1-8b/fp8/h200/throughput"
+    assert _shown(not_approved, 80).splitlines()[0] == "NOT PASSED  llama-3.1-8b/fp8/h200/throughput"
 
 
 def test_the_first_screen_tells_release_machine_time_and_place() -> None:
@@ -99,7 +99,7 @@ def test_gates_that_share_a_reason_tell_it_once(not_approved: Report) -> None:
     assert "output_throughput_tok_s, ttft_p99_ms, tpot_p99_ms: invalid\n" in shown
 
 
-def test_an_approved_report_has_no_reasons(approved: Report) -> None:
+def test_a_report_that_passed_has_no_reasons(approved: Report) -> None:
     shown = _shown(approved, 120)
     assert "confidence" not in shown
     assert shown.count("pass") == len(approved.judgement.gates) + 1
@@ -115,7 +115,7 @@ def test_outside_text_is_no_markup_and_no_control_code(not_approved: Report) -> 
 
 
 def test_colours_only_in_a_terminal(approved: Report) -> None:
-    assert "\x1b[1;32mAPPROVED" in _shown(approved, 80, terminal=True)
+    assert "\x1b[1;32mPASSED" in _shown(approved, 80, terminal=True)
     assert "\x1b" not in _shown(approved, 80)
 
 
@@ -135,7 +135,7 @@ def test_a_report_without_gates_is_told_plainly(approved: Report) -> None:
         update={"judgement": Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})}
     )
     shown = _shown(empty, 80)
-    assert shown.startswith("NOT APPROVED")
+    assert shown.startswith("NOT PASSED")
     assert "no gate was judged" in shown
 
 

@@ -11,7 +11,7 @@ const FILTERS = {
   state: (cell) => [cell.state, cell.newer],
 };
 const STATES = [
-  "approved", "waiting for a decision", "expired", "revoked", "rejected", "not approved", "never qualified",
+  "approved", "waiting for a decision", "expired", "revoked", "rejected", "not passed", "never qualified",
 ];
 
 // Made once: each call of toLocaleString or localeCompare makes another one.

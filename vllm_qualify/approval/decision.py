@@ -109,7 +109,7 @@ def parse_decision(body: bytes, place: str) -> StoredDecision:
 
 def check_passed(report: Report, today: date) -> None:
     """Raises CallerError if a gate did not pass and no waiver holds for it on this day."""
-    if _verdict_on(report, today) == "pass" and report.approved:
+    if _verdict_on(report, today) == "pass" and report.passed:
         return
     gates = [f"{found.gate.label}: {_why(found, today)}" for found in report.judgement.gates if _on(found, today) != "pass"]
     without = f"its verdict is {report.judgement.verdict}" if report.judgement.gates else "no gate was judged"

@@ -15,15 +15,16 @@ from vllm_qualify.approval.errors import NotApprovedError
 from vllm_qualify.approval.layout import INDEX_KEY, JSON, readable, reason_of
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.errors import StoreBusyError, StoreError
+from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.bundle import Manifest, Summary, read_manifest
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
 from vllm_qualify.recipe.values import Frozen
 
 REPORTS_SHOWN = 10
 MOST_TRIES = 50
-INDEX_VERSION: Literal[2] = 2
+INDEX_VERSION: Literal[3] = 3
 
-Standing = Literal["approved", "superseded", "revoked", "rejected", "waiting for a decision", "not approved"]
+Standing = Literal["approved", "superseded", "revoked", "rejected", "waiting for a decision", "not passed"]
 """What became of a report. An approval that expired is still `approved` here: it depends on the day."""
 
 
@@ -31,7 +32,7 @@ class ReportLine(Frozen):
     """`started_at` is told by the run's id; None of an id that tells none. `told` is who decided what about it."""
 
     run_id: str
-    outcome: str
+    outcome: Outcome
     started_at: datetime | None = None
     standing: Standing
     told: str | None = None
@@ -53,7 +54,7 @@ class Index(Frozen):
     """`revision` grows with each write: a store may know an object by its content alone."""
 
     revision: int = 0
-    index_version: Literal[2] = INDEX_VERSION
+    index_version: Literal[3] = INDEX_VERSION
     cells: list[Row] = []
 
 
@@ -227,8 +228,8 @@ def _rejection(store: Store, cell: str, run_id: str) -> str | None:
 
 
 def _undecided(manifest: Manifest, pointer: Pointer | None) -> Standing:
-    if manifest.outcome != "approved":
-        return "not approved"
+    if manifest.outcome != "passed":
+        return "not passed"
     # A pointer never moves to an older report.
     return "superseded" if pointer and manifest.run_id < pointer.last.run_id else "waiting for a decision"
 

@@ -10,6 +10,8 @@ from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.recipe.values import Frozen
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
+# Of a cell. What passed may still wait for its approval, which is a decision.
+Outcome = Literal["passed", "not passed"]
 # The worst of a cell's gates decides it.
 WORST_FIRST: tuple[Verdict, ...] = ("fail", "invalid", "inconclusive", "pass")
 
@@ -71,7 +73,7 @@ class Judgement(Frozen):
     validation: dict[str, object]
 
     @property
-    def approved(self) -> bool:
+    def passed(self) -> bool:
         return self.verdict == "pass"
 
 

@@ -4,16 +4,19 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
+from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.serving import EngineName
 from vllm_qualify.recipe.values import Count, Frozen, Number
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION: Literal[2] = 2
+_OUTCOMES_OF_VERSION_1 = {"approved": "passed", "not approved": "not passed"}
 TYPES = {
     ".css": "text/css",
     ".html": "text/html; charset=utf-8",
@@ -63,7 +66,7 @@ class ManifestHead(Frozen):
 
     run_id: str
     cell: str
-    outcome: str
+    outcome: Outcome
     establishes: bool = False
     summary: Summary | None = None
 
@@ -71,8 +74,16 @@ class ManifestHead(Frozen):
 class Manifest(ManifestHead):
     """What a run consists of. A run without its manifest was not published whole and counts for nothing."""
 
-    manifest_version: int = MANIFEST_VERSION
+    manifest_version: Literal[1, 2] = MANIFEST_VERSION
     objects: list[StoredObject]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_1(cls, given: Any) -> Any:
+        """It had other words for the outcome; approvals that were signed then still hold."""
+        if isinstance(given, dict) and given.get("manifest_version") == 1:
+            return given | {"outcome": _OUTCOMES_OF_VERSION_1.get(str(given.get("outcome")))}
+        return given
 
 
 def read_manifest(store: Store, key: str) -> Manifest:
@@ -80,7 +91,11 @@ def read_manifest(store: Store, key: str) -> Manifest:
     try:
         return Manifest.model_validate_json(store.get(key))
     except ValidationError as error:
-        raise StoreError(f"not a manifest: {error.errors()[0]['msg']}", "do not trust this run", store.locate(key)) from error
+        raise StoreError(
+            f"not a manifest of a known version: {error.errors()[0]['msg']}",
+            "read it with a newer version of vllm-qualify; if that does not, do not trust this run",
+            store.locate(key),
+        ) from error
 
 
 def evidence_key(file: EvidenceFile) -> str:

@@ -25,7 +25,6 @@ from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.values import Frozen
 
-APPROVED = "approved"
 # The stages that can be taken over, each with what determines it.
 INPUTS = {name: kind.inputs for name, kind in TABLE.items() if kind.inputs}
 
@@ -33,7 +32,7 @@ INPUTS = {name: kind.inputs for name, kind in TABLE.items() if kind.inputs}
 class Reuse(Frozen):
     """Whose finished stages a run takes over, where their inputs are the same.
 
-    `unfinished`: those of runs that were broken off. `all`: those of approved runs as well. `none`: everything is measured.
+    `unfinished`: those of runs that were broken off. `all`: those of runs that passed as well. `none`: everything is measured.
     """
 
     of: Literal["none", "unfinished", "all"] = "unfinished"
@@ -153,7 +152,7 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
     manifest = f"{kept.prefix}/manifest.json"
     if not store.exists(manifest):
         return True
-    return reuse.of == "all" and read_manifest(store, manifest).outcome == APPROVED
+    return reuse.of == "all" and read_manifest(store, manifest).outcome == "passed"
 
 
 def _lacks(plan: CellPlan, stage: Stage, found: list[Any]) -> bool:

@@ -33,9 +33,9 @@ def _origin(report: Report) -> str:
 
 
 def deciding(report: Report) -> list[str]:
-    """The gates that keep the cell from being approved."""
+    """The gates that keep the cell from passing."""
     judgement = report.judgement
-    return [] if report.approved else [gate.gate.label for gate in judgement.gates if gate.counts_as == judgement.verdict]
+    return [] if report.passed else [gate.gate.label for gate in judgement.gates if gate.counts_as == judgement.verdict]
 
 
 def reasons(rows: Sequence[GateRow]) -> Iterator[tuple[str, GateRow]]:

@@ -17,7 +17,7 @@ _MARKUP = re.compile(r"""[!"#$&'()*+:<=>@\[\\\]^_`{|}~]|(?<=www)\.""", re.IGNORE
 
 
 def first_screen(report: Report, page: str) -> str:
-    """The outcome, what was qualified, the gates, what keeps it from being approved, and a link to `page`.
+    """The outcome, what was qualified, the gates, what keeps it from passing, and a link to `page`.
 
     Text from outside stays text, in Markdown and in the HTML that is made of it.
     """

@@ -11,7 +11,7 @@ from vllm_qualify.engine.host_lock import machine_name
 from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
-from vllm_qualify.judge.verdict import Judgement
+from vllm_qualify.judge.verdict import Judgement, Outcome
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.details import Details
 
@@ -37,12 +37,12 @@ class Report(Frozen):
     details: Details = Details()
 
     @property
-    def approved(self) -> bool:
-        return self.judgement.approved
+    def passed(self) -> bool:
+        return self.judgement.passed
 
     @property
-    def outcome(self) -> str:
-        return "approved" if self.approved else "not approved"
+    def outcome(self) -> Outcome:
+        return "passed" if self.passed else "not passed"
 
     @property
     def is_baseline(self) -> bool:

@@ -159,7 +159,7 @@ def _by_reason(moved: Sequence[Moved]) -> dict[str, list[str]]:
 
 
 def _print_head(report: Report, console: Console) -> None:
-    outcome = _text(report.outcome.upper(), console, "bold green" if report.approved else "bold red")
+    outcome = _text(report.outcome.upper(), console, "bold green" if report.passed else "bold red")
     _print_wrapped(Text.assemble(outcome, "  ", _text(report.plan.cell.id, console, "bold")), console)
     for name, fact in head.facts(report):
         _print_wrapped(_text(f"{name}: {fact}", console), console)
