@@ -97,7 +97,7 @@ VERDICTS: dict[Verdict, str] = {
     "fail": "the whole interval misses the bound: noise cannot turn it round",
     "invalid": "there is no trustworthy evidence. It says nothing about the release",
     "inconclusive": "the bound lies within the interval, or the noise is not known: more samples could decide",
-    "pass": "the whole interval meets the bound. Only this approves",
+    "pass": "the whole interval meets the bound. Only this lets a cell pass",
 }
 REPORT_KEYS = {
     "report_version": "of the form of this document",

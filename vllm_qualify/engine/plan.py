@@ -83,7 +83,7 @@ class TaskPlan(Frozen):
 
 
 class Baseline(Frozen):
-    """The approved run that a cell is compared with, and what must be alike for that.
+    """The run that a cell is compared with, and what must be alike for that.
 
     `folder` is where the run is, if not in the store.
     """
@@ -149,7 +149,7 @@ class CellPlan(Frozen):
 
     @property
     def baseline_cell(self) -> str:
-        """The id of the cell whose approved run is the baseline."""
+        """The id of the cell whose run is the baseline."""
         return self.cell.model_copy(update={"variant": self.baseline_variant}).id
 
     @property

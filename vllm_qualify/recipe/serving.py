@@ -170,7 +170,7 @@ class Variant(Arguments):
     )
     baseline: Name | None = Field(
         default=None,
-        description="the variant that it is compared with, like `bf16` for `fp8`; none is itself, as it was approved before",
+        description="the variant that it is compared with, like `bf16` for `fp8`; none is itself, as it passed before",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The approved run that a cell is compared with: what of it stands beside the cell's own."""
+"""The run that a cell is compared with: what of it stands beside the cell's own."""
 
 from datetime import datetime
 from pathlib import Path
