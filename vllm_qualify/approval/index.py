@@ -142,7 +142,7 @@ def _stored(store: Store) -> _Stored:
     try:
         return _Stored(Index.model_validate_json(body), tag)
     except ValidationError as error:
-        remedy = "delete it, and make it again"
+        remedy = "delete it: the next report that is published or decided about makes it again"
         raise StoreError(f"not an index: {reason_of(error)}", remedy, store.locate(INDEX_KEY)) from error
 
 
