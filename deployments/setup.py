@@ -45,6 +45,8 @@ TOLD: dict[str, Sequence[str]] = {
     "waiting for a decision": [AWAITING],
     "infrastructure failure": ["Failed", "Crashed", "TimedOut"],
 }
+# The run of a release has the states of its hosts' runs too: people are told once, by the host's.
+QUALIFIES_CELLS = "qualify-host"
 
 
 def main(notify: Annotated[str | None, typer.Option(metavar="BLOCK_TYPE/NAME", help="A notification block.")] = None) -> None:
@@ -97,12 +99,14 @@ def qualifying(deployment: UUID) -> AutomationCore:
 
 def telling(what: str, states: Sequence[str], block: UUID) -> AutomationCore:
     """People are told of runs in one of these states; the state's message has the cell, the gates and the report's place."""
+    tagged = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
+    of_a_host = {"prefect.resource.role": "flow", "prefect.resource.name": QUALIFIES_CELLS}
     return AutomationCore(
         name=f"vllm-qualify: {what}",
         description="Tells people of runs that need them.",
         trigger=EventTrigger(
             expect={f"prefect.flow-run.{state}" for state in states},
-            match_related={"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"},
+            match_related=[tagged, of_a_host] if set(states) & {*NOT_TO_DEPLOY, AWAITING} else tagged,
             posture=Posture.Reactive,
             threshold=1,
             within=timedelta(0),

@@ -1,18 +1,22 @@
 """Every deployment's entry point loads for real, and takes the parameters that it is given."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import typer
 from prefect import Flow
 from prefect.flows import load_flow_from_entrypoint
+from prefect.server.events.schemas.automations import EventTrigger as ServersTrigger
+from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from ruamel.yaml import YAML
 
 from deployments import setup
 from deployments.setup import GPU_POOLS, PRIORITIES
-from tasks.fleet import pool_of
+from tasks.fleet import TAG, pool_of
 from vllm_qualify.recipe.loading import load_recipe
 
 FILE = Path(__file__).parents[1] / "deployments" / "prefect.yaml"
@@ -86,3 +90,40 @@ def test_without_a_server_nothing_is_set_up(capsys: pytest.CaptureFixture[str]) 
         setup.main()
     assert raised.value.exit_code == 2
     assert "set PREFECT_API_URL" in capsys.readouterr().err
+
+
+def event(flow: str, state: str) -> ReceivedEvent:
+    """That a run of this flow came into a state, as Prefect's server tells it."""
+    related = [
+        {"prefect.resource.id": f"prefect.flow.{uuid4()}", "prefect.resource.role": "flow", "prefect.resource.name": flow},
+        {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"},
+    ]
+    return ReceivedEvent.model_validate(
+        {
+            "event": f"prefect.flow-run.{state}",
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{uuid4()}"},
+            "related": related,
+            "occurred": datetime.now(UTC),
+            "id": uuid4(),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("flow", "state", "told"),
+    [
+        ("qualify-host", "AwaitingDecision", "waiting for a decision"),
+        ("qualify-host", "NotPassed", "not passed"),
+        ("qualify-host", "Inconclusive", "not passed"),
+        ("qualify-host", "Crashed", "infrastructure failure"),
+        ("tend-fleet", "Failed", "infrastructure failure"),
+        # by the run of its host
+        ("qualify-release", "AwaitingDecision", None),
+        ("qualify-release", "NotPassed", None),
+        ("qualify-host", "Approved", None),
+    ],
+)
+def test_people_are_told_once_of_a_run_that_needs_them(flow: str, state: str, told: str | None) -> None:
+    triggers = {what: setup.telling(what, states, uuid4()).trigger for what, states in setup.TOLD.items()}
+    servers = {what: ServersTrigger.model_validate(trigger.model_dump(exclude={"id"})) for what, trigger in triggers.items()}
+    assert [what for what, trigger in servers.items() if trigger.covers(event(flow, state))] == ([told] if told else [])
