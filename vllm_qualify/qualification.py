@@ -37,7 +37,7 @@ DATA_DOCS = "data-docs"
 
 
 class Run(Frozen):
-    """The folder of one run: plan.json, stages/, evidence/, report.json, report.html, data-docs/. None of its files is edited."""
+    """The folder of one run: plan.json, stages/, evidence/, report.json, report.html, data-docs/. No file in it is edited."""
 
     folder: Path
 
