@@ -285,7 +285,7 @@ def _report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from
     measured = [measurement for stage in stages for measurement in stage.measurements]
     gained = speedup(plan, run.evidence, measured)
     measured += [*compare(plan, run.evidence, measured), *gained]
-    # Great Expectations accepts no slash in the name on its pages.
+    # Great Expectations accepts no slash in this name.
     name = plan.cell.id.replace("/", ".")
     lacking = not_established(plan, run.evidence, measured)
     gates = [*plan.judged, *(gate for gate, _ in lacking)]

@@ -6,7 +6,7 @@ prints one line: MARK, the order's name, and the resources that the process used
 exit code other than 0.
 
 `NAME.ahead` has the arguments of several later commands. While it has no order, it makes their prompts, in this order. The next
-such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and the file's name.
+such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and NAME.
 """
 
 import dis

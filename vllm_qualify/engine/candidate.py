@@ -71,7 +71,7 @@ class CandidateServer(Frozen):
 
 
 class Candidate(Frozen):
-    """A version of vLLM that is known only by its table, or an engine that can be asked. Equal `key`s mean equal answers."""
+    """A version of vLLM by its table alone, or an engine that can be asked. Engines with one `key` give the same answers."""
 
     version: str
     table: EngineTable | None = None
@@ -142,7 +142,7 @@ class Checked(NamedTuple):
 def find_candidate(
     vllm: str | None, image_reference: str | None, python: str | None, progress: Callable[[str], None]
 ) -> Candidate:
-    """The candidate by a version, an image or an environment's folder; without any, the engine that `run` would use.
+    """The candidate that a version, an image or an environment's folder names; without one, the engine that `run` would use.
 
     Raises:
         CallerError: more than one is given, or there is no table of this version or no such image.
@@ -355,7 +355,7 @@ def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
 
 
 def _findings(subject: Subject, judgement: EngineJudgement | None, answer: ProbeAnswer) -> list[Finding]:
-    """The table's findings, except those that vLLM itself accepted; if none is left, what vLLM's configuration refuses."""
+    """The table's findings that vLLM itself did not accept, and, if none is about the server, what vLLM refuses."""
     found = _by_table(subject, answer)
     if judgement is None or subject.asked is None:
         return found

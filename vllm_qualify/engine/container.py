@@ -57,7 +57,7 @@ class ContainerPlan(Frozen):
     """One container, as data. The SDK's call and the command line for people are both made from it.
 
     `passed` names variables that are taken from this process's environment: their values are on no command line and in no
-    file. `gpus` are NVML's indices. A container that runs for long has a name, and labels to find it by.
+    file. `gpus` are NVML's indices. A long-running container has a name, and labels to find it by.
     """
 
     image: str

@@ -183,7 +183,7 @@ def _first(words: str) -> str:
     return rf"^(?>[^\n]*?(?:{words}))"
 
 
-# The log may be hostile: a pattern is bounded, or begins only once in a line. Else the work grows with the log's square.
+# The log may be hostile: each pattern is bounded, or begins only once in a line. Else the work grows with the log's square.
 # If several signs are in the same line, the first one here wins: the more specific signs come first.
 SIGNS = [
     _sign("unknown-flag", r"error: unrecognized arguments: (?P<flags>.+)", "this vLLM version does not know {flags}"),

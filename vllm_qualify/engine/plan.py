@@ -103,7 +103,7 @@ class CellPlan(Frozen):
     - `client` and `client_image` are those of the load client, if it does not run beside the server in the same engine.
     - `beside` is the baseline's server, if this machine can serve it too: then their loads are measured in turns.
     - A run that `establishes` is made to be the baseline of later runs.
-    - `fit` is searched first: `server` and `load` have its result only afterwards, and the load then follows from `workload`.
+    - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
     - `prompts` is the workload's file.
     - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
     - `pulled_s` is how long the pull of the image took; None without a pull.
@@ -442,7 +442,7 @@ def _at_revision(variant: Variant, revision: str | None) -> Variant:
 
 
 def commit_of(loaded: LoadedRecipe, choice: Choice) -> str | None:
-    """The current commit of a choice's model, None for a local folder. The choice has a GPU type. Raises as `select`."""
+    """The current commit of a choice's model, None for a local folder. `choice` names a GPU type. Raises as `select`."""
     selection = select(loaded, choice, None)
     return None if selection.variant.is_local else _commit(selection.variant)
 
@@ -585,7 +585,7 @@ def _load(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: Ser
 
 
 def _most_clients(server: ServerPlan, fit: Fit | None) -> int | None:
-    """As many as the server runs at once; a default as long as a fit still has to find that."""
+    """As many as the server runs at once; a default while a fit has yet to find that number."""
     return server.most_requests or (CONCURRENT_BY_DEFAULT if fit and fit.max_num_seqs else None)
 
 

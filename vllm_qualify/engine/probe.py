@@ -187,7 +187,7 @@ def metrics(package: Path) -> list[str]:
     return sorted(found)
 
 
-# --- what it makes of a server
+# --- how it configures a server
 
 
 class Absent:

@@ -49,7 +49,7 @@ class Question:
         return self._unasked
 
     def check(self) -> None:
-        """Raises what asking raised, if it is over."""
+        """Raises what `ask` raised, if it has ended."""
         if self._over.is_set() and self._problem:
             raise self._problem
 

@@ -58,7 +58,7 @@ class Counted(NamedTuple):
         return self.after.get(name, 0.0) - self.before.get(name, 0.0)
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Why these counters say nothing; empty if both pages have them."""
+        """Why nothing follows from these counters; empty if both pages have them."""
         for when, page in (("before", self.before), ("after", self.after)):
             if missing := sorted(set(names) - page.keys()):
                 return [f"the server's /metrics {when} it has no {', '.join(missing)}"]

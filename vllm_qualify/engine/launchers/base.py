@@ -56,7 +56,7 @@ class Launcher(Protocol):
         """The engine as it is now; an image by its digest. Nothing is pulled. `option` is the caller's option for the image."""
 
     def pull(self, engine: Engine, progress: Callable[[str], None]) -> float | None:
-        """Bring it to where it will run, and verify it there. Returns the seconds that this took; None if it was there."""
+        """Bring it to where it will run, and verify it there. Returns the seconds that it took; None if it was there."""
 
     def identity(self, engine: Engine) -> EngineIdentity:
         """What is in it, as its own Python reports it."""

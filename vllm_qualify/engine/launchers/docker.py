@@ -44,7 +44,7 @@ SMI_TELLS = (0, 2, 6)
 
 
 class DockerLauncher:
-    """Runs containers by Docker's SDK. A client's `runs_in` is its container's id."""
+    """Runs containers through Docker's SDK. A client's `runs_in` is its container's id."""
 
     from_image = True
 
