@@ -1,7 +1,7 @@
-"""The baseline of a cell: the run that it is compared with, found, held against the plan, and brought beside it.
+"""The baseline of a cell is the run that it is compared with: find it, check it against the plan, and fetch it.
 
-A baseline is a run that was told to become one: it asked its questions as often as its noise calls for, and passed its
-other gates. Later runs are all compared with it, and not each with the one before, so that small losses cannot add up.
+A baseline is a run that was made to be one. It asked its questions as often as its noise requires, and passed its other gates.
+All later runs are compared with it, not with the run before them, so small losses cannot add up.
 """
 
 import os
@@ -30,10 +30,10 @@ PLACE = "--baseline"
 
 
 class Against(Frozen):
-    """What cells are compared with. By default the newest baseline of each in the store; `run` names another one.
+    """What cells are compared with: by default each cell's newest baseline in the store; `run` names another one.
 
-    `establish` makes the run itself the baseline: `always`, or only if there is `none`. With `in_turns` the baseline is served
-    beside the candidate for the load, where that can be done on this machine.
+    `establish` makes the run itself the baseline: `always`, or only if there is no baseline (`none`). With `in_turns` the
+    baseline is served beside the candidate for the load, if this machine can do that.
     """
 
     run: str | None = None
@@ -42,11 +42,11 @@ class Against(Frozen):
 
 
 def with_baseline(plan: CellPlan, store: Store, against: Against, tell: Tell) -> CellPlan:
-    """The plan with what its gates need of a baseline.
+    """The plan, with what its gates need from a baseline.
 
     Raises:
-        CallerError: they need one and there is none, or what was measured then cannot be compared with what is to be.
-        StoreError: it cannot be read.
+        CallerError: the gates need a baseline and there is none, or its measurements cannot be compared with this run's.
+        StoreError: the store cannot be read.
     """
     if not plan.comparing:
         if against.run or against.establish == "always":
@@ -92,7 +92,7 @@ def _how(plan: CellPlan, why_not: str) -> str:
 
 
 def check_early(selection: Selection, recipe: Recipe, store: Store, against: Against) -> None:
-    """What of `with_baseline` is told before an engine is known. Raises CallerError if a cell needs a baseline and has none."""
+    """The checks of `with_baseline` that need no engine. Raises CallerError if a cell needs a baseline and has none."""
     if against.run:
         named_baseline(store, against.run)
     if against.run or against.establish != "never":
@@ -125,7 +125,7 @@ def _find(plan: CellPlan, store: Store, against: Against) -> ReportAndEvidence |
 
 
 def named_baseline(store: Store, name: str) -> ReportAndEvidence:
-    """The run of this machine, with its folder, or of the store that a caller named. Raises CallerError, StoreError."""
+    """The run that the caller named: of this machine, with its folder, or of the store. Raises CallerError, StoreError."""
     folder: Path | None = None
     try:
         folder = find_run(name).folder
@@ -149,7 +149,7 @@ def _stored(store: Store, run_id: str) -> Report:
 
 
 def newest_baseline(store: Store, cell: str) -> Report | None:
-    """The newest run of a cell that passed and that was made to be a baseline. Raises StoreError."""
+    """The newest run of a cell that passed and was made to be a baseline. Raises StoreError."""
     manifests = [key for key in store.keys(f"reports/{cell}/") if key.endswith("/manifest.json")]
     for key in reversed(manifests):
         manifest = read_manifest(store, key)
@@ -181,7 +181,7 @@ def _check_accuracy(plan: CellPlan) -> None:
 
 
 def _check_history(plan: CellPlan, why_not: str) -> None:
-    """Told before a GPU is used, and not by a verdict after hours."""
+    """Report a difference before a GPU is used, not in a verdict hours later."""
     problem = load_differs(plan) if _compares_load(plan) else None
     if problem:
         remedy = "take the same client with --client-image, or make a new baseline with --establish-baseline"
@@ -189,7 +189,7 @@ def _check_history(plan: CellPlan, why_not: str) -> None:
 
 
 def _beside(plan: CellPlan, then: CellPlan, tell: Tell) -> tuple[ServerPlan | None, str]:
-    """The baseline's server as it can be started beside the candidate's, or why it cannot."""
+    """The baseline's server, to be started beside the candidate's, or why that is not possible."""
     if not _compares_load(plan):
         return None, "no gate compares loads"
     problem = _cannot_be_beside(plan, then)
@@ -199,7 +199,7 @@ def _beside(plan: CellPlan, then: CellPlan, tell: Tell) -> tuple[ServerPlan | No
     try:
         engine = server.engine
         if isinstance(engine, EngineImage):
-            # By its digest: what its tag means by now is another matter.
+            # By its digest: its tag may mean another image by now.
             engine = engine.model_copy(update={"tag": None})
         launcher_of(engine).pull(engine, tell)
         identity = identity_of(engine)
@@ -238,12 +238,12 @@ def _is_unchanged(folder: Path, revision: str) -> bool:
 
 
 def bring(plan: CellPlan, store: Store, folder: Path) -> None:
-    """Put into `folder` what of the baseline's run its comparison needs: its report, its answers, its load's measurements.
+    """Copy what the comparison needs of the baseline's run into `folder`: its report, answers and load measurements.
 
-    With them come lm-eval's samples of the first repetition: a report shows the words of answers that flipped.
+    lm-eval's samples of the first repetition are copied too: a report shows the text of answers that flipped.
 
     Raises:
-        StoreError: the store does not have it, or it is not what the report says.
+        StoreError: the store lacks a file, or a file is not what the report says.
     """
     report, read = _source(plan.compared_with, store)
     (folder / "report.json").write_text(report.model_dump_json(indent=2))

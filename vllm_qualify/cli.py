@@ -371,7 +371,7 @@ def _qualify(
     against: "RunSettings",
     **others: object,
 ) -> int:
-    """Run the flow, `others` being settings of its request, and show its reports. Returns the exit code."""
+    """Run the flow and show its reports. Returns the exit code. `others` are settings of the flow's request."""
     from vllm_qualify.engine.launch import check_launch
     from vllm_qualify.home import default_store_url
 
@@ -394,7 +394,7 @@ def _undecided(run_id: str) -> str:
 
 
 def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, against: "RunSettings") -> None:
-    """A mistake is told at once, not after the orchestrator's seconds; the flow checks again where it runs."""
+    """Report a mistake before the orchestrator starts, which takes seconds. The flow checks again where it runs."""
     from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.engine.plan import check_choice
     from vllm_qualify.home import make_home
@@ -416,14 +416,14 @@ def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, ag
         private_key()
     opened.check()
     if selection:
-        # Last, since it reads reports, and what they are made of takes a second to import.
+        # Last, since it reads reports: their libraries take a second to import.
         from vllm_qualify.baseline import Against, check_early
 
         check_early(selection, loaded.recipe, opened, Against.model_validate(against))
 
 
 def _flow_module() -> Any:
-    """flows.qualify, which is no part of the package: it lies in the checkout (or the project's image)."""
+    """The module flows.qualify. It is not part of the package: it is in the checkout (or the project's image)."""
     set_up_prefect()
     try:
         module = importlib.import_module("flows.qualify")
@@ -439,7 +439,7 @@ def _flow_module() -> Any:
 
 
 def _is_for_people(record: logging.LogRecord) -> bool:
-    """Prefect logs every state, and each exception twice with its stack; here an error is told once, at the end."""
+    """Whether to show a log record. Prefect logs every state, and each exception twice; the command shows an error once."""
     if record.name.startswith("great_expectations") and record.levelno < logging.WARNING:
         return False
     is_orchestrators = record.name.startswith("prefect.")
@@ -447,12 +447,12 @@ def _is_for_people(record: logging.LogRecord) -> bool:
 
 
 def set_up_prefect() -> None:
-    """Prefect's ephemeral server by default, its home beside ours, and a terminal that shows messages only."""
+    """Set Prefect's defaults: an ephemeral server, its home in ours, and log lines of time and message only."""
     from vllm_qualify.home import make_home
 
     if "PREFECT_API_URL" not in os.environ and "PREFECT_PROFILE" not in os.environ:
         os.environ.setdefault("PREFECT_HOME", str(make_home() / "prefect"))
-    # Its own 20 s are too few on a busy host, where it first makes its database.
+    # Its default of 20 s is too short on a busy host, since it first creates its database.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
     os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT", "%(asctime)s  %(message)s")
     os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT", "%(asctime)s  %(message)s")
@@ -460,7 +460,7 @@ def set_up_prefect() -> None:
 
 
 def _report_file(name: str | None) -> Path:
-    """The report that is meant by a run's id, its folder or the file itself; None means the latest one. Raises CallerError."""
+    """The report file of a run, given by id, folder or the file itself; None means the latest report. Raises CallerError."""
     from vllm_qualify.qualification import find_run
 
     given = Path(name).expanduser() if name else None
@@ -475,7 +475,7 @@ def _report_file(name: str | None) -> Path:
 
 
 class _Found(NamedTuple):
-    """A report, its own text, and where its page is; None where it has none."""
+    """A report, its JSON text, and the place of its page; None if it has no page."""
 
     report: "Report"
     text: str
@@ -483,7 +483,7 @@ class _Found(NamedTuple):
 
 
 def _find_report(name: str | None, store: str | None) -> _Found:
-    """A report of this machine, or of a run in the store. Raises CallerError if neither has it, StoreError."""
+    """A report of this machine, or of a run in the store. Raises CallerError if neither has it, or StoreError."""
     try:
         return _report_at(_report_file(name))
     except CallerError:
@@ -526,7 +526,7 @@ def _find_or_fetch(name: str, store: str | None) -> "Run":
 
 
 def _plan_by(recipe: str | None, run: "Run") -> "CellPlan":
-    """The run's plan, with what `recipe` says of judging its cell if one is given."""
+    """The run's plan. If `recipe` is given, the plan judges its cell as that recipe says."""
     from vllm_qualify.engine.plan import judged_by
     from vllm_qualify.recipe.loading import load_recipe
 
@@ -542,7 +542,7 @@ def _show(report: "Report", page: str | None) -> None:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a signal handler's signature)
-    """Unwind the stack, so that every server is stopped. Ctrl-C's own way would end with 1, which means "not passed"."""
+    """Unwind the stack, so that every server is stopped. By default Ctrl-C ends with 1, which means "not passed"."""
     raise SystemExit(128 + number)
 
 

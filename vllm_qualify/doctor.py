@@ -20,7 +20,7 @@ TOOLS = ("prefect", "lm-eval", "great-expectations", "docker", "boto3")
 
 
 class Diagnosis(Frozen):
-    """One line of the doctor's. A missing optional part is told, and is no illness."""
+    """One line of the doctor's report. A missing optional part is shown, but is not a problem."""
 
     what: str
     ok: bool

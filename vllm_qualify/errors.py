@@ -1,6 +1,6 @@
-"""Errors, named by who must act. Each says what is wrong, where, and the remedy; its class has the command's exit code.
+"""Errors, grouped by who must act. Each says what is wrong, where, and the remedy.
 
-A failed gate is a verdict, never one of these.
+An error's class has the command's exit code. A failed gate is a verdict, not an error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ class QualifyError(Exception):
 
     Args:
         problem: what is wrong, in one sentence.
-        remedy: what the one who must act can do about it.
+        remedy: what `who_acts` can do about it.
         place: where it is: a file and key path for the caller, a stage (`serve`, `load`, `publish`, …) for the world.
-        log_tail: the lines that tell it, of the log of a process that failed.
-        kind: the class of the failure, like `cuda-out-of-memory`, where it is a known one.
-        retry: whether the same thing, tried again, may well succeed.
-        retry_after_s: how long the other side asked to wait before that, in seconds.
+        log_tail: the lines of a failed process's log that show it.
+        kind: the class of the failure, such as `cuda-out-of-memory`, if it is a known one.
+        retry: whether another try may well succeed.
+        retry_after_s: how long the other side asked to wait before another try, in seconds.
     """
 
     exit_code = 3
@@ -52,12 +52,12 @@ class CallerError(QualifyError):
 
 
 class HostError(QualifyError):
-    """This machine lacks something, or something in it broke."""
+    """This machine lacks something, or something on it broke."""
 
 
 @contextmanager
 def writing(place: str) -> Iterator[None]:
-    """Within the block, a disk that is full or a folder that cannot be written is a HostError at `place`."""
+    """Within the block, a full disk or a folder that cannot be written raises HostError at `place`."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def writing(place: str) -> Iterator[None]:
 
 
 class RecipeError(QualifyError):
-    """The engine does not take what the recipe asks of it: told when it is asked, or once its server starts."""
+    """The engine does not accept the recipe: it says so when it is asked, or its server fails to start."""
 
     who_acts = "the recipe's author"
 
@@ -79,13 +79,13 @@ class ReleaseError(QualifyError):
 
 
 class HubError(QualifyError):
-    """The model hub did not give what was asked of it."""
+    """The model hub did not give what was requested."""
 
     who_acts = "the hub's side"
 
 
 class StoreError(QualifyError):
-    """The store did not take or give an object."""
+    """An object could not be written to the store or read from it."""
 
     who_acts = "the store's owner"
 
@@ -99,4 +99,4 @@ class StoreBusyError(StoreError):
 
 
 class AlreadyExistsError(StoreError):
-    """A create-only write met an object that is already there."""
+    """A create-only write found that the object already exists."""

@@ -12,7 +12,7 @@ def home() -> Path:
 
 
 def make_home() -> Path:
-    """`home`, made if it is not there. Raises HostError if it cannot be."""
+    """The folder `home`, created if it is missing. Raises HostError if that fails."""
     folder = home()
     with writing("check"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -20,12 +20,12 @@ def make_home() -> Path:
 
 
 def runs_folder() -> Path:
-    """One folder for each run, named by its id."""
+    """The folder of all runs. Each run has a folder in it, named by its id."""
     return home() / "runs"
 
 
 def engine_cache() -> Path:
-    """What engines answered when they were asked: one file for each engine and question."""
+    """The folder of the engines' answers: one file for each engine and question."""
     return home() / "engines"
 
 

@@ -1,11 +1,11 @@
-"""Libraries that are slow to import, imported when they are first used: most commands use none of them."""
+"""Import slow libraries only when they are first used: most commands use none of them."""
 
 import importlib
 from typing import Any
 
 
 class Lazy:
-    """Stands for a module. Write the real import beside it for the type checker:
+    """Stands in for a module. Write the real import beside it for the type checker:
 
     if TYPE_CHECKING:
         import docker

@@ -1,4 +1,4 @@
-"""One qualification of one cell on disk: its folder, and what needs no server (judge, report, publish, judge again)."""
+"""One qualification of one cell on disk: its folder, and the steps that need no server (judge, report, publish, rejudge)."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ DATA_DOCS = "data-docs"
 
 
 class Run(Frozen):
-    """The folder of one run: plan.json, stages/, evidence/, report.json, report.html, data-docs/. Nothing in it is edited."""
+    """The folder of one run: plan.json, stages/, evidence/, report.json, report.html, data-docs/. No file in it is edited."""
 
     folder: Path
 
@@ -66,7 +66,7 @@ class Run(Frozen):
         return [StageEvidence.model_validate_json(path.read_bytes()) for path in paths if path.exists()]
 
     def stage(self, name: Stage) -> StageEvidence | None:
-        """A finished stage."""
+        """A stage; None if it is not finished."""
         return next((each for each in self.stages() if each.stage == name), None)
 
     def report(self) -> Report:
@@ -78,7 +78,10 @@ class Run(Frozen):
 
 
 class Published(Frozen):
-    """Where a report went. `told` is what was decided about it since, and `rejected` whether that was not to deploy it."""
+    """Where a report was published.
+
+    `told` is what was decided about it since then. `rejected` says that the decision was not to deploy it.
+    """
 
     outcome: Outcome
     passed: bool
@@ -91,10 +94,10 @@ class Published(Frozen):
 
 
 def start_run(plan: CellPlan) -> Run:
-    """The run's folder, with its plan.
+    """Create the run's folder, with its plan.
 
     Raises:
-        HostError: it cannot be written.
+        HostError: the folder cannot be written.
     """
     run = Run(folder=runs_folder() / plan.run_id)
     _write(run.folder / "plan.json", plan.model_dump_json(indent=2), place="plan")
@@ -102,12 +105,14 @@ def start_run(plan: CellPlan) -> Run:
 
 
 def lacking(run: Run) -> list[Stage]:
-    """What still has to be measured, in its order."""
+    """The stages that still have to be measured, in their order."""
     return [stage for stage in on_the_server(run.plan) if run.stage(stage) is None]
 
 
 def take_over_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:
-    """Finished stages with the same inputs as the run's own; the server's with them, if nothing is left to be measured.
+    """Take over other runs' finished stages that have the same inputs as this run's.
+
+    If nothing is left to measure then, the stage `serve` is taken over too.
 
     Raises:
         StoreError: as `kept.take_over`.
@@ -127,9 +132,9 @@ def _take_over(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> Stage
 
 @contextmanager
 def keeping_evidence(runs: list[Run]) -> Iterator[None]:
-    """An error in the block tells where the evidence is that was gathered before it, of the runs that still have no report.
+    """Add notes to an error of the block: where the evidence of each run is that has no report yet.
 
-    Each of them gets a page about the error, beside its evidence.
+    Each of these runs gets a page about the error, beside its evidence.
     """
     try:
         yield
@@ -144,7 +149,7 @@ def keeping_evidence(runs: list[Run]) -> Iterator[None]:
 
 
 def _save_failure(run: Run, error: QualifyError, ended_with: list[str]) -> str:
-    """Where the page is, or why there is none: nothing of it may hide the error itself."""
+    """Write the page. Returns where it is, or why there is none: no problem with it may hide the error itself."""
     page = run.folder / "failure.html"
     try:
         failure = run_failure(error, run.plan, run.folder, [stage.stage for stage in run.stages()], ended_with)
@@ -175,7 +180,7 @@ def judge_run(run: Run, stages: list[StageEvidence]) -> Report:
 
 
 def publish_run(report: Report, run: Run, store: Store) -> Published:
-    """Evidence, report and page to the store, the manifest, and the cell's row of the index. Raises StoreError, HostError."""
+    """Publish evidence, report, page and manifest, and update the cell's row of the index. Raises StoreError, HostError."""
     documents = {
         "report.json": redact(report.model_dump_json(indent=2)).encode(),
         "report.html": redact(render_page(report, _link_in_store(report))).encode(),
@@ -215,7 +220,7 @@ def _summary(report: Report) -> Summary:
 
 
 def _score(report: Report) -> Score | None:
-    """That of the first gate on accuracy, also where the gate is on what was lost of it."""
+    """The score that the first accuracy gate is about, even if that gate limits its loss against the baseline."""
     gate = next((gate for gate in report.plan.gates if METRICS[gate.metric].is_score), None)
     found = _measured(report, gate.metric, gate.task, gate.filter) if gate else None
     if found is None or found.value is None:
@@ -224,28 +229,28 @@ def _score(report: Report) -> Score | None:
 
 
 def _measured(report: Report, metric: str, task: str | None = None, filter_name: str | None = None) -> Measurement | None:
-    """A stage's own measurement, whatever was compared with the baseline."""
+    """A stage's own measurement, not its comparison with the baseline."""
     label = label_of(metric, task, filter_name, against_baseline=False)
     return next((found for stage in report.stages for found in stage.measurements if found.label == label), None)
 
 
 def published_as(run: Run, store: Store) -> Published:
-    """A run that was published before, as `publish_run` had told of it."""
+    """What `publish_run` returned for a run that is already published."""
     report = run.report()
     page, manifest = (store.locate(f"{report.prefix}/{name}") for name in ("report.html", "manifest.json"))
     return Published(outcome=report.outcome, passed=report.passed, run=run, page=page, manifest=manifest)
 
 
 def note_attempt(store: Store, flow_run: str, plan: CellPlan) -> None:
-    """Whoever starts a flow run again finds its runs by this. Raises StoreError."""
+    """Note in the store which run a flow run made, so that a restarted flow run finds it. Raises StoreError."""
     noted = {"run_id": plan.run_id, "cell": plan.cell.id, "at": datetime.now(UTC).isoformat()}
-    # A second try after an answer that was lost meets what the first one wrote.
+    # If the store's answer was lost, the second try finds what the first one wrote.
     with suppress(AlreadyExistsError):
         store.put_new(f"{_attempts(flow_run)}{plan.cell.id}/{plan.run_id}.json", json.dumps(noted, indent=2).encode(), JSON)
 
 
 def attempts(store: Store, flow_run: str, cell: str = "") -> list[str]:
-    """The runs of a flow run, of one cell or of all, that were published whole. Raises StoreError."""
+    """The completely published runs of a flow run, of one cell or of all. Raises StoreError."""
     found = []
     for key in store.keys(f"{_attempts(flow_run)}{cell}"):
         of, _, name = key.removeprefix(_attempts(flow_run)).rpartition("/")
@@ -263,7 +268,7 @@ def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
     """Parse the evidence of `run` again and judge it as `plan` says, in a new run with the same evidence.
 
     Raises:
-        HostError: an evidence file was changed since it was measured.
+        HostError: an evidence file is gone, or was changed after it was measured.
     """
     for stage in run.stages():
         _check_unchanged(run, stage)
@@ -280,7 +285,7 @@ def _report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from
     measured = [measurement for stage in stages for measurement in stage.measurements]
     gained = speedup(plan, run.evidence, measured)
     measured += [*compare(plan, run.evidence, measured), *gained]
-    # Great Expectations takes no slash in the name of what its pages are about.
+    # Great Expectations accepts no slash in this name.
     name = plan.cell.id.replace("/", ".")
     lacking = not_established(plan, run.evidence, measured)
     gates = [*plan.judged, *(gate for gate, _ in lacking)]
@@ -301,10 +306,10 @@ def _check_unchanged(run: Run, stage: StageEvidence) -> None:
 
 
 def fetch_run(store_url: str, run_id: str) -> Run:
-    """A published run, brought from the store into the folder of runs.
+    """Fetch a published run from the store into the folder of runs.
 
     Raises:
-        StoreError: the store has no whole run of this id, or an object is not what the report says.
+        StoreError: the store has no complete run with this id, or an object is not what the report says.
     """
     store = open_store(store_url)
     report = trusted_report(store, run_id)
@@ -321,13 +326,13 @@ def fetch_run(store_url: str, run_id: str) -> Run:
         run.save_stage(stage)
     _fetch_data_docs(store, report, run)
     run.save_report(report)
-    # Last, since a run is found by it: one that was refused half-way is none.
+    # Last, since its plan makes a run findable: one that was refused half-way must not be found.
     start_run(report.plan)
     return run
 
 
 def _fetch_data_docs(store: Store, report: Report, run: Run) -> None:
-    """Pages for people, so that the links of the report's page lead somewhere."""
+    """Fetch the pages for people, so that the links of the report's page work."""
     pages = f"{report.prefix}/{DATA_DOCS}/"
     for key in store.keys(pages):
         path = run.data_docs / key.removeprefix(pages)
@@ -336,15 +341,15 @@ def _fetch_data_docs(store: Store, report: Report, run: Run) -> None:
 
 
 def trusted_report(store: Store, run_id: str) -> Report:
-    """The report of a run that has its manifest, held against it. Raises StoreError as `published_run`."""
+    """The report of a published run, checked against its manifest. Raises StoreError as `published_run`."""
     return published_run(store, run_id).report
 
 
 def published_run(store: Store, run_id: str) -> PublishedRun:
-    """A run of whatever cell, its report held against its manifest.
+    """A published run of any cell, its report checked against its manifest.
 
     Raises:
-        StoreError: the store has no whole run of this id, or the report is not what its manifest says.
+        StoreError: the store has no complete run with this id, or the report is not what its manifest says.
     """
     end = f"/{run_id}/manifest.json"
     manifests = [key for key in store.keys("reports/") if key.endswith(end)]
@@ -355,19 +360,19 @@ def published_run(store: Store, run_id: str) -> PublishedRun:
 
 
 def run_id_of(name: str) -> str:
-    """The run that is meant by its id, its folder or its report.json. Raises CallerError if a path has no report."""
+    """The id of a run that is given by id, folder or report.json. Raises CallerError if a path has no report."""
     is_path = "/" in name or name.endswith(".json") or Path(name).is_dir()
     return load_report(Path(name).expanduser()).run_id if is_path else name
 
 
 def _link_in_store(report: Report) -> Callable[[EvidenceFile], str]:
-    """Links from the page's folder to the evidence, good on a disk and behind any web server."""
+    """Links from the page's folder to the evidence, which work on a disk and behind any web server."""
     to_root = "../" * (report.prefix.count("/") + 1)
     return lambda file: to_root + evidence_key(file)
 
 
 def _write(path: Path, text: str, place: str = "") -> None:
-    """Whole or not at all: what is there was written to its end."""
+    """Write a file completely or not at all."""
     with writing(place or str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.new")

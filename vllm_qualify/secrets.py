@@ -10,7 +10,7 @@ SHORTEST_SECRET = 8
 
 
 def known_secrets() -> list[str]:
-    """The values of this process's environment variables that, by their names, hold secrets; longest first."""
+    """The values of this process's environment variables whose names mark them as secrets; longest first."""
     found = {value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= SHORTEST_SECRET}
     return sorted(found, key=len, reverse=True)
 
@@ -22,7 +22,7 @@ def redact(text: str) -> str:
 
 
 def redact_file(path: Path) -> None:
-    """Rewrite a file that holds a secret; one that holds none stays byte for byte what it was."""
+    """Redact the secrets in a file. A file without secrets is not rewritten."""
     found = [secret.encode() for secret in known_secrets()]
     content = path.read_bytes() if found else b""
     if any(secret in content for secret in found):

@@ -1,4 +1,4 @@
-"""`vllm bench serve` beside a server, in a process that stays: starting anew it takes 10 s to 20 s, in which a GPU idles."""
+"""`vllm bench serve` beside a server, in a process that stays: a new start takes 10 s to 20 s, in which a GPU is idle."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ STAGE = "load"
 
 
 class Bench(Frozen):
-    """Where it takes its orders: ids and places, no handle. `letter_box` is a folder where the client runs."""
+    """The client's process: ids and places, no handle. It takes its orders from `letter_box`, a folder where it runs."""
 
     client: Client
     process: SerializeAsAny[Running]
@@ -32,21 +32,21 @@ class Bench(Frozen):
 
 @contextmanager
 def staying(client: Client, log: Path) -> Iterator[Bench]:
-    """It runs within the block, its output in `log`; it needs no server yet.
+    """Run the client's process within the block, its output in `log`. It needs no server yet.
 
     Raises:
         HostError: it cannot be started.
     """
     launcher = launcher_of(client)
     with launcher.letter_box(client) as letter_box:
-        # As text: its file is not where the client runs.
+        # As text, since its file is not where the client runs.
         command = [client.python, "-u", "-c", inspect.getsource(bench_worker), letter_box]
         with launcher.run(client, command, log, STAGE) as process:
             yield Bench(client=client, process=process, letter_box=letter_box)
 
 
 def results_folder(client: Client, folder: Path) -> str:
-    """Where a command is to write what `run` brings into `folder`."""
+    """The folder where a command must write the results that `run` copies into `folder`."""
     return launcher_of(client).results_folder(client, folder)
 
 
@@ -66,7 +66,7 @@ def run(
 ) -> None:
     """Run a command, `vllm bench serve …`, to its end. `log` gets what it printed.
 
-    Beside `log` lie then the file `result` of its `results_folder`, and `client-….json` with what the client used.
+    Afterwards the file `result` of its `results_folder`, and `client-….json` with what the client used, are beside `log`.
 
     Raises:
         HostError: it failed, took longer than `time_limit_s`, or Docker Engine went away.
@@ -84,7 +84,7 @@ def run(
 
 
 def prepare(bench: Bench, commands: Iterable[list[str]]) -> None:
-    """Have the prompts of commands made that `run` is to run later, in this order, as long as nothing is run.
+    """Let the client make the prompts of later commands in advance, in this order, while it runs no command.
 
     Call `settle` before anything is measured. Raises HostError if Docker Engine went away.
     """
@@ -92,14 +92,14 @@ def prepare(bench: Bench, commands: Iterable[list[str]]) -> None:
 
 
 def settle(bench: Bench, time_limit_s: float, check: Callable[[], None]) -> None:
-    """From here on nothing is prepared: a client that makes prompts would disturb what is measured. Raises as `run`."""
+    """Stop making prompts in advance: that would disturb a measurement. Raises as `run`."""
     name, log_from = f"{time.monotonic_ns():020d}", bench.process.log.stat().st_size
     _order(bench, f"{name}.ahead", "[]", STAGE)
     _await(bench, name, log_from, time_limit_s, check, _silent, STAGE)
 
 
 def _silent(_done: int, _total: int) -> None:
-    """Prompts have no progress."""
+    """Do nothing: making prompts has no progress."""
 
 
 def _arguments(command: list[str]) -> list[str]:
@@ -107,13 +107,13 @@ def _arguments(command: list[str]) -> list[str]:
 
 
 def give(bench: Bench, file: Path) -> str:
-    """A local file, brought to where the client runs; its path there. Raises HostError."""
+    """Bring a local file to where the client runs. Returns its path there. Raises HostError."""
     with writing(str(file)):
         return launcher_of(bench.client).give(bench.client, file, bench.letter_box, STAGE)
 
 
 def _order(bench: Bench, name: str, text: str, place: str) -> None:
-    """It appears whole, or the worker would read a half."""
+    """Write an order. Its file appears complete, so the worker never reads half of it."""
     launcher_of(bench.client).put(bench.client, f"{bench.letter_box}/{name}", text.encode(), place)
 
 
@@ -130,7 +130,7 @@ def _await(
     progress: Progress,
     place: str,
 ) -> str:
-    """What it says at the end of an order."""
+    """Wait for the end of an order. Returns what the worker says then."""
     wanted = re.compile(rf"^{re.escape(MARK)} {name} (\{{.*\}})$", re.MULTILINE)
     started, told = time.monotonic(), (0, 0)
     while True:
@@ -147,7 +147,7 @@ def _await(
                 place,
                 tail(bench.process.log),
             )
-        # Besides its log, the server, the client and the clock are watched, so that nothing can just be waited for.
+        # Besides the log, the server, the client and the clock are checked, so that no wait is endless.
         time.sleep(POLL_S)
 
 

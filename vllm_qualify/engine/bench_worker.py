@@ -1,12 +1,12 @@
 """`vllm bench serve` in a process that stays: it imports once, and then runs one command after another.
 
-It runs in the engine's own Python, which has nothing of this project, so it uses the standard library and vLLM only. Orders are
-files in its letter box, a folder: `NAME.json` has the arguments that follow `vllm bench serve`. What a command printed is
-followed by one line on its standard output: MARK, the order's name, and what the process used. It ends with another exit code
-than 0 as soon as a command fails.
+It runs in the engine's own Python, which has nothing of this project, so it uses only the standard library and vLLM. Orders are
+files in its letter box, a folder: `NAME.json` has the arguments that follow `vllm bench serve`. After a command's output it
+prints one line: MARK, the order's name, and the resources that the process used. As soon as a command fails, it ends with an
+exit code other than 0.
 
-`NAME.ahead` has the arguments of several commands that will be ordered: while there is no order, their prompts are made, in
-this order. The next such file replaces it, also one with none; once it was read, its name is told after MARK.
+`NAME.ahead` has the arguments of several later commands. While it has no order, it makes their prompts, in this order. The next
+such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and NAME.
 """
 
 import dis
@@ -24,7 +24,7 @@ from typing import Any
 
 MARK = "vllm-qualify: done"
 POLL_S, SAMPLE_EVERY_S = 0.02, 0.2
-# What is made ahead is kept in memory: some 100 MB of text.
+# Prompts that are made ahead are kept in memory: about 100 MB of text.
 MOST_AHEAD_TOK = 20_000_000
 
 
@@ -49,7 +49,7 @@ def main(letter_box: Path) -> None:
         if arguments := prompts.next():
             prompts.make(arguments, run)
         else:
-            # Files are how the two talk: a command in a container has no standard input.
+            # Orders are files, since a command in a container has no standard input.
             time.sleep(POLL_S)
 
 
@@ -65,7 +65,7 @@ def _say(line: str) -> None:
 
 
 def _bench() -> tuple[Any, Callable[[Any], object]]:
-    """The parser of its options, and what runs them."""
+    """The parser of its options, and the function that runs it."""
     from vllm.benchmarks.serve import add_cli_args, main
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -75,14 +75,14 @@ def _bench() -> tuple[Any, Callable[[Any], object]]:
 
 
 class _MadeError(BaseException):
-    """A command was run as far as to its prompts."""
+    """A command has made its prompts, and goes no further."""
 
 
 class _Prompts:
-    """The prompts of planned commands, made before these are run; those of a command that was not planned, when it is run.
+    """The prompts of commands. Those of planned commands are made ahead; those of other commands when they run.
 
-    They are made by the command itself, which is broken off before its first request. Whatever determines them is in its
-    arguments; what making them leaves in the global random numbers and in the parsed options is put back with them.
+    The command itself makes them, and is stopped before its first request. Its arguments determine them fully. Making them
+    also changes the global random numbers and the parsed options: these changes are restored with the prompts.
     """
 
     def __init__(self) -> None:
@@ -96,20 +96,20 @@ class _Prompts:
         else:
             _say("vllm-qualify: this version makes its prompts elsewhere, so that none are made ahead")
         if _asks_for(serve, "get_tokenizer"):
-            # Loading a large one anew for each command takes a second.
+            # Loading a large tokenizer again for each command takes a second.
             serve.get_tokenizer = lru_cache(maxsize=1)(serve.get_tokenizer)
 
     def begin(self, arguments: list[str], *, is_ahead: bool = False) -> None:
-        """The command with these arguments is run next."""
+        """Note the arguments of the command that runs next."""
         self._running, self._is_ahead = json.dumps(arguments), is_ahead
 
     def next(self) -> list[str]:
-        """The command whose prompts are to be made now; empty for none."""
+        """The arguments of the command whose prompts to make now; empty if there is none."""
         kept_tok = sum(sample.prompt_len for samples, _, _ in self._made.values() for sample in samples)
         return self.planned.pop(0) if self._can and self.planned and kept_tok < MOST_AHEAD_TOK else []
 
     def make(self, arguments: list[str], run: Callable[[list[str]], None]) -> None:
-        """Run a command as far as to its prompts, and keep them."""
+        """Run a command until it has made its prompts, and keep them."""
         self.begin(arguments, is_ahead=True)
         try:
             run(arguments)
@@ -117,7 +117,7 @@ class _Prompts:
             _say("vllm-qualify: prompts made ahead")
 
     def _give(self, args: Any, *others: Any, **named: Any) -> Any:
-        """In place of vLLM's function, by whose name a command asks for its prompts."""
+        """Replaces vLLM's `get_samples`, from which a command gets its prompts."""
         if self._running in self._made and not self._is_ahead:
             samples, states, options = self._made.pop(self._running)
             vars(args).update(options)
@@ -133,21 +133,21 @@ class _Prompts:
 
 
 def _asks_for(serve: Any, name: str) -> bool:
-    """Whether a command asks for it by this name of its own module, where it can be replaced."""
+    """Whether a command looks this name up in its own module, where it can be replaced."""
     runs = [getattr(serve, each, None) for each in ("main", "main_async")]
     steps = [step for each in runs if each for step in dis.get_instructions(each)]
     return hasattr(serve, name) and any(step.opname == "LOAD_GLOBAL" and step.argval == name for step in steps)
 
 
 def _random_numbers() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """How the state of the global random numbers is told, and set: Python's, and numpy's where it is there."""
+    """Functions that get and set the state of the global random numbers: Python's, and numpy's if it is loaded."""
     numpy: Any = sys.modules.get("numpy")
     ours = (random.getstate, random.setstate)
     return [ours, (numpy.random.get_state, numpy.random.set_state)] if numpy else [ours]
 
 
 class _Watch:
-    """The CPU seconds of the thread that asks, again and again: a client that has no time left measures itself."""
+    """Samples the CPU seconds of the thread that sends requests: a client that is always busy measures only itself."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, float]] = []
@@ -160,7 +160,7 @@ class _Watch:
             self.samples.append((round(time.time(), 3), _used_s()))
 
     def ended(self) -> dict[str, object]:
-        """Samples are pairs of the time in s since 1970 and the CPU seconds used by then."""
+        """Stop sampling. A sample is a pair: the time in s since 1970, and the CPU seconds used by then."""
         self._over.set()
         self._thread.join()
         most_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -168,7 +168,7 @@ class _Watch:
 
 
 def _used_s() -> float:
-    """By the main thread, in which bench asks (fields 14 and 15 of its stat, in clock ticks)."""
+    """CPU seconds of the main thread, which sends the requests (fields 14 and 15 of its stat, in clock ticks)."""
     fields = Path(f"/proc/self/task/{os.getpid()}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""A vLLM that may be served with, and what it says of recipes: by its table, or asked of its own code. No GPU is used."""
+"""A version of vLLM, and what it says about recipes: by its table, or by its own code. No GPU is used."""
 
 import hashlib
 import json
@@ -38,23 +38,23 @@ PROBE = Path(probe.__file__)
 CHECK, CPU = "check", "cpu"
 ASKING = "asking vLLM what it takes"
 UNASKED = "whether options refuse each other: a table cannot tell; give --image or --python"
-# Three imports of vLLM side by side, on a busy host.
+# Enough for three imports of vLLM side by side on a busy host.
 PROBE_LIMIT_S = 600
-# Linux takes 128 KiB in an argument.
+# Linux allows 128 KiB in an argument.
 LONGEST_QUESTION = 100_000
 # Nothing listens there.
 PORT = 8000
 DEFAULT_BRANCH = "main"
-# A GPU type by name tells its capability. The memory only sets defaults, which change at 70 GiB; the count only bounds sizes.
+# A GPU type's name gives its capability. The memory only sets defaults, which change at 70 GiB; the count only bounds sizes.
 NOMINAL_MEMORY_MIB, ENOUGH_GPUS = 80 * 1024, 64
 MOST_NAMED = 3
 VERSION = re.compile(r"v?[0-9]+\.[0-9]+[^/:]*")
-# A commit of the hub, which a branch or a tag is not.
+# A commit of the hub, not a branch or a tag.
 PINNED = re.compile("[0-9a-f]{40}")
 
 
 class Device(Frozen):
-    """The GPUs that a server is to have, as vLLM's platform for CUDA is told of them."""
+    """The GPUs of a server, as vLLM's platform for CUDA gets them."""
 
     name: str
     capability: tuple[int, int]
@@ -63,7 +63,7 @@ class Device(Frozen):
 
 
 class CandidateServer(Frozen):
-    """A server that is to be judged: its config file's text, its environment, and its GPUs, or none for a CPU."""
+    """A server to judge: its config file's text, its environment, and its GPUs, or None for a CPU."""
 
     config: str
     environment: Environment
@@ -71,7 +71,7 @@ class CandidateServer(Frozen):
 
 
 class Candidate(Frozen):
-    """A version of vLLM by its table alone, or an engine that can be asked. Engines of one `key` give the same answers."""
+    """A version of vLLM by its table alone, or an engine that can be asked. Engines with one `key` give the same answers."""
 
     version: str
     table: EngineTable | None = None
@@ -87,9 +87,9 @@ class FindingOfCells(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a candidate says of a recipe: of `cells`, what it `told`, and what is `unknown`, in words.
+    """What a candidate says about a recipe: the `cells`, the findings in `told`, and in words what is `unknown`.
 
-    `unjudged` counts the cells of which an engine was asked and could not say all. `left_out` has the variants without a cell.
+    `unjudged` counts the cells that an engine could not judge completely. `left_out` has the variants without a cell.
     """
 
     version: str
@@ -105,13 +105,13 @@ class Checked(NamedTuple):
 
     @property
     def fits(self) -> bool | None:
-        """None where nothing was found, and not everything could be looked for."""
+        """Whether the recipe fits; None if no problem was found, but not everything could be checked."""
         if self.problems:
             return False
         return None if self.unjudged else True
 
     def lines(self) -> Iterator[str]:
-        """For people: problems first, each with its cells."""
+        """Lines for people: problems first, each with its cells."""
         for told in sorted(self.told, key=lambda told: not told.finding.is_problem):
             state = "problem" if told.finding.is_problem else "note"
             yield f"{state:<8} {told.finding.kind:<20} {told.finding.told}  [{self._of(told.cells)}]"
@@ -131,7 +131,7 @@ class Checked(NamedTuple):
         return ", ".join(cells[:MOST_NAMED]) + more
 
     def as_json(self) -> str:
-        """`fits` is true, false or null."""
+        """The findings as JSON; `fits` is true, false or null."""
         findings = [
             told.finding.model_dump() | {"is_problem": told.finding.is_problem, "cells": told.cells} for told in self.told
         ]
@@ -142,11 +142,11 @@ class Checked(NamedTuple):
 def find_candidate(
     vllm: str | None, image_reference: str | None, python: str | None, progress: Callable[[str], None]
 ) -> Candidate:
-    """By at most one of a version, an image and an environment's folder; by none, the engine that `run` would take.
+    """The candidate that a version, an image or an environment's folder names; without one, the engine that `run` would use.
 
     Raises:
-        CallerError: more than one, or no table of this version, or no such image.
-        HostError: no engine there, or no Docker Engine.
+        CallerError: more than one is given, or there is no table of this version or no such image.
+        HostError: there is no engine, or no Docker Engine.
         ReleaseError: the image is not one of vLLM.
     """
     given = [option for option, value in (("--vllm", vllm), ("--image", image_reference), ("--python", python)) if value]
@@ -189,7 +189,7 @@ def _of_engine(engine: Engine, option: str) -> Candidate:
 
 
 def _candidate(engine: Engine, identity: EngineIdentity) -> Candidate:
-    """Packages beside vLLM decide too what its configuration takes."""
+    """An engine as a candidate. The packages beside vLLM also decide what its configuration accepts."""
     key = json.dumps([identity.digest, identity.python, identity.packages], sort_keys=True)
     return Candidate(version=identity.version, engine=engine, key=key)
 
@@ -203,7 +203,7 @@ def _environment(name: str, option: str) -> EngineEnvironment:
 
 
 class Subject(NamedTuple):
-    """A cell that is to be checked, with what decides it. `asked` is None where its GPU type is unknown."""
+    """A cell to check, with its server and the question about it. `asked` is None if its GPU type is unknown."""
 
     cell: str
     server: ServerPlan
@@ -213,7 +213,7 @@ class Subject(NamedTuple):
 def check_recipe(
     loaded: LoadedRecipe, choice: Choice, candidate: Candidate, cache: Path, against: Candidate | None = None
 ) -> Checked:
-    """Every chosen cell of the recipe; what `choice` leaves open is all that the recipe has.
+    """Check every chosen cell of the recipe. What `choice` leaves open means all that the recipe has.
 
     Raises:
         CallerError: the recipe has no such GPU type, variant or profile, or nothing of it is for this version.
@@ -236,10 +236,10 @@ def check_recipe(
 
 
 def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None] = lambda: None) -> list[str]:
-    """The planned cells, without a GPU. Returns what could not be told, in words. `check` is called while the engine is asked.
+    """Check the planned cells, without a GPU. Returns in words what is unknown. `check` is called while the engine is asked.
 
     Raises:
-        RecipeError: the engine does not take what the recipe asks of it; names each problem.
+        RecipeError: the engine does not accept the recipe; the error names each problem.
         HostError: the engine cannot be asked.
         whatever `check` raises.
     """
@@ -265,7 +265,7 @@ def is_kept(plans: Sequence[CellPlan], cache: Path) -> bool:
 
 
 def _of_plans(plans: Sequence[CellPlan]) -> tuple[Candidate | None, list[Subject]]:
-    """The engine of the plans of vLLM, and what it is asked about them."""
+    """The engine of the plans for vLLM, and what it is asked about them."""
     of_vllm = [plan for plan in plans if plan.server.kind == VLLM]
     if not of_vllm:
         return None, []
@@ -276,7 +276,7 @@ def _of_plans(plans: Sequence[CellPlan]) -> tuple[Candidate | None, list[Subject
 
 
 def _left_out(loaded: LoadedRecipe, choice: Choice, version: str) -> Iterator[str]:
-    """The chosen variants that no cell is made of, and why."""
+    """The chosen variants that have no cell, and why."""
     for name, variant in loaded.recipe.variants.items():
         if choice.variant not in (None, name):
             continue
@@ -301,7 +301,7 @@ def _subjects(loaded: LoadedRecipe, choice: Choice, candidate: Candidate, left_o
 
 
 def _subject(loaded: LoadedRecipe, selection: Selection, profile: str, candidate: Candidate) -> Subject:
-    # What a launcher takes of the recipe is no matter of the engine's.
+    # The memory limit is for the launcher, not for the engine.
     anywhere = selection.serving.model_copy(update={"memory_limit_gib": None})
     selection = selection.model_copy(update={"serving": anywhere})
     engine = candidate.engine or EngineEnvironment(python=Path("python3"))
@@ -319,7 +319,7 @@ def _asked(server: ServerPlan, device: Device | None) -> CandidateServer:
 
 
 def _nominal_device(capability: str) -> Device:
-    """The same for all types of a capability: each device is another process that imports vLLM."""
+    """The same device for all types of one capability: each other device takes another process that imports vLLM."""
     name = f"a GPU of compute capability {capability}"
     return Device(name=name, capability=_pair(capability), memory_mib=NOMINAL_MEMORY_MIB, count=ENOUGH_GPUS)
 
@@ -355,7 +355,7 @@ def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
 
 
 def _findings(subject: Subject, judgement: EngineJudgement | None, answer: ProbeAnswer) -> list[Finding]:
-    """What the table tells, as far as vLLM itself has not taken it; if that is nothing, what vLLM's configuration refuses."""
+    """The table's findings that vLLM itself did not accept, and, if none is about the server, what vLLM refuses."""
     found = _by_table(subject, answer)
     if judgement is None or subject.asked is None:
         return found
@@ -369,7 +369,7 @@ def _findings(subject: Subject, judgement: EngineJudgement | None, answer: Probe
 
 
 def _unjudged(subjects: Sequence[Subject], judgements: Mapping[str, EngineJudgement]) -> dict[str, list[str]]:
-    """Why an engine could not judge → the cells."""
+    """The reasons why an engine could not judge, each with its cells."""
     why: dict[str, list[str]] = {}
     for subject in subjects:
         judgement = judgements.get(subject.cell)
@@ -402,7 +402,7 @@ def ask(
     resolve: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[ProbeAnswer, dict[str, EngineJudgement]]:
-    """What the candidate's own code knows, and what it says of each cell's server. `check` is called all the while.
+    """What the candidate's own code knows, and what it says about each cell's server. `check` is called until then.
 
     Raises:
         HostError: its Python does not run, or gave no answer.
@@ -419,16 +419,16 @@ def ask(
 
 
 def _questions(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """What is asked about in one go each; with nothing to ask about, one question for what the engine knows."""
+    """The cells of each question. If there are none, there is one question about what the engine knows."""
     known = [subject for subject in subjects if subject.asked is not None]
     return [portion for group in _groups(candidate, known) for portion in _portions(group)] or [[]]
 
 
 def _groups(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """In a container all local weights lie at the same place, so that it can hold one model, and one draft model."""
+    """Group by local models: a container has one place for local weights, and one for a draft model."""
     is_image = isinstance(candidate.engine, EngineImage)
     held = [_local_models(subject.server) if is_image else [] for subject in subjects]
-    # Where a draft model is too, its model can be asked about without it.
+    # A container with a draft model can also answer about its model without the draft model.
     places = sorted(held, key=len, reverse=True)
     groups: dict[int, list[Subject]] = {}
     for subject, models in zip(subjects, held, strict=True):
@@ -438,7 +438,7 @@ def _groups(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subj
 
 
 def _portions(group: Sequence[Subject]) -> Iterator[list[Subject]]:
-    """As many servers as one argument of a command can name."""
+    """Parts of a group, each of which fits into one argument of a command."""
     portion, length = list[Subject](), 0
     for subject in group:
         added = len(_question([subject]))
@@ -455,14 +455,14 @@ def _question(group: Sequence[Subject], *, resolve: bool = False) -> str:
 
 
 def _local_models(server: ServerPlan) -> list[Path]:
-    """The folders that a server's weights and its draft model's are in, where they are on this machine."""
+    """The folders of a server's weights and of its draft model's, if they are on this machine."""
     return [*([Path(server.model)] if server.is_local else []), *([server.draft] if server.draft else [])]
 
 
 def _ask_once(
     candidate: Candidate, group: Sequence[Subject], cache: Path, resolve: bool, check: Callable[[], None]
 ) -> ProbeAnswer:
-    """An answer is kept in `cache` if it leaves nothing open, and nothing that it depends on can change unseen."""
+    """Ask one question. A complete answer is kept in `cache`, if nothing that it depends on can change unnoticed."""
     kept = _file(candidate, group, cache, resolve=resolve)
     if found := _kept(kept):
         return found
@@ -485,7 +485,7 @@ def _file(candidate: Candidate, group: Sequence[Subject], cache: Path, *, resolv
 
 def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
     own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
-    # Where each lies is in the question, if the engine is to know it: in a container all lie at one place.
+    # By content: the paths that the engine sees are in the question, and in a container they are always the same.
     held = [_local_models(one.server) for one in group]
     digests = {model: _configuration_digest(model) for models in held for model in models}
     models = [[digests[model] for model in models] for models in held]
@@ -494,13 +494,13 @@ def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
 
 
 def _configuration_digest(model: Path) -> str:
-    """Of all that vLLM makes its configuration of; weights are not read for it."""
+    """The digest of all files that vLLM makes its configuration from; weights are not read."""
     files = sorted(path for path in model.glob("*") if path.suffix in (".json", ".py", ".jinja", ".model"))
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 def _kept(path: Path) -> ProbeAnswer | None:
-    """None if there is none, or it was kept by a version that wrote it otherwise."""
+    """The kept answer; None if there is none, or another version wrote it in another form."""
     try:
         return parse_answer(path.read_text())
     except (OSError, HostError):

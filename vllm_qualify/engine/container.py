@@ -1,6 +1,6 @@
 """Containers: planned as data, launched through Docker's SDK, watched, and always removed.
 
-A container that a killed process left behind is known by its labels: `remove_leftovers`.
+A container that a killed process left behind is found by its labels: `remove_leftovers` removes it.
 """
 
 import csv
@@ -37,8 +37,8 @@ else:
 RUN_LABEL, CELL_LABEL, ROLE_LABEL, OWNER_LABEL = (f"vllm-qualify.{name}" for name in ("run", "cell", "role", "owner"))
 COMMAND_FAILED = "command-failed"
 STOP_GRACE_S = 10
-# An engine that is being stopped ends its containers first and answers until they have ended. The container is looked at for a
-# shorter time than a command in it, so that its state is there when a command's is.
+# A Docker Engine that is being stopped ends its containers first, and answers until they have ended. The check is shorter for
+# a container than for a command in it, so that the container's state is written before the command's.
 ENGINE_ENDS_WITHIN_S, CONTAINER_ENDS_WITHIN_S = 5.0, 3.0
 JOIN_S = 20
 CHECK_EVERY_S = 1.0
@@ -46,7 +46,7 @@ SERVED_PORT = 8000
 
 
 class Bind(Frozen):
-    """A file or folder of this machine in the container."""
+    """A file or folder of this machine that is mounted in the container."""
 
     source: Path
     target: str
@@ -56,8 +56,8 @@ class Bind(Frozen):
 class ContainerPlan(Frozen):
     """One container, as data. The SDK's call and the command line for people are both made from it.
 
-    `passed` names variables that are taken from this process's environment: their values stand on no command line and in no
-    file. `gpus` are indices as NVML counts them. A container that runs for long has a name, and labels to find it by.
+    `passed` names variables that are taken from this process's environment: their values are on no command line and in no
+    file. `gpus` are NVML's indices. A long-running container has a name, and labels to find it by.
     """
 
     image: str
@@ -77,7 +77,7 @@ class ContainerPlan(Frozen):
 
 
 def command_line(plan: ContainerPlan) -> list[str]:
-    """The `docker run` command for the very container that `running` makes, without the label of its owner."""
+    """The `docker run` command for exactly the container that `running` makes, without the owner's label."""
     entry = plan.entrypoint
     device = "all" if plan.gpus == "all" else f'"device={",".join(map(str, plan.gpus))}"'
     return [
@@ -99,7 +99,7 @@ def command_line(plan: ContainerPlan) -> list[str]:
 
 
 def shell_command(plan: ContainerPlan) -> str:
-    """`command_line` for a shell, an option or the image on each line."""
+    """`command_line` for a shell; each option, and the image, begins a line."""
     lines: list[list[str]] = [[]]
     for part in command_line(plan):
         if part.startswith("--") or part == plan.image:
@@ -148,7 +148,7 @@ def _devices(gpus: list[int] | Literal["all"]) -> "list[docker.types.DeviceReque
 
 
 class RunningContainer(Running):
-    """A container, or a command in one. Nobody knows its end if Docker Engine went away, or its log could not be written."""
+    """A container, or a command in one. If Docker Engine went away, or the log could not be written, its end is unknown."""
 
     container_id: str
 
@@ -166,10 +166,10 @@ class RunningContainer(Running):
 
 @contextmanager
 def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[RunningContainer]:
-    """The container runs within the block, its output in `log`; after it the container is gone.
+    """Run the container within the block, with its output in `log`. After the block the container is gone.
 
     Raises:
-        QualifyError: it could not be made or started, by the class of `start_failure`.
+        QualifyError: it could not be made or started; `start_failure` chooses the class.
         HostError: Docker Engine does not answer, or `log` cannot be written.
     """
     state_file = log.with_suffix(".state")
@@ -192,9 +192,9 @@ def running(plan: ContainerPlan, log: Path, place: str) -> Iterator[RunningConta
 
 @contextmanager
 def _removed(name: str, place: str, watchers: list[threading.Thread], asked: threading.Event) -> Iterator[None]:
-    """After the block the container is gone. If it cannot be removed, an error of the block says so too.
+    """Remove the container after the block. If that fails, the error has a note about it.
 
-    `asked` is set as soon as it is this process that ends the container.
+    `asked` is set as soon as this process begins to end the container.
     """
     note = f"the container {name} could not be removed; the next run does it, or: vllm-qualify doctor --clean"
     try:
@@ -216,7 +216,7 @@ def _removed(name: str, place: str, watchers: list[threading.Thread], asked: thr
 
 def _started(host: "docker.DockerClient", plan: ContainerPlan, place: str) -> str:
     try:
-        # A container that the engine still makes when the call is broken off is not there yet to be removed.
+        # If a signal broke off the call, the engine could still make the container after the attempt to remove it.
         with signals_held():
             container_id = create(host, plan)
         host.api.start(container_id)
@@ -232,7 +232,7 @@ def _thread(target: Any, *arguments: object) -> threading.Thread:
 
 
 def _follow(container_id: str, log: Path, place: str) -> None:
-    """Copies the container's output until it ends. When the engine goes away the log ends; `_await_end` tells of it."""
+    """Copy the container's output until it ends. If the engine goes away, the log just ends; `_await_end` reports it."""
     try:
         with docker_host(place, timeout_s=None) as host:
             _copy(host.api.logs(container_id, stream=True, follow=True), log)
@@ -242,7 +242,7 @@ def _follow(container_id: str, log: Path, place: str) -> None:
 
 
 def _copy(stream: Iterable[bytes], log: Path) -> None:
-    """Raises HostError if the log cannot be written. What breaks in the stream, an OSError too, is not the disk's fault."""
+    """Raises HostError if the log cannot be written. An error of the stream, even an OSError, is not the disk's fault."""
     with writing(str(log)):
         file = log.open("ab", buffering=0)
     with file:
@@ -268,7 +268,7 @@ def _ended(container_id: str, place: str, asked: threading.Event) -> dict[str, A
 
 
 def _check_engine_stays(host: "docker.DockerClient", within_s: float, asked: threading.Event) -> None:
-    """Raises what a lost engine raises: then the end was not the container's own. Returns at once if the end was asked for."""
+    """Raises what a lost engine raises: then the container did not end on its own. Returns at once if `asked` is set."""
     deadline = time.monotonic() + within_s
     while True:
         host.ping()
@@ -277,7 +277,7 @@ def _check_engine_stays(host: "docker.DockerClient", within_s: float, asked: thr
 
 
 def _unknown(error: HostError) -> dict[str, Any]:
-    """The state of something whose end nobody will know, for this reason."""
+    """The state of something whose end cannot be known, for this reason."""
     names = ("problem", "remedy", "place", "kind", "retry")
     return {"error": {name: getattr(error, name) for name in names}}
 
@@ -297,7 +297,7 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def _remove(name: str, place: str, watchers: list[threading.Thread]) -> None:
-    """Stopped in order, so that its log has its end; removed in every case. Raises HostError."""
+    """Stop the container in order, so that its log is complete, and remove it in every case. Raises HostError."""
     with signals_held(), docker_host(place) as host:
         try:
             with suppress(docker.errors.NotFound):
@@ -311,7 +311,7 @@ def _remove(name: str, place: str, watchers: list[threading.Thread]) -> None:
 
 @contextmanager
 def executing(container_id: str, command: list[str], log: Path, place: str) -> Iterator[RunningContainer]:
-    """`docker exec` within the block. A command that has not ended by then ends with its container.
+    """Run `docker exec` within the block. A command that still runs after the block ends with its container.
 
     Raises:
         HostError: Docker Engine does not answer.
@@ -339,7 +339,7 @@ def _execute(exec_id: str, log: Path, state_file: Path, place: str) -> None:
             exit_code = host.api.exec_inspect(exec_id)["ExitCode"]
             if exit_code != 0:
                 _check_engine_stays(host, ENGINE_ENDS_WITHIN_S, threading.Event())
-        # A stream that breaks off ends like one that is over; then the command still runs.
+        # A stream that broke off looks like one that is complete, but then the command has no exit code yet.
         state = _unknown(gone(place)) if exit_code is None else {"exit_code": exit_code}
     except HostError as error:
         state = _unknown(error)
@@ -347,7 +347,7 @@ def _execute(exec_id: str, log: Path, state_file: Path, place: str) -> None:
 
 
 def fetch(container_id: str, file: str, into: Path, place: str) -> None:
-    """Copy a plain file of the container's to `into`; nothing if there is none. Raises HostError."""
+    """Copy a plain file from the container to `into`, if it exists. Raises HostError."""
     with docker_host(place) as host:
         try:
             stream, _ = host.api.get_archive(container_id, file)
@@ -362,7 +362,7 @@ def fetch(container_id: str, file: str, into: Path, place: str) -> None:
 
 
 def put(container_id: str, file: str, body: bytes, place: str) -> None:
-    """Write a file into a container, with the folders above it. Raises HostError."""
+    """Write a file, and the folders above it, into a container. Raises HostError."""
     content, part = io.BytesIO(), f"{file}.part"
     with tarfile.open(fileobj=content, mode="w") as archive:
         about = tarfile.TarInfo(part.lstrip("/"))
@@ -370,7 +370,7 @@ def put(container_id: str, file: str, body: bytes, place: str) -> None:
         archive.addfile(about, io.BytesIO(body))
     with docker_host(place) as host:
         host.api.put_archive(container_id, "/", content.getvalue())
-        # Who watches for the file sees all of it.
+        # Renamed last: a process that watches for the file never sees a part of it.
         renamed = host.api.exec_create(container_id, ["mv", part, file])["Id"]
         host.api.exec_start(renamed)
         exit_code = host.api.exec_inspect(renamed)["ExitCode"]
@@ -385,12 +385,12 @@ def run_once(
     time_limit_s: float = 120,
     check: Callable[[], None] = lambda: None,
 ) -> str:
-    """The output of a short command in a container of its own, which ends with one of the `accepted` exit codes.
+    """Run a short command in a container of its own, and return its output.
 
-    `check` is called all the while.
+    It must end with one of the `accepted` exit codes. `check` is called until then.
 
     Raises:
-        QualifyError: it could not be started, or did not end so in time.
+        QualifyError: it could not be started, did not end in time, or ended with another exit code.
         whatever `check` raises.
     """
     what = shlex.join([plan.entrypoint or "", *plan.arguments])[:60]
@@ -401,13 +401,13 @@ def run_once(
             exit_code = _waited_for(host, container_id, time_limit_s, check)
             told = bytes(host.api.logs(container_id, stdout=True, stderr=exit_code not in accepted)).decode(errors="replace")
         except requests.RequestException as error:
-            # The end of the wait comes as a lost connection, with these words.
+            # The SDK reports the end of the wait as a lost connection, with these words.
             if "timed out" not in str(error):
                 raise
             problem = f"`{what}` in {plan.image} did not end within {time_limit_s:g} s"
             raise HostError(problem, "try again on a host that is less busy", place, kind=COMMAND_FAILED, retry=True) from error
         finally:
-            # With a patience of its own: a busy engine may take longer to remove it than the command had.
+            # With its own time limit: a busy engine may need longer to remove it than the command was allowed.
             with signals_held(), docker_host(place) as remover, suppress(docker.errors.NotFound):
                 remover.api.remove_container(plan.name, force=True, v=True)
     if exit_code not in accepted:
@@ -417,7 +417,7 @@ def run_once(
 
 
 def _waited_for(host: "docker.DockerClient", container_id: str, time_limit_s: float, check: Callable[[], None]) -> int:
-    """The exit code of a container. Raises RequestException at the end of the time, and whatever `check` raises."""
+    """Wait for the exit code of a container. Raises RequestException if it takes too long, and whatever `check` raises."""
     deadline = time.monotonic() + time_limit_s
     while True:
         left_s = deadline - time.monotonic()
@@ -430,7 +430,7 @@ def _waited_for(host: "docker.DockerClient", container_id: str, time_limit_s: fl
 
 
 def owner() -> str:
-    """This process, so that another one can tell whether it still lives: machine, boot, PID namespace, PID, start time."""
+    """This process's label, so that others can tell if it still runs: machine, boot, PID namespace, PID, start time."""
     return ":".join([*_here(), str(os.getpid()), _started_at(os.getpid())])
 
 
@@ -441,7 +441,7 @@ def _here() -> list[str]:
 
 
 def _started_at(pid: int) -> str:
-    """In clock ticks since boot (field 22 of /proc/PID/stat); empty if there is no such process, or it has ended (Z)."""
+    """A process's start, in clock ticks since boot (field 22 of /proc/PID/stat); empty if it is gone or has ended (Z)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -450,7 +450,7 @@ def _started_at(pid: int) -> str:
 
 
 def _is_orphan(label: str) -> bool:
-    """Whether the owner is known to be gone. Of another machine's or namespace's owner nothing is known."""
+    """Whether the owner is known to be gone. Nothing is known about an owner in another machine or namespace."""
     machine, boot, namespace, pid, started = (*label.split(":"), "", "", "", "", "")[:5]
     here_machine, here_boot, here_namespace = _here()
     if not re.fullmatch("[0-9]+", pid) or machine != here_machine:
@@ -461,7 +461,7 @@ def _is_orphan(label: str) -> bool:
 
 
 def leftovers(place: str = "check") -> list[Leftover]:
-    """Raises HostError if Docker Engine does not answer."""
+    """The containers whose owner is gone. Raises HostError if Docker Engine does not answer."""
     with docker_host(place) as host:
         found = host.api.containers(all=True, filters={"label": [RUN_LABEL, OWNER_LABEL]})
     return [_leftover(about) for about in found if _is_orphan(about["Labels"][OWNER_LABEL])]
@@ -479,7 +479,7 @@ def _leftover(about: dict[str, Any]) -> Leftover:
 
 
 def remove_leftovers(place: str = "check") -> list[Leftover]:
-    """Remove them and tell which they were. Raises HostError."""
+    """Remove them, and return what was removed. Raises HostError."""
     found = leftovers(place)
     with docker_host(place) as host:
         for leftover in found:

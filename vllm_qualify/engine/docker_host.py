@@ -1,4 +1,4 @@
-"""The Docker Engine of this machine, and its errors in this project's words."""
+"""The Docker Engine of this machine, and its errors as this project's errors."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ def docker_host(place: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Iterator
     """A client of the engine that DOCKER_HOST names, by default this machine's.
 
     Raises:
-        HostError: it does not answer, or is another machine's; any other refusal of it, unless the block handles it.
+        HostError: it does not answer, is another machine's, or refuses something that the block does not handle.
     """
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     if not address.startswith(LOCAL):
@@ -41,7 +41,7 @@ def docker_host(place: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Iterator
         yield client
     except docker.errors.APIError as error:
         raise HostError(f"Docker Engine refused: {said(error)}", "see its message", place, kind="docker-refused") from error
-    # A stream that breaks off raises what lies below requests.
+    # A stream that breaks off raises errors of the libraries below requests.
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
         raise gone(place, address) from error
     except docker.errors.DockerException as error:
@@ -68,7 +68,7 @@ def said(error: "docker.errors.APIError") -> str:
 
 
 def platform_of(host: "docker.DockerClient") -> str:
-    """`linux/amd64` or `linux/arm64`, of the engine."""
+    """The engine's platform: `linux/amd64` or `linux/arm64`."""
     version: dict[str, Any] = host.version()
     return f"{version['Os']}/{version['Arch']}"
 

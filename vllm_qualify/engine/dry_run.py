@@ -1,4 +1,4 @@
-"""What a run would start, as a script for a shell: nothing is started, pulled, asked or written."""
+"""The shell script of what a run would start. Nothing is started, pulled, asked or written."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ DEFAULT_BRANCH = "main"
 
 
 def shown(loaded: LoadedRecipe, choice: Choice, vllm: str | None, image: str | None, runs: Path) -> Iterator[str]:
-    """The servers' scripts alone, from the image that has this version of vLLM, by default the newest that is known.
+    """The servers' scripts only, for an image with this version of vLLM, by default the newest known one.
 
     Raises as `scripts`.
     """
@@ -42,13 +42,13 @@ def scripts(
     vllm: str | None = None,
     with_client: bool = True,
 ) -> Iterator[str]:
-    """A script for each chosen cell, for any GPU type, on any machine. `runs` is the folder that runs lie in.
+    """A script for each chosen cell, for any GPU type, on any machine. `runs` is the folder of all runs.
 
-    Arguments can differ by version: of `vllm`, of the engine environment's, or of the image's tag.
+    Arguments can depend on the version. It is `vllm`, that of the engine environment, or that of the image's tag.
 
     Raises:
         CallerError: as `select`, and for options that do not fit.
-        HostError: no engine environment for the process launcher.
+        HostError: there is no engine environment for the process launcher.
     """
     check_launch(launch)
     selection = _chosen(loaded, choice)
@@ -64,7 +64,7 @@ def _chosen(loaded: LoadedRecipe, choice: Choice) -> Selection:
 
 
 def _version(engine: Engine, selection: Selection) -> str:
-    """What the environment holds, or what the image's tag says; empty where nothing depends on it."""
+    """The version of the environment, or of the image's tag; empty if nothing depends on it."""
     layers = (selection.serving, selection.variant, *selection.profiles.values())
     depends = selection.variant.vllm or any(layer.by_version for layer in layers)
     if not (selection.variant.of_vllm and depends):

@@ -1,4 +1,4 @@
-"""The engine environment: the Python that holds vLLM, apart from the orchestrator's."""
+"""The engine environment: the Python that has vLLM, separate from the orchestrator's."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from vllm_qualify.secrets import redact
 CHECKOUT_ENVIRONMENT = ".venv-engine"
 OVERRIDE = "VLLM_QUALIFY_ENGINE"
 
-# Asked in the engine's own Python, by metadata alone: importing vllm takes many seconds.
+# Runs in the engine's own Python, and reads only metadata: importing vllm takes many seconds.
 PROBE = (
     f"ENGINES = {tuple(kind.package for kind in KINDS.values())!r}"
     + """
@@ -45,7 +45,7 @@ print(json.dumps({
 
 
 class ImageIdentity(Frozen):
-    """An image as it was pulled. `reference` is the name that was asked for, before it became a digest."""
+    """An image as it was pulled. `reference` is the requested name, before it was resolved to a digest."""
 
     reference: str
     platform: str
@@ -55,10 +55,10 @@ class ImageIdentity(Frozen):
 
 
 class EngineIdentity(Frozen):
-    """Which engine measured.
+    """The engine of a measurement.
 
-    `version` is that of `kind`. `digest` is the image's; without one it covers every installed file of vLLM (SHA-256 over its
-    wheel's RECORD).
+    `version` is that of `kind`. `digest` is the image's; without an image it covers every installed file of vLLM (SHA-256 over
+    its wheel's RECORD).
     """
 
     kind: EngineName = VLLM
@@ -135,7 +135,7 @@ def find_engine() -> EngineEnvironment:
 
 
 def content_of(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each of a folder's files by its relative path, sorted."""
+    """The SHA-256 of each file in a folder by its relative path, sorted."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:

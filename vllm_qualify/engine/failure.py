@@ -1,8 +1,8 @@
-"""Why a server ended or never answered: from its log and how it ended to whose turn it is. Pure.
+"""Why a server ended or never answered, and who must act: from its log and the way it ended. Pure.
 
 A log has one cause and many consequences: whatever happened, vLLM's last words are "Engine core initialization failed". So the
-earliest known sign in the log wins, among the lines that say what happened: no notes and warnings, no source lines of a
-traceback, and nothing that the server survived. Only a log without a sign leaves it to the way the server ended.
+earliest known sign in the log wins. Only lines that say what happened count: no notes, no warnings, no source lines of a
+traceback, and nothing that the server survived. If the log has no sign, the way the server ended decides.
 """
 
 import re
@@ -61,7 +61,7 @@ class End(Frozen):
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it; a container and a shell tell it as 128 more."""
+        """The signal that ended it. A container and a shell report it as 128 plus the signal."""
         code = self.exit_code or 0
         if code < 0:
             return -code
@@ -69,7 +69,7 @@ class End(Frozen):
 
 
 class Failure(Frozen):
-    """What went wrong, who can do something about it, and what."""
+    """What went wrong, who must act, and the remedy."""
 
     kind: FailureClass
     whose_turn: Turn
@@ -80,7 +80,7 @@ class Failure(Frozen):
 
 
 class Meaning(NamedTuple):
-    """What a kind of failure means for whoever reads it."""
+    """What a kind of failure means: who must act, whether to try again, and the remedy."""
 
     turn: Turn
     retry: bool
@@ -111,11 +111,11 @@ MEANINGS: dict[FailureClass, Meaning] = {
     "unsupported-backend": Meaning(
         "recipe", False, "leave the option out: vLLM takes a backend that fits the model and this GPU type; or name another"
     ),
-    # The host's share is told apart: vLLM refuses at its start if the GPU's memory is already taken.
+    # If the host is the cause, the kind is another one: vLLM does not start if the GPU's memory is already taken.
     "cuda-out-of-memory": Meaning(
         "recipe", False, "lower gpu-memory-utilization, max-num-seqs, max-num-batched-tokens or max-model-len, or use more GPUs"
     ),
-    # Memory of a server that was just stopped is free a moment later.
+    # The memory of a server that was just stopped becomes free a moment later.
     "gpu-memory-in-use": Meaning(
         "host", True, "stop what else uses the GPU, see `nvidia-smi`; or lower gpu-memory-utilization"
     ),
@@ -138,17 +138,17 @@ MEANINGS: dict[FailureClass, Meaning] = {
         "host", True, "find who or what stopped it: an operator, a supervisor, the kernel's OOM killer (`dmesg`)"
     ),
     "crashed": Meaning("release", False, "report it to vLLM with the log: native code of the release failed"),
-    # A slow host looks the same, but nothing in the log says so, and the recipe named the time that this release may take.
+    # A slow host looks the same, but nothing in the log says so, and the recipe sets the time that this release may take.
     "hung": Meaning("release", False, "see the log's last line; raise startup_timeout_s if it only needs longer"),
     "unknown": Meaning("release", False, "see the log's lines"),
 }
 
 
 class Sign(NamedTuple):
-    """A pattern over the log's telling text, and what it tells.
+    """A pattern for the log's telling lines, and the failure that it shows.
 
-    The pattern's groups, and `whole`, the whole match, fill the problem's braces. Of a match over several lines the
-    most telling is the one where the group `told` begins, or else the first.
+    The pattern's groups, and `whole` for the whole match, fill the problem's braces. In a match over several lines, the most
+    telling line is the one where the group `told` begins, or else the first.
     """
 
     kind: FailureClass
@@ -167,7 +167,7 @@ _KV_CACHE_NEEDED = (
     r"max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache is needed, "
     r"which is larger than the available KV cache memory \((?P<available>[\d.]+) GiB\)"
 )
-# As vLLM writes them for a GPU and for the CPU: what was free at the start, and what its share of all memory is.
+# vLLM's words for GPU and CPU: the memory that was free at the start, and the share of all memory that it wants.
 _FREE = r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired"
 _SHARE = r"memory utilization \((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)"
 _NO_CONNECTION = r"(?:ConnectError|ConnectTimeout|ReadTimeout|ConnectionError): "
@@ -179,12 +179,12 @@ _NEXT_LINES = r"(?:[^\n]*\n){0,4}?[^\n]*?"
 
 
 def _first(words: str) -> str:
-    """The line up to these words, where they stand first in it: no search of what follows begins twice in a line."""
+    """The line up to the first of these words in it: the search for what follows begins only once in a line."""
     return rf"^(?>[^\n]*?(?:{words}))"
 
 
-# The log may be hostile: what a pattern reads is bounded, or begins once in a line; else the work grows with the log's square.
-# Of signs in the same line the first one here wins: the more specific stand first.
+# The log may be hostile: each pattern is bounded, or begins only once in a line. Else the work grows with the log's square.
+# If several signs are in the same line, the first one here wins: the more specific signs come first.
 SIGNS = [
     _sign("unknown-flag", r"error: unrecognized arguments: (?P<flags>.+)", "this vLLM version does not know {flags}"),
     _sign(
@@ -330,7 +330,7 @@ SIGNS = [
         "{free} of {total} GiB of the host's memory were free, gpu-memory-utilization {share} asks for {asked} GiB",
         "stop what else uses the host's memory; or lower gpu-memory-utilization, which on the CPU means the host's memory",
     ),
-    # vLLM's own word for it follows on the allocator's.
+    # vLLM's own message follows the allocator's.
     _sign(
         "cuda-out-of-memory",
         rf"{_first('out of memory')}(?:[^\n]*\n){{1,60}}?[^\n]*?"
@@ -344,7 +344,7 @@ SIGNS = [
         r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free",
         "GPU {gpu} ran out of memory: {asked} asked for, {free} of {total} free",
     ),
-    # NCCL is where it was noticed, not what happened.
+    # NCCL noticed it, but is not the cause.
     _sign(
         "cuda-out-of-memory",
         rf"{_first('NCCL error')}{_NEXT_LINES}(?P<told>Cuda failure(?: \d+)? 'out of memory')",
@@ -436,14 +436,14 @@ SIGNS = [
         r"No CTK flavor installed: expected one or more of (?P<what>\S+)",
         "a Python package of the engine lacks its libraries: {what}",
     ),
-    # Python's own words; the engine's processes are spawned, and each imports the program that started the first.
+    # Python's own words. The engine's processes are spawned, and each imports the program that started the first one.
     _sign(
         "broken-installation",
         r"An attempt has been made to start a new process before the",
         "the program that starts the engine does so again whenever it is imported, as each of its processes does",
         'put what the program does under `if __name__ == "__main__":`, or install vLLM anew, whose own program has it',
     ),
-    # Without a name: there is no program.
+    # An empty name means that there is no program.
     _sign(
         "no-compiler",
         r"InductorError: (?P<why>PermissionError: \[Errno 13\] Permission denied: ''|InvalidCxxCompiler: .+)",
@@ -455,14 +455,14 @@ SIGNS = [
         "what compiles kernels for the GPU found no nvcc: {whole}",
         _NVCC_REMEDY,
     ),
-    # The shell's own words, of dash and of bash.
+    # The words of the shells dash and bash.
     _sign(
         "no-compiler",
         r"^\S{0,100}sh: (?:line )?\d{1,6}: (?P<program>\S{0,300}nvcc): (?:(?:command )?not found|No such file or directory)",
         "what compiles kernels for the GPU found no {program}",
         _NVCC_REMEDY,
     ),
-    # After the driver's own library, of which the remedy is another.
+    # After the sign for the driver's own library, which has another remedy.
     _sign(
         "broken-installation",
         r"^(?:ModuleNotFoundError|ImportError): (?P<why>.+)",
@@ -476,7 +476,7 @@ SIGNS = [
     ),
 ]
 
-# A process of the server that ended without telling why: only its parent has seen it.
+# A process of the server ended without a reason in the log: only its parent reports it.
 _SILENT_DEATHS = [
     re.compile(r"(?:Engine core|Worker) proc (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?"),
     re.compile(r"MPClient: (?P<name>engine core) exited unexpectedly(?P<code>)"),
@@ -506,11 +506,11 @@ _EXCEPTION = re.compile(
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|Engine process failed to start|Frontend process failed|WorkerProc initialization failed"
     r"|EngineCore encountered an issue|EngineDeadError|Worker failed with error|ProcessRaisedException"
-    # Of an interpreter that ends while its threads still read.
+    # An interpreter ended while its threads were still reading.
     r"|at interpreter shutdown, possibly due to daemon threads"
     r"|CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError"
 )
-# An exception whose message begins in the next line.
+# An exception whose message begins on the next line.
 _WITHOUT_MESSAGE = re.compile(r"[\w.]{0,200}(?:Error|Exception):$")
 _LONGEST_READ, _LONGEST_LINE = 2000, 1000
 _MESSAGE_WITHIN = 4
@@ -518,19 +518,19 @@ _LONGEST_QUOTE = 300
 
 
 def classify(log: str, end: End, own_signs: Sequence[Sign] = ()) -> Failure:
-    """The failure that a server's log and end tell; an empty log is classified by the end alone.
+    """The failure that a server's log and end show; an empty log is classified by the end alone.
 
-    `own_signs` are of its kind of engine. They go before SIGNS.
+    `own_signs` are those of its kind of engine. They come before SIGNS.
 
-    The log is taken as it is: a caller that must not echo secrets redacts it first. Of a line 2000 characters are read; it
-    comes back without colours, the part beyond 1000 characters cut.
+    The log is taken as it is: a caller that must not echo secrets redacts it first. At most 2000 characters of a line are
+    read. Lines are returned without colours, and are cut after 1000 characters.
     """
     lines = _lines(log)
     alive = _first_after_ready(lines)
     telling = _with_messages(lines, [""] * alive + [_telling(line) for line in lines[alive:]])
     found = _by_sign(lines, telling, [*own_signs, *SIGNS])
-    # A rank that the memory limit killed leaves the others with an NCCL error. Other causes stand for themselves: the runtime
-    # counts a helper process too, which the server may have survived.
+    # If the memory limit killed a rank, the others fail with an NCCL error. Any other sign wins over the memory limit: the
+    # runtime also reports the end of a helper process, which the server may have survived.
     if end.oom_killed and (found is None or found.kind == "nccl-failure"):
         return _oom_killed(lines, end)
     return found or _by_silent_death(lines, telling, alive) or _by_end(lines, telling, end)
@@ -542,7 +542,7 @@ def _lines(log: str) -> list[str]:
 
 
 def _first_after_ready(lines: list[str]) -> int:
-    """What stands before the server's start was complete did not stop it."""
+    """The line after the server's start was complete. Nothing before it stopped the server."""
     return max((index + 1 for index, line in enumerate(lines) if READY in line), default=0)
 
 
@@ -562,7 +562,7 @@ def _said(line: str) -> tuple[str, bool]:
 
 
 def _with_messages(lines: list[str], telling: list[str]) -> list[str]:
-    """The telling lines, with those in which a message begins that its exception's own line does not have."""
+    """The telling lines, and the first line of each message that is not on its exception's own line."""
     found = list(telling)
     for index, line in enumerate(telling):
         if _WITHOUT_MESSAGE.match(line) and (place := _message_of(lines, index)) is not None:
@@ -598,7 +598,7 @@ def _matches(text: str, signs: Sequence[Sign]) -> Iterator[tuple[int, re.Match[s
 
 
 def _by_silent_death(lines: list[str], telling: list[str], alive: int) -> Failure | None:
-    """A process's end is the cause only if no exception stands before it. Its parent tells it in a warning at times."""
+    """A process's end is the cause only if no exception comes before it. Its parent may report it in a warning."""
     for line, told in zip(lines[alive:], telling[alive:], strict=True):
         if _is_cause(told):
             return None
@@ -674,7 +674,7 @@ def _is_cause(line: str) -> bool:
 
 
 def _last(lines: list[str]) -> list[str]:
-    """The last lines that say anything, the last one first."""
+    """The last lines that are not empty, the last one first."""
     return [line for line in lines if line.strip()][:-4:-1]
 
 

@@ -1,7 +1,7 @@
-"""Which GPU type a machine is: what NVML or nvidia-smi reads of it. A machine without an NVIDIA GPU is of type `cpu`.
+"""The GPU type of a machine, as NVML or nvidia-smi reports it. A machine without an NVIDIA GPU is of type `cpu`.
 
-A reading is what one source tells of every device. The devices of one GPU type in it make a fingerprint, which every
-measurement carries.
+A reading is what one source reports about every device. Its devices of one GPU type make a fingerprint, which every measurement
+has.
 """
 
 import csv
@@ -22,25 +22,25 @@ from vllm_qualify.recipe.values import Frozen
 FormFactor = Literal["SXM", "PCIe", "NVL", "superchip"]
 
 LEAST_DRIVER = 575
-"""The least branch of the NVIDIA driver. CUDA 12.9 needs 575.51.03 on Linux, says the CUDA Toolkit's release notes, table
-"CUDA Toolkit and Corresponding Driver Versions". CUDA 13 needs more: an image's own demand may lie above this."""
+"""The oldest accepted branch of the NVIDIA driver. CUDA 12.9 needs 575.51.03 on Linux (CUDA Toolkit's release notes, table
+"CUDA Toolkit and Corresponding Driver Versions"). CUDA 13 needs a newer one: an image may demand more than this."""
 
 _COLUMNS = ("index", "name", "uuid", "compute_cap", "memory.total", "driver_version", "mig.mode.current")
 NVIDIA_SMI_QUERY = [f"--query-gpu={','.join(_COLUMNS)}", "--format=csv,noheader,nounits"]
-"""nvidia-smi's arguments; `parse_nvidia_smi` reads what it then writes to its standard output."""
+"""nvidia-smi's arguments; `parse_nvidia_smi` reads its standard output."""
 _NO_DEVICES = "No devices were found"
 # A product without MIG has no mode: newer drivers write [N/A], older ones [Not Supported].
 _MIG_MODES = {"Enabled": True, "Disabled": False, "[N/A]": False, "[Not Supported]": False}
 
-# The word in a product's name that tells its type, and the compute capability that every such product has.
+# The word in a product's name that gives its type, and the compute capability that every such product has.
 _CAPABILITIES = {each.name.upper(): each.compute_capability for each in GPU_TYPES if each.compute_capability}
 # The last word of a vGPU's name is its share of the memory and its licence: 'GRID A100-40C'.
 _VGPU_PROFILE = re.compile(r"[0-9]+[ABCQ]")
 
-# Products whose name does not tell the form factor, by their whole name as the table "Compatible GPUs" in NVIDIA's README of
-# its open kernel modules has it (github.com/NVIDIA/open-gpu-kernel-modules, 595.45.04). H100 and H200 are SXM5 by "Supported
-# GPUs" of NVIDIA's MIG user guide; the other SXM ones are modules of HGX boards, and the PCIe ones exist as cards only.
-# Any other name stays without a form factor, like 'NVIDIA H100' alone, which tells no memory either.
+# Products whose name does not show the form factor, by their whole name in the table "Compatible GPUs" of NVIDIA's README of
+# its open kernel modules (github.com/NVIDIA/open-gpu-kernel-modules, 595.45.04). H100 and H200 are SXM5 by "Supported GPUs" in
+# NVIDIA's MIG user guide. The other SXM products are modules of HGX boards, and the PCIe products exist only as cards. Any
+# other name has no form factor, such as 'NVIDIA H100' alone, which does not show the memory either.
 _FORM_FACTORS: dict[str, FormFactor] = {
     "H100 80GB HBM3": "SXM",
     "H200": "SXM",
@@ -66,7 +66,7 @@ _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon")
 
 
 class Gpu(Frozen):
-    """One device as read. The index counts in the order of the PCI bus; CUDA counts so only if CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """One device as read. The index follows the PCI bus; CUDA's own index does so only if CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     index: Annotated[int, Field(strict=True, ge=0)]
     name: Annotated[str, Field(min_length=1)]
@@ -81,12 +81,12 @@ class Gpu(Frozen):
 
     @property
     def kind(self) -> str:
-        """One line that two devices share exactly when they are the same model."""
+        """One line of text, the same for two devices exactly if they are the same model."""
         return f"{self.name}, compute capability {self.compute_capability}, {self.memory_mib} MiB"
 
 
 class Reading(Frozen):
-    """What one source tells of a machine's devices; the sources tell the same of the same machine."""
+    """What one source reports about a machine's devices. All sources report the same about one machine."""
 
     driver: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+$")]
     gpus: Annotated[list[Gpu], Field(min_length=1)]
@@ -100,7 +100,7 @@ class Reading(Frozen):
 
 
 class Fingerprint(Frozen):
-    """The hardware that measured. Measurements are compared only where the fingerprints' `id` is the same."""
+    """The hardware of a measurement. Measurements are compared only if their fingerprints have the same `id`."""
 
     gpu_type: str
     name: str
@@ -111,17 +111,17 @@ class Fingerprint(Frozen):
     driver: str | None = None
     features: list[str] = []
     devices: list[int] = []
-    """The indices of the devices of this type on their machine, in order; no part of what is compared."""
+    """The indices of the devices of this type on their machine, in order. They are not compared."""
 
     @property
     def id(self) -> str:
-        """One line that two machines share exactly when their measurements may be compared.
+        """One line of text, the same for two machines exactly if their measurements may be compared.
 
-        Of GPUs: name, form factor, memory of one device, compute capability and the exact driver, since another driver
-        calls for a new qualification. How many there are is no part of it: a cell uses as many as its arguments say.
+        For GPUs: name, form factor, memory of one device, compute capability and the exact driver, since another driver
+        needs a new qualification. Their number is not part of it: a cell uses as many as its arguments say.
 
-        Of a CPU: name, cores, memory and features, since an engine takes all of them. The memory is in whole GiB, since
-        what the kernel keeps of it changes from one start to the next.
+        For a CPU: name, cores, memory and features, since an engine uses all of them. The memory is in whole GiB, since
+        the part that the kernel keeps changes from one start to the next.
         """
         return " · ".join(self._cpu_parts() if self.gpu_type == "cpu" else self._gpu_parts())
 
@@ -139,9 +139,9 @@ class Fingerprint(Frozen):
 
 
 def detect(wanted: str | None = None) -> Fingerprint:
-    """The fingerprint of this machine from NVML, of the GPUs that the caller lets it use; `cpu` can be wanted of any machine.
+    """The fingerprint of this machine from NVML, for the GPUs that the caller lets it use. Any machine can be read as `cpu`.
 
-    Raises as the functions it calls.
+    Raises as the functions that it calls.
     """
     reading = None if wanted == "cpu" else read_nvml()
     return fingerprint_of(reading and visible(reading, os.environ.get(VISIBLE)), wanted)
@@ -150,10 +150,10 @@ def detect(wanted: str | None = None) -> Fingerprint:
 def visible(reading: Reading, chosen: str | None) -> Reading | None:
     """The devices that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; all if it is not set.
 
-    Indices are those of the PCI bus, as `nvidia-smi` counts. None if it is empty: CUDA sees no GPU then.
+    Indices are those of the PCI bus, as `nvidia-smi` counts. None if the variable is empty: CUDA sees no GPU then.
 
     Raises:
-        HostError: it names a device that is not there, one twice, or a slice of a GPU.
+        HostError: it names a device that is not there, a device twice, or a slice of a GPU.
     """
     if chosen is None:
         return reading
@@ -173,10 +173,10 @@ def _named(reading: Reading, name: str) -> Gpu:
 
 
 def read_nvml() -> Reading | None:
-    """What NVML tells of this machine, or None if it has no NVIDIA driver or no NVIDIA GPU.
+    """What NVML reports about this machine, or None if it has no NVIDIA driver or no NVIDIA GPU.
 
     Raises:
-        HostError: there is a driver, and it does not tell all that a reading needs.
+        HostError: there is a driver, but it does not report all that a reading needs.
     """
     try:
         pynvml.nvmlInit()
@@ -193,10 +193,10 @@ def read_nvml() -> Reading | None:
 
 
 def parse_nvidia_smi(text: str) -> Reading | None:
-    """What nvidia-smi wrote on NVIDIA_SMI_QUERY, or None if it found a driver and no GPU.
+    """Parse nvidia-smi's answer to NVIDIA_SMI_QUERY. None if it found a driver but no GPU.
 
     Raises:
-        HostError: it wrote anything but a full row for each device: an error, [N/A] for a number, nothing.
+        HostError: it did not write a full row for each device, but an error, [N/A] for a number, or nothing.
     """
     if text.strip() == _NO_DEVICES:
         return None
@@ -213,10 +213,12 @@ def parse_nvidia_smi(text: str) -> Reading | None:
 
 
 def fingerprint_of(reading: Reading | None, wanted: str | None = None) -> Fingerprint:
-    """The devices of the wanted GPU type; of the only one there is if it is another or none is wanted; without any, this CPU.
+    """The fingerprint of the wanted GPU type; without a reading, that of this CPU.
+
+    If the machine has only one GPU type, that one is taken, even if another type or none is wanted.
 
     Raises:
-        HostError: there are several types and none is wanted of them, several models of the type, or a device in MIG mode.
+        HostError: there are several types and none of them is wanted, several models of the type, or a device in MIG mode.
     """
     if reading is None or wanted == "cpu":
         return _cpu()
@@ -251,7 +253,7 @@ def check_driver(fingerprint: Fingerprint) -> None:
 def gpu_type_of(name: str, compute_capability: str) -> str:
     """`h200` for 'NVIDIA H200' of 9.0. Any other product keeps its own name, in lower case.
 
-    So does one whose compute capability is not that of the type, and a vGPU, which is a share of a GPU.
+    A product also keeps its name if its compute capability is not the type's, or if it is a vGPU, which is a share of a GPU.
     """
     words = _words(name)
     plain = "-".join(words).lower()
@@ -260,17 +262,17 @@ def gpu_type_of(name: str, compute_capability: str) -> str:
         return plain
     if _CAPABILITIES[known] == compute_capability:
         return known.lower()
-    # The bare name 'NVIDIA H200' is the type's own, and this is not of the type.
+    # The bare name 'NVIDIA H200' is that of the type, but this product is not of the type.
     return plain if plain.upper() not in _CAPABILITIES else f"{plain}-sm{compute_capability.replace('.', '')}"
 
 
 def compute_capability_of(gpu_type: str) -> str | None:
-    """`9.0` for `h200`; None for a type that no table has."""
+    """`9.0` for `h200`; None for a type that is in no table."""
     return _CAPABILITIES.get(gpu_type.upper())
 
 
 def form_factor_of(name: str) -> FormFactor | None:
-    """How the product with this NVML name is built in; None if neither the name nor the table tells."""
+    """The form factor of the product with this NVML name; None if neither the name nor the table shows it."""
     words = _words(name)
     if any(word.lower() in SUPERCHIPS for word in words):
         return "superchip"
@@ -286,7 +288,7 @@ def _words(name: str) -> list[str]:
 
 
 def _of_one_type(reading: Reading, wanted: str | None) -> list[Gpu]:
-    """In the order of their indices."""
+    """The devices of one GPU type, in the order of their indices."""
     types: dict[str, list[Gpu]] = defaultdict(list)
     for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index):
         types[gpu.gpu_type].append(gpu)
@@ -359,7 +361,7 @@ def _unreadable_nvml(error: Exception) -> HostError:
 
 
 def _row(cells: list[str]) -> dict[str, str]:
-    """A device's cells by column. Raises ValueError if they are more or fewer: an error message is not a row."""
+    """A device's cells by column. Raises ValueError if there are more or fewer: an error message is not a row."""
     if len(cells) != len(_COLUMNS):
         raise ValueError(f"it wrote '{','.join(cells)}'")
     return {column: cell.strip() for column, cell in zip(_COLUMNS, cells, strict=True)}
@@ -393,7 +395,7 @@ def _whole(row: dict[str, str], column: str) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """On one line; pydantic's own text has several."""
+    """The reason on one line; pydantic's own text has several lines."""
     if isinstance(error, ValidationError):
         return "; ".join(f"{'.'.join(map(str, at['loc'])) or 'all'} is {at['input']!r}: {at['msg']}" for at in error.errors())
     return str(error)

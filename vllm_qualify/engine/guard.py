@@ -1,13 +1,13 @@
-"""Run one command and leave nothing of it behind, whatever becomes of the program that asked for it.
+"""Run one command and leave nothing of it behind, whatever happens to the program that started it.
 
-A script of its own on the standard library alone: it starts in milliseconds, and lives on when its parent is killed.
+A script that uses only the standard library: it starts in milliseconds, and survives when its parent is killed.
 
     guard.py STATE_FILE GRACE_S COMMAND [ARGUMENT …]
 
-The command runs in a process group of its own. Standard input is a pipe from the parent: when it closes, be it that the parent
-asked for a stop or that it was killed, the group gets SIGTERM, and SIGKILL after GRACE_S seconds. When the command ends by
-itself, what is left of its group is killed. STATE_FILE holds {"pid": …}, and at the end {"pid": …, "exit_code": …}, where an
-exit code below zero is a signal.
+The command runs in its own process group. Standard input is a pipe from the parent. It closes when the parent asks for a stop
+or is killed. Then the group gets SIGTERM, and SIGKILL after GRACE_S seconds. When the command ends on its own, the rest of its
+group is killed. STATE_FILE holds {"pid": …}, and at the end {"pid": …, "exit_code": …}, where an exit code below zero is a
+signal.
 """
 
 import ctypes
@@ -26,14 +26,14 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def prepare_child() -> None:
-    """In the child, before exec: the usual signals again, and death with the guard, should that be killed with -9."""
+    """In the child, before exec: restore the default signal handlers, and die with the guard if it is killed with -9."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_DFL)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def signal_group(group: int, number: signal.Signals) -> bool:
-    """False if the group has no member left."""
+    """Send a signal to the group. Returns False if the group has no member left."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""This machine belongs to one qualification at a time: two on one GPU would measure each other.
+"""Only one qualification at a time uses this machine: two on one GPU would disturb each other's measurements.
 
-The lock is the kernel's, on a file. Every guard process inherits it, so that it is free only when the last server and the last
-tool of a run are gone, also if the run itself was killed.
+The lock is the kernel's, on a file. Every guard process inherits it, so it is free only when the last server and the last tool
+of a run are gone, even if the run itself was killed.
 """
 
 import fcntl
@@ -28,19 +28,19 @@ def machine_name() -> str:
 
 
 def held() -> tuple[int, ...]:
-    """The file descriptors that a guard is to inherit."""
+    """The file descriptors that a guard inherits."""
     return tuple(_held)
 
 
 def lock_file() -> Path:
-    """In the folder VLLM_QUALIFY_LOCKS, else in the system's own for locks: the same for all users and homes of a machine."""
+    """In the folder VLLM_QUALIFY_LOCKS, else in the system's folder for locks, which all users and homes of a machine share."""
     usual = SYSTEMS if os.access(SYSTEMS, os.W_OK) else tempfile.gettempdir()
     return Path(os.environ.get(FOLDER) or usual) / NAME
 
 
 @contextmanager
 def holding_machine(who: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """The machine for the length of the block; until it is free, whoever has it is told once.
+    """Hold the machine during the block. If it is not free, report once who has it, and wait.
 
     Raises:
         HostError: the lock's file cannot be written.
@@ -59,7 +59,7 @@ def holding_machine(who: str, tell: Callable[[str], None]) -> Iterator[None]:
         finally:
             _held.remove(descriptor)
     finally:
-        # Not unlocked: a guard that still has something to stop keeps it.
+        # Closed, but not unlocked: a guard that still has something to stop keeps the lock.
         os.close(descriptor)
 
 
@@ -71,12 +71,12 @@ def _await(descriptor: int, tell: Callable[[str], None]) -> None:
             tell(
                 f"waiting for this machine, which {os.pread(descriptor, 200, 0).decode(errors='replace') or 'another run'} has"
             )
-        # flock would wait by itself, and could not be stopped by Prefect's own signals
+        # a blocking flock could not be interrupted by Prefect's own signals
         time.sleep(ASK_EVERY_S)
 
 
 def _take(descriptor: int) -> bool:
-    """Whether it is ours now."""
+    """Try to take the lock. Returns whether that worked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

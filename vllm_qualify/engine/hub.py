@@ -1,4 +1,4 @@
-"""The commit that a model of the hub is at."""
+"""The commit of a model on the hub."""
 
 import os
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ TIMEOUT_S = 30.0
 
 
 def commit_of(model: str, revision: str | None, place: str) -> str:
-    """The commit behind a branch, a tag or, for None, the default branch; asked with HF_TOKEN, of HF_ENDPOINT if that is set.
+    """The commit of a branch, a tag or, for None, the default branch. HF_TOKEN and HF_ENDPOINT are used if they are set.
 
     Raises:
-        CallerError: the name is none, or the hub has no such model or revision.
-        HostError: the hub asks for a login, or does not answer as it should; `retry` where that may pass.
+        CallerError: the name is not valid, or the hub has no such model or revision.
+        HostError: the hub asks for a login, or does not answer as it should; `retry` if that may pass.
     """
     what = f"{model} at {revision or 'its default branch'}"
     try:
@@ -34,7 +34,7 @@ def commit_of(model: str, revision: str | None, place: str) -> str:
         raise _refusal(error, what, place) from error
     except hub_errors.OfflineModeIsEnabled as error:
         raise HostError(f"the hub was not asked for {what}", "unset HF_HUB_OFFLINE", place, kind="hub-offline") from error
-    # HTTPError: of the HTTP client that it uses, which differs by its version.
+    # HTTPError comes from its HTTP client, which depends on its version.
     except (hub_errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
         raise _unreachable(what, str(error), place) from error
     except (ValueError, LookupError, TypeError) as error:
@@ -45,7 +45,7 @@ def commit_of(model: str, revision: str | None, place: str) -> str:
 
 
 def _endpoint() -> str | None:
-    """As it is now: the library reads it once, when it is imported."""
+    """The current HF_ENDPOINT: the library itself reads it only once, when it is imported."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
@@ -65,12 +65,12 @@ def _refusal(error: "hub_errors.HfHubHTTPError", what: str, place: str) -> Quali
 
 
 def wait_asked_s(headers: Mapping[str, str]) -> float:
-    """How long an answer asks to wait (Retry-After), in seconds; 0 if it does not say, or names a time that is over."""
+    """How long an answer asks to wait (Retry-After), in seconds; 0 if it names none, or a time in the past."""
     asked = headers.get("Retry-After", "")
     if asked.isdecimal():
         return float(asked)
     try:
-        # A date of HTTP is in UTC, whatever it says.
+        # A date in HTTP is in UTC, whatever it says.
         return max(0.0, (parsedate_to_datetime(asked).replace(tzinfo=UTC) - datetime.now(UTC)).total_seconds())
     except ValueError:
         return 0.0

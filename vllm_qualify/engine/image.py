@@ -1,4 +1,4 @@
-"""An engine in a Docker image: its tag resolved to a digest once, pulled by that digest, verified, tagged, identified."""
+"""An engine in a Docker image: resolve its tag to a digest once, pull it by that digest, verify, tag and identify it."""
 
 import json
 import re
@@ -34,7 +34,7 @@ _REFERENCE = re.compile(
 class EngineImage(Frozen):
     """An image by name. With a digest it is one fixed image; only then may it be run.
 
-    `platform` is what of a multi-platform image is meant, like `linux/amd64`.
+    `platform` selects the part of a multi-platform image, such as `linux/amd64`.
     """
 
     launcher: ImageLauncherName = "docker"
@@ -45,20 +45,20 @@ class EngineImage(Frozen):
 
     @property
     def reference(self) -> str:
-        """What people call it: the tag where there is one."""
+        """The name for people: with the tag if there is one."""
         return f"{self.repository}:{self.tag}" if self.tag else f"{self.repository}@{self.digest}"
 
     @property
     def pinned(self) -> str:
-        """What Docker is given: by digest as soon as it is known."""
+        """The name for Docker: with the digest as soon as it is known."""
         return f"{self.repository}@{self.digest}" if self.digest else self.reference
 
     def identity(self) -> EngineIdentity:
-        """What is in the pulled image, told by its own Python.
+        """What is in the pulled image, as its own Python reports it.
 
         Raises:
             HostError: Docker Engine does not answer.
-            ReleaseError: it has no engine of a kind that is known.
+            ReleaseError: it has no engine of a known kind.
         """
         with docker_host(CHECK) as host:
             about = _inspect(host, self)
@@ -84,7 +84,7 @@ class EngineImage(Frozen):
 
 
 def parse_reference(text: str, platform: str, option: str = "--image") -> EngineImage:
-    """`repository:tag`, `repository@sha256:…` or both. Raises CallerError."""
+    """Parse `repository:tag`, `repository@sha256:…` or both. Raises CallerError."""
     match = _REFERENCE.fullmatch(text)
     if match is None:
         raise CallerError(f"'{text}' is no image reference", "write it like vllm/vllm-openai:v0.32.0", option)
@@ -96,12 +96,13 @@ def parse_reference(text: str, platform: str, option: str = "--image") -> Engine
 def resolve(text: str, option: str = "--image") -> EngineImage:
     """The image that `text` means now, by digest, for this machine's platform.
 
-    A tag is asked of its registry, with the credentials of Docker's own configuration. A digest that is here already is not.
+    A tag is looked up in its registry, with the credentials of Docker's own configuration. A digest is looked up only if
+    it is not here yet.
 
     Raises:
         CallerError: the reference is wrong, or the registry does not have it.
         HostError: Docker Engine or the registry does not answer, or the registry asks for a login.
-        ReleaseError: the tag is not at the digest that stands beside it, or the image is not made for this platform.
+        ReleaseError: the tag is not at the digest that is given with it, or the image is not made for this platform.
     """
     with docker_host(CHECK) as host:
         image = parse_reference(text, platform_of(host), option)
@@ -132,7 +133,7 @@ def _moved(image: EngineImage, digest: str, stage: str) -> ReleaseError:
 
 
 def _check_platforms(image: EngineImage, platforms: list[dict[str, Any]], stage: str) -> None:
-    """A registry that tells no platforms is asked again by the pull; attestations have the platform `unknown`."""
+    """If a registry lists no platforms, the pull decides. Attestations have the platform `unknown`."""
     names = {f"{entry.get('os')}/{entry.get('architecture')}" for entry in platforms} - {"unknown/unknown", "/", "None/None"}
     if names and image.platform not in names:
         raise _wrong_platform(image, ", ".join(sorted(names)), stage)
@@ -148,11 +149,11 @@ def _wrong_platform(image: EngineImage, found: str, stage: str) -> ReleaseError:
 
 
 def pull(image: EngineImage, progress: Callable[[str], None]) -> float | None:
-    """Pull the image by its digest, unless it is here, and verify it. The seconds that the pull took; None without one.
+    """Pull the image by its digest, unless it is here, and verify it. Returns the seconds of the pull; None without one.
 
     Raises:
         HostError, CallerError: as `resolve`, or the disk is full.
-        ReleaseError: the tag moved since it was resolved, or what came is not the digest or the platform that was asked for.
+        ReleaseError: the tag moved since it was resolved, or the image that came has another digest or platform.
     """
     with docker_host(PULL) as host:
         if image.tag:
@@ -188,7 +189,7 @@ def _pull_failure(text: str, image: EngineImage) -> QualifyError:
 
 
 class Layers:
-    """The state of a pull, layer by layer, told in one line."""
+    """The state of a pull, layer by layer, as one line."""
 
     def __init__(self) -> None:
         self._layers: dict[str, tuple[str, int, int]] = {}

@@ -1,4 +1,4 @@
-"""The kinds of engine by their names."""
+"""The kinds of engine by name."""
 
 from collections.abc import Mapping
 
@@ -17,5 +17,5 @@ def kind_in(packages: Mapping[str, JsonValue]) -> EngineKind | None:
 
 
 def names_of(count: CounterName) -> frozenset[str]:
-    """What any kind of engine calls it on its metrics page, without `_total`. No name has two meanings."""
+    """A counter's names on the metrics pages of all kinds, without `_total`. No name has two meanings."""
     return frozenset(name for kind in KINDS.values() for name in kind.counters.get(count, ()))

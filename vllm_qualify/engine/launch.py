@@ -1,4 +1,4 @@
-"""How a release's engine is launched: as a process or from an image; found, provided, and the machine read through it."""
+"""A release's engine, as a process or from an image: find it, provide it, and read its machine."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from vllm_qualify.recipe.values import Frozen
 
 
 class Launch(Frozen):
-    """What the caller wants: the launcher, and for Docker the image of the server and, if another one, of the load client."""
+    """What the caller wants: the launcher, and for Docker the server's image and, if it is another one, the load client's."""
 
     launcher: LauncherName = "process"
     image: str | None = None
@@ -26,14 +26,14 @@ class Launch(Frozen):
 
 
 class Engines(Frozen):
-    """The engine under test, and the image of the load client where it is another one."""
+    """The engine under test, and the image of the load client if it is another one."""
 
     engine: Engine
     client: EngineImage | None = None
 
 
 def check_launch(launch: Launch) -> None:
-    """Raises CallerError if launcher and images do not fit, or a name is none."""
+    """Raises CallerError if launcher and images do not fit, or a name is no image reference."""
     from_image = LAUNCHERS[launch.launcher].from_image
     if from_image and not launch.image:
         problem = f"--launcher {launch.launcher} needs an image"
@@ -46,7 +46,7 @@ def check_launch(launch: Launch) -> None:
 
 
 def check_kind(name: EngineName, launcher: LauncherName, has_client_image: bool) -> None:
-    """Raises CallerError if a variant for this kind of engine cannot be launched so."""
+    """Raises CallerError if a variant for this kind of engine cannot be launched in this way."""
     kind = KINDS[name]
     if kind.needs_image and not LAUNCHERS[launcher].from_image:
         remedy = f"add --launcher docker --image, like {kind.example_image}"
@@ -61,8 +61,8 @@ def find_engines(launch: Launch) -> Engines:
 
     Raises:
         CallerError: the options do not fit, or a registry has no such image.
-        HostError: no engine environment, no Docker Engine, no answer of a registry, or it asks for a login.
-        ReleaseError: a tag that moved, or an image for another platform.
+        HostError: there is no engine environment or no Docker Engine, or a registry does not answer or asks for a login.
+        ReleaseError: a tag moved, or an image is for another platform.
     """
     check_launch(launch)
     launcher = LAUNCHERS[launch.launcher]
@@ -73,7 +73,7 @@ def find_engines(launch: Launch) -> Engines:
 
 
 class Provided(NamedTuple):
-    """What is to be told of the engines, and how long the pull of the engine's image took; None without one."""
+    """Messages about the engines, and how long the pull of the engine's image took; None without a pull."""
 
     told: list[str]
     pulled_s: float | None
@@ -82,11 +82,11 @@ class Provided(NamedTuple):
 def provide(engines: Engines, progress: Callable[[str], None]) -> Provided:
     """Pull and verify what is not here yet; a vLLM image under test becomes `vllm/vllm-openai:deploy`.
 
-    What is to be told is so whatever `progress` left out.
+    The returned messages are complete, whatever `progress` left out.
 
     Raises:
-        HostError: what runs images does not answer.
-        ReleaseError: the image is not what its name says, or holds no engine.
+        HostError: Docker Engine does not answer.
+        ReleaseError: the image is not what its name says, or contains no engine.
     """
     launcher, told = launcher_of(engines.engine), []
     pulled_s = launcher.pull(engines.engine, progress)
@@ -99,7 +99,7 @@ def provide(engines: Engines, progress: Callable[[str], None]) -> Provided:
 
 
 def identity_of(engine: Engine) -> EngineIdentity:
-    """What the engine holds, which is here. Raises HostError, ReleaseError."""
+    """What is in the engine, which must be here already. Raises HostError, ReleaseError."""
     return launcher_of(engine).identity(engine)
 
 
@@ -107,12 +107,12 @@ def read_machine(engine: Engine, wanted: str | None) -> Fingerprint:
     """The machine that the engine runs on.
 
     Raises:
-        HostError: as `gpu.fingerprint_of`, or what runs the engine does not answer.
+        HostError: as `gpu.fingerprint_of`, or Docker Engine does not answer.
     """
     return launcher_of(engine).machine(engine, wanted)
 
 
 def left_behind(launcher: LauncherName) -> list[str]:
-    """Remove what killed runs left running, and tell of each. Raises HostError."""
+    """Remove what killed runs left running. Returns a message for each. Raises HostError."""
     found = LAUNCHERS[launcher].remove_leftovers()
     return [f"removed {each.name}, which run {each.run or 'unknown'} had left behind" for each in found]

@@ -1,4 +1,4 @@
-"""From a recipe to plans: each cell with all that determines how it is served, checked, measured and judged."""
+"""Make plans from a recipe: each cell's plan has all that determines how it is served, checked, measured and judged."""
 
 import hashlib
 import json
@@ -28,11 +28,11 @@ from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smok
 
 T = TypeVar("T")
 
-# NCCL's variable for what it logs, and those of its values with which it logs its channels.
+# NCCL's variable for what it logs, and the values with which it logs its channels.
 DEBUG, TELLING = "NCCL_DEBUG", ("INFO", "TRACE")
-# Questions under way at once: as many as the server runs together, where the recipe tells, and no more than a client can feed.
+# Questions asked at once: as many as the server runs at once, if the recipe says so, and no more than a client can send.
 CONCURRENT_BY_DEFAULT, MOST_CONCURRENT = 64, 256
-# What a recipe's path to a model begins with; other models are the hub's.
+# How a path to a model begins in a recipe; other models are the hub's.
 PATHS = ("./", "../", "/", "~")
 SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "smoke_determinism")
 
@@ -40,7 +40,7 @@ SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "sm
 class Release(Frozen):
     """A model at a revision (a hub commit, or the digest of a local folder's content) with an engine.
 
-    `files` are the SHA-256 of a local folder's files; none of a model of the hub, whose commit has them.
+    `files` has the SHA-256 of each file of a local folder. It is empty for a model of the hub, whose commit has them.
     """
 
     model: str
@@ -64,10 +64,10 @@ class Cell(Frozen):
 
 
 class TaskPlan(Frozen):
-    """One lm-eval task of a cell: its settings, with what they leave open resolved for the cell's server and this machine.
+    """One lm-eval task of a cell: its settings, completed for the cell's server and this machine.
 
-    All its questions are asked at most `repetitions` times, which is more than once where they are compared with a baseline's.
-    With `sequential` it may end after any block of them.
+    All its questions are asked at most `repetitions` times: more than once only if they are compared with a baseline's. With
+    `sequential` it may end after any block of questions.
     """
 
     settings: Accuracy
@@ -83,7 +83,7 @@ class TaskPlan(Frozen):
 
 
 class Baseline(Frozen):
-    """The run that a cell is compared with, and what must be alike for that.
+    """The run that a cell is compared with, and what must be the same for that.
 
     `folder` is where the run is, if not in the store.
     """
@@ -98,15 +98,17 @@ class Baseline(Frozen):
 
 
 class CellPlan(Frozen):
-    """Everything one qualification of one cell is going to do; written to the run's folder before anything starts.
+    """Everything that one qualification of one cell will do; written to the run's folder before anything starts.
 
-    `client` and `client_image` are of the load client where it does not run beside the server, in the same engine. `beside` is
-    the baseline's server where it can be served on this machine too: their loads are then measured in turns. A run that
-    `establishes` is to be the baseline of later ones. What `fit` has to find is in `server` and `load` only afterwards; the
-    load follows from `workload` then. `prompts` is the workload's file. A server with speculative decoding is measured beside
-    `undrafted`, the same without it, if the machine has room for both. `pulled_s` is what the pull of the image took, None
-    without one. With `watched`, as all new plans have it, a load counts only with what was watched during it. `unasked` is what
-    the engine could not tell of the server when it was asked whether it takes it.
+    - `client` and `client_image` are those of the load client, if it does not run beside the server in the same engine.
+    - `beside` is the baseline's server, if this machine can serve it too: then their loads are measured in turns.
+    - A run that `establishes` is made to be the baseline of later runs.
+    - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
+    - `prompts` is the workload's file.
+    - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
+    - `pulled_s` is how long the pull of the image took; None without a pull.
+    - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
+    - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
     """
 
     run_id: str
@@ -139,7 +141,7 @@ class CellPlan(Frozen):
 
     @property
     def labels(self) -> dict[str, str]:
-        """What a container of this cell is known by."""
+        """The labels of this cell's containers."""
         return {"run": self.run_id, "cell": self.cell.id}
 
     @property
@@ -170,14 +172,14 @@ class CellPlan(Frozen):
 
     @property
     def judged(self) -> list[Gate]:
-        """The gates that decide; of a run that is to be a baseline those that need none."""
+        """The gates that decide. A run that is made to be a baseline has only those that need none."""
         return [gate for gate in self.gates if not (self.establishes and gate.is_against_baseline)]
 
 
 class Choice(Frozen):
-    """Which cells of a recipe to qualify; None takes the machine's GPU type, the default variant, every profile.
+    """Which cells of a recipe to qualify; None means the machine's GPU type, the default variant, every profile.
 
-    `revision` is of the hub's model, in place of the recipe's.
+    `revision` replaces the recipe's revision of a model of the hub.
     """
 
     gpu_type: str | None = None
@@ -187,12 +189,12 @@ class Choice(Frozen):
 
 
 def new_run_id() -> str:
-    """Sorts by time and never repeats."""
+    """A new id. Ids sort by time and never repeat."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
 class Selection(Frozen):
-    """A choice, resolved: what the recipe has for it. Made without reading weights or asking the hub."""
+    """What the recipe has for a choice. It is made without reading weights or asking the hub."""
 
     gpu_type: str
     serving: Serving
@@ -201,12 +203,12 @@ class Selection(Frozen):
     profiles: dict[str, Profile]
 
     def at(self, profile: str, version: str) -> tuple[ServerArguments, Environment]:
-        """Server options and environment of a cell for a version of vLLM: GPU type, under variant, under profile.
+        """Server options and environment of a cell for a version of vLLM.
 
-        Of another kind of engine they are the variant's alone.
+        The variant overrides the GPU type, and the profile overrides both. For another kind of engine only the variant counts.
 
         Raises:
-            CallerError: the variant is not for this version, or NCCL is told not to log what `network` needs.
+            CallerError: the variant is not for this version, or the environment stops NCCL from logging what `network` needs.
         """
         if not self.variant.of_vllm:
             return self.variant.server, self._told(self.variant.environment)
@@ -221,7 +223,7 @@ class Selection(Frozen):
         return server, self._told(environment)
 
     def _told(self, environment: Environment) -> Environment:
-        """With what makes NCCL log which network it uses, where that is asked for."""
+        """The environment, with which NCCL logs the network that it uses, if the recipe has `network`."""
         if self.serving.network is None:
             return environment
         told = {DEBUG: "INFO"} | environment
@@ -232,7 +234,7 @@ class Selection(Frozen):
 
 
 def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> Selection | None:
-    """What of `select` is told before an image is here; None where only a container sees the GPUs. Raises as `select` does."""
+    """The checks of `select` that need no image. None if only a container sees the GPUs. Raises as `select` does."""
     machine = detect(choice.gpu_type)
     if choice.gpu_type in loaded.recipe.gpu_types:
         _check_memory_limit(loaded.recipe.gpu_types[choice.gpu_type], launch.launcher)
@@ -246,10 +248,10 @@ def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> Select
 
 
 def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) -> Selection:
-    """What of the recipe is to be qualified on this machine; without a machine, on any of the chosen GPU type.
+    """The part of the recipe to qualify on this machine; without `machine`, on any machine of the chosen GPU type.
 
     Raises:
-        CallerError: the recipe has no such GPU type, variant or profile, or they do not go together.
+        CallerError: the recipe has no such GPU type, variant or profile, or they do not fit together.
         HostError: this machine is of another GPU type, or a file that the recipe names is not there.
     """
     recipe = loaded.recipe
@@ -278,7 +280,7 @@ def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) ->
 
 
 def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: Fingerprint) -> list[CellPlan]:
-    """The plans of the chosen cells, on images that are here.
+    """The plans of the chosen cells, for engines that are here.
 
     Raises:
         CallerError: as `select` and `check_kind`, or an image holds another engine than the variant's.
@@ -298,16 +300,16 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
 
 
 def within(plan: CellPlan, time_budget_s: float | None) -> CellPlan:
-    """The plan with this budget for its load, or none, over the recipe's; also for a load that follows from a fit."""
+    """The plan with this budget for its load, or None for no budget, instead of the recipe's; also for the load after a fit."""
     budget = {"time_budget_s": time_budget_s}
     workload = plan.workload and plan.workload.model_copy(update=budget)
     return plan.model_copy(update={"load": plan.load.model_copy(update=budget), "workload": workload})
 
 
 def sharing_a_server(plans: list[CellPlan]) -> list[list[CellPlan]]:
-    """The cells by their server, each of which is started once, in the order of their first ones.
+    """Group the cells by server, in the order of each group's first cell. Each server is started once.
 
-    What is fitted is known only later: such a cell has its server for itself.
+    The result of a fit is known only later: a cell with a fit has a server for itself.
     """
     groups: list[list[CellPlan]] = []
     for plan in plans:
@@ -328,10 +330,10 @@ def server_plan(
     version: str,
     revision: str | None,
 ) -> ServerPlan:
-    """The server of a cell on a version of vLLM, its GPUs still to be chosen.
+    """The server of a cell on a version of vLLM. Its GPUs are chosen later.
 
     Raises:
-        CallerError: a setting is of another launcher, or speculative decoding is no mapping.
+        CallerError: a setting belongs to another launcher, or speculative decoding is no mapping.
         HostError: the folder of its draft model is not there.
     """
     serving, variant = selection.serving, selection.variant
@@ -354,7 +356,7 @@ def server_plan(
 
 
 def _draft(loaded: LoadedRecipe, arguments: ServerArguments, kind: EngineName) -> Path | None:
-    """The folder of a draft model that is written as a path. Raises HostError where no model is there."""
+    """The folder of a draft model that is given as a path. Raises HostError if there is no model in it."""
     model = draft_model(arguments, kind)
     if model is None or not model.startswith(PATHS):
         return None
@@ -440,7 +442,7 @@ def _at_revision(variant: Variant, revision: str | None) -> Variant:
 
 
 def commit_of(loaded: LoadedRecipe, choice: Choice) -> str | None:
-    """The commit of the model that a choice of a GPU type means now; None of a local folder. Raises as `select`."""
+    """The current commit of a choice's model, None for a local folder. `choice` names a GPU type. Raises as `select`."""
     selection = select(loaded, choice, None)
     return None if selection.variant.is_local else _commit(selection.variant)
 
@@ -473,7 +475,7 @@ def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
     """The plan with the gates, the waivers, the golden text and the rule of approval that `recipe` has for its cell.
 
     Raises:
-        CallerError: it does not know the cell.
+        CallerError: the recipe does not have the cell.
     """
     cell = plan.cell
     serving = _pick(recipe.gpu_types, cell.gpu_type, "GPU type", "--recipe")
@@ -502,7 +504,7 @@ def _network_gates(serving: Serving) -> list[Gate]:
 
 
 def _smoke_gates(variant: Variant) -> list[Gate]:
-    """Smoke always gates: a recipe cannot leave it out."""
+    """The gates on smoke, which a recipe cannot leave out."""
     metrics = [*SMOKE_GATES, *(["smoke_golden"] if variant.smoke_golden is not None else [])]
     return [Minimum(metric=metric, minimum=1.0, unit="bool") for metric in metrics]
 
@@ -524,7 +526,7 @@ def _check_holds(engine: EngineIdentity, wanted: EngineName, option: str) -> Non
 
 
 def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
-    """vLLM's CPU build runs on a GPU host too, and would measure its CPU."""
+    """Check the build: vLLM's CPU build runs on a GPU host too, but would measure its CPU."""
     is_cpu_build = engine.version.endswith("+cpu")
     if is_cpu_build != (machine.gpu_type == "cpu"):
         build = "CPU" if is_cpu_build else "GPU"
@@ -562,7 +564,7 @@ def _num_concurrent(settings: Accuracy, server: ServerPlan | None) -> int:
 
 
 def _load(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
-    """Raises CallerError where the clients do not follow, or have too few prompts; HostError without the file of prompts."""
+    """Raises CallerError if the number of clients is unknown, or prompts are too few; HostError without the file of prompts."""
     clients, option = profile.load.max_concurrency or _most_clients(server, profile.fit), server.engine_kind.concurrency
     if clients is None:
         raise CallerError(
@@ -583,7 +585,7 @@ def _load(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: Ser
 
 
 def _most_clients(server: ServerPlan, fit: Fit | None) -> int | None:
-    """As many as the server runs at once; any number while that is still to be found."""
+    """As many as the server runs at once; a default while a fit has yet to find that number."""
     return server.most_requests or (CONCURRENT_BY_DEFAULT if fit and fit.max_num_seqs else None)
 
 
@@ -596,11 +598,11 @@ def _prompts(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
 
 
 def _digest_of(prompts: Path, load: Load) -> str:
-    """Raises HostError without the file; CallerError where a line has no prompt, or prompts would come twice."""
+    """Raises HostError without the file; CallerError if a line has no prompt, or prompts would come twice."""
     if not prompts.is_file():
         raise HostError(f"no prompts at {prompts}", "restore the file, or mend load.prompts in the recipe", "check")
     body = prompts.read_bytes()
-    # Of bytes: within a text other characters end a line too.
+    # Split as bytes: in a text other characters end a line too.
     lines = body.splitlines()
     for number, line in enumerate(lines, start=1):
         if not _is_prompt(line):
@@ -621,7 +623,7 @@ def _is_prompt(line: bytes) -> bool:
 
 
 def _undrafted(server: ServerPlan, machine: Fingerprint) -> ServerPlan | None:
-    """The server without its speculative decoding, on other GPUs; None without it, or without room for both."""
+    """The server without its speculative decoding, on other GPUs. None if it has none, or there is no room for both."""
     option = server.engine_kind.speculative
     if option not in server.arguments:
         return None
@@ -633,7 +635,7 @@ def _undrafted(server: ServerPlan, machine: Fingerprint) -> ServerPlan | None:
 
 
 def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:
-    """The plan with the server options that were found, and all that follows from them. Raises HostError for too few GPUs."""
+    """The plan with the server options that a fit found, and all that follows from them. Raises HostError for too few GPUs."""
     arguments = plan.server.arguments | found
     gpus = _gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
     server = plan.server.model_copy(update={"arguments": arguments, "gpus": gpus})

@@ -1,8 +1,8 @@
-"""Tell what this vLLM knows and what it makes of a server, by its own code and without a GPU.
+"""Report what this vLLM knows and how it configures a server, by its own code and without a GPU.
 
-A script of its own, for the Python of any vLLM from 0.12 on: it imports vLLM and nothing of this project. Its first argument is
-what it is asked as JSON, `{"servers": […], "resolve": true}`; it writes one JSON object to the file that the second one names,
-or else to its standard output:
+A script for the Python of any vLLM from 0.12 on: it imports vLLM and nothing of this project. Its first argument is the
+question as JSON, `{"servers": […], "resolve": true}`. It writes one JSON object to the file that the second argument names, or
+else to its standard output:
 
     {"version": "0.32.0",
      "build": "cuda" or "cpu",
@@ -13,14 +13,14 @@ or else to its standard output:
      "resolved": {"dense": {"enable-prefix-caching": true, …}, "hybrid": {…}},
      "servers": [{"parsed": true, "refused": "…" or null, "unclear": "…" or null}, …]}
 
-Schemas are JSON Schema, as pydantic makes them from vLLM's own annotations, and so hold choices, types and ranges. `resolved`
-is what options become that are left out, for one model of each kind on a GPU; it is empty if it was not asked for.
+Schemas are JSON Schema. pydantic makes them from vLLM's own annotations, so they have choices, types and ranges. `resolved` has
+the value of each option that is left out, for one model of each kind on a GPU; it is empty without `resolve`.
 
 A server is `{"config": "…", "environment": {…}, "device": {…} or null}`: the text of its config file, and the GPU's name,
-compute capability, memory and count, or null for a CPU. vLLM reads the config file and makes its whole configuration of it, up
-to the point where weights would be loaded. `parsed` says that its parser took every option and value. What it says against
-the server is `refused`; what kept it from judging is `unclear`. With a device, vLLM's platform for CUDA gets these facts in
-place of a driver's.
+compute capability, memory and count, or null for a CPU. vLLM reads the config file and makes its whole configuration from it,
+up to the point where it would load weights. `parsed` says that its parser accepted every option and value. `refused` is what
+vLLM says against the server; `unclear` is what kept it from judging. With a device, vLLM's platform for CUDA gets these facts
+instead of a driver's.
 """
 
 import argparse
@@ -54,8 +54,8 @@ SIZES = {
     "max_position_embeddings": 8192,
     "torch_dtype": "bfloat16",
 }
-# Models of each kind whose defaults differ: the first that a version knows stands for the kind. Nothing but their configuration
-# is made.
+# Models of each kind that has its own defaults. The first model that a version knows stands for the kind. Only its
+# configuration is made.
 MADE_MODELS: dict[str, list[dict[str, Any]]] = {
     "dense": [{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}],
     "hybrid": [
@@ -70,7 +70,7 @@ A_GPU: dict[str, Any] = {"name": "NVIDIA H100 80GB HBM3", "capability": [9, 0], 
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    """The parser of `vllm serve`, as the command itself makes it. What it refuses it raises as ValueError."""
+    """The parser of `vllm serve`, as the command itself makes it. It raises ValueError for what it refuses."""
     serve: Any = importlib.import_module("vllm.entrypoints.cli.serve")
     (command,) = serve.cmd_init()
     parser: Any = command.subparser_init(serve.FlexibleArgumentParser().add_subparsers())
@@ -83,7 +83,7 @@ def serve_parser() -> argparse.ArgumentParser:
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Every name that the parser takes, those that its help leaves out too; what switches a flag off stands beside the flag."""
+    """Every name that the parser accepts, even if its help omits it. Names that switch a flag off are listed with the flag."""
     names: dict[argparse.Action, list[str]] = {}
     for name, action in parser._option_string_actions.items():
         if name.startswith("--"):
@@ -147,7 +147,7 @@ def fields(cls: type) -> dict[str, Any]:
 
 
 def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
-    """None where vLLM's annotation has no schema: anything may stand there."""
+    """The schema of a field; None if vLLM's annotation has none, so any value is allowed."""
     from pydantic import PydanticUserError, TypeAdapter
 
     about = getattr(cls, "__pydantic_fields__", {}).get(name)
@@ -163,13 +163,13 @@ def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
     names = sorted({name for cls in enums(hint) for member in cls.__members__ for name in (member, member.lower())})
     if not names:
         return found
-    # References lead from the top.
+    # References begin at the top.
     definitions = {"$defs": found.pop("$defs")} if "$defs" in found else {}
     return {"anyOf": [found, {"enum": names}]} | definitions
 
 
 def enums(hint: Any) -> list[Any]:
-    """Enumerations within a type. vLLM takes their members by name too, which their schema does not say."""
+    """The enumerations in a type. vLLM also accepts their members by name, which their schema does not say."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return [hint]
     return [cls for inner in typing.get_args(hint) for cls in enums(inner)]
@@ -187,11 +187,11 @@ def metrics(package: Path) -> list[str]:
     return sorted(found)
 
 
-# --- what it makes of a server
+# --- how it configures a server
 
 
 class Absent:
-    """Stands for compiled code, which is asked for while a configuration is made and never run."""
+    """Stands in for compiled code, which is looked up while a configuration is made, and never run."""
 
     def __call__(self, *_arguments: Any, **_options: Any) -> bool:
         return True
@@ -223,11 +223,11 @@ class AbsentModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return AbsentModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing in it."""
+        """There is nothing to execute."""
 
 
 def can_be_imported(name: str) -> bool:
-    """Code that was compiled for another CPU ends the process that imports it: another one tries first."""
+    """Whether it can be imported. Another process tries first, since code for another CPU ends the process that imports it."""
     return ended(apart(is_importable, name)) is True and is_importable(name)
 
 
@@ -240,14 +240,14 @@ def is_importable(name: str) -> bool:
 
 
 def stand_in_for_compiled_code() -> None:
-    """Without CUDA's libraries, or in a CPU build, vLLM's compiled modules for CUDA cannot be imported."""
+    """Replace vLLM's compiled modules for CUDA, which cannot be imported without CUDA's libraries or in a CPU build."""
     absent = [f"vllm.{name}" for name in COMPILED if not can_be_imported(f"vllm.{name}")]
     if not any(can_be_imported(f"{FLASH_ATTENTION}.{name}") for name in ("_vllm_fa2_C", "_vllm_fa3_C")):
         absent.append(FLASH_ATTENTION)
         for name in [name for name in sys.modules if name.startswith(FLASH_ATTENTION)]:
             del sys.modules[name]
     sys.meta_path.insert(0, AbsentModules(absent))
-    # It looks which operations there are while it is imported, and must not find those that stand in.
+    # While it is imported, it checks which operations exist. It must not find the stand-ins.
     importlib.import_module("vllm._custom_ops")
     namespace: Any = importlib.import_module("torch._ops")._OpNamespace
     look_up = namespace.__getattr__
@@ -264,7 +264,7 @@ def stand_in_for_compiled_code() -> None:
 
 
 def stand_in_for_a_driver(device: dict[str, Any]) -> None:
-    """vLLM's own platform for CUDA, told of a device that is not here."""
+    """Use vLLM's own platform for CUDA, with a device that is not here."""
     stand_in_for_compiled_code()
     platforms: Any = importlib.import_module("vllm.platforms")
     interface: Any = importlib.import_module("vllm.platforms.interface")
@@ -289,7 +289,7 @@ def stand_in_for_a_driver(device: dict[str, Any]) -> None:
             module.cuda_device_count_stateless = lambda: device["count"]
     torch: Any = importlib.import_module("torch")
     torch.cuda.get_device_capability = lambda *_: capability
-    # What vLLM learns of a model class it would keep in a file, and for that import every layer.
+    # vLLM would keep what it learns about a model class in a file, and import every layer for that.
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._LazyRegisteredModel._save_modelinfo_to_cache = lambda *_: None
 
@@ -329,7 +329,7 @@ def judged(server: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_of_the_model(error: BaseException) -> bool:
-    """Whether the model's own configuration or class could not be read: then nothing is said of the arguments."""
+    """Whether the model's own configuration or class could not be read: then the error says nothing about the arguments."""
     if "failed to be inspected" in str(error):
         return True
     seen: list[BaseException] = [error]
@@ -342,7 +342,7 @@ def is_of_the_model(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """pydantic's errors without their echo of everything that was given."""
+    """The error's text; pydantic's errors are without their echo of the input."""
     if hasattr(error, "errors"):
         each = typing.cast("Any", error).errors(include_url=False, include_context=False, include_input=False)
         return "; ".join(
@@ -352,7 +352,7 @@ def in_words(error: BaseException) -> str:
 
 
 def resolved(kind: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Option → what it becomes if it is left out, for a model of this kind; empty if this vLLM makes nothing of one."""
+    """The value of each option that is left out, for a model of this kind; empty if this vLLM can configure none."""
     answers = (ended(apart(resolved_for, model, parser)) for model in MADE_MODELS[kind])
     return next((answer for answer in answers if "unclear" not in answer), {})
 
@@ -370,7 +370,7 @@ def resolved_for(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict
     return found
 
 
-# --- each in a process of its own, since a platform is taken once
+# --- each in a process of its own, since a process takes a platform only once
 
 
 def apart(work: typing.Callable[..., Any], *arguments: Any) -> tuple[int, int]:
@@ -398,7 +398,7 @@ def ended(started: tuple[int, int]) -> Any:
 
 
 def told(device: dict[str, Any] | None, is_home: bool, servers: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a vLLM on this device says of these servers, in their order; from the process that is `home`, what it knows too."""
+    """What vLLM on this device says about these servers, in their order. With `is_home` it also says what it knows."""
     if device is not None:
         stand_in_for_a_driver(device)
     parser = serve_parser()
@@ -426,7 +426,7 @@ def asked_of_each(servers: list[dict[str, Any]], has_platform: bool) -> dict[str
     by_device: dict[str, list[int]] = {}
     for number, server in enumerate(servers):
         by_device.setdefault(json.dumps(server["device"]), []).append(number)
-    # Without a platform, which is the CUDA build without a GPU, not even the parser can be made.
+    # The CUDA build without a GPU has no platform: then not even the parser can be made.
     home = json.dumps(None) if has_platform else next(iter(by_device), json.dumps(A_GPU))
     by_device.setdefault(home, [])
     started = {
@@ -447,7 +447,7 @@ def asked_of_each(servers: list[dict[str, Any]], has_platform: bool) -> dict[str
 def main() -> None:
     asked: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {"servers": [], "resolve": True}
     logging.disable(logging.CRITICAL)
-    # vLLM prints while it is imported; nothing but the answer may reach the output.
+    # vLLM prints while it is imported; only the answer may reach the output.
     answer_to = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT) if len(sys.argv) > 2 else os.dup(1)
     os.dup2(2, 1)
     platform: Any = importlib.import_module("vllm.platforms").current_platform

@@ -60,7 +60,7 @@ def _is_running(pid: int) -> bool:
 
 @contextmanager
 def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grace_s: float = 10.0) -> Iterator[RunningProcess]:
-    """Run `command` in a process group of its own, output to `log`; on leaving, nothing of the group is left.
+    """Run `command` in its own process group within the block, output to `log`. Afterwards nothing of the group is left.
 
     Raises:
         HostError: the command cannot be started.
@@ -110,7 +110,7 @@ def _stop(process: subprocess.Popen[bytes], state_file: Path, grace_s: float) ->
 
 
 def _kill_group(state_file: Path) -> None:
-    """After a guard that was itself killed; its group is empty in every other case."""
+    """Kill the group of a guard that was itself killed. In every other case the group is empty."""
     if not state_file.exists():
         return
     state = json.loads(state_file.read_text())
@@ -135,7 +135,7 @@ def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
 
 
 def wait_for(process: Running, time_limit_s: float, check: Callable[[], None], progress: Progress, what: str) -> float:
-    """Wait until the process ends, calling `check` all the while and telling `progress` of the last `done/total` in its log.
+    """Wait until the process ends. Until then call `check`, and pass the last `done/total` in its log to `progress`.
 
     Returns the seconds it took.
 
@@ -161,7 +161,7 @@ def wait_for(process: Running, time_limit_s: float, check: Callable[[], None], p
         raise HostError(
             f"{what} ended with exit code {end.exit_code}", "see the last lines of its log", what, tail(process.log)
         )
-    # The bar's last state can come and go between two looks; in the log it stands above what the tool wrote last.
+    # The bar's last state can come and go between two polls; in the log it is above the tool's last lines.
     _tell(process.log, told, progress, lines=WHOLE_TAIL)
     return time.monotonic() - started
 
@@ -175,12 +175,12 @@ def _tell(log: Path, told: tuple[int, int], progress: Progress, lines: int = 3) 
 
 
 def quiet_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment for child processes: this one's without the keys of store and approvals, all usage statistics off."""
+    """The environment for child processes: this one's, without the keys of store and approvals, and with statistics off."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(KEYS)}
     return inherited | NO_STATISTICS | (extra or {})
 
 
-# What a server under test could write to the store or approve itself with.
+# With these a server under test could write to the store or approve itself.
 KEYS = ("AWS_", "VLLM_QUALIFY_PRIVATE_KEY")
 NO_STATISTICS = {
     "DO_NOT_TRACK": "1",

@@ -1,4 +1,4 @@
-"""The question whether an engine takes what planned cells ask of it, asked while a server of theirs starts."""
+"""The question whether an engine accepts planned cells, asked while their server starts."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from vllm_qualify.errors import HostError, QualifyError, RecipeError
 
 
 class Question:
-    """One thread asks, and others do something meanwhile that is only worth it if the engine takes the recipe."""
+    """One thread asks. Meanwhile others do work that is useful only if the engine accepts the recipe."""
 
     def __init__(self, plans: Sequence[CellPlan], cache: Path) -> None:
         self._plans, self._cache = plans, cache
@@ -21,20 +21,20 @@ class Question:
 
     @property
     def is_kept(self) -> bool:
-        """Whether its answer is known already, so that the engine will not be asked."""
+        """Whether its answer is in the cache, so that the engine will not be asked."""
         return is_kept(self._plans, self._cache)
 
     @property
     def unasked(self) -> list[str]:
-        """What the engine could not tell, in words. Raises as `wait`."""
+        """What the engine could not say, in words. Raises as `wait`."""
         self.wait(_nothing)
         return self._unasked
 
     def ask(self) -> list[str]:
-        """To the end, or until it is given up; what the engine could not tell.
+        """Ask to the end, or until `give_up`. Returns what the engine could not say.
 
         Raises:
-            RecipeError: the engine does not take what the recipe asks of it; names each problem.
+            RecipeError: the engine does not accept the recipe; the error names each problem.
             HostError: the engine cannot be asked.
         """
         try:
@@ -49,34 +49,34 @@ class Question:
         return self._unasked
 
     def check(self) -> None:
-        """Raises what asking raised, if it is over."""
+        """Raises what `ask` raised, if it has ended."""
         if self._over.is_set() and self._problem:
             raise self._problem
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
-        """Until the answer is there, calling `meanwhile` all the while. Raises as `ask`, and whatever `meanwhile` raises."""
+        """Wait for the answer, and call `meanwhile` until then. Raises as `ask`, and whatever `meanwhile` raises."""
         while not self._over.wait(POLL_S):
             meanwhile()
         self.check()
 
     def explain(self, failure: QualifyError) -> None:
-        """A server did not start: if that is the recipe's fault, the engine's own answer names every problem.
+        """Explain why a server did not start: if the recipe is at fault, the engine's own answer names every problem.
 
-        Waits for the answer. Raises RecipeError if the engine does not take the recipe.
+        Waits for the answer. Raises RecipeError if the engine does not accept the recipe.
         """
         self._over.wait()
         if isinstance(self._problem, RecipeError):
             raise self._problem from failure
 
     def settle(self) -> None:
-        """Whoever was to ask has ended. If that was before the engine was asked, nobody waits for an answer for ever."""
+        """Say that the asking task has ended. If it ended before it asked, waiting for the answer ends with an error."""
         if not self._over.is_set():
             problem = "the engine was not asked whether it takes the recipe: what was to ask it ended before"
             self._problem = HostError(problem, "see the run's log, and start it again", "check")
             self._over.set()
 
     def give_up(self) -> None:
-        """Nobody wants to know any more: `ask` ends soon, and leaves no process."""
+        """The answer is no longer needed: `ask` ends soon, and leaves no process."""
         self._given_up.set()
 
     def _check_wanted(self) -> None:
@@ -85,8 +85,8 @@ class Question:
 
 
 class _GivenUpError(Exception):
-    """Nobody wants to know any more."""
+    """The answer is no longer needed."""
 
 
 def _nothing() -> None:
-    """Nothing is done meanwhile."""
+    """Do nothing meanwhile."""

@@ -1,4 +1,4 @@
-"""Why an image was not resolved or pulled: from Docker Engine's message to the error of the one who must act. Pure."""
+"""Why an image was not resolved or pulled: makes an error from Docker Engine's message. Pure."""
 
 import re
 
@@ -11,7 +11,7 @@ _MISSING = re.compile(r"manifest unknown|not found|name unknown|repository .* do
 _PLATFORM = re.compile(r"no matching manifest for|no match for platform|does not match the specified platform", re.I)
 _UNTRUSTED = re.compile(r"x509|server gave HTTP response to HTTPS client|tls: ", re.I)
 _PROXY = re.compile(r"Proxy Authentication Required", re.I)
-# Numbers only where a status is named: a tag, a digest or a port can hold any.
+# Numbers only after `HTTP status`: a tag, a digest or a port can contain any number.
 _UNREACHABLE = re.compile(
     r"connection refused|no such host|i/o timeout|TLS handshake timeout|server misbehaving|network is unreachable"
     r"|deadline exceeded|Client\.Timeout exceeded|request canceled|connection reset|EOF$|no route to host"
@@ -28,7 +28,7 @@ _MISMATCH = re.compile(
 
 
 def classify(said: str, reference: str, option: str, stage: str) -> QualifyError:
-    """The error for what Docker Engine said while it asked a registry for `reference`."""
+    """The error for Docker Engine's message when it asked a registry for `reference`."""
     if _DISK_FULL.search(said):
         return HostError(f"no space left to pull {reference}", "free space where Docker keeps images", stage, kind="disk-full")
     if _RATE_LIMIT.search(said):
@@ -62,6 +62,6 @@ def classify(said: str, reference: str, option: str, stage: str) -> QualifyError
 
 
 def _registry(reference: str) -> str:
-    """The host to log in to; empty for Docker Hub, as `docker login` has it."""
+    """The host to log in to; empty for Docker Hub, as `docker login` expects."""
     host, slash, _ = reference.partition("/")
     return host if slash and ("." in host or ":" in host or host == "localhost") else ""

@@ -1,4 +1,4 @@
-"""What runs, as data that any task may hold: ids and paths, no handle."""
+"""Running processes and containers as data that any task may hold: ids and paths, no handle."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -16,15 +16,15 @@ class Running(Frozen, ABC):
 
     @abstractmethod
     def end(self) -> End | None:
-        """How it ended; None while it runs. Raises HostError if nobody can know any more."""
+        """How it ended; None while it runs. Raises HostError if its end cannot be known."""
 
     @abstractmethod
     def processes(self) -> Collection[int]:
-        """The ids of its first processes on this machine, to sample them with their children. None where they are unknown."""
+        """The ids of its first processes on this machine, to sample them with their children. Empty if they are unknown."""
 
 
 class Leftover(Frozen):
-    """What a killed run left running. `id` is the launcher's own: of a container, of a pod."""
+    """What a killed run left running. `id` is the launcher's own id: a container's or a pod's."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""An engine's server as data: its plan, its container where it has one, and the server that runs, with its client."""
+"""An engine's server as data: its plan, its container if it has one, and the running server with its client."""
 
 import json
 import math
@@ -31,14 +31,14 @@ else:
 
 HOST = "127.0.0.1"
 STAGE = "serve"
-# In the folder of a server.
+# Files in the folder of a server.
 CONFIG_FILE, LOG = "server.yaml", "server.log"
 
-# Where things lie in a container, on every machine the same. Its /tmp is its own, and every user of it may write there.
+# Paths in a container, the same on every machine. Its /tmp is its own, and every user in it may write there.
 CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
 DRAFT_INSIDE = "/vllm-qualify/draft"
 HF_HOME_INSIDE = "/root/.cache/huggingface"
-# Taken over from this process's environment where they are set. Their values are written nowhere.
+# Taken over from this process's environment if they are set. Their values are written nowhere.
 PASSED = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 
 Engine = Annotated[EngineEnvironment | EngineImage, Field(discriminator="launcher")]
@@ -46,10 +46,10 @@ Labels = dict[str, str]
 
 
 class ServerPlan(Frozen):
-    """All that determines a server: one server serves every stage whose plan is equal.
+    """All that determines a server: stages with an equal plan share one server.
 
     `arguments` are options of the engine's `kind`. `gpus` are the indices of the GPUs that it may use; none on a CPU.
-    `memory_limit_gib` limits a container's host memory. `draft_digest` is of the content of a draft model's folder.
+    `memory_limit_gib` limits a container's host memory. `draft_digest` covers the content of a draft model's folder.
     """
 
     engine: Engine
@@ -70,17 +70,17 @@ class ServerPlan(Frozen):
 
     @property
     def most_requests(self) -> int | None:
-        """How many requests it runs at once, where its arguments say so."""
+        """How many requests it runs at once, if its arguments say so."""
         return self.engine_kind.most_requests(self.arguments)
 
     @property
     def in_container(self) -> bool:
-        """Whether it runs from an image: things lie elsewhere there than on this machine."""
+        """Whether it runs from an image: paths there differ from those on this machine."""
         return isinstance(self.engine, EngineImage)
 
     @property
     def is_local(self) -> bool:
-        """Whether the weights lie on this machine; a model of the hub has a revision."""
+        """Whether the weights are on this machine; a model of the hub has a revision."""
         return self.revision is None
 
     @property
@@ -94,19 +94,19 @@ class ServerPlan(Frozen):
 
     @property
     def draft(self) -> Path | None:
-        """The folder on this machine with the draft model of speculative decoding; None for one of the hub, or for none."""
+        """The folder on this machine with the draft model of speculative decoding; None for the hub's, or without one."""
         model = draft_model(self.arguments, self.kind)
         return Path(model) if model is not None and Path(model).is_absolute() else None
 
     @property
     def served_arguments(self) -> ServerArguments:
-        """The arguments with the draft model where the server finds it."""
+        """The arguments, with the draft model's path as the server sees it."""
         if self.draft is None or not self.in_container:
             return self.arguments
         return with_draft(self.arguments, self.kind, DRAFT_INSIDE)
 
     def served(self, port: int) -> ServedModel:
-        """What the server is told. A container listens on a port of its own."""
+        """The settings that the server gets. A container listens on a port of its own."""
         return ServedModel(
             model=self.served_from,
             revision=self.revision,
@@ -121,10 +121,10 @@ class ServerPlan(Frozen):
 
 
 def with_speculation_parsed(arguments: ServerArguments, kind: EngineName) -> ServerArguments:
-    """The arguments with their speculative decoding as a mapping, also where it is written as vLLM's JSON text.
+    """The arguments with their speculative decoding as a mapping, also if it is written as vLLM's JSON text.
 
     Raises:
-        CallerError: it is no mapping.
+        CallerError: it is not a mapping.
     """
     option = KINDS[kind].speculative
     if option not in arguments:
@@ -148,7 +148,7 @@ def draft_model(arguments: ServerArguments, kind: EngineName) -> str | None:
 
 
 def with_draft(arguments: ServerArguments, kind: EngineName, model: str) -> ServerArguments:
-    """The arguments, which name a draft model, with another one in its place."""
+    """The arguments, with their draft model replaced by another one."""
     option = KINDS[kind].speculative
     speculative = arguments[option]
     assert isinstance(speculative, dict)  # noqa: S101  (told by the caller)
@@ -172,10 +172,10 @@ def _size(name: str, value: JsonValue) -> int:
 
 
 class Client(Frozen):
-    """Where vLLM's own measuring tool runs, and what it is told.
+    """Where vLLM's own measuring tool runs, and its settings.
 
-    `runs_in` is its launcher's own word for the place: a container's id; empty for this machine. `python` is the interpreter of
-    `program`. `trust_remote_code`: the model's tokenizer may bring code of its own, for the client as for the server.
+    `runs_in` is the place in its launcher's words: a container's id, or empty for this machine. `python` is the interpreter of
+    `program`. `trust_remote_code`: the model's tokenizer may bring its own code, to the client as to the server.
     """
 
     launcher: LauncherName = "process"
@@ -200,11 +200,11 @@ class Server(Frozen):
     client: Client
 
     def check_alive(self) -> None:
-        """Raises the error of the failure's class with its telling lines if the server has ended."""
+        """If the server has ended, raises the error of the failure's class, with the telling lines of its log."""
         check_alive(self.process, self.kind)
 
     def metrics_page(self) -> str:
-        """What the server says of itself, or a comment with why it does not. Raises as `check_alive` if it has ended."""
+        """The server's metrics page, or a comment that says why there is none. Raises as `check_alive` if it has ended."""
         try:
             return httpx.get(f"{self.url}{self.metrics_path}", timeout=30, follow_redirects=True).raise_for_status().text
         except httpx.HTTPError as error:
@@ -212,7 +212,7 @@ class Server(Frozen):
             return f"# no answer: {type(error).__name__}\n"
 
     def post(self, path: str) -> str:
-        """The status that an empty POST to `path` brought, or why none came. Raises as `check_alive` if it has ended."""
+        """The status of an empty POST to `path`, or why there is none. Raises as `check_alive` if it has ended."""
         try:
             return str(httpx.post(f"{self.url}{path}", timeout=30).status_code)
         except httpx.HTTPError as error:
@@ -221,7 +221,7 @@ class Server(Frozen):
 
 
 class Starting(Frozen):
-    """A server that was launched and need not answer yet. `launched_at` is of this process's monotonic clock, in s."""
+    """A server that was launched, and may not answer yet. `launched_at` is a time of this process's monotonic clock, in s."""
 
     url: str
     process: SerializeAsAny[Running]
@@ -231,7 +231,7 @@ class Starting(Frozen):
 
 
 def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> ContainerPlan:
-    """The server's container: nothing of this machine but the cell's GPUs, the config file and the model."""
+    """The server's container. Of this machine it gets only the cell's GPUs, the config file and the model."""
     assert isinstance(plan.engine, EngineImage)  # noqa: S101  (told by the caller)
     config_bind = Bind(source=config, target=CONFIG_INSIDE)
     return ContainerPlan(
@@ -256,7 +256,7 @@ def container_environment(plan: ServerPlan) -> dict[str, str]:
 
 
 def statistics_off() -> dict[str, str]:
-    """For an engine's container."""
+    """The variables that turn usage statistics off in an engine's container."""
     return {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
 
 
@@ -265,7 +265,7 @@ def passed_names() -> list[str]:
 
 
 def model_binds(plan: ServerPlan) -> list[Bind]:
-    """Local weights read-only, also a draft model's; for a hub model the hub's cache, which is filled."""
+    """Local weights, also a draft model's, are read-only. For a hub model it is the hub's cache, which the server may fill."""
     draft = [Bind(source=plan.draft, target=DRAFT_INSIDE)] if plan.draft else []
     if plan.is_local:
         return [Bind(source=Path(plan.model), target=MODEL_INSIDE), *draft]
@@ -273,7 +273,7 @@ def model_binds(plan: ServerPlan) -> list[Bind]:
 
 
 def make_hub_cache() -> None:
-    """Docker binds only what is there. Raises HostError if it cannot be made."""
+    """Docker binds only a folder that exists. Raises HostError if it cannot be made."""
     with writing(STAGE):
         hub_cache().mkdir(parents=True, exist_ok=True)
 
@@ -296,7 +296,7 @@ def container_labels(labels: Labels, role: str) -> Labels:
 
 
 def check_alive(process: Running, kind: EngineName) -> None:
-    """Raises the error of the failure's class with its telling lines if a server of this kind has ended."""
+    """If a server of this kind has ended, raises the error of the failure's class, with the telling lines of its log."""
     end = process.end()
     if end is not None:
         raise error_of(process, end, kind)
@@ -306,7 +306,7 @@ _WHOSE = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hu
 
 
 def error_of(process: Running, end: End, kind: EngineName) -> QualifyError:
-    """What a server's end, or its being given up, means for whoever must act."""
+    """The error for a server that ended or was given up; its class says who must act."""
     failure: Failure = classify(text_of(process.log), end, KINDS[kind].failures)
     lines = failure.lines or tail(process.log)
     return _WHOSE[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)

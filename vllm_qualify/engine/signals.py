@@ -1,4 +1,4 @@
-"""Cleaning up that a signal cannot interrupt."""
+"""Clean-up that a signal cannot interrupt."""
 
 import signal
 import threading
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# SIGALRM: by it Prefect ends a task whose time is over.
+# SIGALRM: Prefect ends a task with it when the task's time is over.
 HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """What would end the program or a task within the block does so after it: for steps that must not be left half done.
+    """Hold signals that would end the program or a task until after the block, for steps that must not be left half done.
 
-    That is Ctrl-C, kill -TERM and the end of a task's time. Python runs signal handlers in the main thread alone: in any other
-    nothing needs to be held.
+    These are Ctrl-C, kill -TERM and the end of a task's time. Python runs signal handlers only in the main thread: in other
+    threads nothing needs to be held.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

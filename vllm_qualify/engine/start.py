@@ -1,4 +1,4 @@
-"""A server is started: it is ready when a completion came back, and nothing of it is left behind."""
+"""Start a server. It is ready when it has returned a completion, and it leaves nothing behind."""
 
 import socket
 import time
@@ -44,13 +44,13 @@ def serve(
 
 @contextmanager
 def launch(plan: ServerPlan, folder: Path, port: int | None = None, labels: Labels | None = None) -> Iterator[Starting]:
-    """The server runs within the block. `folder` gets `server.yaml`, the config file, and `server.log`.
+    """Run the server within the block. `folder` gets `server.yaml`, the config file, and `server.log`.
 
-    `labels` name the run and the cell, where the launcher can label a server.
+    `labels` name the run and the cell, if the launcher can label a server.
 
     Raises:
-        HostError: the port is in use, the server cannot be started, or what runs it went away.
-        QualifyError: the server ended by itself; by the failure's class.
+        HostError: the port is in use, the server cannot be started, or Docker Engine went away.
+        QualifyError: the server ended on its own; the class depends on the failure.
     """
     port = _free_port(port)
     with writing(STAGE):
@@ -64,17 +64,17 @@ def launch(plan: ServerPlan, folder: Path, port: int | None = None, labels: Labe
             client=launched.client,
             launched_at=launched_at,
         )
-        # Evidence from a server that died before its stages were over is not evidence.
+        # Evidence does not count if its server died before the stages were over.
         check_alive(launched.process, plan.kind)
 
 
 def await_ready(
     plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None] = lambda: None
 ) -> Server:
-    """The server, once a completion came back; `check` is called all the while.
+    """Wait until the server has returned a completion. `check` is called until then.
 
     Raises:
-        QualifyError: it ended or hung before its first completion; by the failure's class.
+        QualifyError: it ended or hung before its first completion; the class depends on the failure.
         whatever `check` raises.
     """
     _await_completion(plan, starting, progress, check)
@@ -102,7 +102,7 @@ def _free_port(asked: int | None) -> int:
 
 
 def _await_completion(plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None]) -> None:
-    """/health is not asked: it can answer 200 while every completion fails."""
+    """Wait for a completion. /health is not enough: it can answer 200 while every completion fails."""
     process, told = starting.process, ""
     while not _completes(starting.url, plan.served_model_name):
         check_alive(process, plan.kind)

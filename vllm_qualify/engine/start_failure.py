@@ -1,4 +1,4 @@
-"""Why Docker Engine did not start a container: from its message to the error of the one who must act. Pure."""
+"""Why Docker Engine did not start a container: makes an error from its message. Pure."""
 
 import re
 
@@ -20,7 +20,7 @@ _MOUNT = re.compile(r"bind source path does not exist|invalid mount config|not a
 
 
 def classify(said: str, image: str, port: int | None, place: str) -> QualifyError:
-    """The error for what Docker Engine said when it was to start a container of `image`."""
+    """The error for Docker Engine's message when it did not start a container of `image`."""
     if _PORT.search(said):
         return HostError(f"port {port} is in use: {said}", "free it, or leave --port out", place, kind="port-in-use")
     if _DRIVER.search(said):

@@ -1,7 +1,7 @@
-"""What the server and the machine say during a run, each sampled by a thread and written line by line.
+"""Samples of the server and of the machine during a run, each taken by a thread and written line by line.
 
-`server-metrics.jsonl` has a `Scrape` a line, `host.jsonl` a `HostSample`. A line is in its file as soon as it is made: of a run
-that is killed only the last one may be torn.
+A line of `server-metrics.jsonl` is a `Scrape`, a line of `host.jsonl` is a `HostSample`. Each line is written as soon as it is
+made: if a run is killed, only the last line may be torn.
 """
 
 import math
@@ -29,11 +29,11 @@ else:
     httpx = Lazy("httpx")
 
 SCRAPES, HOST_SAMPLES = "server-metrics.jsonl", "host.jsonl"
-# A page that takes longer would leave out too many samples, and hold up the end of the run.
+# A longer wait for a page would lose too many samples, and delay the end of the run.
 SCRAPE_TIMEOUT_S = 5.0
 MIB = 2**20
 
-# The first two are of the GPU's own protection, the third of its driver's, the fourth of the host's power supply.
+# The first two come from the GPU's own protection, the third from its driver's, the fourth from the host's power supply.
 SLOWDOWNS: dict[str, int] = {
     "hw_slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
     "hw_thermal_slowdown": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
@@ -48,23 +48,23 @@ CLOCK_REASONS: dict[str, int] = SLOWDOWNS | {
     "sync_boost": pynvml.nvmlClocksThrottleReasonSyncBoost,
     "display_clock_setting": pynvml.nvmlClocksThrottleReasonDisplayClockSetting,
 }
-"""NVML's reasons why a GPU's clocks are not higher, by nvidia-smi's names of them."""
+"""NVML's reasons why a GPU's clocks are not higher, by nvidia-smi's names."""
 
 Roots = Callable[[], Collection[int]]
-"""Tells, at every sample, the ids of the processes whose trees are looked at together; none before they start."""
+"""Gives, at every sample, the ids of the processes whose trees are sampled together; empty before they start."""
 
 
 class MetricNames(NamedTuple):
-    """The metrics of a version, by what they mean; `lacking` are the meanings that it has no metric for."""
+    """The metrics of a version, by their meaning; `lacking` are the meanings that it has no metric for."""
 
     names: dict[CounterName, str]
     lacking: list[CounterName]
 
 
 def families(kind: EngineKind, version: str) -> Collection[str]:
-    """What is kept of a server's metrics page: the names that this version has. None where the kind does not tell its queue.
+    """The metrics to keep of a server's page: the names that this version has. Empty if the kind does not report its queue.
 
-    Raises CallerError if the kind has tables, and none of this version.
+    Raises CallerError if the kind has tables, but none for this version.
     """
     if not kind.tells_its_queue:
         return []
@@ -74,7 +74,7 @@ def families(kind: EngineKind, version: str) -> Collection[str]:
 
 
 def kept(kind: EngineKind, version: str) -> MetricNames:
-    """Which of the kind's counters a version has. Raises CallerError if the catalog has no table of it."""
+    """Which of the kind's counters a version has. Raises CallerError if the catalog has no table for it."""
     has = frozenset(table_of(version).metrics)
     found = {meaning: next((name for name in names if name in has), None) for meaning, names in kind.counters.items()}
     return MetricNames(
@@ -84,7 +84,7 @@ def kept(kind: EngineKind, version: str) -> MetricNames:
 
 
 class Scrape(Frozen):
-    """A look at the server's metrics at `time`, unix seconds: values by name and labels, or the error that there was."""
+    """The server's metrics at `time`, in unix seconds: values by name and labels, or the error."""
 
     time: Number
     values: dict[str, Number] = {}
@@ -92,14 +92,14 @@ class Scrape(Frozen):
 
 
 class ProcessSample(Frozen):
-    """Trees of processes: the CPU time that they have used since their start, and their resident memory together."""
+    """Trees of processes together: the CPU time used since their start, and the resident memory."""
 
     cpu_s: Number
     rss_mib: Number
 
 
 class GpuSample(Frozen):
-    """A GPU by its index in NVML. None is what this product does not tell; with an `error` nothing could be read.
+    """A GPU by its index in NVML. What this product does not report is None. With an `error` nothing could be read.
 
     `utilization` is the share of NVML's last sample period, up to a second, in which a kernel ran.
     """
@@ -116,9 +116,9 @@ class GpuSample(Frozen):
 
 
 class HostSample(Frozen):
-    """The machine at `time`, unix seconds. `cpu_share` is that of all cores since the line before, None in the first.
+    """The machine at `time`, in unix seconds. `cpu_share` is that of all cores since the previous line, None in the first.
 
-    `processes` has None for those of which there is none, or none that this machine knows.
+    In `processes` a value is None if there is no such process, or this machine knows none.
     """
 
     time: Number
@@ -133,9 +133,9 @@ class HostSample(Frozen):
 def watching_machine(
     folder: Path, roots: Mapping[str, Roots], gpus: Sequence[int] = (), every_s: float = 1.0
 ) -> Iterator[None]:
-    """Within the block, sample the machine every `every_s` into its file in `folder`, after what stands there.
+    """Within the block, sample the machine every `every_s`. The samples are appended to its file in `folder`.
 
-    The thread never raises into the block, and ends with it. What it cannot read is a line that says so; where it cannot write,
+    The thread never raises into the block, and ends with it. If it cannot read something, a line says so. If it cannot write,
     lines are missing.
     """
     with _sampling(partial(_sample_machine, folder, roots, gpus, every_s)):
@@ -144,23 +144,23 @@ def watching_machine(
 
 @contextmanager
 def watching_server(metrics_url: str, families: Collection[str], folder: Path, every_s: float = 1.0) -> Iterator[None]:
-    """The same of a server's metrics; `families` are their names, as in `kept`.
+    """The same for a server's metrics; `families` are their names, as in `kept`.
 
-    The thread ends up to SCRAPE_TIMEOUT_S after the block where the server does not answer.
+    If the server does not answer, the thread ends up to SCRAPE_TIMEOUT_S after the block.
     """
     with _sampling(partial(_sample_server, metrics_url, families, folder, every_s)):
         yield
 
 
 def first_in_container(container_id: str) -> Collection[int]:
-    """A container's own first process: its server. None where its engine is on another machine."""
+    """The id of a container's first process, which is its server. Empty if its Docker Engine is on another machine."""
     return [pid for pid in _tops(container_id) if _is_first(pid)]
 
 
 def scrape(metrics_url: str, families: Collection[str]) -> Scrape:
-    """Gauges and counters of these families; never what belongs to a histogram.
+    """Read the gauges and counters of these families, but no parts of histograms.
 
-    Its time is that of the answer: a busy server takes up a question late, and tells how it is then.
+    The time is that of the answer: a busy server handles a request late, and reports its state at that moment.
     """
     try:
         page = httpx.get(metrics_url, timeout=SCRAPE_TIMEOUT_S, follow_redirects=True).raise_for_status().text
@@ -177,7 +177,7 @@ def parsed(page: str, families: Collection[str]) -> dict[str, float]:
         for family in text_string_to_metric_families(page)
         if family.name in families and family.type in ("gauge", "counter")
         for sample in family.samples
-        # When a counter was made is no count, and NaN no value.
+        # `_created` is a time and not a count, and NaN is not a value.
         if not sample.name.endswith("_created") and math.isfinite(sample.value)
     }
 
@@ -204,12 +204,12 @@ def _sampling(sample_until: Callable[[threading.Event], None]) -> Iterator[None]
         sampler.join()
 
 
-# A disk that is full stops the run by its own writes; here only lines end, and who reads them counts them.
+# A full disk stops the run at its own writes. Here only the lines end, and their reader counts them.
 def _sample_machine(
     folder: Path, roots: Mapping[str, Roots], gpus: Sequence[int], every_s: float, over: threading.Event
 ) -> None:
     with _devices(gpus) as devices, suppress(OSError):
-        # What psutil tells of a time before its first call has no beginning.
+        # psutil measures from one call to the next: its first result means nothing.
         psutil.cpu_percent()
         is_first = True
         for _ in _ticks(over, every_s):
@@ -224,7 +224,7 @@ def _sample_server(metrics_url: str, families: Collection[str], folder: Path, ev
 
 
 def _ticks(over: threading.Event, every_s: float) -> Iterator[None]:
-    """Until it is `over`. A tick that comes while a sample is still being taken is left out."""
+    """Tick until `over` is set. A tick is left out if a sample is still being taken."""
     started, ticks = time.monotonic(), 0
     while not over.is_set():
         yield
@@ -259,7 +259,7 @@ def _process_sample(asked: Roots) -> ProcessSample | None:
 
 
 def _of_tree(root: psutil.Process) -> ProcessSample:
-    """Raises psutil.Error if the root is gone; what is gone of the others has left its time to its parent."""
+    """Raises psutil.Error if the root is gone. Any other process that is gone has left its time to its parent."""
     found = [_of_process(root)]
     for process in root.children(recursive=True):
         with suppress(psutil.Error):
@@ -281,7 +281,7 @@ def _tops(container_id: str) -> list[int]:
 
 
 def _is_first(pid: int) -> bool:
-    """Whether its own namespace counts it as 1: the last of its ids, the outermost namespace's first."""
+    """Whether its own namespace counts it as 1. That is the last of its ids: the outermost namespace's comes first."""
     return _status(pid, "NSpid").split()[-1:] == ["1"]
 
 
@@ -291,7 +291,7 @@ def _status(pid: int, name: str) -> str:
 
 
 def _text(pid: int, name: str) -> str:
-    """Empty for a process that has ended. What a process calls itself may be any bytes."""
+    """A file of /proc; empty if the process has ended. A process's name may be any bytes."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:
@@ -299,7 +299,7 @@ def _text(pid: int, name: str) -> str:
 
 
 Devices = dict[int, object]
-"""NVML's handles by index, or in words why there is none."""
+"""NVML's handles by index, or a text that says why there is none."""
 
 
 @contextmanager
@@ -348,7 +348,7 @@ def _gpu_sample(index: int, device: object) -> GpuSample:
 
 
 def _told(function: Callable[..., Any], *arguments: object) -> Any:
-    """None where the product does not tell it. Raises pynvml.NVMLError."""
+    """What NVML reports; None if the product does not report it. Raises pynvml.NVMLError."""
     try:
         return function(*arguments)
     except pynvml.NVMLError_NotSupported:
@@ -356,7 +356,7 @@ def _told(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def reason_names(bits: int) -> list[str]:
-    """NVML's bit mask of clock reasons in words; a bit that it has no word for here is `0x…`."""
+    """NVML's bit mask of clock reasons in words; bits without a word here are one `0x…`."""
     known = [name for name, bit in CLOCK_REASONS.items() if bits & bit]
     others = bits & ~sum(CLOCK_REASONS.values())
     return [*known, *([hex(others)] if others else [])]

@@ -1,4 +1,4 @@
-"""What is to be known of a kind of engine. All offer OpenAI's interface; everything that differs between them is here."""
+"""The properties of a kind of engine. All offer OpenAI's interface; everything that differs between them is here."""
 
 import math
 import re
@@ -31,14 +31,14 @@ CounterName = Literal[
     "accepted_tokens_per_position",
     "succeeded",
 ]
-"""What a server may tell of itself on its metrics page. The first three are gauges, of which the third is a share."""
+"""What a server may report on its metrics page. The first three are gauges; the third of them is a share."""
 
 Totals = Mapping[str, float]
-"""A metrics page's counters by their names, which end in `_total`, each summed over its labels."""
+"""A metrics page's counters by name (ending in `_total`), each summed over its labels."""
 
 
 class ServedModel(NamedTuple):
-    """What a server is told, whatever its kind. A model of the hub has a revision; local weights have none."""
+    """The settings that a server of any kind gets. A model of the hub has a revision; local weights have none."""
 
     model: str
     revision: str | None
@@ -54,11 +54,11 @@ class Counted(NamedTuple):
     after: Totals
 
     def gained(self, name: str) -> float:
-        """A counter that is not there counts 0."""
+        """How much a counter grew; a missing counter is 0."""
         return self.after.get(name, 0.0) - self.before.get(name, 0.0)
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Why nothing can be said by these counters; empty where both pages have them."""
+        """Why nothing follows from these counters; empty if both pages have them."""
         for when, page in (("before", self.before), ("after", self.after)):
             if missing := sorted(set(names) - page.keys()):
                 return [f"the server's /metrics {when} it has no {', '.join(missing)}"]
@@ -66,9 +66,9 @@ class Counted(NamedTuple):
 
 
 class Conditions(NamedTuple):
-    """What a repeat was measured under. `arguments` are the server's.
+    """The conditions that a repeat was measured under. `arguments` are the server's.
 
-    Without `random_prompts` they are of a file, and may have prefixes in common. `was_emptied`: the server emptied its prefix
+    Without `random_prompts` the prompts are from a file, and may share prefixes. `was_emptied`: the server emptied its prefix
     cache before the repeat.
     """
 
@@ -80,14 +80,15 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class StartLog:
-    """How a kind's log tells the parts of a start: patterns, each matched against the message of a line.
+    """How to find the parts of a start in a kind's log: patterns, each matched against the message of a line.
 
-    - `line` finds a line, with the groups `process`, `h`, `min`, `s` and `message`.
-    - With a group `s`, in seconds: `loaded` is the whole of loading the weights, `read` their reading alone, for logs without
-      `loaded`. `compiled` is of one model; `compiled_so_far` of all until then. `captured` is the capture of CUDA graphs.
-    - `begins`: the weights begin. `warms_up` and `warmed_up` enclose the compilation, for logs that tell no seconds.
-    - `from_cache`, `anew`: what is compiled came from a cache, or did not. `eager`: nothing is compiled, by `eager_option`.
-    - `kv_tokens`, with a group `tokens`, and `kv_concurrency`, with a group `times`, tell the size of the KV cache.
+    - `line` matches a line, with the groups `process`, `h`, `min`, `s` and `message`.
+    - Patterns with a group `s`, in seconds: `loaded` is all of loading the weights; `read` is only reading them, for logs
+      without `loaded`. `compiled` is the compilation of one model, `compiled_so_far` of all models until then. `captured` is
+      the capture of CUDA graphs.
+    - `begins`: loading the weights begins. `warms_up` and `warmed_up` enclose the compilation, for logs without its seconds.
+    - `from_cache`, `anew`: compiled code came from a cache, or was compiled anew. `eager`: `eager_option` forbids to compile.
+    - `kv_tokens`, with a group `tokens`, and `kv_concurrency`, with a group `times`, give the size of the KV cache.
     """
 
     line: re.Pattern[str]
@@ -109,29 +110,29 @@ class StartLog:
 
 @dataclass(frozen=True)
 class EngineKind:
-    """One kind.
+    """One kind of engine.
 
     About the engine:
 
-    - `title` is its name for people, `package` the distribution that tells its version, of at least `least_version`.
-    - With `needs_image` it is served from an image only. Without `has_client` its image cannot run `vllm bench serve`. With
+    - `title` is its name for people. `package` is the distribution that has its version, which is at least `least_version`.
+    - With `needs_image` it is served only from an image. Without `has_client` its image cannot run `vllm bench serve`. With
       `has_tables` the catalog has a table of what each version knows.
 
     About its options:
 
-    - `parallel` are those whose product is the number of GPUs. `concurrency` is how many requests it runs at once.
-      `trust_remote_code` and `speculative` are the options of that meaning.
-    - `config` makes the config file's content of the recipe's options, and `text` the file of it. `arguments` gives what
-      follows the image in `docker run`, for a config file at that place.
+    - The product of the `parallel` options is the number of GPUs. `concurrency` is the option for how many requests it runs at
+      once. `trust_remote_code` and `speculative` are the options with that meaning.
+    - `config` makes the config file's content from the recipe's options, and `text` writes it as text. `arguments` gives what
+      follows the image in `docker run`, for a config file at the given path.
 
-    About what it tells while it runs:
+    About what it reports while it runs:
 
-    - At `metrics_path` it has its counters for Prometheus. `counters` are the names that each has had, the newest first and
-      without `_total`; a name that is not there, this kind does not tell.
-    - `load_problems` says why a load's repeat does not count, by the counters.
-    - `queue_remedy` is what to do where requests wait although the server has room for them.
-    - `start_log` is how its log tells the parts of a start; None where nothing is read of it.
-    - `failures` are signs in its log beside those that all kinds share; they go first.
+    - `metrics_path` is the path of its counters for Prometheus. `counters` has the names that each counter has had, newest
+      first and without `_total`. This kind does not report the other counters.
+    - `load_problems` says, from the counters, why a load's repeat does not count.
+    - `queue_remedy` is what to do if requests wait although the server has room for them.
+    - `start_log` finds the parts of a start in its log; None if they are not read.
+    - `failures` are signs in its log besides those that all kinds share; they come before those.
     """
 
     name: EngineName
@@ -158,27 +159,27 @@ class EngineKind:
 
     @property
     def tells_its_queue(self) -> bool:
-        """Whether it can be watched during a load: how many requests run, and how many wait."""
+        """Whether it reports during a load how many requests run, and how many wait."""
         return {"running", "waiting"} <= self.counters.keys()
 
     def most_requests(self, arguments: ServerArguments) -> int | None:
-        """How many requests a server runs at once, where its arguments say so."""
+        """How many requests a server runs at once, if its arguments say so."""
         found = arguments.get(self.concurrency)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     def total(self, count: CounterName) -> str:
-        """The newest name of a counter, as a metrics page has it. Raises KeyError if this kind does not tell it."""
+        """The newest name of a counter, as it is on a metrics page. Raises KeyError if this kind does not report it."""
         return f"{self.counters[count][0]}_total"
 
 
 def too_many(hits: float, of: float) -> bool:
-    """Of a cache. Random prompts have nothing in common."""
-    # `not … <=`: NaN is no count of hits.
+    """Whether too many of a cache's queries hit. Random prompts have nothing in common."""
+    # `not … <=`, so that NaN counts as too many.
     return not hits <= HITS_ALLOWED * of
 
 
 def plain_text(config: ServerArguments) -> str:
-    """By the library that engines read it with: in YAML 1.2 a bare `on` is text, and to them it is true."""
+    """The config as YAML, by the library that engines read it with: to them a bare `on` is true, in YAML 1.2 it is text."""
     return yaml.safe_dump(config, width=math.inf)
 
 

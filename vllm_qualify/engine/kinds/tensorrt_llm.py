@@ -4,31 +4,31 @@ from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Serv
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
 TENSORRT_LLM: EngineName = "tensorrt-llm"
-# Of its scheduler's policies the one, and the default, under which a request that began is never paused for another.
+# The scheduler's default policy, and the only one that never pauses a running request for another.
 NO_EVICTION = "GUARANTEED_NO_EVICT"
 BLOCK_REUSE_REMEDY = "set enable_block_reuse to false in kv_cache_config"
 
 
 def _config(_served: ServedModel, options: ServerArguments) -> ServerArguments:
-    # Without these there is no /prometheus/metrics, or there are no counts of the KV cache's blocks on it.
+    # Without these options /prometheus/metrics is missing, or lacks the counts of the KV cache's blocks.
     counted: ServerArguments = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
     return counted | options
 
 
 def _arguments(served: ServedModel, config: str) -> list[str]:
-    """The config file holds arguments of its LLM class; where to listen and how to call the model is said to the server."""
+    """The config file holds arguments of its LLM class; the address and the model's name are options of the server."""
     return [
         *("trtllm-serve", "serve", served.model),
         *("--host", served.host, "--port", str(served.port)),
         *("--served_model_name", served.name),
-        # Newer versions prefer the name --hf_revision; this one all of them know.
+        # Newer versions prefer the name --hf_revision, but all versions know this one.
         *(("--revision", served.revision) if served.revision else ()),
         *("--config", config),
     ]
 
 
 def _load_problems(counted: Counted, under: Conditions) -> list[str]:
-    """Its server counts neither pauses nor, with reuse switched off, blocks: there its own configuration must rule them out."""
+    """The server counts no pauses and, without reuse, no blocks: its configuration must rule out what it does not count."""
     succeeded, reused, missed = KIND.total("succeeded"), KIND.total("reused_blocks"), KIND.total("missed_blocks")
     if missing := counted.missing([succeeded]):
         return missing
@@ -62,7 +62,7 @@ KIND = EngineKind(
     trust_remote_code="trust_remote_code",
     speculative="speculative_config",
     metrics_path="/prometheus/metrics",
-    # From its tensorrt_llm/metrics/collector.py. A counter is there from its first count on.
+    # From its tensorrt_llm/metrics/collector.py. A counter appears with its first count.
     counters={
         "succeeded": ("trtllm_request_success",),
         "reused_blocks": ("trtllm_kv_cache_reused_blocks",),

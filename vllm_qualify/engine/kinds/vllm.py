@@ -1,4 +1,4 @@
-"""vLLM, from an environment or in its image. The wordings of its log are those of 0.12 to 0.33; GPU and CPU differ in some."""
+"""vLLM, from an environment or in its image. Its log's wordings are those of 0.12 to 0.33; some differ between GPU and CPU."""
 
 import json
 import re
@@ -29,9 +29,9 @@ def _config(served: ServedModel, options: ServerArguments) -> ServerArguments:
 
 
 def _text(config: ServerArguments) -> str:
-    """A mapping is written as the JSON text that its option takes: vLLM before 0.16 gives the option Python's form of it.
+    """Write a mapping as the JSON text that its option takes: vLLM before 0.16 would give the option Python's form of it.
 
-    A flag that is false is written by its other name: older versions leave out what is false, and take their default.
+    A false flag is written by its opposite name: older versions ignore a flag that is false, and use their default.
     """
     return plain_text(dict(_entry(name, value) for name, value in config.items()))
 
@@ -63,7 +63,7 @@ def _preemption_problems(gained: float) -> list[str]:
 
 
 def _hit_problems(hits: float, queries: float, under: Conditions) -> list[str]:
-    """Prompts of a file may have prefixes in common, but not with the repeats before."""
+    """Prompts from a file may share prefixes with each other, but not with the repeats before."""
     if not too_many(hits, queries):
         return []
     told = f"{hits:.0f} of {queries:.0f} prefix-cache queries hit"
@@ -75,33 +75,33 @@ def _hit_problems(hits: float, queries: float, under: Conditions) -> list[str]:
     return [f"{told}, and the server does not let its prefix cache be emptied: {remedy}"]
 
 
-# Bounded, as every count in a log: nothing that stands there may take long to read, or be more than a number can hold.
+# Bounded, like every number in a log: it must not take long to match, or be too large for a number.
 _S = r"(?P<s>\d{1,9}(?:\.\d{1,9})?)"
 
 START_LOG = StartLog(
-    # Its stamp has no year and no time zone. What stands before it is the process, and a prefix that somebody configured.
+    # The time stamp has no year and no time zone. Before it come the process, and a prefix that may be configured.
     line=re.compile(
         r"(?:\((?P<process>(?=[^()\n]{0,80}\bpid=\d)[^()\n]{1,160})\) )?"
         r"(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d (?P<h>\d\d):(?P<min>\d\d):(?P<s>\d\d) \[[^\]]*\] (?P<message>.*)"
     ),
-    # vLLM's newer model runner, V2, has the other words.
+    # The second wording is that of vLLM's newer model runner, V2.
     begins=re.compile(r"Starting to load model |Loading model from scratch"),
-    # With a download, a draft model and what is made of the weights; the CPU's runner tells only of the reading.
+    # It includes a download, a draft model and the processing of the weights. The CPU's runner logs only the reading.
     loaded=re.compile(rf"Model loading took .{{1,40}}? and {_S} seconds"),
     read=re.compile(rf"Loading weights took {_S} seconds"),
-    # A line for each model that is compiled, the draft model too. `takes`, of older versions, is of all until then.
+    # One line for each compiled model, also a draft model. In older versions `takes` covers all models until then.
     compiled=re.compile(rf"torch\.compile (?:and initial profiling(?:/warmup)? run (?:together )?)?took {_S} s in total"),
     compiled_so_far=re.compile(rf"torch\.compile takes {_S} s in total"),
-    # On the CPU there is no other word of it.
+    # The CPU's runner logs nothing else about it.
     warms_up=re.compile(r"Warming up model for the compilation"),
     warmed_up=re.compile(r"Warming up done"),
-    # Newer versions capture some graphs twice, first to see how much memory they take.
+    # Newer versions capture some graphs twice, the first time to measure their memory.
     captured=re.compile(rf"Graph capturing finished in {_S} secs"),
     from_cache=re.compile(r"Directly load (?:the compiled graph\(s\)|AOT compilation)"),
     anew=re.compile(r"Compiling a graph for |[Ss]aved AOT compiled function|Compiling model again due to a load failure"),
     eager=re.compile(r"enforce_eager=True"),
     eager_option="enforce-eager",
-    # In older versions the two stand on lines of their own. The pool is `GPU`, `CPU` or another device's.
+    # In older versions each is on its own line. The text before them is `GPU`, `CPU` or another device.
     kv_tokens=re.compile(r"KV cache size: (?P<tokens>\d[\d,]{0,20}) tokens"),
     kv_concurrency=re.compile(r"Maximum concurrency for [\d,]{1,20} tokens per request: (?P<times>\d{1,12}(?:\.\d{1,9})?)x"),
 )
@@ -122,7 +122,7 @@ KIND = EngineKind(
     counters={
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),
-        # The other name is that of vLLM's first engine.
+        # The second name is that of vLLM's first engine.
         "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         "preemptions": (PREEMPTIONS,),
         "prefix_queries": (PREFIX_QUERIES, "vllm:gpu_prefix_cache_queries"),

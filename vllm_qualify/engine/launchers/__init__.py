@@ -1,8 +1,8 @@
-"""Launchers: how a server and its tools are run. One file for each, and `registry` lists them. Here are their names only."""
+"""Launchers: how a server and its tools are run. Each has a file, and `registry` lists them. This file has only their names."""
 
 from typing import Literal
 
 ImageLauncherName = Literal["docker"]
-"""Those that run an image."""
+"""The launchers that run an image."""
 
 LauncherName = Literal["process", "docker"]

@@ -39,12 +39,12 @@ from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.gpu_types import SUPERCHIPS
 from vllm_qualify.recipe.serving import VLLM
 
-# What nvidia-smi ends with when it has said something for its parser: a table, a wrong query, no device.
+# nvidia-smi's exit codes when its output can be parsed: a table, a wrong query, no device.
 SMI_TELLS = (0, 2, 6)
 
 
 class DockerLauncher:
-    """By Docker's SDK. A client's `runs_in` is its container's id."""
+    """Runs containers through Docker's SDK. A client's `runs_in` is its container's id."""
 
     from_image = True
 
@@ -64,7 +64,7 @@ class DockerLauncher:
         return images.tag_for_deployment(engine) if self.identity(engine).kind == VLLM else None
 
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
-        """By NVML here, else by `nvidia-smi` in a container of the image, else its CPU."""
+        """Its GPUs by NVML here, else by `nvidia-smi` in a container of the image; without GPUs its CPU."""
         found = detect(gpu_type)
         if gpu_type == "cpu" or found.gpu_type != "cpu":
             return found
@@ -72,7 +72,7 @@ class DockerLauncher:
         return found if told is None else fingerprint_of(parse_nvidia_smi(told), gpu_type)
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
-        """With the models' files where a server of this image has them."""
+        """The models' files are mounted where a server of this image has them."""
         found = _image(engine)
         if any(not server.is_local for server in script.servers):
             make_hub_cache()
@@ -109,7 +109,7 @@ class DockerLauncher:
     def client_in(
         self, image: EngineImage, plan: ServerPlan, server: Starting, folder: Path, labels: Labels
     ) -> Iterator[Client]:
-        """In the server's network."""
+        """It runs in the server's network."""
         planned = ContainerPlan(
             name=container_name(labels, "client"),
             image=image.pinned,
@@ -130,7 +130,7 @@ class DockerLauncher:
 
     @contextmanager
     def letter_box(self, client: Client) -> Iterator[str]:
-        """It goes with its container."""
+        """It is removed with its container."""
         yield f"{RESULTS_INSIDE}-orders-{secrets.token_hex(4)}"
 
     @contextmanager
@@ -168,7 +168,7 @@ def _image(engine: Engine) -> EngineImage:
 
 
 def _nvidia_smi(engine: EngineImage) -> str | None:
-    """None where Docker Engine has no GPU to give."""
+    """The output of `nvidia-smi` in a container; None if Docker Engine has no GPU to give."""
     plan = ContainerPlan(
         image=engine.pinned, platform=engine.platform, entrypoint="nvidia-smi", arguments=NVIDIA_SMI_QUERY, gpus="all"
     )

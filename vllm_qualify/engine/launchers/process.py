@@ -17,7 +17,7 @@ from vllm_qualify.errors import CallerError, writing
 
 
 class ProcessLauncher:
-    """Without Docker. What killed runs left has ended: the guards see to that."""
+    """Runs processes without Docker. Killed runs leave nothing running: the guards end it."""
 
     from_image = False
 
@@ -28,13 +28,13 @@ class ProcessLauncher:
         return find_engine()
 
     def pull(self, engine: Engine, progress: Callable[[str], None]) -> None:
-        """It is here."""
+        """Nothing to pull: the environment is here."""
 
     def identity(self, engine: Engine) -> EngineIdentity:
         return _environment(engine).identity()
 
     def tag_for_deployment(self, engine: EngineImage) -> None:
-        """It is no image."""
+        """There is no image to tag."""
 
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
         return detect(gpu_type)
@@ -96,7 +96,7 @@ class ProcessLauncher:
         return str(folder)
 
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:
-        """It was written there."""
+        """Nothing to copy: the client wrote it there."""
 
     def shown(self, client: Client, command: list[str]) -> list[str]:
         return command
@@ -113,8 +113,8 @@ def process_command(engine: EngineEnvironment, config: Path) -> list[str]:
 
 
 def process_environment(plan: ServerPlan) -> dict[str, str]:
-    """What a server process gets besides this process's own environment."""
-    # Without the order CUDA counts the fastest device first, and NVML by the PCI bus.
+    """The variables that a server process gets besides this process's own environment."""
+    # Without this order CUDA counts the fastest device first, but NVML counts by the PCI bus.
     chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(map(str, plan.gpus))}
     return (chosen if plan.gpus else {}) | plan.environment
 

@@ -1,4 +1,4 @@
-"""The launchers by their names, and the one of an engine."""
+"""The launchers by name, and the launcher of an engine."""
 
 from collections.abc import Mapping
 
@@ -12,5 +12,5 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {"process": ProcessLauncher(), "doc
 
 
 def launcher_of(what: Engine | Client) -> Launcher:
-    """The launcher that runs it."""
+    """The launcher that runs this engine or client."""
     return LAUNCHERS[what.launcher]
