@@ -248,7 +248,7 @@ def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:
 
 def _unanswered(answers: list[Answer], task: TaskPlan) -> str | None:
     empty, most = sum(answer.unanswered for answer in answers), task.settings.max_unanswered
-    # Empty replies in a first block are compared with all planned questions, so that one is not too many at once.
+    # The limit is a share of all planned questions, so that one empty reply in the first block is not too many.
     if empty == len(answers) or empty > most * max(len(answers), task.settings.num_questions):
         return f"{empty} of {len(answers)} replies are empty, and max_unanswered is {most:g}"
     return None

@@ -210,7 +210,7 @@ class _Worker:
 
     @cached_property
     def model(self) -> Any:
-        """lm-eval's model, built on first use: for likelihoods the server must answer, which it need not before a block."""
+        """lm-eval's model, built on first use: for likelihoods it asks the server, which need not answer before a block."""
         from lm_eval.api.registry import get_model
 
         model = get_model("local-chat-completions" if self.job.api == "chat" else "local-completions")(**self.model_args)

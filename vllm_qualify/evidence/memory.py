@@ -19,7 +19,7 @@ class Memory:
         self._of = lru_cache(maxsize=files)(_nothing_yet)
 
     def find(self, digest: bytes, what: Hashable, find: Callable[[], Found]) -> Found:
-        """The remembered result for this content, or else that of `find`, which is then remembered. An error is not."""
+        """The remembered result for this content; or else that of `find`, which is remembered unless it raises an error."""
         known = self._of(digest)
         if what not in known:
             known[what] = find()

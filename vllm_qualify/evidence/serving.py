@@ -77,7 +77,7 @@ def serving(
 
 
 def see_the_same(folder: Path, other: Path) -> None:
-    """Link the files of what is watched in `folder` into `other`, for another cell of the server. They grow in both.
+    """Link the files of what is watched in `folder` into `other`, for another cell of the server: both get later samples.
 
     Raises:
         HostError: it cannot be written.

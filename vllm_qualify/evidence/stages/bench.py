@@ -18,7 +18,7 @@ def tools(plan: CellPlan) -> dict[str, str]:
 
 @contextmanager
 def meanwhile(plan: CellPlan, evidence: Path, folder: Path) -> Iterator[None]:
-    """Copy what is watched during the block into the stage's folder too, so that the stage is judged without the server's."""
+    """Copy what is watched during the block into the stage's folder, so that it can be judged without the server's files."""
     if not plan.watched:
         yield
         return
