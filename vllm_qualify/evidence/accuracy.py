@@ -1,4 +1,4 @@
-"""Accuracy: lm-eval tasks against the server, asked block by block of random questions, again and again; samples kept."""
+"""Accuracy: lm-eval asks the server the questions of tasks, in random blocks and repeatedly. All samples are kept."""
 
 import json
 import math
@@ -30,17 +30,17 @@ from vllm_qualify.recipe.values import Frozen
 STAGE = "accuracy"
 WORKER = "vllm_qualify.evidence.lm_eval_worker"
 LOG = "lm-eval.log"
-# The typed answers of a task, beside the raw files that they are read from.
+# The typed answers of a task, next to the raw files that they are read from.
 ANSWERS = "answers.jsonl"
 BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
 TRUNCATED = "truncated_answers"
-# vLLM's counter of answered requests by what ended them.
+# vLLM's counter of answered requests, by their finish reason.
 SUCCEEDED, REASON, CUT = "vllm:request_success_total", "finished_reason", "length"
 BAR = re.compile(r"Requesting API:[^\r\n]*?(\d+)/(\d+) \[")
 
 
 class LmEval(Frozen):
-    """lm-eval with a task that it has loaded, or is about to: ids and places, no handle."""
+    """An lm-eval process with the task that it has loaded or is loading: only ids and paths, no handle."""
 
     task: TaskPlan
     process: RunningProcess
@@ -48,7 +48,7 @@ class LmEval(Frozen):
     command: list[str]
 
     def check(self) -> None:
-        """Raises RecipeError if it has refused the task, HostError if it has ended."""
+        """Check that lm-eval still works. Raises RecipeError if it has refused the task, HostError if it has ended."""
         if self.told_of_task():
             self.told()
         if (exit_code := self.process.exit_code()) is not None:
@@ -60,7 +60,7 @@ class LmEval(Frozen):
         return (self.letter_box / TASK).exists()
 
     def told(self) -> TaskReply:
-        """What it says of the task. Raises RecipeError if it refuses it."""
+        """What lm-eval says about the task. Raises RecipeError if it refuses the task."""
         told = TaskReply.model_validate_json((self.letter_box / TASK).read_bytes())
         if told.problem:
             raise RecipeError(told.problem, told.remedy, f"{STAGE}.{self.task.name}")
@@ -69,7 +69,7 @@ class LmEval(Frozen):
 
 @contextmanager
 def loading(starting: Starting, model: str, task: TaskPlan, folder: Path) -> Iterator[LmEval]:
-    """lm-eval loads the task and stays for the length of the block; the server need not answer yet. Its log is in `folder`."""
+    """Run lm-eval during the block. It loads the task, for which the server need not answer yet. Its log is in `folder`."""
     with writing(STAGE):
         folder.mkdir(parents=True)
     with TemporaryDirectory(prefix="vllm-qualify-lm-eval-") as name:
@@ -81,14 +81,14 @@ def loading(starting: Starting, model: str, task: TaskPlan, folder: Path) -> Ite
 
 
 class Asking:
-    """A task that is being asked: its steps, to be asked in their order, as many as are wanted."""
+    """A task that is being asked. Its steps are asked in their order, as many as are wanted."""
 
     def __init__(self, run: "_Run", all_steps: list[QuestionBlock]) -> None:
         self.steps = all_steps
         self._run = run
 
     def ask(self, step: QuestionBlock) -> None:
-        """Ask the questions of a step; lm-eval's own files of it go to its folder.
+        """Ask the questions of a step. lm-eval's own files go to the step's folder.
 
         Raises:
             HostError: lm-eval failed or took longer than its time limit.
@@ -105,12 +105,12 @@ class Asking:
 
 
 def asking(server: Server, lm_eval: LmEval, folder: Path, progress: Progress) -> Asking:
-    """The task, to be asked. What an earlier try left in `folder` is removed.
+    """Prepare the task to be asked. Files of an earlier try in `folder` are removed.
 
-    `progress` is told of the requests of the step that is being asked.
+    `progress` gets the requests of the step that is being asked.
 
     Raises:
-        RecipeError: lm-eval has no such task, or it is a group of them or has fewer questions than asked.
+        RecipeError: lm-eval has no such task, or it is a group of tasks, or it has fewer questions than are to be asked.
         HostError, ReleaseError: as `Asking.ask`.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -134,7 +134,7 @@ def _job(url: str, model: str, task: TaskPlan, folder: Path) -> Job:
         num_concurrent=task.num_concurrent,
         max_gen_toks=settings.max_gen_toks,
         seed=settings.seed,
-        # No answer that comes within the step's time limit is given up.
+        # lm-eval must not give up an answer that comes within the step's time limit.
         timeout_s=math.ceil(settings.time_limit_s) + 1,
         folder=folder,
         task_folder=task.folder,
@@ -144,9 +144,9 @@ def _job(url: str, model: str, task: TaskPlan, folder: Path) -> Job:
 
 
 def _environment(task: TaskPlan, letter_box: Path) -> dict[str, str]:
-    # Local files are read anew each time: a cache could hold an older version of them.
+    # A cache could hold an older version of local files, so each process has a cache of its own.
     local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if task.questions else {}
-    # No reply is written as an empty one, whatever the caller's environment says.
+    # A missing reply is written as an empty one, whatever the caller's environment says.
     return quiet_environment(local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""})
 
 
@@ -159,7 +159,7 @@ def _steps(task: TaskPlan, told: TaskReply) -> list[QuestionBlock]:
 
 
 class _Run(NamedTuple):
-    """What asks, whom, and where the answers go."""
+    """A task's run: the server, the lm-eval that asks it, and the folder for the answers."""
 
     server: Server
     lm_eval: LmEval
@@ -167,7 +167,7 @@ class _Run(NamedTuple):
     progress: Progress
 
     def await_file(self, name: str, log_from: int) -> None:
-        """Wait for a file in the letter box, telling of the requests that its log counts from `log_from` bytes on."""
+        """Wait for a file in the letter box. Meanwhile report the requests that lm-eval's log counts after byte `log_from`."""
         lm_eval, started, shown = self.lm_eval, time.monotonic(), None
         limit_s = lm_eval.task.settings.time_limit_s
         while not (lm_eval.letter_box / name).exists():
@@ -181,7 +181,7 @@ class _Run(NamedTuple):
                     tail(lm_eval.process.log),
                 )
             shown = self._show(log_from, shown)
-            # Besides the file, the server, the worker and the clock are watched, so that nothing can just be waited for.
+            # A wait for the file alone might never end, so the loop also checks the server, the worker and the time.
             time.sleep(POLL_S)
         self._show(log_from, shown)
 
@@ -196,7 +196,7 @@ class _Run(NamedTuple):
 
 
 def prompts(folder: Path, most: int) -> list[str]:
-    """Some that a task was asked for a text, from its folder; none of a chat, whose prompts are messages.
+    """Prompts of a task that generates text, from its folder. A chat gives none, because its prompts are messages.
 
     Raises:
         OSError, ValueError, LookupError: a file is not as lm-eval writes it.
@@ -216,8 +216,8 @@ def tools() -> dict[str, str]:
 def parse(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
     """One measurement per filter and declared score, and the share of answers that were cut, from the files of a task's folder.
 
-    Asked several times, a question counts with the mean of its answers. All are invalid unless lm-eval's files are whole and
-    nearly every question was answered; `levels` are those of the intervals.
+    A question that was asked several times counts with the mean of its answers. All measurements are invalid unless lm-eval's
+    files are complete and nearly every question was answered. `levels` are those of the intervals.
     """
     inside = f"{folder.parent.name}/{folder.name}"
     source = f"{inside}/r*-b*"
@@ -240,7 +240,7 @@ def parse(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
 
 
 def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:
-    """The questions known at each planned look, after each block of the first repetition; and which look this is."""
+    """The number of questions at each planned look, after each block of the first repetition; and which look this is."""
     first = [step for step in planned(folder, task) if step.repetition == 1]
     done = sum(step.repetition == 1 for step in finished(folder, task))
     return list(accumulate(len(step.questions) for step in first)), done - 1
@@ -248,7 +248,7 @@ def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:
 
 def _unanswered(answers: list[Answer], task: TaskPlan) -> str | None:
     empty, most = sum(answer.unanswered for answer in answers), task.settings.max_unanswered
-    # One of a first block is not yet too many of them all.
+    # The limit is a share of all planned questions, so that one empty reply in the first block is not too many.
     if empty == len(answers) or empty > most * max(len(answers), task.settings.num_questions):
         return f"{empty} of {len(answers)} replies are empty, and max_unanswered is {most:g}"
     return None
@@ -273,7 +273,7 @@ def _score(metric: str, name: str, answered: Answered, folder: Path, at: Sides, 
 
 
 def _lines_of(key: str, folder: Path) -> list[str]:
-    """Where lm-eval says its own score of each step."""
+    """The lines in which lm-eval gives its own score of each step."""
     found = []
     for path in sorted(folder.glob("r*-b*/results_*.json")):
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -287,7 +287,7 @@ def _trace(path: Path, folder: Path, number: int) -> str:
 
 
 def _truncated(answered: Answered, folder: Path, done: list[QuestionBlock], at: Sides, source: str) -> Measurement:
-    """By the server's counters before and after each step. Where nothing is written nothing can be cut."""
+    """The share of cut answers, by the server's counters before and after each step. Likelihoods have no answers to cut."""
     try:
         if answered.output_type != GENERATES:
             raise ValueError("the task compares likelihoods and asks for no answers")
@@ -296,7 +296,7 @@ def _truncated(answered: Answered, folder: Path, done: list[QuestionBlock], at: 
     except UNUSABLE as error:
         return invalid(TRUNCATED, f"nobody knows how many answers were cut: {in_words(error)}", source, task=answered.task)
     cut, of = (math.fsum(gain) for gain in zip(*gains, strict=True))
-    # The same questions asked again are no further ones.
+    # A question that is asked again is no further sample.
     questions = len({answer.question for answer in answered.answers})
     return valid(
         TRUNCATED,
@@ -310,7 +310,7 @@ def _truncated(answered: Answered, folder: Path, done: list[QuestionBlock], at: 
 
 
 def _gain(folder: Path, questions: int) -> tuple[float, float]:
-    """The requests of a step that ended at the most tokens allowed, and all that ended."""
+    """The number of a step's requests that ended at the token limit, and of all that ended."""
     before, after = (_ended((folder / name).read_text()) for name in (BEFORE, AFTER))
     missing = [when for when, counted in (("before", before), ("after", after)) if CUT not in counted]
     if missing:

@@ -1,4 +1,4 @@
-"""Answers: what lm-eval kept of each question, read from its own files, typed and checked."""
+"""Answers: lm-eval's record of each question, read from its own files, typed and checked."""
 
 import hashlib
 import json
@@ -21,9 +21,9 @@ from vllm_qualify.recipe.workload import Accuracy
 BLOCKS, LEAST_BLOCK = 5, 2
 # A run has some 50 blocks, and its baseline one file.
 STEPS = Memory(files=128)
-# Of a task's configuration what tells where its data lies, not how it asks and scores. Each question has a hash of its own.
+# The parts of a task's configuration that say where its data is, not how it asks and scores. Each question has its own hash.
 WHERE = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata")
-# lm-eval writes a function that it has no source of with its address in memory.
+# If lm-eval has no source of a function, it writes the function's address in memory.
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -40,10 +40,10 @@ class QuestionBlock(NamedTuple):
 
 
 class Answer(Frozen):
-    """What came back to a question once. `scores` are by `<metric>,<filter>`, the hashes lm-eval's own.
+    """One answer to a question. `scores` are by `<metric>,<filter>`. The hashes are lm-eval's own.
 
-    `length` is that of the reply in characters, None where likelihoods were compared. The scores of one that is `unanswered`,
-    because its reply was empty, say nothing. `traced_to` is relative to the task's folder.
+    `length` is that of the reply in characters, None if likelihoods were compared. An answer is `unanswered` if its reply was
+    empty: its scores mean nothing then. `traced_to` is relative to the task's folder.
     """
 
     question: CountOrNone
@@ -58,7 +58,7 @@ class Answer(Frozen):
 
 
 class Head(Frozen):
-    """What a task was. `config_hash` is of its prompts and its scoring: the same in every run on every machine."""
+    """The identity of a task. `config_hash` is of its prompts and scoring, and is the same in every run on every machine."""
 
     task: str
     task_version: str
@@ -74,20 +74,20 @@ class Answered(Head):
 
     @property
     def keys(self) -> list[tuple[str, str]]:
-        """(metric, filter) of what was scored."""
+        """(metric, filter) of each score."""
         return [(metric, name) for metric, _, name in (key.partition(",") for key in self.answers[0].scores)]
 
 
 class _Line(Head):
-    """The first line of a file of answers; the count tells a cut one."""
+    """The first line of a file of answers. The count shows whether the file was cut."""
 
     answers: int
 
 
 def steps(settings: Accuracy, available: int, repetitions: int, *, sequential: bool) -> list[QuestionBlock]:
-    """All steps of a task with so many questions: the same in every run with the same settings.
+    """All steps of a task with `available` questions. They are the same in every run with the same settings.
 
-    Each repetition asks the same questions in another order, with `sequential` in blocks.
+    Each repetition asks the same questions in another order, and with `sequential` in blocks.
     """
     asked = _shuffled(list(range(available)), settings.seed, "asked")[: settings.num_questions]
     found = []
@@ -99,7 +99,7 @@ def steps(settings: Accuracy, available: int, repetitions: int, *, sequential: b
 
 
 def _shuffled(questions: list[int], seed: int, what: object) -> list[int]:
-    """Ordered by a hash: no other Python, and no other library, orders them in another way."""
+    """The questions in the order of a hash, which is the same with every version of Python and of libraries."""
     return sorted(questions, key=lambda question: hashlib.sha256(f"{seed} {what} {question}".encode()).digest())
 
 
@@ -110,13 +110,13 @@ def _split(order: list[int], parts: int) -> list[list[int]]:
 
 
 def planned(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
-    """The steps of a task that was begun, from what its folder says of it."""
+    """The steps of a task that was begun, from the files in its folder."""
     told = TaskReply.model_validate_json((folder / TASK).read_bytes())
     return steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
 
 
 def finished(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
-    """Those of the planned steps that have a folder. Raises one of UNUSABLE if they are not the first ones."""
+    """The planned steps that have a folder. Raises one of UNUSABLE if they are not the first ones."""
     all_steps = planned(folder, task)
     found = {path.name for path in folder.glob("r*-b*")}
     done = all_steps[: len(found)]
@@ -130,7 +130,7 @@ def finished(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
 def read(folder: Path, task: TaskPlan) -> Answered:
     """The answers of a task from lm-eval's files of its finished steps.
 
-    Raises one of UNUSABLE unless every question of each step was scored, once by each filter and with the prompt of its other
+    Raises one of UNUSABLE unless each filter scored every question of each step once, a question has the same prompt in all
     repetitions, and lm-eval's own scores are those of its samples.
     """
     available = TaskReply.model_validate_json((folder / TASK).read_bytes()).available
@@ -181,12 +181,12 @@ def _parse_step(
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:
-    """Numbered from 1. Not by `splitlines`: lm-eval leaves U+2028, U+0085 and the like in a reply as they are."""
+    """The lines, numbered from 1. `splitlines` would also split at U+2028, U+0085 and the like, which replies may contain."""
     return enumerate(StringIO(content.decode("utf-8"), newline="\n"), start=1)
 
 
 def _scored(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """(metric, filter) of lm-eval's `exact_match,strict-match` keys, as far as the metric is a declared score."""
+    """(metric, filter) of lm-eval's keys such as `exact_match,strict-match`, if the metric is a declared score."""
     pairs = [(metric, name) for metric, comma, name in (key.partition(",") for key in result) if comma]
     scored = [(metric, name) for metric, name in pairs if metric in METRICS and METRICS[metric].is_score]
     if not scored:
@@ -244,7 +244,7 @@ def _answer(
 
 
 def _replies(row: dict[str, Any]) -> list[str]:
-    """What the model said; a task may ask a question several times."""
+    """The model's replies to one question, of which a task may want several."""
     replies = ["" if reply is None else str(reply) for replies in row["resps"] for reply in replies]
     if not replies:
         raise ValueError(f"question {row['doc_id']} has no reply, not even an empty one")
@@ -252,7 +252,7 @@ def _replies(row: dict[str, Any]) -> list[str]:
 
 
 def _check_alike(answers: list[Answer]) -> None:
-    """A question is the same each time it is asked."""
+    """Check that a question is the same each time it is asked."""
     hashes: dict[int, tuple[str, str, str]] = {}
     for answer in answers:
         found = (answer.doc_hash, answer.prompt_hash, answer.target_hash)
@@ -261,13 +261,13 @@ def _check_alike(answers: list[Answer]) -> None:
 
 
 def write(answered: Answered, path: Path) -> None:
-    """As JSON lines: the task, and then each answer."""
+    """Write JSON lines: first the task, and then each answer."""
     line = _Line(**(answered.model_dump() | {"answers": len(answered.answers)}))
     path.write_text("".join(f"{each.model_dump_json()}\n" for each in (line, *answered.answers)), encoding="utf-8")
 
 
 def load(path: Path) -> Answered:
-    """What `write` wrote. Raises one of UNUSABLE if the file is anything else, or cut."""
+    """Read what `write` wrote. Raises one of UNUSABLE if the file is anything else, or cut."""
     content = path.read_bytes()
     return STEPS.find(digest_of(content), "answers", lambda: _parse_answers(content, path.name))
 

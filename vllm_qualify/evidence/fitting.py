@@ -1,8 +1,9 @@
-"""Fit: what of a server's options is found on the machine itself, by starting it, before the cell is qualified.
+"""Fit: finds server options on the machine itself, by starting the server, before the cell is qualified.
 
-In this order: the smallest tensor-parallel size with which the server starts; as `max-num-seqs` as many requests of the
-workload's full length as its KV cache holds, which another start under the load confirms, since more sequences leave the cache
-less memory; of several `max-num-batched-tokens` the one with the highest output throughput. Each is found with those before it.
+First comes the smallest tensor-parallel size with which the server starts. Then `max-num-seqs`: as many requests of the
+workload's full length as the KV cache holds. Another start under the load confirms it, because more sequences leave less memory
+for the cache. Last comes `max-num-batched-tokens`: of several, the one with the highest output throughput. Each search uses the
+options found before it.
 """
 
 import math
@@ -23,23 +24,23 @@ from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number
 
 STAGE = "fit"
 TENSOR_PARALLEL, SEQUENCES, BATCHED = "tensor-parallel-size", "max-num-seqs", "max-num-batched-tokens"
-# What more GPUs can mend.
+# Failures that more GPUs can mend.
 TOO_SMALL = ("cuda-out-of-memory", "kv-cache-too-small")
-# vLLM's usual block, where the server does not tell: a request takes whole ones. On the CPU a block is 128 tokens.
+# vLLM's usual block size, if the server does not report its own; on the CPU it is 128 tokens. A request takes whole blocks.
 BLOCK_TOK = 16
-# The first block is vLLM's own, for places that need none ("null block").
+# vLLM keeps the first block for itself: the "null block" fills places that need none.
 OWN_BLOCKS = 1
-# A number that did not do is lowered to this share of it, or to what the cache then holds, until it does: so many are tried.
+# A number that fails is lowered to this share of it, or to what the cache then holds. At most so many numbers are tried.
 LOWERED, MOST_CONFIRMATIONS = 0.75, 5
 TRY, FOUND = "try.json", "found.json"
 CACHE = "vllm:cache_config_info"
 
 
 class Try(Frozen):
-    """One start with these options over the recipe's.
+    """One start of the server, with these options over the recipe's.
 
-    `failed_because`: it did not start, its load is invalid, or it does not take as many requests at once as it was told to.
-    `holds` counts the workload's requests that the KV cache holds.
+    `failed_because` has a reason if the server did not start, if its load is invalid, or if it does not take as many requests
+    at once as its options say. `holds` is the number of the workload's requests that the KV cache holds.
     """
 
     arguments: ServerArguments
@@ -50,16 +51,16 @@ class Try(Frozen):
 
 
 class Tried(Frozen):
-    """What was found, and every start that it took."""
+    """The options that were found, and all starts that were needed."""
 
     found: ServerArguments
     tries: list[Try]
 
 
 class Started(NamedTuple):
-    """A server that is tried: what it says of its KV cache, and what can be measured on it with the plan's load.
+    """A server that is tried: its KV cache by its log, and functions that measure it under the plan's load.
 
-    `throughput` is the output's, over the planned repeats. `preemptions` counts those of one repeat.
+    `throughput` is the output throughput over the planned repeats. `preemptions` counts those of one repeat.
     """
 
     kv_cache: KvCache | None
@@ -68,11 +69,11 @@ class Started(NamedTuple):
 
 
 Attempt = Callable[[CellPlan, Path], AbstractContextManager[Started]]
-"""Serves a plan's server with its files in this folder. Raises QualifyError with a kind where it does not start."""
+"""Serves a plan's server with its files in this folder. Raises QualifyError with a kind if the server does not start."""
 
 
 Then = Callable[[Started, Try], Try]
-"""What is measured on a started server: the try with what that tells."""
+"""Measures something on a started server, and returns the try with the result."""
 
 
 def _as_it_is(_started: Started, tried: Try) -> Try:
@@ -85,21 +86,26 @@ def _measured(started: Started, tried: Try) -> Try:
 
 
 def block_tok(page: str) -> int | None:
-    """Of how many tokens a block of the KV cache is, by the server's /metrics; None where it does not tell."""
+    """The tokens of a block of the KV cache, by the server's /metrics. None if it does not give them."""
     infos = (family for family in text_string_to_metric_families(page) if family.name == CACHE)
     sizes = [sample.labels.get("block_size", "") for family in infos for sample in family.samples]
     return max((int(size) for size in sizes if size.isdecimal() and int(size)), default=None)
 
 
 class Fitting:
-    """The search; each start goes to a folder `try-N`."""
+    """The search. The files of each start go to a folder `try-N`."""
 
     def __init__(self, plan: CellPlan, attempt: Attempt, folder: Path) -> None:
         self.plan, self.attempt, self.folder = plan, attempt, folder
         self.tries: list[Try] = []
 
     def find(self) -> Tried:
-        """Raises RecipeError where nothing fits, QualifyError where the server fails for another reason than its memory."""
+        """Search all that the plan leaves open.
+
+        Raises:
+            RecipeError: nothing fits.
+            QualifyError: the server fails for another reason than its memory.
+        """
         fit = self.plan.fit
         if fit is None:
             raise ValueError("the plan has nothing to fit")
@@ -127,9 +133,9 @@ class Fitting:
         )
 
     def _sequences(self, first: Try) -> ServerArguments:
-        """As many as the KV cache holds with that many; the sizes before and after are told by each start's own log.
+        """As many sequences as the KV cache holds when the server is started with that many, by the log of each start.
 
-        Fewer where the server has too little memory for them, or preempts requests under the load.
+        Fewer if the server has too little memory for them, or preempts requests under the load.
         """
         known = {name: value for name, value in first.arguments.items() if name == TENSOR_PARALLEL}
         wanted, told = self._held(first), list[str]()
@@ -147,7 +153,7 @@ class Fitting:
         )
 
     def _confirm(self, wanted: int, started: Started, tried: Try) -> Try:
-        """Raises RecipeError where not one request has room."""
+        """The try, failed unless `wanted` requests have room without preemptions. Raises RecipeError if not even one has."""
         held, because = self._held(tried), None
         if held < wanted:
             because = f"its KV cache holds {held} requests"
@@ -180,7 +186,7 @@ class Fitting:
         return {BATCHED: best.arguments[BATCHED]}
 
     def _start(self, arguments: ServerArguments, refuses: tuple[str, ...] = (), then: Then = _as_it_is) -> Try:
-        """A start that fails with one of the kinds is kept as such; any other failure is raised, with its place."""
+        """Start the server. A failure of a kind in `refuses` becomes a failed try. Any other is raised, with its place."""
         folder = self.folder / f"try-{len(self.tries) + 1}"
         folder.mkdir()
         try:
@@ -202,7 +208,7 @@ class Fitting:
         return Try(arguments=arguments, kv_cache_tok=kv_cache.tokens, holds=self._holds(kv_cache))
 
     def _holds(self, kv_cache: KvCache) -> int:
-        """How many requests of the most tokens, each in whole blocks."""
+        """How many requests of the workload's full length the KV cache holds, each in whole blocks."""
         block_tok = kv_cache.block_tok or BLOCK_TOK
         of_request = math.ceil((self.plan.load.longest_tok or 1) / block_tok)
         return max(0, kv_cache.tokens // block_tok - OWN_BLOCKS) // of_request

@@ -1,8 +1,8 @@
-"""How long GPUs idled of the time for which a server held them, by what `engine.watch` wrote of them. Pure.
+"""How long GPUs were idle while a server held them, from the samples that `engine.watch` wrote. Pure.
 
-NVML tells the share of a GPU's last moments in which a kernel ran, on an H200 of about the last fifth of a second. Between two
-samples the mean of both is taken. What the server does in turns exactly as long as the samples lie apart is seen wrongly; and a
-GPU on which one small kernel runs is not idle.
+NVML gives the share of the last moments in which a kernel ran on the GPU: on an H200, of about the last fifth of a second.
+Between two samples the mean of both counts. If the server's work repeats at exactly the interval of the samples, the result is
+wrong. A GPU on which one small kernel runs is not idle.
 """
 
 import math
@@ -15,15 +15,15 @@ from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.recipe.metrics import GPU_IDLE
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 
-# Nobody knows what a GPU did between samples that lie further apart: a busy machine leaves out one or two of them.
+# Between samples further apart than this, the GPU's use is not known. A busy machine leaves out one or two samples.
 MOST_GAP_S = 3.0
-# With fewer than half of the time told, a GPU may have idled for the longer part of it, or never.
+# If less than this share of the time is covered by samples, the GPU may have been idle for most of it, or never.
 LEAST_TOLD = 0.5
 REMEDY = "see what holds up this machine, and measure again"
 
 
 class Stretch(Frozen):
-    """Of how many seconds the samples tell, and for how many of these the GPU idled."""
+    """How many seconds the samples cover, and for how many of these the GPU was idle."""
 
     told_s: Number
     idle_s: Number
@@ -34,7 +34,7 @@ class Stretch(Frozen):
 
 
 class GpuIdle(Frozen):
-    """A GPU by its index in NVML: until the first completion, and from then until the end."""
+    """One GPU by its index in NVML. `start` is until the first completion, `serving` from then until the end."""
 
     index: CountOrNone
     samples: CountOrNone
@@ -47,7 +47,7 @@ class GpuIdle(Frozen):
 
 
 class Idle(Frozen):
-    """Each GPU of a server that held them for `held_s`, from its launch to its end. With a `because` nothing of it is sure."""
+    """The GPUs of a server, held for `held_s` from its launch to its end. `because` says why the figures cannot be trusted."""
 
     held_s: Number
     gpus: list[GpuIdle]
@@ -63,14 +63,14 @@ def together(stretches: Sequence[Stretch]) -> Stretch:
 
 
 def idle(host: Sequence[HostSample], gpus: Sequence[int], launched: float, ready: float, ended: float) -> Idle:
-    """Of the GPUs `gpus` of a server, between three unix times: its launch, its first completion and its end."""
+    """How long the GPUs `gpus` of a server were idle. The three unix times are its launch, first completion and end."""
     found = [_gpu(host, index, launched, ready, ended) for index in gpus]
     held_s = max(ended - launched, 0.0)
     return Idle(held_s=held_s, gpus=found, because=next(_problems(host, found, held_s), None))
 
 
 def measurement(found: Idle, source: str) -> Measurement:
-    """The share of all GPUs together; its samples are those of the GPU with the fewest."""
+    """The idle share of all GPUs together. Its sample count is that of the GPU with the fewest samples."""
     share = found.whole.share
     if found.because is not None or share is None:
         return invalid(GPU_IDLE, found.because or "no sample tells of the GPUs' use", source)
@@ -100,7 +100,7 @@ def _samples(host: Sequence[HostSample], index: int) -> Iterator[_Sample]:
 
 
 def _stretch(samples: Sequence[_Sample], began: float, ended: float) -> Stretch:
-    """What lies between the two times of each pair of samples that lie near enough."""
+    """The time between `began` and `ended` that is covered by pairs of samples near enough to each other."""
     parts = [
         (max(0.0, min(after.time, ended) - max(before.time, began)), (before.idle + after.idle) / 2)
         for before, after in pairwise(samples)

@@ -1,8 +1,8 @@
-"""lm-eval in a process of its own that stays: it measures one task block by block, and imports and loads only once.
+"""lm-eval in a process of its own, which measures one task block by block and so imports and loads only once.
 
-Its orders are files in a letter box, a folder, from `accuracy.Asking`. `task.json` is its first answer: what the task is, or
-why it cannot be measured. For `NAME.order` it leaves lm-eval's own files in the order's folder, and then `NAME.done`. It ends
-with another exit code than 0 as soon as anything goes wrong.
+`accuracy.Asking` puts its orders as files into a folder, the letter box. The worker's first answer is `task.json`: what the
+task is, or why it cannot be measured. For each `NAME.order` the worker writes lm-eval's own files into the order's folder, and
+then `NAME.done`. It ends with an exit code other than 0 as soon as anything goes wrong.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ GENERATES = "generate_until"
 
 
 class Job(Frozen):
-    """What is asked, of which server, and how. `test` and `shots` are local questions in place of the task's own."""
+    """What is asked, of which server, and how. `test` and `shots` are local questions that replace the task's own."""
 
     task: str
     api: Literal["completions", "chat"]
@@ -47,14 +47,14 @@ class Job(Frozen):
 
 
 class Order(Frozen):
-    """A block of questions, by their place in the task's data, and where lm-eval's files of it go."""
+    """A block of questions, by their place in the task's data, and the folder for lm-eval's files of the block."""
 
     questions: list[int]
     folder: Path
 
 
 class TaskReply(Frozen):
-    """The worker's first answer: how many questions the task has; or `problem` and `remedy`, once it refuses the task."""
+    """The worker's first answer: how many questions the task has, or `problem` and `remedy` if it refuses the task."""
 
     available: int = 0
     problem: str = ""
@@ -62,7 +62,7 @@ class TaskReply(Frozen):
 
 
 def write_whole(path: Path, document: Frozen) -> None:
-    """Who sees the file sees all of it."""
+    """Write a file so that a reader sees either all of it or no file."""
     part = path.with_suffix(".part")
     part.write_text(document.model_dump_json(indent=2))
     part.replace(path)
@@ -77,17 +77,17 @@ def main(letter_box: Path) -> None:
             path.unlink()
             worker.measure(order)
             path.with_suffix(".done").touch()
-        # Files are how the two talk: the guard has the worker's standard input.
+        # The two talk by files, because the guard uses the worker's standard input.
         time.sleep(POLL_S)
 
 
 class _MadeError(Exception):
-    """lm-eval has made the prompts of a task."""
+    """lm-eval has made the prompts of a task, and must stop there."""
 
 
 class _Worker:
     def __init__(self, job: Job, letter_box: Path) -> None:
-        # All that the first block needs is imported while the server loads.
+        # Import everything that the first block needs while the server loads.
         import lm_eval.evaluator
         import lm_eval.models.openai_completions  # noqa: F401  (imported for its own sake)
         from lm_eval.tasks import TaskManager
@@ -95,7 +95,7 @@ class _Worker:
 
         setup_logging("INFO")
         self.job, self.letter_box = job, letter_box
-        # It knows no names: to know all of them, lm-eval reads 14,000 files.
+        # A manager without lm-eval's task names: to know them all, lm-eval reads 14,000 files.
         self.manager = TaskManager(include_defaults=False)
         _keep_templates()
         self._seed()
@@ -114,7 +114,7 @@ class _Worker:
             self._make_prompts()
 
     def _seed(self) -> None:
-        """As lm-eval does before it loads a task: some shuffle their choices when they are loaded."""
+        """Set the seeds as lm-eval does before it loads a task: some tasks shuffle their choices while they load."""
         import numpy as np
 
         random.seed(self.job.seed)
@@ -134,7 +134,7 @@ class _Worker:
         return next(iter(self.manager.load([str(path)])["tasks"].values()))
 
     def _file(self) -> Path:
-        """The task's YAML file: one of `task_folder` comes before lm-eval's own."""
+        """The task's YAML file. One in `task_folder` takes precedence over lm-eval's own."""
         from lm_eval.tasks import TaskManager
 
         task, folder = self.job.task, self.job.task_folder
@@ -153,7 +153,7 @@ class _Worker:
         return Path(manager.task_index[task].yaml_path)
 
     def _over_local_questions(self, original: Path) -> Path:
-        """The task as lm-eval has it, prompt and filters untouched, over local questions."""
+        """Write a task file with local questions. Prompt and filters stay those of lm-eval's task."""
         path = self.job.folder / "tasks" / f"{self.job.task}.yaml"
         path.parent.mkdir(exist_ok=True)
         local = {
@@ -167,7 +167,7 @@ class _Worker:
         return path
 
     def _make_prompts(self) -> None:
-        """All that a block needs and no server: lm-eval begins one, and is broken off once it has the prompts."""
+        """Prepare what a block needs without a server: lm-eval begins a block, and is stopped once it has the prompts."""
         with suppress(_MadeError):
             self._evaluate([], None)
 
@@ -185,22 +185,22 @@ class _Worker:
             sys.exit("lm-eval could not save its results")
 
     def _evaluate(self, questions: list[int], tracker: Any) -> Any:
-        """Without questions, as far as to the prompts. Raises _MadeError then."""
+        """Run lm-eval on the questions. Without questions it only makes the prompts, and raises _MadeError."""
         from lm_eval import simple_evaluate
 
         task, seed = self.job.task, self.job.seed
         return simple_evaluate(
             model=self.model,
-            # only recorded: the model is there
+            # lm-eval only records these: the model is built already
             model_args=self.model_args,
             tasks=[self.task],
             task_manager=self.manager,
-            # lm-eval takes the n-th of them for the task's n-th, so that they must rise
+            # lm-eval takes the n-th of them for the task's n-th, so they must be in ascending order
             samples={task: sorted(questions)},
             num_fewshot=self.job.num_fewshot,
             apply_chat_template=self.job.api == "chat",
             evaluation_tracker=tracker,
-            # the intervals are ours
+            # we compute the intervals ourselves
             bootstrap_iters=0,
             random_seed=seed,
             numpy_random_seed=seed,
@@ -210,12 +210,12 @@ class _Worker:
 
     @cached_property
     def model(self) -> Any:
-        """Built when it is first needed: for likelihoods the server must answer, and need not before the first block."""
+        """lm-eval's model, built on first use: for likelihoods it asks the server, which need not answer before a block."""
         from lm_eval.api.registry import get_model
 
         model = get_model("local-chat-completions" if self.job.api == "chat" else "local-completions")(**self.model_args)
         if model.tokenizer is not None:
-            # A question's choices share its prompt, and each call is a request.
+            # All choices of a question share its prompt, and each call is a request to the server.
             model.tokenizer.encode = lru_cache(maxsize=64)(model.tokenizer.encode)
         return model
 
@@ -227,7 +227,7 @@ class _Worker:
             "base_url": f"{self.job.url}/v1/{'chat/' if chat else ''}completions",
             "num_concurrent": self.job.num_concurrent,
             "max_gen_toks": self.job.max_gen_toks,
-            # With lm-eval's own 300 s it would leave a long answer and ask again.
+            # With its default of 300 s, lm-eval would give up a long answer and ask again.
             "timeout": self.job.timeout_s,
             **(self._without_tokens() if self._generates else self._servers_tokens()),
         }
@@ -237,11 +237,11 @@ class _Worker:
         return bool(self.task.get_config("output_type") == GENERATES)
 
     def _without_tokens(self) -> dict[str, Any]:
-        """The server tokenizes: nothing on this side then needs torch or the model's tokenizer."""
+        """The server tokenizes, so the worker needs neither torch nor the model's tokenizer."""
         return {"tokenizer_backend": None, "tokenized_requests": False}
 
     def _servers_tokens(self) -> dict[str, Any]:
-        """Likelihoods are of tokens: the server tells them, and how many it takes. By itself lm-eval takes 2,048."""
+        """Likelihoods need tokens: the server gives them, and its longest context. lm-eval's default for that is 2,048."""
         from lm_eval.utils import check_remote_tokenizer_support
 
         if not check_remote_tokenizer_support(self.job.url):
@@ -254,7 +254,7 @@ class _Worker:
 
 
 def _usual_file(task: str) -> Path | None:
-    """lm-eval's own file of a task, where it is named as usual: found without looking at all of them, which takes 11 s."""
+    """lm-eval's own file of a task, if it has the usual name. To search all of lm-eval's files would take 11 s."""
     import lm_eval.tasks
 
     path = Path(lm_eval.tasks.__file__).parent / task / f"{task}.yaml"
@@ -274,14 +274,14 @@ def _members(manager: Any, name: str) -> Iterable[str]:
 
 
 def _keep_templates() -> None:
-    """lm-eval compiles a task's templates anew for each question, and meanwhile the server has nothing to do."""
+    """Keep compiled templates: lm-eval compiles a task's templates again for each question, while the server idles."""
     from lm_eval.utils import env
 
     env.from_string = lru_cache(maxsize=256)(env.from_string)
 
 
 def _keep_questions(task: Any) -> None:
-    """Some tasks prepare their questions anew, choices shuffled, each time they are looked at."""
+    """Keep the questions: some tasks prepare them again, with shuffled choices, at each access."""
     questions = task.eval_docs
     setattr(task, "test_docs" if task.has_test_docs() else "validation_docs", lambda: questions)
 
@@ -289,7 +289,8 @@ def _keep_questions(task: Any) -> None:
 def _keep_prompts(task: Any) -> None:
     """Give each question the prompt that it has when lm-eval asks the whole task.
 
-    lm-eval draws the examples of one prompt after the other: built for a block alone, they would depend on the block.
+    lm-eval draws the examples of the prompts one after another. If it drew them for one block alone, they would depend on the
+    block.
     """
     build = task.build_all_requests
     whole: dict[int, list[Any]] = {}

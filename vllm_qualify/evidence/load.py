@@ -47,9 +47,9 @@ from vllm_qualify.recipe.workload import Load
 STAGE = "load"
 PREEMPTIONS = KINDS[VLLM].total("preemptions")
 RESET = "/reset_prefix_cache"
-# What bench calls the two interfaces, and where they are.
+# Bench's names of the two interfaces, and their paths.
 APIS = {"completions": ("openai", "/v1/completions"), "chat": ("openai-chat", "/v1/chat/completions")}
-# Bench's names of what is no latency; a latency's are put together from its own.
+# Bench's names of the metrics that are no latency. `_key` builds those of latencies.
 KEYS = {
     "request_throughput_req_s": "request_throughput",
     "output_throughput_tok_s": "output_throughput",
@@ -58,33 +58,33 @@ KEYS = {
     "acceptance_length_tok": "spec_decode_acceptance_length",
 }
 ACCEPTANCE = "acceptance_length_tok"
-# Two servers, one with a draft model and one without, give it: one bench cannot.
+# Metrics that need two servers, one with a draft model and one without. One run of bench cannot give them.
 NOT_OF_ONE_SERVER = ("speculative_speedup",)
 OUTPUT = "output_throughput_tok_s"
-# What bench's own figures may differ from those of its requests.
+# How far bench's own figures may differ from those of its requests.
 CONTRADICTION_ALLOWED = 0.01
-# The first repeat is far off where it differs so much from the others' mean, and so many times their spread.
+# The first repeat is far off if it differs so much from the others' mean, and by so many times their spread.
 FAR_OFF, FAR_OFF_SPREADS = 0.25, 5.0
 # A thread that is this busy makes its next request late, and sees a reply late.
 CLIENT_CORES_ALLOWED = 0.9
 CLIENT_REMEDY = "run the client on a faster host, or several clients"
-# Of a repeat, that the client's samples must cover: what it used in less of it says little of the rest.
+# The share of a repeat that the client's samples must cover: in less of it, its use of the CPU says little about the rest.
 LEAST_SEEN = 0.5
-# The folder, in the stage's, of a baseline that was measured in turns.
+# The folder, in the stage's folder, of a baseline that was measured in turns.
 BESIDE = "beside"
-# In the stage's folder: that its budget ended the load.
+# The file in the stage's folder that says that the budget ended the load.
 ENDED = "ended.json"
 WHOLE = ", over whole runs with their ramp-up and tail"
-# Of bench's lists the long ones: a number for each token, and each reply's text.
+# The long ones of bench's lists: a number for each token, and each reply's text.
 LONG_LISTS = ("itls", "generated_texts")
-# What is remembered of a result file is small; no load has more repeats.
+# The results remembered for a file are small. No load has more repeats.
 RESULTS = Memory(files=256)
 
 Remembered = TypeVar("Remembered")
 
 
 class Driven(NamedTuple):
-    """A server, the bench beside it, and where that finds the workload's file of prompts, if it has one."""
+    """A server, the bench that measures it, and where bench finds the workload's file of prompts, if it has one."""
 
     server: Server
     bench: Bench
@@ -92,7 +92,7 @@ class Driven(NamedTuple):
 
 
 class Made(NamedTuple):
-    """How far a load is: its repeats, the longest of them in s, and the gates that are undecided, None where nobody looked."""
+    """How far a load is: its repeats, the longest of them in s, and the undecided gates, None if this was no look."""
 
     repeats: int
     longest_s: float
@@ -100,9 +100,9 @@ class Made(NamedTuple):
 
 
 class Following(NamedTuple):
-    """Who follows a load: `undecided` are the gates that more repeats could decide, and `told` hears of each repeat.
+    """Callbacks during a load. `undecided` gives the gates that more repeats could decide, and `told` gets each repeat.
 
-    `ended` hears what its budget cut off. The clock is in s.
+    `ended` gets the reason if the budget ends the load. The clock is in s.
     """
 
     undecided: Callable[[], Sequence[str]]
@@ -112,11 +112,11 @@ class Following(NamedTuple):
 
 
 UNFOLLOWED = Following(undecided=list, told=lambda _: None, ended=lambda _: None)
-"""Nobody listens, and the load ends after its first look."""
+"""Reports nothing, and ends the load after its first look."""
 
 
 class Ended(Frozen):
-    """`ended.json`: the budget ended a load after so many repeats, of which the longest took so long. Times in s."""
+    """`ended.json`: how many repeats a load had when its budget ended it, and how long these took, in s."""
 
     time_budget_s: Seconds
     repeats: Count
@@ -125,7 +125,7 @@ class Ended(Frozen):
 
     @property
     def is_right(self) -> bool:
-        """Whether another repeat would have been too long."""
+        """Whether another repeat would have exceeded the budget."""
         return self.spent_s + self.longest_s > self.time_budget_s
 
     @property
@@ -142,13 +142,13 @@ def measure(
     following: Following,
     beside: Driven | None = None,
 ) -> list[list[str]]:
-    """Run repeats until, after one of `settings.looks`, nothing is undecided; `bench-N.json` is bench's own result file.
+    """Run repeats until nothing is undecided at one of `settings.looks`. Bench writes its result of repeat N to `bench-N.json`.
 
-    A repeat that would not end within the budget, by the longest so far, is not begun, and ENDED says so. The budget's time
-    begins with the first repeat.
+    The longest repeat so far tells whether another one would end within the budget. If not, it is not begun, and ENDED says so.
+    The budget's time begins with the first repeat.
 
-    Each repeat is run on `beside`, the baseline, too, into the folder's BESIDE; the one that begins changes from repeat to
-    repeat, so that a drift of the machine favours neither. Returns the commands.
+    With `beside`, the baseline, each repeat runs on that too, into the folder BESIDE. The two take turns in going first, so
+    that a drift of the machine favours neither. Returns the commands.
 
     Raises:
         HostError: bench failed or took longer than its time limit.
@@ -180,7 +180,7 @@ def measure(
 
 
 def _over_budget(settings: Load, repeats: int, spent_s: float, longest_s: float) -> Ended | None:
-    """That no other repeat may begin; the first one always may."""
+    """The end of the load, if the budget allows no other repeat; else None. It always allows the first one."""
     if settings.time_budget_s is None or repeats == 0:
         return None
     found = Ended(time_budget_s=settings.time_budget_s, repeats=repeats, spent_s=spent_s, longest_s=longest_s)
@@ -188,9 +188,9 @@ def _over_budget(settings: Load, repeats: int, spent_s: float, longest_s: float)
 
 
 def prepare(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | None]]) -> None:
-    """Have the prompts of loads made, each with its folder and its file of prompts, before `measure` needs them.
+    """Have the prompts of loads made before `measure` needs them. Each load comes with its folder and its file of prompts.
 
-    Those of the repeats that are run whatever they show come before all others. Raises HostError if Docker Engine went away.
+    Repeats that are run in any case come first. Raises HostError if Docker Engine went away.
     """
     planned = []
     for settings, folder, file in loads:
@@ -204,7 +204,7 @@ def prepare(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | N
 def run(
     driven: Driven, settings: Load, folder: Path, number: int, progress: Progress, request_rate: float | None = None
 ) -> list[str]:
-    """Run bench once, as repeat `number`, into `folder`; its command. `request_rate` is of requests a second.
+    """Run bench once, as repeat `number`, into `folder`, and return its command. `request_rate` is in requests per second.
 
     Raises as `measure` does.
     """
@@ -220,13 +220,13 @@ def run(
 
 
 def _forget_prefixes(server: Server, told: Path) -> None:
-    """Only a server with VLLM_SERVER_DEV_MODE lets its prefix cache be emptied; whether it hits, its counters tell."""
+    """Empty the prefix cache. Only a server with VLLM_SERVER_DEV_MODE allows that; the server's counters show any hits."""
     answer = server.post(RESET)
     told.write_text(f"{RESET} {answer}\n")
 
 
 def _known(settings: Load, repeat: int) -> int:
-    """How many repeats there will be for certain, while one of them is run."""
+    """How many repeats are certain while repeat number `repeat` runs."""
     return next(look for look in settings.looks if look >= repeat)
 
 
@@ -247,9 +247,9 @@ def command_of(
     prompts: str | None = None,
     request_rate: float | None = None,
 ) -> list[str]:
-    """`prompts` is where the client finds the workload's file, if it has one.
+    """Bench's command. `prompts` is where the client finds the workload's file, if it has one.
 
-    At a rate, in requests per second, nothing limits how many are under way: that would hold requests back unseen.
+    With a rate, in requests per second, the number of requests under way has no limit, which would hold requests back unseen.
     """
     backend, endpoint = APIS[settings.api]
     return [
@@ -266,9 +266,9 @@ def command_of(
             else ("--request-rate", f"{request_rate:g}")
         ),
         *("--num-warmups", str(settings.num_warmups)),
-        # Else it is the server's own default, which differs by model and by version of bench.
+        # Without it the server's default would count, which differs by model and by version of bench.
         *("--temperature", "0"),
-        # Another seed each repeat: the same prompts again would measure the prefix cache.
+        # Each repeat has its own seed: the same prompts again would measure the prefix cache.
         *("--seed", str(settings.seed + repeat - 1)),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
         *(("--goodput", *(f"{name}:{limit}" for name, limit in settings.slo.wanted.items())) if settings.slo else ()),
@@ -283,7 +283,7 @@ def _random(settings: Load) -> list[str]:
 
 
 def _of_file(prompts: str, settings: Load) -> list[str]:
-    """Prompts as they stand in the file: to a chat, the server's own template is applied once and not twice."""
+    """Options for the prompts of a file, sent as they are: in a chat the server applies its template, so bench must not."""
     options = ["--custom-output-len", str(settings.output_len), "--skip-chat-template"]
     return ["--dataset-name", "custom", "--dataset-path", prompts, *options]
 
@@ -292,7 +292,7 @@ def _of_file(prompts: str, settings: Load) -> list[str]:
 class Repeat:
     """A repeat as bench left it. `path` is that of its result file in the evidence folder.
 
-    A big load's file takes seconds to read: what it showed is remembered for as long as the file is the same.
+    A big load's file takes seconds to read, so results from it are remembered for as long as the file is the same.
     """
 
     number: int
@@ -301,7 +301,7 @@ class Repeat:
 
     @cached_property
     def result(self) -> Any:
-        """All that bench wrote. Raises ValueError."""
+        """All that bench wrote. Raises ValueError if it is not JSON."""
         return json.loads(self.text)
 
     @property
@@ -310,17 +310,17 @@ class Repeat:
         return self.remembered("about", lambda: _without_long_lists(self.result))
 
     def line_of(self, key: str) -> str:
-        """Where its result file has a key, as `path:line`; the file itself where it does not."""
+        """The line of a key in the result file, as `path:line`; only the path if the file does not have the key."""
         line = self.remembered(("line", key), lambda: _line_of(self.text, key))
         return self.path if line is None else f"{self.path}:{line}"
 
     def steady(self, settings: Load, is_open: bool = False) -> "Steady":
-        """As `steady_of` its result."""
+        """The same as `steady_of` for the repeat's result."""
         what = ("steady", settings.model_dump_json(), is_open)
         return self.remembered(what, lambda: steady_of(self.result, settings, is_open))
 
     def remembered(self, what: Hashable, find: Callable[[], Remembered]) -> Remembered:
-        """As `Memory.find`, of the result file."""
+        """The same as `Memory.find`, for the result file."""
         return RESULTS.find(self._digest, what, find)
 
     @cached_property
@@ -335,18 +335,18 @@ def _without_long_lists(result: Any) -> Any:
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """Where a key stands first. Not by one regular expression, which takes long to search a long text."""
+    """The first line with a key. One regular expression for all would take long in a long text."""
     name, colon, at = f'"{key}"', re.compile(r"\s*:"), -1
     while (at := text.find(name, at + 1)) >= 0:
         if text[at - 1 : at] != "\\" and colon.match(text, at + len(name)):
-            # Bench writes but one line, and to find that is quicker than to count.
+            # Bench writes only one line, and to check for that is quicker than to count.
             return 1 if text.find("\n", 0, at) < 0 else text.count("\n", 0, at) + 1
     return None
 
 
 @dataclass(frozen=True)
 class Steady:
-    """What a repeat measured in its steady state, and over how many requests; `untold` has why metrics have no value."""
+    """What a repeat measured in its steady state, and over how many requests. `untold` says why metrics have no value."""
 
     values: dict[str, float]
     requests: int
@@ -356,7 +356,7 @@ class Steady:
 
 @dataclass(frozen=True)
 class OverLooks:
-    """At which looks a load's intervals hold: `count` repeats, of which the first `left_out` were warm-up."""
+    """The looks at a load, for its intervals. It has `count` repeats, of which the first `left_out` were warm-up."""
 
     levels: Levels
     looks: range
@@ -370,13 +370,13 @@ class OverLooks:
 
 
 class ClientUse(Frozen):
-    """`client-N.json`: the CPU seconds that the asking thread had used, each with its time in s since 1970."""
+    """`client-N.json`: the client thread's CPU seconds so far, as pairs of the time in s since 1970 and these seconds."""
 
     cpu_s: list[tuple[Number, Number]] = Field(min_length=1)
     max_rss_mib: CountOrNone
 
     def cores(self, began: float, ended: float) -> float | None:
-        """How many cores the thread used on average between two times; None if too little of it was seen."""
+        """How many cores the thread used on average between two times; None if the samples cover too little of it."""
         seen = [sample for sample in self.cpu_s if began <= sample[0] <= ended]
         if len(seen) < 2:
             return None
@@ -393,14 +393,15 @@ def parse(
     arguments: ServerArguments | None = None,
     watched: Path | None = None,
 ) -> list[Measurement]:
-    """One measurement per load metric, over the steady state of every repeat; all invalid if any repeat is.
+    """One measurement per load metric, over the steady state of every repeat. All are invalid if any repeat is.
 
     A first repeat that is far off the others counts as warm-up.
 
-    `folder` is the stage's or its BESIDE. `kind` and `arguments` are the server's: its counters have other names, and what it
-    does not count must be switched off. `watched` is the folder with what was watched of it, None where nothing was.
+    `folder` is the stage's or its BESIDE. `kind` and `arguments` are the server's: kinds name their counters differently, and a
+    feature that a server does not count must be switched off. `watched` is the folder with what was watched of the server, None
+    if nothing was.
 
-    A load that its budget ended before the first look has values without an interval.
+    If the budget ended a load before the first look, its values have no interval.
     """
     place = f"{folder.parent.name}/{folder.name}" if folder.name == BESIDE else folder.name
     source = f"{place}/bench-*.json"
@@ -425,7 +426,7 @@ def parse(
 
 
 def count_of(folder: Path) -> int:
-    """How many repeats a folder that `parse` takes has. Raises OSError."""
+    """The number of repeats in a folder that `parse` takes. Raises OSError."""
     return max(_numbers(folder), default=0)
 
 
@@ -435,16 +436,16 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def read(folder: Path, place: str, number: int) -> Repeat:
-    """A repeat in a folder, which `place` is in the evidence. Raises one of UNUSABLE."""
+    """Read a repeat from a folder, whose path in the evidence is `place`. Raises one of UNUSABLE."""
     text = (folder / f"bench-{number}.json").read_text()
     repeat = Repeat(number, f"{place}/bench-{number}.json", text)
-    # A torn file is told here.
+    # This raises an error if the file is cut.
     _ = repeat.about
     return repeat
 
 
 def _names(settings: Load, repeats: Sequence[Repeat]) -> list[str]:
-    """What is measured: goodput only for an SLO, the acceptance length only of a server with a draft model."""
+    """The metrics of a load: goodput only with an SLO, the acceptance length only for a server with a draft model."""
     names = [metric.name for metric in METRICS.values() if metric.stage == STAGE and metric.name not in NOT_OF_ONE_SERVER]
     drafted = any(isinstance(repeat.about, dict) and KEYS[ACCEPTANCE] in repeat.about for repeat in repeats)
     unasked = {*(() if settings.slo else (GOODPUT,)), *(() if drafted else (ACCEPTANCE,))}
@@ -459,13 +460,13 @@ def _examined(
     arguments: ServerArguments,
     watched: Path | None,
 ) -> tuple[list[Steady], list[str]]:
-    """What every repeat measured, and why it does not count."""
+    """What the repeats measured, and the problems for which they do not count."""
     found: list[Steady] = []
     problems: list[str] = []
     for repeat in repeats:
         told = problems_of(folder, repeat, settings, kind, arguments, watched)
         try:
-            # A run that failed has no steady state worth a word.
+            # The steady state of a repeat with problems does not matter.
             found += [] if told else [repeat.steady(settings)]
         except steady.UnsteadyError as error:
             told = [str(error)]
@@ -485,7 +486,7 @@ def problems_of(
 ) -> list[str]:
     """Why a repeat in a folder does not count, by its requests, its server's counters, its client and what was watched.
 
-    `watched` is as `parse` takes it. Where requests `may_queue`, that they did is no reason. Raises one of UNUSABLE.
+    `watched` is as `parse` takes it. If requests `may_queue`, a queue is no reason. Raises one of UNUSABLE.
     """
     at_once = None if may_queue else KINDS[kind].most_requests(arguments)
     return [
@@ -496,7 +497,7 @@ def problems_of(
 
 
 def preemptions(folder: Path, number: int) -> int:
-    """How many the server counts during a repeat. Raises one of UNUSABLE."""
+    """How many preemptions the server counted during a repeat. Raises one of UNUSABLE."""
     before, after = _pages(folder, number)
     counted = Counted(before, after)
     if missing := counted.missing([PREEMPTIONS]):
@@ -508,7 +509,7 @@ def preemptions(folder: Path, number: int) -> int:
 
 
 def _end(stage: Path, count: int, settings: Load) -> tuple[Ended | None, list[str]]:
-    """How its budget ended a load, None where it did not; and why it is not one that ends after so many repeats."""
+    """How the budget ended a load, None if it did not; and the problems if the load must not end after `count` repeats."""
     path = stage / ENDED
     if not path.exists():
         return None, [] if count in settings.looks else [_count_problem(count, settings)]
@@ -529,9 +530,9 @@ def _count_problem(count: int, settings: Load) -> str:
 
 
 def first_repeat_problem(values: Sequence[float]) -> str | None:
-    """Why the first of several repeats' output throughputs does not belong to the others: the server had not warmed up.
+    """Why the first of several repeats is left out: by its output throughput, the server had not warmed up. Else None.
 
-    Such a repeat is left out. It need not make the others worthless: something else on the machine can have been the cause.
+    The other repeats still count: something else on the machine may have been the cause.
     """
     if len(values) < 3 or not all(0 < value < math.inf for value in values):
         return None
@@ -544,12 +545,12 @@ def first_repeat_problem(values: Sequence[float]) -> str | None:
 
 
 def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> Steady:
-    """What the requests of a result show; `is_open` says that they were sent at a rate, and not as others ended.
+    """What the requests of a result show. `is_open` says that they were sent at a rate, and not when others ended.
 
-    Over a whole run the figures are bench's own, from its requests.
+    Over a whole run the figures are the same as bench's own, but computed from its requests.
 
     Raises:
-        steady.UnsteadyError: they have no steady state, or are not those of bench's own figures.
+        steady.UnsteadyError: the requests have no steady state, or contradict bench's own figures.
         steady.OverloadError: they were sent faster than the server can answer.
     """
     requests = steady.requests_of(result, settings.max_concurrency)
@@ -573,7 +574,7 @@ def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> 
 def request_problems(result: dict[str, Any], settings: Load) -> list[str]:
     """Why the requests of one of bench's results do not count. Raises one of UNUSABLE.
 
-    bench exits 0 with every request failed, and then writes 0.0 for the latencies.
+    Even if every request failed, bench exits with 0, and then writes 0.0 for the latencies.
     """
     asked, completed, failed = settings.num_prompts, result["completed"], result["failed"]
     problems = []
@@ -597,18 +598,18 @@ def request_problems(result: dict[str, Any], settings: Load) -> list[str]:
 def _problems_meanwhile(
     folder: Path, repeat: Repeat, settings: Load, kind: EngineName, at_once: int | None, watched: Path | None
 ) -> list[str]:
-    """Of the measured part of a repeat, which is at its end: the warm-ups come before it.
+    """The problems during the measured part of a repeat, which is its end: the warm-ups come before it.
 
-    `at_once` is how many requests the server runs without a queue, None where that is no matter.
+    `at_once` is how many requests the server runs without a queue, None if a queue does not matter.
     """
     duration = repeat.about["duration"]
     if not 0 < duration < math.inf:
-        # Its requests' problems tell it.
+        # `request_problems` reports it.
         return []
     try:
         use = ClientUse.model_validate_json((folder / f"client-{repeat.number}.json").read_bytes())
     except UNUSABLE as error:
-        # Older runs, of which nothing was watched, have no such file.
+        # Older runs, in which nothing was watched, have no such file.
         return [f"nobody knows when its client was busy, and how much: {in_words(error)}"] if watched else []
     ended, _ = use.cpu_s[-1]
     began = ended - duration
@@ -625,13 +626,13 @@ def _problems_meanwhile(
 
 
 def _ramp_up_s(result: dict[str, Any], settings: Load) -> float:
-    """Of a whole run how long its first wave waits in prefill: that is in its figures, and a large part of a short run."""
+    """How long a whole run's first wave waits in prefill. Its figures include that, and in a short run it is a large part."""
     if settings.window != "whole":
         return 0.0
     try:
         took_s = steady.ramp_up_s(steady.requests_of(result, settings.max_concurrency), settings.max_concurrency)
     except steady.UnsteadyError:
-        # `steady_of` tells it too.
+        # `steady_of` raises it too.
         return 0.0
     return took_s if math.isfinite(took_s) else 0.0
 
@@ -661,7 +662,7 @@ def _pages(folder: Path, number: int) -> tuple[Totals, Totals]:
 
 
 def _was_emptied(reset: Path) -> bool:
-    """By what `run` wrote of it. Where that is missing, nobody emptied the cache."""
+    """Whether the prefix cache was emptied, by the file that `run` wrote. If that is missing, it was not."""
     try:
         return reset.read_text().split() == [RESET, "200"]
     except (OSError, ValueError):
@@ -707,7 +708,7 @@ def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], 
 
 
 def _acceptance(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_to: list[str]) -> Measurement:
-    """By the server's own counters over the whole of every repeat: no request tells it."""
+    """The acceptance length, by the server's own counters over all of every repeat: requests do not show it."""
     values = [float(told) for repeat in repeats if (told := repeat.about.get(KEYS[ACCEPTANCE])) is not None]
     if len(values) < len(repeats):
         because = f"only {len(values)} of {len(repeats)} repeats have {KEYS[ACCEPTANCE]}"
@@ -725,10 +726,10 @@ def _over_repeats(name: str, repeats: Sequence[float], over: OverLooks, source: 
 
 
 def _goodput_with_none(found: Sequence[Steady], over: OverLooks, source: str, **others: object) -> Measurement:
-    """Goodput where in some repeat no request met the SLO: zeros have no logarithm, so it is taken as a share of the requests.
+    """Goodput if in some repeat no request met the SLO: zero has no logarithm, so goodput is taken as a share of the requests.
 
-    The requests of a repeat can all miss for one reason, so that a repeat is one trial, whose score is its share. The chance to
-    be wrong is shared between the bounds of the share and of the rate.
+    All requests of a repeat can miss the SLO for one reason. So a repeat is one trial, and its score is its share. The chance
+    of an error is split between the bounds of the share and of the rate.
     """
     goods, rates = ([each.values[name] for each in found] for name in (GOODPUT, "request_throughput_req_s"))
     value = statistics.fmean(goods)

@@ -1,4 +1,4 @@
-"""Measurements: the typed form of what a stage measured, and the evidence it was read from."""
+"""Measurements: the typed form of what a stage measured, and of the evidence behind it."""
 
 import hashlib
 import math
@@ -17,13 +17,13 @@ from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
-"""What reading evidence raises when a file is missing, cut or not as its tool writes it. It makes the measurement invalid."""
+"""The errors of reading evidence if a file is missing, cut or not as its tool writes it. They make the measurement invalid."""
 
 
 class Interval(Frozen):
     """One-sided confidence bounds from below and from above, in the metric's unit.
 
-    Each has a chance of its own to be wrong, see `sequential.sides`: that which decides `pass`, and that which decides `fail`.
+    One bound decides `pass` and the other `fail`. Each has its own chance of an error, see `sequential.sides`.
     """
 
     lower: Number
@@ -37,12 +37,12 @@ class Interval(Frozen):
 
 
 class Measurement(Frozen):
-    """One row of evidence. `value` is None exactly when `invalid_because` says why there is none that can be trusted.
+    """One row of evidence. `value` is None exactly when `invalid_because` says why no value can be trusted.
 
-    `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). With `against`, the run that is the
-    baseline, the value is what is worse than there: the share of questions lost, or how many times worse, less 1. `source` is
-    for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why no more was measured where
-    more was planned.
+    `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). `against` is the run that is the
+    baseline. With it, the value says how much worse the cell is: the share of questions lost, or how many times worse, less 1.
+    `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
+    measured than planned.
     """
 
     metric: str
@@ -66,7 +66,7 @@ class Measurement(Frozen):
 
     @property
     def range(self) -> tuple[float, float]:
-        """Within which its numbers can lie at all."""
+        """The least and the largest number that its metric can have."""
         is_share = METRICS[self.metric].unit in ("fraction", "bool") if self.metric in METRICS else False
         return (-1.0 if self.against is not None else 0.0, 1.0 if is_share else math.inf)
 
@@ -91,7 +91,7 @@ class Measurement(Frozen):
 
 
 def _inside(path: str) -> str:
-    """A report can come from a store: its paths must not lead out of the folder they are put into."""
+    """Check a report's path. A report can come from a store, and its paths must stay inside the folder they are put into."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
         raise ValueError("a relative path without '..' is needed")
@@ -107,9 +107,9 @@ class EvidenceFile(Frozen):
 
 
 class StageEvidence(Frozen):
-    """What one stage left: its files, untouched, and the measurements read from them.
+    """What one stage left: its files, unchanged, and the measurements read from them.
 
-    `taken_from` is the run that measured it, where that was another one with the same inputs.
+    `taken_from` is the run that measured it, if that was another run with the same inputs.
     """
 
     stage: Stage
@@ -142,9 +142,9 @@ def _unit(metric: str, others: dict[str, object]) -> str:
 
 
 def share_interval(successes: float, trials: int, at: Sides) -> Interval:
-    """Wilson's score bounds for a share (Wilson 1927, "Probable inference", JASA 22), also where scores lie between 0 and 1.
+    """Wilson's score bounds for a share (Wilson 1927, "Probable inference", JASA 22), also for scores between 0 and 1.
 
-    Of all scores with one mean, zeros and ones scatter most, so that the bounds are wide enough for any.
+    Of all scores with the same mean, zeros and ones scatter most, so the bounds are wide enough for any scores.
     """
     share = successes / trials
     z_below, z_above = (-float(special.ndtri(alpha)) for alpha in at)
@@ -158,7 +158,7 @@ def _wilson(share: float, trials: int, z: float) -> float:
 
 
 def geometric_mean(repeats: Sequence[float]) -> float:
-    """The typical value of repeated times or rates, all above zero."""
+    """The geometric mean of repeated times or rates, all above zero: their typical value."""
     return math.exp(math.fsum(math.log(value) for value in repeats) / len(repeats))
 
 
@@ -176,12 +176,12 @@ def repeat_interval(repeats: Sequence[float], at: Sides) -> Interval | None:
 
 
 def around(value: float, lower: float, upper: float) -> Interval:
-    """Rounding in the last digit must not push the value out of its interval."""
+    """An interval that contains the value, even if rounding in the last digit would push it out."""
     return Interval(lower=min(lower, value), upper=max(upper, value))
 
 
 def in_words(error: BaseException) -> str:
-    """One of UNUSABLE in a few words: a missing file by its name, without the folders of this machine."""
+    """One of UNUSABLE in a few words. A missing file is given by its name, without the folders of this machine."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: {Path(error.filename).name}"
     return repr(error)

@@ -1,7 +1,7 @@
-"""What files of evidence showed, for as long as their content is the same.
+"""Remembers the results of reading evidence files, for as long as their content is the same.
 
-The same files are read for a stage's measurements, for each comparison and for the report, and at each look of a stage that
-goes on. Big ones take seconds to read.
+The same files are read for a stage's measurements, for each comparison, for the report, and at each look while a stage runs.
+Big files take seconds to read.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ Found = TypeVar("Found")
 
 
 class Memory:
-    """Of the last `files` contents, each known by its digest."""
+    """Results for the last `files` contents, each identified by its digest."""
 
     def __init__(self, files: int) -> None:
         self._of = lru_cache(maxsize=files)(_nothing_yet)
 
     def find(self, digest: bytes, what: Hashable, find: Callable[[], Found]) -> Found:
-        """What was found of the same content before, or else is now. An error is not remembered."""
+        """The remembered result for this content; or else that of `find`, which is remembered unless it raises an error."""
         known = self._of(digest)
         if what not in known:
             known[what] = find()
@@ -32,7 +32,7 @@ def _nothing_yet(_digest: bytes) -> dict[Hashable, Any]:
 
 
 def digest_of(*contents: bytes) -> bytes:
-    """Of several files together, each with its length, so that no two differ only in where one ends."""
+    """The digest of several files together. It includes their lengths: text moved from one file to the next changes it."""
     whole = hashlib.sha256()
     for content in contents:
         whole.update(len(content).to_bytes(8, "big"))

@@ -1,4 +1,4 @@
-"""The network between nodes, as NCCL tells it in the server's log with NCCL_DEBUG=INFO. Pure."""
+"""The network between nodes, from NCCL's lines in the server's log with NCCL_DEBUG=INFO. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
 
-# One line for each channel and direction: which ranks, and "via" which transport. Between nodes that is NET/, the network's
-# name and its device; within a node P2P, SHM or another. What a process puts before its lines does not matter.
+# NCCL writes one line for each channel and direction: which ranks, and "via" which transport. Between nodes the transport is
+# NET/, the network's name and its device; within a node it is P2P, SHM or another. Any prefix of the lines is ignored.
 _CHANNEL = re.compile(r"NCCL INFO Channel \S+ : \S+ -> \S+ (?:\[(?:send|receive)\] )?via (?P<transport>.+)")
 _NETWORK = re.compile(r"NET/(?P<name>[^/]+)/")
-# NCCL's own network IB, and NVIDIA's plug-ins of it: IBext, IBext_v8, …
+# NCCL's own network IB, and NVIDIA's plug-ins for it: IBext, IBext_v8, …
 _INFINIBAND = re.compile(r"IB(ext\w*)?")
 
 
 def infiniband(log: str, source: str) -> Measurement:
     """1.0 if all of NCCL's channels between nodes use its network IB, which is InfiniBand or RoCE; 0.0 if one does not.
 
-    Invalid if the log tells of no channel between nodes. That NCCL found InfiniBand says nothing of its use.
+    Invalid if the log has no channel between nodes. That NCCL found InfiniBand does not mean that it uses it.
     """
     transports = [match["transport"].strip() for match in _CHANNEL.finditer(log)]
     networks = list(_networks(transports))

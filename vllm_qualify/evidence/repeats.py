@@ -1,13 +1,14 @@
-"""Looking at repeats more than once: levels for Student's t that hold the error rate over all looks, with few repeats too.
+"""Looking at repeats more than once: levels for Student's t that hold the error rate over all looks, even with few repeats.
 
-The levels of `sequential` are made for z. Used with t they are the significance level approach of Jennison & Turnbull (2000,
-"Group Sequential Methods", section 4.4). But a t of few repeats depends on the one before it in another way: with looks after 2
-to 10 repeats they would be crossed by chance 1.20 to 1.27 times as often as they should, with 5 to 10 1.07 to 1.14 times. So
-here the levels are those of the t statistics themselves.
+The levels of `sequential` are made for z. To use them with t is the significance level approach of Jennison & Turnbull (2000,
+"Group Sequential Methods", section 4.4). But with few repeats, successive values of t depend on each other in another way than
+those of z. With looks after 2 to 10 repeats, chance would cross these levels 1.20 to 1.27 times as often as it should; with
+looks after 5 to 10, 1.07 to 1.14 times. So the levels here are those of the t statistics themselves.
 
-They follow from one fact. Of n normal repeats around 0 with the sum S and the sum of squares Q, t depends on S/√Q alone. The
-next repeat over √Q is Student's t with n degrees of freedom over √n, whatever came before: a direction and its length are
-independent. So S/√Q is a Markov chain, which is integrated as `sequential` does it for z (Armitage, McPherson & Rowe 1969).
+They follow from one fact. For n normal repeats around 0 with the sum S and the sum of squares Q, t depends only on S/√Q. The
+next repeat divided by √Q is distributed as Student's t with n degrees of freedom divided by √n, whatever came before, because
+a direction and its length are independent. So S/√Q is a Markov chain. It is integrated as `sequential` does it for z
+(Armitage, McPherson & Rowe 1969).
 """
 
 import math
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 else:
     optimize = Lazy("scipy.optimize")
 
-# Of one repeat nobody knows the noise.
+# One repeat does not show the noise.
 LEAST_REPEATS = 2
-# Cells of the numerical integration. Twice as many change no level by a hundredth of it.
+# Cells of the numerical integration. Twice as many would change no level by a hundredth of it.
 CELLS = 150
 Array = np.ndarray
 
 
 class _State(NamedTuple):
-    """The chain where no look has ended it: S/√Q at the middle of each cell, and how likely it is there."""
+    """The chain if no look has ended it yet: S/√Q at the middle of each cell, and how likely each cell is."""
 
     ratios: Array
     masses: Array
@@ -44,14 +45,14 @@ class _State(NamedTuple):
 
 
 def repeat_sides(direction: Direction, levels: Levels, looks: range, count: int, *, left_out: int = 0) -> Sides | None:
-    """The sides of an interval by Student's t after `count` repeats, one of the planned `looks`; None where there is none.
+    """The sides of an interval by Student's t after `count` repeats, one of the planned `looks`; None if there is no such look.
 
-    Of the chance of each side n/N is spent after n of the N repeats, and over all looks it is held for the mean of normal
-    logarithms: of one build's repeats, and of pairs in turns. It is held too if only some of the looks are taken, as older runs
-    took those after the first repeats and after the last ones. How it is for two builds of which one is measured no further,
-    `relative.from_history` says.
+    After n of the N repeats, n/N of each side's chance is spent. Over all looks the chance is held for the mean of normal
+    logarithms: for the repeats of one build, and for pairs in turns. It is also held if only some of the looks are taken, as in
+    older runs, which looked after the first repeats and after the last ones. For two builds of which one is not measured
+    further, see `relative.from_history`.
 
-    Repeats that were `left_out` as warm-up are of no look: the plan is then one for so many fewer. One repeat shows no noise,
+    Repeats that were `left_out` as warm-up do not count: the plan is then made for so many fewer. One repeat shows no noise,
     and spends nothing.
     """
     used, planned = count - left_out, range(looks.start - left_out, looks.stop - left_out)
@@ -71,12 +72,12 @@ def interval_over_looks(
     *,
     left_out: int = 0,
 ) -> Interval | None:
-    """The interval that holds after all looks up to `count` repeats; None where there was none.
+    """The interval that holds after all looks up to `count` repeats; None if no look had an interval.
 
-    `at_look` gives that of one look, from its number of repeats without those `left_out`, and its sides. All of them hold
-    together, each side with its chance, and so do their highest lower and their lowest upper bound: what one look has decided,
-    the next ones do not undo (Jennison & Turnbull 1989, "Interim analyses: the repeated confidence interval approach", JRSS B
-    51). The value at the end is always inside.
+    `at_look` gives the interval of one look, from its number of repeats without those `left_out`, and from its sides. The
+    intervals of all looks hold together, each side with its chance. So their highest lower bound and their lowest upper bound
+    hold too: later looks do not undo what one look has decided (Jennison & Turnbull 1989, "Interim analyses: the repeated
+    confidence interval approach", JRSS B 51). The value at the end is always inside.
     """
     sides = ((done, repeat_sides(direction, levels, looks, done, left_out=left_out)) for done in looks if done <= count)
     found = [interval for done, at in sides if at and (interval := at_look(done - left_out, at))]
@@ -86,7 +87,7 @@ def interval_over_looks(
 
 
 def level(looks: range, count: int, alpha: float) -> float:
-    """The one-sided level of Student's t after `count` repeats, so that `alpha` is the chance to be above at any of the looks.
+    """The one-sided level of Student's t after `count` repeats: `alpha` is the chance that t exceeds it at any of the looks.
 
     Raises:
         ValueError: there is no such look, or `alpha` is not between 0 and 0.5.
@@ -94,7 +95,7 @@ def level(looks: range, count: int, alpha: float) -> float:
     first, most = max(looks.start, LEAST_REPEATS), looks.stop - 1
     if count not in range(first, most + 1) or not 0 < alpha < 0.5:
         raise ValueError("a look is after as many repeats as planned, two or more, and alpha lies between 0 and 0.5")
-    # One after another, so that each finds the one before it at hand.
+    # In ascending order, so that each state finds the one before it in the cache.
     return [_state(first, most, repeats, alpha).level for repeats in range(first, count + 1)][-1]
 
 
@@ -114,14 +115,17 @@ def _state(first: int, most: int, count: int, alpha: float) -> _State:
 
 
 def _edges(count: int, level: float) -> Array:
-    """Of the cells below a level's critical value: angles. S/√Q is √n times their sine, t is √(n - 1) times their tangent."""
+    """The edges of the cells below a level's critical value, as angles.
+
+    S/√Q is √n times the sine of an angle, t is √(n - 1) times its tangent.
+    """
     stop = math.atan(-float(special.stdtrit(count - 1, level)) / math.sqrt(count - 1))
-    # Narrow ones at the critical value: from there the next looks are reached.
+    # The cells near the critical value are narrow, because the next looks are reached from there.
     return -math.pi / 2 + (stop + math.pi / 2) * (1 - np.linspace(1, 0, CELLS + 1) ** 2)
 
 
 def _spending(before: _State, count: int, spent: float) -> float:
-    """The level above whose critical value just `spent` of what is left lies."""
+    """The level at which the chance above its critical value is `spent`."""
 
     def excess(angle: float) -> float:
         ratio = np.array([math.sqrt(count) * math.sin(angle)])
@@ -132,9 +136,10 @@ def _spending(before: _State, count: int, spent: float) -> float:
 
 
 def _above(ratios: Array, count: int, bounds: Array) -> Array:
-    """The chance that the next S/√Q is above each of the bounds, a column each, from each of the ratios after `count` repeats.
+    """The chance that the next S/√Q is above a bound, given a ratio after `count` repeats: a row per ratio, a column per bound.
 
-    With the next repeat over √Q as the tangent of an angle, it is √(1 + ratio²) times the sine of that angle and another one.
+    If the next repeat over √Q is the tangent of an angle, the next S/√Q is √(1 + ratio²) times the sine of a sum: of that angle
+    and another one, whose tangent is the ratio.
     """
     length, turned = np.sqrt(1 + ratios**2)[:, None], np.arctan(ratios)[:, None]
     reached = np.arcsin(np.clip(bounds[None, :] / length, -1, 1))

@@ -1,7 +1,7 @@
-"""Looking more than once: bounds that let a comparison stop as soon as it is decided, its error rate held.
+"""Looking more than once: bounds that let a comparison stop as soon as it is decided, and still hold its error rate.
 
-A running estimate is judged at planned looks. Judged each time at the same level it would be wrong far too often; here the
-level is spent over the looks (Lan & DeMets 1983, "Discrete sequential boundaries for clinical trials", Biometrika 70), and each
+A running estimate is judged at planned looks. If each look had the full level, the verdict would be wrong far too often. Here
+the level is spent over the looks (Lan & DeMets 1983, "Discrete sequential boundaries for clinical trials", Biometrika 70). Each
 critical value follows from the ones before it by numerical integration (Armitage, McPherson & Rowe 1969; Jennison & Turnbull
 2000, "Group Sequential Methods", chapter 19).
 """
@@ -27,10 +27,10 @@ else:
 
 # The chance that a release is called `fail` though it meets every bound, over all of its gates.
 FALSE_FAIL_OF_RELEASE = 0.05
-# The chance that a gate is passed though its bound is missed. A release must pass them all, so this is not shared out.
+# The chance that a gate is passed though its bound is missed. A release must pass all gates, so this is not shared out.
 FALSE_PASS = 0.05
 
-# Standard errors that the grid reaches below zero, and its points.
+# How many standard errors the grid reaches below zero, and its number of points.
 REACH, POINTS = 8.0, 401
 Grid = tuple[np.ndarray, np.ndarray]
 
@@ -43,13 +43,13 @@ class Levels(Frozen):
 
 
 def levels_of(gates: Sequence[Gate]) -> Levels:
-    """The levels of each of a release's gates: the false rejection of the release is shared out among them (Bonferroni)."""
+    """The levels of each of a release's gates. They share the release's chance of a wrong `fail` (Bonferroni)."""
     noisy = sum(gate.has_noise for gate in gates)
     return Levels(false_fail=FALSE_FAIL_OF_RELEASE / max(1, noisy))
 
 
 class Sides(NamedTuple):
-    """The chances that the truth lies below an interval, and above it."""
+    """The chances that the true value is below an interval, and above it."""
 
     below: float
     above: float
@@ -58,27 +58,27 @@ class Sides(NamedTuple):
 def sides(direction: Direction, levels: Levels, information: Sequence[float], look: int) -> Sides:
     """The sides of an interval at one of several planned looks, counted from 0.
 
-    The bound on the bad side decides `pass`, the one on the good side `fail`. `information` is as `critical_values` takes it.
+    The bound on the bad side decides `pass`, that on the good side decides `fail`. `information` is as for `critical_values`.
     """
     passing, failing = (_nominal(information, look, alpha) for alpha in (levels.false_pass, levels.false_fail))
     return sides_of(direction, passing, failing)
 
 
 def sides_of(direction: Direction, passing: float, failing: float) -> Sides:
-    """By the chances of a wrong `pass` and of a wrong `fail`."""
+    """The sides that have these chances of a wrong `pass` and of a wrong `fail`."""
     return Sides(passing, failing) if direction == "higher" else Sides(failing, passing)
 
 
 def _nominal(information: Sequence[float], look: int, alpha: float) -> float:
-    """What of `alpha` a bound at just this look has, as if there were no other."""
+    """The level that the bound of this look would have if it were the only look."""
     return float(special.ndtr(-critical_values(information, alpha)[look]))
 
 
 def critical_values(information: Sequence[float], alpha: float) -> list[float]:
-    """One critical value of z for each look; the last look is at the whole information.
+    """One critical value of z for each look. The last look has the whole information.
 
-    `information` is one over the estimate's variance at each look, rising, in any unit. At a share t of the whole, `alpha` * t
-    is spent. The chance that z, under the hypothesis, is above its critical value at any of the looks is `alpha`.
+    `information` is one over the estimate's variance at each look, in any unit, and must rise. At a share t of the whole,
+    `alpha` * t is spent. Under the hypothesis, `alpha` is the chance that z exceeds its critical value at any of the looks.
 
     Raises:
         ValueError: the information does not rise, or `alpha` is not between 0 and 0.5.
@@ -102,7 +102,7 @@ def _critical_values(shares: tuple[float, ...], alpha: float) -> tuple[float, ..
 
 
 def _first(share: float, critical: float) -> Grid:
-    """The density of the score where the comparison went on after the first look. A score is z times √information."""
+    """The density of the score if the comparison goes on after the first look. A score is z times √information."""
     scores = _points(share, critical * math.sqrt(share))
     return scores, _density(scores, math.sqrt(share))
 
@@ -115,7 +115,7 @@ def _next(grid: Grid, step: float, stop: float, share: float) -> Grid:
 
 
 def _density(scores: np.ndarray, scale: float) -> np.ndarray:
-    """Of a normal distribution around zero."""
+    """The density of a normal distribution around zero."""
     return np.asarray(np.exp(-((scores / scale) ** 2) / 2) / math.sqrt(2 * math.pi) / scale)
 
 
@@ -124,7 +124,7 @@ def _points(share: float, stop: float) -> np.ndarray:
 
 
 def _solve(grid: Grid, step: float, root: float, spent: float) -> float:
-    """The critical value above which just `spent` of what is left lies."""
+    """The critical value that the score exceeds with the chance `spent`."""
     scores, density = grid
 
     def excess(critical: float) -> float:

@@ -1,6 +1,6 @@
-"""A server with the tools that measure it: all start together, so that a GPU waits for none of them.
+"""A server with the tools that measure it. All start together, so that a GPU waits for none of them.
 
-The engine may still be asked meanwhile whether it takes the recipe: a server is served only once it has said so.
+While the server starts, the engine may still be asked whether it takes the recipe. A server is used only after it has said so.
 """
 
 import time
@@ -27,12 +27,12 @@ from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.recipe.workload import Load
 
 BENCH_LOG, LM_EVAL, LAUNCHED, ENDED = "bench.log", "lm-eval", "launched_at", "ended_at"
-# Twice as often as what is read of it needs: a busy server misses some.
+# Twice as often as the reader of the samples needs, because a busy server misses some.
 EVERY_S = 0.5
 
 
 class Served(Frozen):
-    """A cell's server with its tools: addresses, ids and places, no handle. `lm_eval` is by task."""
+    """A cell's server with its tools: only addresses, ids and paths, no handle. `lm_eval` is by task."""
 
     server: Server
     bench: Bench
@@ -51,10 +51,10 @@ def serving(
     question: Question | None = None,
     loads: Sequence[tuple[Load, Path, Path | None]] = (),
 ) -> Iterator[Served]:
-    """The cell's server for the length of the block, watched, with its tools, which start while it loads.
+    """Serve and watch the cell's server during the block. Its tools start while it loads.
 
-    Its files go to `folder`, with those of the tools and what was watched. The block begins when `question` is answered.
-    `loads` are those that will be measured, whose prompts are made meanwhile, as `load.prepare` takes them.
+    All files of the server, of the tools and of what is watched go to `folder`. The block begins when `question` is answered.
+    `loads` are the loads that will be measured, as `load.prepare` takes them: their prompts are made meanwhile.
 
     Raises:
         QualifyError: as `launch` and `await_ready`, or lm-eval refuses a task, or as `Question.ask`.
@@ -77,7 +77,7 @@ def serving(
 
 
 def see_the_same(folder: Path, other: Path) -> None:
-    """What is watched into `folder`, until the server stops and after, is in `other` too: for another cell of the server.
+    """Link the files of what is watched in `folder` into `other`, for another cell of the server: both get later samples.
 
     Raises:
         HostError: it cannot be written.
@@ -94,7 +94,7 @@ def _ready(
     question: Question | None,
     check: Callable[[], None] = lambda: None,
 ) -> Server:
-    """The server, once it answers and the engine has said that it takes the recipe. Raises as `serving`."""
+    """Wait until the server answers and the engine has said that it takes the recipe. Raises as `serving`."""
     if question is None:
         return await_ready(plan, starting, tell, check)
 
@@ -122,7 +122,7 @@ def another(
     question: Question | None = None,
     loads: Sequence[tuple[Load, Path, Path | None]] = (),
 ) -> Iterator[Served]:
-    """Another server of the cell, with a bench only; of the same program as that of `like`. The rest is as in `serving`."""
+    """Serve another server of the cell with a bench only, whose program is that of `like`. The rest is as in `serving`."""
     labels = plan.labels | {"run": f"{plan.run_id}-{folder.name}"}
     with (
         _launched(other, folder, None, labels) as starting,
@@ -136,7 +136,7 @@ def another(
 
 
 def _same_program(client: Client, like: Served | None) -> Client:
-    """Processes measure with the candidate's own program. In containers both go by the same name."""
+    """The client with the program of `like`, so that processes measure both servers alike. Containers use one name for both."""
     if like is None:
         return client
     ours = like.server.client
@@ -145,7 +145,7 @@ def _same_program(client: Client, like: Served | None) -> Client:
 
 @contextmanager
 def started(plan: ServerPlan, folder: Path, labels: dict[str, str], tell: Tell) -> Iterator[Server]:
-    """A server alone. Raises as `serving`."""
+    """Start a server alone. Raises as `serving`."""
     with _launched(plan, folder, None, labels) as starting:
         yield await_ready(plan, starting, tell)
 
@@ -162,7 +162,7 @@ def _launched(plan: ServerPlan, folder: Path, port: int | None, labels: dict[str
 
 @contextmanager
 def _client(starting: Starting, of: ServerPlan, plan: CellPlan, folder: Path, labels: dict[str, str]) -> Iterator[Client]:
-    """Beside the server, or in a container of the client image where one is named."""
+    """The client next to the server, or in a container of the client image if the plan names one."""
     if plan.client_image is None:
         yield starting.client
     else:
@@ -179,7 +179,7 @@ def _lm_eval(starting: Starting, plan: CellPlan, name: str, folder: Path) -> Ite
 
 @contextmanager
 def watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
-    """What is watched of the plan's server and of the machine goes to `folder`. Raises HostError if it cannot be written."""
+    """Watch the plan's server and the machine into `folder` during the block. Raises HostError if that cannot be written."""
     with _machine_watched(server.process, plan, folder), _metrics_watched(server, plan, folder):
         yield
 

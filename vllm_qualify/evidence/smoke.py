@@ -1,4 +1,4 @@
-"""Smoke: a fixed prompt, asked twice; identity, finish reason, usage counts, determinism and the golden text of the reply."""
+"""Smoke: a fixed prompt, asked twice. Checked are identity, finish reason, usage counts, determinism and the golden text."""
 
 import json
 from pathlib import Path

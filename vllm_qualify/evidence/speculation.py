@@ -1,12 +1,13 @@
-"""Speculation: a server with speculative decoding beside the same server without it, in turns.
+"""Speculation: compares a server with speculative decoding and the same server without it, in turns.
 
-Both are asked the same prompts greedily, and both are put under the profile's load and under one request at a time. What the
-draft is worth, the server's own counters tell. Below the stage's folder:
+Both get the same prompts at temperature 0, and then the profile's load and a load of one request at a time. The server's own
+counters show what the drafts are worth. Files in the stage's folder:
 
-    greedy.json                     what was asked
-    drafted.jsonl, undrafted.jsonl  the replies, one a line
-    greedy-before.txt, …-after.txt  the counters of the server that drafts, around them
-    batch1/drafted/ …               bench's results and the counters around them, as `load` has them; also profile/, undrafted/
+    greedy.json                     the prompts
+    drafted.jsonl, undrafted.jsonl  the replies, one per line
+    greedy-before.txt, …-after.txt  the counters of the drafting server before and after these replies
+    batch1/drafted/ …               bench's results, with the counters before and after, as `load` has them;
+                                    also batch1/undrafted/, profile/drafted/ and profile/undrafted/
 """
 
 import json
@@ -44,7 +45,7 @@ RATE = "output_throughput_tok_s"
 DRAFTS, DRAFT_TOKENS = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-# Fewer requests, one after another, hardly have a steady state; of fewer pairs nobody knows the noise.
+# Fewer requests, one after another, hardly have a steady state. Fewer pairs do not show the noise.
 LEAST_PROMPTS, LEAST_REPEATS = 20, 2
 
 RunLoad = Callable[[Server, Load, Path, int], None]
@@ -52,7 +53,7 @@ RunLoad = Callable[[Server, Load, Path, int], None]
 
 
 class Greedy(Frozen):
-    """What both servers are asked at temperature 0: one prompt after another, each for at most so many tokens."""
+    """The prompts that both servers get at temperature 0, one after another, and the most tokens of a reply."""
 
     prompts: list[Text]
     max_tokens: Count
@@ -66,13 +67,13 @@ class Pair(NamedTuple):
     undrafted: Server
 
     def in_turn(self, turn: int) -> list[tuple[str, Server]]:
-        """Both with their names; every other time the one that was last goes first, so that a drift favours neither."""
+        """Both servers with their names. Their order alternates from turn to turn, so that a drift favours neither."""
         both = list(zip(SIDES, self, strict=True))
         return both if turn % 2 == 0 else both[::-1]
 
 
 class Acceptance(Frozen):
-    """What became of drafts: how many there were, of how many tokens, and how many were accepted at each position."""
+    """The fate of drafts: the number of drafts, the number of their tokens, and the accepted tokens at each position."""
 
     drafts: int
     draft_tokens: int
@@ -80,7 +81,7 @@ class Acceptance(Frozen):
 
     @property
     def length_tok(self) -> float:
-        """Tokens per step: those of the draft that were accepted, and the one that the model adds."""
+        """Tokens per step: the accepted tokens of the draft, and the one that the model adds."""
         return 1 + sum(self.accepted_at) / self.drafts
 
     @property
@@ -90,12 +91,12 @@ class Acceptance(Frozen):
 
     @property
     def rates(self) -> list[float]:
-        """Share of the drafts whose token at a position was accepted, by position."""
+        """For each position, the share of drafts whose token there was accepted."""
         return [accepted / self.drafts for accepted in self.accepted_at]
 
 
 class SameText(Frozen):
-    """Of each prompt the character at which the two texts part; None where they are the same."""
+    """For each prompt the character at which the two texts begin to differ, None where they are the same."""
 
     parts_at: list[int | None]
 
@@ -109,14 +110,14 @@ class SameText(Frozen):
 
 
 class FailedError(ValueError):
-    """A load whose requests do not count; the message says why."""
+    """The requests of a load do not count; the message says why."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 class Drafting(Frozen):
-    """For the report: what drafts were worth with so many requests at once, or why nobody knows."""
+    """For the report: what drafts were worth with so many requests at once, or why that is not known."""
 
     max_concurrency: int
     length_tok: float | None = None
@@ -126,9 +127,10 @@ class Drafting(Frozen):
 
 
 class SpeculationDetails(Frozen):
-    """For the report. `texts` is None where the replies are unusable.
+    """For the report. `texts` is None if the replies are unusable.
 
-    `greedy` is over the prompts of `texts`: random prompts are continued by chance, and a draft of chance is rarely accepted.
+    `greedy` is measured over the prompts of `texts`. The loads have random prompts, whose replies are random too, so that their
+    drafts are rarely accepted.
     """
 
     greedy: Drafting
@@ -138,8 +140,10 @@ class SpeculationDetails(Frozen):
 
 
 def loads_of(settings: Load) -> dict[str, Load]:
-    """The two loads by the name of their folder, each with a fixed number of repeats, which no budget ends: noise is known only
-    by all of them. They are not held against an SLO."""
+    """The two loads by the name of their folder.
+
+    Each has a fixed number of repeats, which no budget ends, because the noise needs all of them. They have no SLO.
+    """
     repeats = max(LEAST_REPEATS, settings.repeats)
     fixed = {"repeats": repeats, "most_repeats": repeats, "time_budget_s": None, "slo": None}
     clients = settings.max_concurrency
@@ -197,7 +201,7 @@ def _answer(client: httpx.Client, server: Server, request: dict[str, Any]) -> di
 
 
 def acceptance(before: str, after: str) -> Acceptance:
-    """What became of the drafts between two /metrics pages.
+    """The fate of the drafts between two /metrics pages.
 
     Raises:
         ValueError: the counters are missing, went down or contradict each other, or nothing was drafted.
@@ -222,7 +226,7 @@ CounterKey = tuple[str, int | None]
 
 
 def _counted(page: str) -> dict[CounterKey, float]:
-    """The counters of drafts, by name and position, over all engines. Raises ValueError where one is missing."""
+    """The counters of drafts, by name and position, over all engines. Raises ValueError if one is missing."""
     totals: dict[CounterKey, float] = {}
     for name, position, value in _samples(page):
         totals[name, position] = totals.get((name, position), 0.0) + value
@@ -242,7 +246,7 @@ def _samples(page: str) -> Iterator[tuple[str, int | None, float]]:
 
 
 def _by_position(gained: dict[CounterKey, float]) -> list[int]:
-    """Raises ValueError where a position is left out."""
+    """The accepted tokens by position. Raises ValueError if a position is missing."""
     found = {position: count for (_, position), count in gained.items() if position is not None}
     if sorted(found) != list(range(len(found))):
         raise ValueError(f"the server's counters have the positions {sorted(found)}")
@@ -250,7 +254,7 @@ def _by_position(gained: dict[CounterKey, float]) -> list[int]:
 
 
 def together(parts: Sequence[Acceptance]) -> Acceptance:
-    """Several stretches as one. Raises ValueError where drafts are not equally long."""
+    """Add up several stretches. Raises ValueError if their drafts are not equally long."""
     return Acceptance(
         drafts=sum(part.drafts for part in parts),
         draft_tokens=sum(part.draft_tokens for part in parts),
@@ -259,10 +263,10 @@ def together(parts: Sequence[Acceptance]) -> Acceptance:
 
 
 def same_text(ours: Sequence[str], theirs: Sequence[str]) -> SameText:
-    """Where the texts of two servers part, prompt by prompt.
+    """Where the texts of two servers begin to differ, prompt by prompt.
 
     Raises:
-        ValueError: there are none, or not as many of the one as of the other.
+        ValueError: there are no texts, or one server has more than the other.
     """
     if not ours:
         raise ValueError("no prompt was asked")
@@ -277,15 +281,15 @@ def _parts_at(one: str, other: str) -> int | None:
 
 
 def parse(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> list[Measurement]:
-    """The acceptance length at batch 1 and the share of the same texts. `settings` is the profile's load, `server` drafts.
+    """The acceptance length at batch 1 and the share of equal texts. `settings` is the profile's load, `server` drafts.
 
-    What is gained takes two servers to be compared: see `rates` and judge.compare.speedup.
+    The speedup compares two servers: see `rates` and judge.compare.speedup.
     """
     return [_acceptance_length(folder, settings, levels, server), _same_text(folder, levels)]
 
 
 def rates(folder: Path, name: str, settings: Load, levels: Levels, servers: Sequence[ServerPlan]) -> list[Measurement]:
-    """Output tokens per second under BATCH1 or PROFILE, in the order of SIDES; `servers` are the plans of the two."""
+    """Output tokens per second under BATCH1 or PROFILE of both servers, whose plans are `servers`, in the order of SIDES."""
     return [_rate(folder, name, side, settings, levels, server) for side, server in zip(SIDES, servers, strict=True)]
 
 
@@ -297,7 +301,7 @@ def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, se
 
 
 def sides_at_once(metric: str, levels: Levels) -> Sides:
-    """The sides of an interval over repeats that are looked at once, when all are there."""
+    """The sides of an interval over repeats that are judged only once, after the last repeat."""
     return sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail)
 
 
@@ -320,12 +324,12 @@ def _acceptance_length(folder: Path, settings: Load, levels: Levels, server: Ser
 
 
 def _acceptances(folder: Path, repeats: int) -> list[Acceptance]:
-    """Of each repeat. Raises one of UNUSABLE."""
+    """The fate of the drafts of each repeat. Raises one of UNUSABLE."""
     return [_between(folder, _pages(repeat)) for repeat in range(1, repeats + 1)]
 
 
 def _between(folder: Path, pages: tuple[str, str]) -> Acceptance:
-    """Raises one of UNUSABLE."""
+    """The fate of the drafts between two files. Raises one of UNUSABLE."""
     return acceptance(*((folder / page).read_text() for page in pages))
 
 
@@ -334,7 +338,7 @@ def _pages(repeat: int) -> tuple[str, str]:
 
 
 def _lines_of(folder: Path, place: str, repeat: int) -> Iterator[str]:
-    """Where the accepted tokens stand before and after a repeat, as `path:line`."""
+    """The lines with the count of accepted tokens before and after a repeat, as `path:line`."""
     for page in _pages(repeat):
         lines = (folder / page).read_text().splitlines()
         yield f"{place}/{page}:{next(number for number, line in enumerate(lines, 1) if line.startswith(ACCEPTED))}"
@@ -358,14 +362,14 @@ def _same_text(folder: Path, levels: Levels) -> Measurement:
 
 
 def _texts(folder: Path) -> SameText:
-    """Raises one of UNUSABLE."""
+    """Compare the texts of both servers. Raises one of UNUSABLE."""
     greedy = Greedy.model_validate_json((folder / GREEDY).read_bytes())
     ours, theirs = (_replies(folder / f"{side}.jsonl", greedy) for side in SIDES)
     return same_text(ours, theirs)
 
 
 def _replies(path: Path, greedy: Greedy) -> list[str]:
-    """The texts of one server, all of them. Raises one of UNUSABLE."""
+    """All texts of one server. Raises one of UNUSABLE."""
     answers = [json.loads(line) for line in path.read_text().splitlines()]
     if [answer["request"]["prompt"] for answer in answers] != greedy.prompts:
         raise ValueError(f"{path.name} has {len(answers)} replies, and not one to each of {len(greedy.prompts)} prompts")
@@ -387,7 +391,7 @@ def _text(answer: dict[str, Any], greedy: Greedy) -> str:
 
 
 def document(folder: Path, settings: Load) -> SpeculationDetails:
-    """What the report shows beside the measurements, from the stage's files alone."""
+    """What the report shows besides the measurements, only from the stage's files."""
     try:
         texts = _texts(folder)
     except UNUSABLE:
@@ -399,12 +403,12 @@ def document(folder: Path, settings: Load) -> SpeculationDetails:
 
 
 def _under_load(folder: Path, settings: Load) -> Drafting:
-    """With requests that failed nobody knows: the drafts for them are counted, and their replies are not there."""
+    """The drafting under a load. It is unknown if requests failed: their drafts are counted, but their replies are missing."""
     return _drafting(settings.max_concurrency, lambda: _of_whole_repeats(folder, settings))
 
 
 def _of_whole_repeats(folder: Path, settings: Load) -> Acceptance:
-    """Raises one of UNUSABLE."""
+    """The fate of the drafts of all repeats, none of which may have failed requests. Raises one of UNUSABLE."""
     for number in range(1, settings.repeats + 1):
         if problems := load.request_problems(load.read(folder, folder.name, number).about, settings):
             raise FailedError(f"repeat {number}: {'; '.join(problems)}")

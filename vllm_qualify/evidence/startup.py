@@ -1,4 +1,4 @@
-"""A server's start in parts, and the KV cache that it made, from its log in the words of its kind of engine. Pure."""
+"""The parts of a server's start, and the KV cache that it made, from its log. The kind of engine gives the wording. Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from vllm_qualify.engine.kinds.vllm import START_LOG
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.recipe.values import Frozen, Number
 
-# No time zone is apart from another by less, and a day is a multiple of it.
+# All time zones differ by multiples of this, and a day is a multiple of it.
 ZONE_STEP_S = 900
 DAY_S = 86_400
 
@@ -25,10 +25,11 @@ PARTS = {
 
 
 class Startup(Frozen):
-    """A start in parts, each in seconds or None; `because` has the reason for every None, by the field's name.
+    """The parts of a start, each in seconds or None. `because` has the reason for every None, by the field's name.
 
-    `image_s` was over before the launch. `process_s`: from there until the weights begin, to a second. `ready_s`: the rest
-    until the first completion, with whatever the log does not tell of. `warm`: what is compiled came from a cache.
+    `image_s` was over before the launch. `process_s` goes from the launch until the weights begin, precise to one second.
+    `ready_s` is the rest until the first completion, with everything that the log does not report. `warm` says that the
+    compiled code came from a cache.
     """
 
     startup_s: Number
@@ -43,9 +44,9 @@ class Startup(Frozen):
 
 
 class KvCache(Frozen):
-    """How many tokens the KV cache of all engines holds, and how many requests of the greatest length.
+    """How many tokens the KV cache of all engines holds, and how many requests of the maximum length.
 
-    The log does not tell of how many tokens a block of it is: `block_tok` is from elsewhere, or None.
+    The log does not give the size of a block in tokens: `block_tok` comes from elsewhere, or is None.
     """
 
     tokens: int
@@ -54,7 +55,7 @@ class KvCache(Frozen):
 
 
 class LogLine(NamedTuple):
-    """A line of a log: the process it is from, and its time on the server's clock, in seconds since midnight."""
+    """A line of a log: the process that wrote it, and its time on the server's clock, in seconds since midnight."""
 
     process: str
     clock_s: int
@@ -62,7 +63,7 @@ class LogLine(NamedTuple):
 
 
 PartTime = tuple[float | None, str]
-"""A part in seconds, or None and why."""
+"""A part in seconds, or None and the reason."""
 
 
 def startup(
@@ -73,9 +74,10 @@ def startup(
     started_before: bool = False,
     wording: StartLog = START_LOG,
 ) -> Startup:
-    """The parts of a start of `startup_s`, `launched` at this unix time, from the server's `log` in the `wording` of its kind.
+    """The parts of a start, from the server's `log` in the `wording` of its kind.
 
-    `started_before`: the same server ran on this machine already; its start is warm then unless the log says otherwise.
+    The start took `startup_s`, and `launched` is the unix time of the launch. `started_before` says that the same server ran on
+    this machine before: its start then counts as warm unless the log says otherwise.
     """
     lines = list(_lines(log, wording))
     told: dict[str, PartTime] = {
@@ -94,12 +96,12 @@ def startup(
 
 
 def measurements(found: Startup, source: str) -> list[Measurement]:
-    """One for each of PARTS, and the whole as `startup_warm_s` if the start was warm; invalid where a part is None."""
+    """One measurement for each of PARTS, invalid where the part is None; and `startup_warm_s`, invalid unless it was warm."""
     return [*(_measurement(found, part, metric, source) for part, metric in PARTS.items()), _warm_start(found, source)]
 
 
 def kv_cache(log: str, wording: StartLog = START_LOG) -> KvCache | None:
-    """What the server's engines said of their KV caches, the last of each; None if none did."""
+    """What the engines logged about their KV caches: the last line of each counts. None if no engine logged it."""
     tokens: dict[str, int] = {}
     times: dict[str, float] = {}
     for line in _lines(log, wording):
@@ -130,12 +132,15 @@ def _lines(log: str, wording: StartLog) -> Iterator[LogLine]:
 
 
 def _elapsed_s(since: LogLine, until: LogLine) -> float:
-    """Of a start, which takes less than a day."""
+    """The seconds between two lines of a start, which takes less than a day."""
     return (until.clock_s - since.clock_s) % DAY_S
 
 
 def _process(lines: Sequence[LogLine], launched: float | None, startup_s: float, wording: StartLog) -> PartTime:
-    """The server's clock is ours but for the time zone: its first line comes within minutes of the launch."""
+    """The time from the launch until the weights begin.
+
+    Only the time zone of the server's clock can differ from ours, and its first line comes within minutes of the launch.
+    """
     begin = next((line for line in lines if wording.begins.match(line.message)), None)
     if launched is None:
         return None, "nobody recorded when the server was launched"
@@ -184,7 +189,7 @@ def _why_none(lines: Sequence[LogLine], wording: StartLog, otherwise: str) -> st
 
 
 def _by_process(lines: Sequence[LogLine], pattern: re.Pattern[str]) -> dict[str, list[float]]:
-    """The seconds that each process tells in these words."""
+    """The seconds that each process logs in lines that match `pattern`."""
     found: dict[str, list[float]] = {}
     for line in lines:
         if match := pattern.search(line.message):
@@ -193,7 +198,7 @@ def _by_process(lines: Sequence[LogLine], pattern: re.Pattern[str]) -> dict[str,
 
 
 def _warm_ups(lines: Sequence[LogLine], wording: StartLog) -> dict[str, list[float]]:
-    """From the begin to the end of the CPU's warm-up, in which it compiles; to a second."""
+    """The length of each CPU warm-up, in which it compiles, precise to one second."""
     begun: dict[str, LogLine] = {}
     found: dict[str, list[float]] = {}
     for line in lines:
@@ -205,7 +210,7 @@ def _warm_ups(lines: Sequence[LogLine], wording: StartLog) -> dict[str, list[flo
 
 
 def _longest(by_process: dict[str, list[float]]) -> float | None:
-    """Ranks do the same at the same time, and each does one thing after the other."""
+    """The longest total of a process: ranks work at the same time, and each does one thing after another."""
     return max(map(sum, by_process.values()), default=None)
 
 

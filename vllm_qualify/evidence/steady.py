@@ -1,26 +1,26 @@
 """Steady state: the part of a load in which every client is under way and the server has warmed up.
 
-Each of bench's clients sends its next prompt as soon as one has ended. Bench's own figures are over everything: over the first
-wave, whose prompts all come at once, and over the tail, in which ever fewer requests are under way. Here both are cut off.
+Each of bench's clients sends its next prompt as soon as one has ended. Bench's own figures include the first wave, whose
+prompts all come at once, and the tail, in which fewer and fewer requests are under way. Here both are cut off.
 
-Of the requests in the order of their starts a wave is as many as there are clients. The first wave is cut off, and so is the
-last: what started before it ends under full load. How much more to cut, MSER-5 says (White 1997, "An effective truncation
-heuristic for bias reduction in simulation output", Simulation 69; White, Cobb & Spratt 2000, "A comparison of five steady-state
-truncation heuristics for simulation") of the requests' latencies: with a fixed number under way, throughput is that number over
-the mean latency.
+A wave is a group of requests, in the order of their starts, as large as the number of clients. The first and the last wave are
+cut off: requests that started before the last wave end under full load. MSER-5 on the requests' latencies says how much more
+to cut (White 1997, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69; White, Cobb &
+Spratt 2000, "A comparison of five steady-state truncation heuristics for simulation"). Latencies are enough: with a fixed
+number of requests under way, throughput is that number divided by the mean latency.
 
-Equally long requests keep step, more or less, so that tokens come in waves too, and a window with edges anywhere would count
-one in part. A window therefore goes from one wave to another, from each request of the one to its fellow in the other, and its
-rates are those over all of these stretches. Where replies are not equally long, the rate of tokens is still right, that of
-requests is not.
+Equally long requests stay roughly in step, so tokens come in waves too, and a window with arbitrary edges would count part of a
+wave. A window therefore goes from one wave to another: one stretch from each request of the first wave to its counterpart in
+the second. Its rates are the means over all these stretches. If replies are not equally long, the rate of tokens is still
+right, but that of requests is not.
 
-Requests that are sent at a rate, each at a moment of its own, have no fixed number under way. There the first of them find an
-empty server and the last leave one: cut off are a warm-up, by MSER-5 too, and all from the first on that was still under way
-when the last was sent.
+Requests that are sent at a rate, each at its own time, have no fixed number under way. The first of them find an empty server,
+and the last leave an empty one. Cut off are a warm-up, also by MSER-5, and at the end the first request that was still under
+way when the last one was sent, with all requests after it.
 
-Chunks that a client reads at once were sent before that, at times that nobody knows: only the last of them is in time. A time
-per token is therefore taken from the end of a reply's first read to its last token, over the tokens in between. Where each
-chunk is read alone, that is what bench has.
+If a client reads several chunks at once, they were sent earlier, at unknown times; only the last of them has a correct time. A
+time per token is therefore measured from the end of a reply's first read to its last token, over the tokens in between. If each
+chunk is read alone, it equals bench's own.
 """
 
 import heapq
@@ -43,32 +43,34 @@ else:
 
 Array = np.ndarray
 BATCH = 5
-# Of all requests; MSER is not trusted beyond the half of what it is given, as its authors have it.
+# The share of all requests that must be left. MSER may cut at most half of its input, as its authors recommend.
 LEAST_SHARE = 0.5
-# Of the clients, on average over the window: the rest is bench's time between two requests, which is much where they are short
-# and the machine is busy.
+# The share of the clients that must be under way, on average over the window. The rest is bench's time between two requests,
+# which is much if requests are short and the machine is busy.
 LEAST_UNDER_WAY = 0.75
-# Of bench's duration, that its requests need not fill where bench does not tell when they started.
+# The share of bench's duration that its requests need not fill if bench does not give their start times.
 SLACK_ALLOWED = 0.05
-# What one half of a window may differ from the other where latencies rise or fall all along, with this chance of an accident.
+# Latencies rise or fall all along if chance alone would do that less often than DRIFT_BY_CHANCE. Then one half of a window may
+# differ from the other by at most DRIFT_ALLOWED.
 DRIFT_ALLOWED, DRIFT_BY_CHANCE = 0.25, 0.001
 REMEDY = "use more num_prompts"
-# Of requests sent at a rate: how many more may be sent than end in the second half of the sending, as a share, and how many
-# times the noise of the number under way. A rate that the server keeps up with leaves that number as it is.
+# For requests sent at a rate: how many more may be sent than end in the second half of the sending, as a share, and as a
+# multiple of the noise of the number under way. If the server keeps up with the rate, that number does not change.
 SHORTFALL_ALLOWED, SHORTFALL_SPREADS = 0.05, 2.0
-# In so many groups, in the order of their starts, the latencies of requests sent at a rate are looked at for a trend.
+# The latencies of requests sent at a rate are checked for a trend in so many groups, in the order of their starts.
 GROUPS = 20
 
-# Chunks nearer to each other were read at once: no model is so fast. Each such gap makes another one longer, so that few of the
-# gaps may be such. Of the replies so many must not have come in one read, and show a time per token: which these are depends on
-# when the client had time to read, and little on the server.
+# Chunks less than AT_ONCE_S apart were read at once, because no model is so fast. Each such gap makes another gap longer, so
+# only the share AT_ONCE_ALLOWED of the gaps may be so short. At least the share LEAST_SHOWN of the replies must not have come
+# in one read, so that they show a time per token. Which replies these are depends on when the client had time to read, and
+# little on the server.
 AT_ONCE_S, AT_ONCE_ALLOWED, LEAST_SHOWN = 50e-6, 0.01, 0.25
 KEEP_UP_REMEDY = "give the client a core or a host of its own"
 AT_ONCE_REMEDY = f"{KEEP_UP_REMEDY}, with no proxy between that collects chunks"
 
 
 class UnsteadyError(Exception):
-    """There is no steady state to be measured; the message says why, and what to do."""
+    """There is no steady state to measure; the message says why, and what to do."""
 
 
 class OverloadError(Exception):
@@ -77,9 +79,9 @@ class OverloadError(Exception):
 
 @dataclass(frozen=True)
 class Requests:
-    """What bench tells of each request, in the order of their starts; times in s. `gaps` are those between its chunks.
+    """Bench's record of the requests, in the order of their starts. Times are in s. `gaps` are those between chunks.
 
-    `rebuilt` says that bench did not tell the starts.
+    `rebuilt` says that bench did not record the starts.
     """
 
     starts: Array
@@ -91,21 +93,21 @@ class Requests:
 
     @cached_property
     def latencies(self) -> Array:
-        """To the last chunk, as bench has them."""
+        """The times from a request's start to its last chunk, as in bench."""
         return np.asarray(self.ttfts + [gaps.sum() for gaps in self.gaps])
 
     @property
     def tpots(self) -> Array:
-        """As bench has them for goodput: 0 where there is but one token."""
+        """The times per token as in bench's goodput: 0 for a reply of one token."""
         return np.asarray((self.latencies - self.ttfts) / np.maximum(self.outputs - 1, 1))
 
     @cached_property
     def settled_tpots(self) -> Array:
-        """From the end of each reply's first read; NaN where that had all of it, 0 where there is but one token."""
+        """The times per token from the end of a reply's first read: NaN if that had all of it, 0 for a reply of one token."""
         return np.asarray([_settled_tpot(*each) for each in zip(self.gaps, self.outputs, strict=True)])
 
     def without_openings(self) -> "Requests":
-        """Of chats, whose first chunk has no token: from the second on."""
+        """The requests without their first chunk, which in a chat has no token."""
         opened = np.asarray([gaps[:1].sum() for gaps in self.gaps])
         return replace(self, ttfts=self.ttfts + opened, gaps=[gaps[1:] for gaps in self.gaps])
 
@@ -116,13 +118,13 @@ def _settled_tpot(gaps: Array, output: float) -> float:
     at_once = next((number for number, gap in enumerate(gaps) if gap >= AT_ONCE_S), len(gaps))
     if at_once == len(gaps):
         return math.nan
-    # Of several tokens in a chunk bench tells only how many the reply has.
+    # Bench records the tokens of a reply, not those of a chunk.
     return float(gaps[at_once:].sum() / ((output - 1) * (1 - at_once / len(gaps))))
 
 
 @dataclass(frozen=True)
 class Window:
-    """Requests `first` to before `last` in the order of their starts, and stretches of time, each with as many starts."""
+    """The requests from `first` to before `last`, in the order of their starts. As many of them start in each stretch."""
 
     requests: Requests
     first: int
@@ -136,17 +138,18 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """On average over its stretches."""
+        """The mean length of its stretches."""
         return float((self.ends - self.begins).mean())
 
 
 def requests_of(result: dict[str, Any], clients: int) -> Requests:
-    """The requests of one of bench's detailed results, all of which must have been answered.
+    """The requests of one of bench's detailed results. All must have been answered.
 
-    vLLM's bench tells their starts from 0.15 on. Before, they follow from the latencies: whichever client ends sends the next.
+    vLLM's bench records their starts from 0.15 on. For older versions they follow from the latencies: when a client's request
+    ends, that client sends the next one.
 
     Raises:
-        UnsteadyError: they do not follow.
+        UnsteadyError: the starts do not follow from the latencies.
         LookupError, TypeError, ValueError: it is no such result.
     """
     ttfts = np.asarray(result["ttfts"], dtype=float)
@@ -162,7 +165,7 @@ def requests_of(result: dict[str, Any], clients: int) -> Requests:
 
 
 def _rebuilt(latencies: list[float], clients: int, duration: float) -> Array:
-    """Starts from 0 on, stretched over the duration: bench needs a little time between two requests."""
+    """Starts from 0 on, stretched to fill the duration, because bench needs a little time between two requests."""
     free, starts = [0.0] * clients, []
     for latency in latencies:
         starts.append(heapq.heappop(free))
@@ -178,12 +181,12 @@ def _rebuilt(latencies: list[float], clients: int, duration: float) -> Array:
 def whole(requests: Requests, duration: float) -> Window:
     """All requests and bench's whole duration, as bench counts."""
     begin = requests.starts[:1]
-    # Times that were added up may miss the end by a rounding.
+    # Rounding in the sum of times may miss the end.
     return Window(requests, 0, len(requests.starts), begin, begin + duration * (1 + 1e-9))
 
 
 def ramp_up_s(requests: Requests, clients: int) -> float:
-    """How long it took until each of the first wave had its first token: until then they wait for each other's prefill."""
+    """The time until all requests of the first wave have their first token. Until then they wait for each other's prefill."""
     wave = slice(0, clients)
     return float((requests.starts[wave] + requests.ttfts[wave]).max() - requests.starts[0])
 
@@ -211,7 +214,7 @@ def find(requests: Requests, clients: int) -> Window:
 
 
 def find_open(requests: Requests) -> Window:
-    """The window of requests that were sent at a rate, whether or not others had ended.
+    """The window of the steady state for requests that were sent at a rate, whether or not others had ended.
 
     Raises:
         OverloadError: the server did not keep up with the rate.
@@ -234,7 +237,7 @@ def find_open(requests: Requests) -> Window:
 
 
 def _check_kept_up(requests: Requests) -> None:
-    """Raises OverloadError where latencies rise all along, and either far or with ever more requests under way."""
+    """Raise OverloadError if latencies rise all along, and either rise far or more and more requests are under way."""
     latencies = requests.latencies
     settled = latencies[truncation(latencies, len(latencies) // 2) :]
     groups = [float(group.mean()) for group in np.array_split(settled, min(GROUPS, len(settled)))]
@@ -254,8 +257,8 @@ def _check_kept_up(requests: Requests) -> None:
 def _second_half(requests: Requests) -> tuple[int, int, float]:
     """How many requests were sent, and how many ended, in the second half of the sending; and the noise of their difference.
 
-    The number under way scatters as the arrivals do: by its own root, at either end of the half. Of the two the smaller counts,
-    since a queue that has grown is no noise.
+    The number under way scatters as arrivals do, by its own square root, at both ends of the half. Only the smaller of the two
+    numbers counts, because a queue that has grown is not noise.
     """
     begin, end = (requests.starts[0] + requests.starts[-1]) / 2, requests.starts[-1]
     ended = requests.starts + requests.latencies
@@ -265,9 +268,9 @@ def _second_half(requests: Requests) -> tuple[int, int, float]:
 
 
 def truncation(series: Array, most: int) -> int:
-    """How many of the first values, at most `most`, belong to the warm-up, by MSER-5: a multiple of 5.
+    """How many of the first values belong to the warm-up, by MSER-5: a multiple of 5, at most `most`.
 
-    Cut where the standard error of what is left, as if it were independent, is least.
+    The cut is where the remaining values, taken as independent, have the least standard error.
     """
     batches = series[: len(series) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
     candidates = range(min(most // BATCH, len(batches) - 1) + 1)
@@ -288,7 +291,7 @@ def _check_full(window: Window, clients: int) -> None:
 
 
 def _check_drift(window: Window, clients: int) -> None:
-    """Latencies that rise or fall all along, and far: a short warm-up is cut off, and noise goes up and down."""
+    """Raise UnsteadyError if latencies rise or fall all along, and far. A short warm-up is cut off, and noise has no trend."""
     latencies = window.requests.latencies
     waves = latencies[clients : window.last].reshape(-1, clients).mean(axis=1)
     _, by_chance = _trend(waves)
@@ -302,7 +305,7 @@ def _check_drift(window: Window, clients: int) -> None:
 
 
 def _trend(values: Sequence[float] | Array) -> tuple[float, float]:
-    """Kendall's tau of values in their order, and the chance of one as large without a trend; both NaN for fewer than two."""
+    """Kendall's tau of values in their order, and the chance of such a tau without a trend. Both are NaN for fewer than two."""
     if len(values) < 2:
         return math.nan, math.nan
     found = stats.kendalltau(range(len(values)), values)
@@ -310,12 +313,12 @@ def _trend(values: Sequence[float] | Array) -> tuple[float, float]:
 
 
 def figures(window: Window, slo: Slo | None, *, as_bench: bool = False) -> dict[str, float]:
-    """Every load metric that a window's requests show, in the metric's unit; what nothing shows is 0, as bench has it.
+    """All load metrics of a window's requests, in the metric's unit. A metric that no request shows is 0, as in bench.
 
-    Times per token are the settled ones, or else those of bench.
+    Times per token are the settled ones, or with `as_bench` those of bench.
 
-    Output tokens are those that came within it. Requests, their inputs and latencies are those that started in it: as many as
-    ended in it, and chosen without a look at how long they took.
+    Output tokens are those that came within the window. Requests, with their inputs and latencies, are those that started in
+    the window. As many ended in it, and the choice does not depend on how long they took.
     """
     requests, chosen, rate = window.requests, slice(window.first, window.last), window.count / window.length_s
     tokens, tpots = _tokens(window) / window.length_s, requests.tpots if as_bench else requests.settled_tpots
@@ -336,13 +339,13 @@ def figures(window: Window, slo: Slo | None, *, as_bench: bool = False) -> dict[
 
 
 def _tokens(window: Window) -> float:
-    """On average over its stretches."""
+    """The mean number of output tokens in the window's stretches."""
     requests = window.requests
     total = 0.0
     for start, ttft, gaps, output in zip(requests.starts, requests.ttfts, requests.gaps, requests.outputs, strict=True):
         came = start + ttft + np.concatenate(([0.0], np.cumsum(gaps)))
         stretches = np.searchsorted(window.begins, came, side="right") - np.searchsorted(window.ends, came, side="right")
-        # Of several tokens in a chunk bench tells only how many the reply has: with a draft model, or when it fell behind.
+        # A chunk has several tokens with a draft model, or when bench fell behind. Bench records only the tokens of the reply.
         each = np.full(len(came), (output - 1) / max(len(gaps), 1))
         each[0] = 1 if len(gaps) else output
         total += float((each * stretches).sum())
@@ -350,7 +353,7 @@ def _tokens(window: Window) -> float:
 
 
 def _share_met(window: Window, slo: Slo, tpots: Array) -> float:
-    """Of the requests that show whether they met it; 0 where none does."""
+    """The share of requests that met the SLO, of those that show whether they did. 0 if none does."""
     requests, chosen = window.requests, slice(window.first, window.last)
     times = {"ttft": requests.ttfts, "tpot": tpots, "e2el": requests.latencies}
     wanted = [(times[name][chosen], limit / 1000) for name, limit in slo.wanted.items()]
@@ -360,7 +363,7 @@ def _share_met(window: Window, slo: Slo, tpots: Array) -> float:
 
 
 def untold(window: Window, slo: Slo | None) -> dict[str, str]:
-    """Why metrics of the times between tokens are not to be trusted, by metric: too many chunks were read at once."""
+    """Why metrics of the times between tokens cannot be trusted, by metric: too many chunks were read at once."""
     requests, chosen = window.requests, slice(window.first, window.last)
     gaps = np.concatenate([np.zeros(0), *requests.gaps[chosen]])
     at_once, found = int((gaps < AT_ONCE_S).sum()), dict[str, str]()
@@ -375,7 +378,7 @@ def untold(window: Window, slo: Slo | None) -> dict[str, str]:
 
 
 def _least_shown(name: str, replies: int) -> float:
-    """How many replies must show a metric. That a percentile needs more than there are at all is told by their number."""
+    """How many replies must show a metric, at most all. If a percentile needs more than all, the sample count shows that."""
     return max(LEAST_SHOWN * replies, min(least_requests(name), replies))
 
 
@@ -386,6 +389,6 @@ def _named(latency: str) -> list[str]:
 def _statistics(latency: str, times: Array) -> list[tuple[str, float]]:
     of = times if len(times) else np.zeros(1)
     quantiles = {name: quantile for name in _named(latency) if (quantile := METRICS[name].quantile) is not None}
-    # All at once: the times are put in order but once.
+    # All quantiles in one call, so that the times are sorted only once.
     found = dict(zip(quantiles, np.percentile(of, [100 * each for each in quantiles.values()]), strict=True))
     return [(name, 1000 * float(found[name] if name in found else of.mean())) for name in _named(latency)]

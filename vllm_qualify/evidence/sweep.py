@@ -1,11 +1,11 @@
-"""Sweep: one load at many levels, for the curve of throughput against speed, and the highest level that meets an SLO.
+"""Sweep: one load at many levels, for the curve of throughput against speed, and for the highest level that meets an SLO.
 
-What to run next follows from the points measured so far and from nothing else (`next_step`), so that a sweep can go on where it
-was interrupted, and what it found can be read from its files at any later time.
+The next run follows only from the points measured so far (`next_step`). So an interrupted sweep can go on, and its results can
+be read from its files at any later time.
 
-A search is by bisection: latencies rise with the load. Its answer has met the SLO in two runs with other prompts each, since
-the highest of several levels that met once is likely one that was lucky. A run that is invalid neither meets nor misses: it is
-made once more, and if that is invalid too, the search has no answer.
+A search is a bisection, because latencies rise with the load. Its answer has met the SLO in two runs with different prompts:
+the highest of several levels that met it once was probably lucky. An invalid run neither meets nor misses the SLO. It is
+repeated once, and if the repetition is invalid too, the search has no answer.
 """
 
 import math
@@ -37,13 +37,13 @@ from vllm_qualify.recipe.workload import LEAST_PROMPTS_PER_CLIENT, Load, Slo, Sw
 
 STAGE, SERVE = "sweep", "serve"
 ASKED = "asked.json"
-# How much longer a run is made than it must last: the rate that it is planned by is a guess.
+# A run is planned this many times as long as it must last, because the planned rate is a guess.
 MARGIN = 1.25
-# Requests are sent at a rate for at least so many times their latency: one of these is warm-up, and one is the tail.
+# Requests are sent at a rate for at least so many times their latency: one latency is warm-up, and one is the tail.
 LATENCIES_SENT = 5.0
 # A level is measured at most so often without a valid result, each time with twice as many prompts.
 MOST_INVALID = 2
-# A level is the answer where so many valid runs met the SLO, and none missed it.
+# A level is the answer if so many valid runs met the SLO, and none missed it.
 RUNS_TO_CONFIRM = 2
 RUNS_KEPT = 2
 RATE_DIGITS = 4
@@ -53,18 +53,18 @@ Purpose = Literal["curve", "concurrency", "request_rate"]
 Goal = Literal["concurrency", "request_rate"]
 UNITS: dict[Purpose, str] = {"curve": "clients", "concurrency": "clients", "request_rate": "req/s"}
 RunPoint = Callable[[Load, float | None, Path], None]
-"""Runs bench once, with this load and at this rate in req/s, into this folder, and leaves there what repeat 1 of a load leaves.
+"""Runs bench once, with this load and at this rate in req/s. It writes the same files as repeat 1 of a load into this folder.
 
-Without a rate each of the load's clients sends its next request as one has ended. With one, bench must be given no
-`--max-concurrency`: the load has none that means anything, and a limit would hold requests back unseen.
+Without a rate each client of the load sends its next request when the one before has ended. With a rate, bench must not get
+`--max-concurrency`: that of the load means nothing then, and a limit would hold requests back unseen.
 """
 
 
 class Plan(Frozen):
     """What a sweep needs. `load` is the profile's own, with the lengths and the seed.
 
-    `gpus` are those of the server, 1 for a CPU. `most_concurrency` is the sweep's, or else as many as the server takes at once.
-    With `watched` a run counts only with what was watched during it, in the folder SERVE beside the stage's.
+    `gpus` is the server's number of GPUs, 1 for a CPU. `most_concurrency` is the sweep's, or else the number of requests that
+    the server takes at once. With `watched`, a run counts only if it was watched, in the folder SERVE next to the stage's.
     """
 
     sweep: Sweep
@@ -78,20 +78,20 @@ class Plan(Frozen):
 
     @property
     def goals(self) -> list[Goal]:
-        """What is searched for, concurrency first: the rate begins with what it found."""
+        """What the sweep searches for. Concurrency comes first, because the search for the rate begins with its result."""
         goals: tuple[Goal, ...] = ("concurrency", "request_rate")
         return [goal for goal in goals if self.sweep.slo and goal in self.sweep.search]
 
     @property
     def curve(self) -> list[int]:
-        """The curve's points; a search over the rate alone begins with the throughput of the profile's own load."""
+        """The curve's numbers of clients. A search for the rate alone begins with the throughput of the profile's own load."""
         if not self.sweep.concurrencies and self.goals == ["request_rate"]:
             return [min(self.load.max_concurrency, self.most_concurrency)]
         return self.sweep.concurrencies
 
     @property
     def slo_of_request(self) -> Slo | None:
-        """What one request must meet to be in time: of each latency the bound on its highest percentile. None without any."""
+        """The limits for one request: for each latency, the bound on its highest percentile. None if the SLO has no such."""
         limits: dict[str, float] = {}
         for name in sorted(self.sweep.slo, key=lambda name: METRICS[name].quantile or 0):
             latency = f"{name.split('_')[0]}_ms"
@@ -101,7 +101,7 @@ class Plan(Frozen):
 
 
 class SweepLoad(Frozen):
-    """What a run was made for, and with which load. With a rate the load's `max_concurrency` means nothing."""
+    """The purpose of a run, and its load. With a rate, the load's `max_concurrency` means nothing."""
 
     purpose: Purpose
     load: Load
@@ -120,9 +120,9 @@ class SweepLoad(Frozen):
 class Point(Frozen):
     """One run. It has its steady state's figures by metric, or the reason why there are none.
 
-    With `overloaded_because` there is a result, though no figures: the server does not keep up with the rate, which misses any
-    SLO. `meets_slo` is None where the run is invalid, or there is no SLO. `answered_req_s` is over the whole run, None where
-    not all requests were answered. `untold` has why metrics have no figure.
+    With `overloaded_because` there are no figures, but there is a result: the server does not keep up with the rate, which
+    misses any SLO. `meets_slo` is None if the run is invalid, or if there is no SLO. `answered_req_s` is over the whole run,
+    and None unless all requests were answered. `untold` says why single metrics have no figure.
     """
 
     folder: str
@@ -146,8 +146,8 @@ class Point(Frozen):
 class CurvePoint(Frozen):
     """Throughput against speed at a number of clients, from the run in `folder`.
 
-    `tok_s_per_user` is 1000 / tpot_p50_ms, as InferenceMAX has its interactivity: how fast the reply of a request in the middle
-    comes, once it has begun.
+    `tok_s_per_user` is 1000 / tpot_p50_ms, as InferenceMAX defines interactivity: how fast the reply of a median request comes
+    once it has begun.
     """
 
     clients: Count
@@ -158,7 +158,7 @@ class CurvePoint(Frozen):
 
 
 class SloLevel(Frozen):
-    """The highest level that meets the SLO, or why none can be named. `note` says how near the next level is that misses it."""
+    """The highest level that meets the SLO, or why none is known. `note` gives the next level that misses it."""
 
     value: Number | None = None
     note: str = ""
@@ -172,9 +172,9 @@ class SloLevel(Frozen):
 
 
 class Swept(Frozen):
-    """All that a sweep measured: its points in the order of their runs, the curve, and what its searches found.
+    """The results of a sweep: its points in the order of their runs, the curve, and what its searches found.
 
-    `curve_problems` has a sentence for each of the curve's points that is missing.
+    `curve_problems` has a sentence for each missing point of the curve.
     """
 
     points: list[Point] = []
@@ -196,10 +196,10 @@ class NextRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Aim:
-    """A search for the highest level from `least` to `most` that meets; the first one tried is `first`.
+    """A search for the highest level from `least` to `most` that meets the SLO. It tries `first` first.
 
-    It goes on until the next one that misses is nearer than `resolution` times the level, and where levels are `whole` nearer
-    than 1 in any case, in at most `most_runs` runs.
+    It ends when the next level that misses the SLO is no further away than `resolution` times the level, or than 1 if levels
+    are `whole`. It makes at most `most_runs` runs.
     """
 
     first: float
@@ -213,7 +213,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class LevelResult:
-    """Whether a run at a level met the SLO, None where it was invalid and why. `is_new`: the search itself asked for it."""
+    """Whether a run at a level met the SLO; None if it was invalid, and why. `is_new`: the search itself made the run."""
 
     level: float
     meets: bool | None
@@ -223,7 +223,7 @@ class LevelResult:
 
 @dataclass(frozen=True)
 class _Known:
-    """Levels that met in every valid run, with how many there were; and those that missed in any."""
+    """Levels that met the SLO in all valid runs, with the number of these; and levels that missed it in any."""
 
     met: dict[float, int]
     missed: set[float]
@@ -234,16 +234,16 @@ class _Known:
 
     @property
     def confirmed(self) -> float | None:
-        """The highest level that met often enough."""
+        """The highest level that met the SLO often enough."""
         return max((level for level, runs in self.met.items() if runs >= RUNS_TO_CONFIRM), default=None)
 
     def next_missed(self, level: float) -> float | None:
-        """The lowest level above one that missed."""
+        """The lowest level above `level` that missed the SLO."""
         return min((missed for missed in self.missed if missed > level), default=None)
 
 
 def decide(aim: Aim, told: Sequence[LevelResult]) -> float | SloLevel:
-    """The level that a search runs next, or its end. The order of what it is told does not matter."""
+    """The next level that a search runs, or its end. The order of the results does not matter."""
     new = [each for each in told if each.is_new]
     bad = [each for each in new if each.meets is None]
     known = _known([each for each in told if each.meets is not None and each.level <= aim.most])
@@ -262,7 +262,11 @@ def _known(valid_runs: Sequence[LevelResult]) -> _Known:
 
 
 def _next_level(aim: Aim, known: _Known, left: int) -> float | None:
-    """The last runs are kept for the confirmation, what met but once being no answer, and for another where that fails."""
+    """The level of the next run; None if the search is over.
+
+    The last RUNS_KEPT runs are for confirmation, as a level that met the SLO only once is no answer, and for another level if
+    that fails.
+    """
     between = _between(aim, known)
     if known.highest is not None and known.highest != known.confirmed and (between is None or left <= RUNS_KEPT):
         return known.highest
@@ -270,7 +274,7 @@ def _next_level(aim: Aim, known: _Known, left: int) -> float | None:
 
 
 def _between(aim: Aim, known: _Known) -> float | None:
-    """A level that makes the bracket smaller, None where it is small enough or ends at what may be tried at all."""
+    """A level that makes the bracket smaller; None if it is small enough, or ends at the lowest or highest level allowed."""
     if known.highest is None:
         lowest = min(known.missed, default=None)
         if lowest is None:
@@ -285,12 +289,12 @@ def _between(aim: Aim, known: _Known) -> float | None:
 
 
 def _step(aim: Aim, level: float) -> float:
-    # Times a little more than 1: a difference of decimals is not exact.
+    # The factor allows for rounding in a difference of decimals.
     return max(float(aim.whole), aim.resolution * level) * (1 + 1e-9)
 
 
 def _rounded(aim: Aim, level: float) -> float:
-    """The geometric mean of two levels that lie more than a step apart lies between them after it is rounded, too."""
+    """Round a level. The geometric mean of two levels more than a step apart stays between them."""
     return math.floor(level + 0.5) if aim.whole else _short(level)
 
 
@@ -308,7 +312,7 @@ def _unmeasured(aim: Aim, bad: LevelResult, known: _Known) -> str:
 
 
 def _end(aim: Aim, known: _Known, wanted: float | None) -> SloLevel:
-    """`wanted` is what another run would be made at."""
+    """The end of a search. `wanted` is the level of the next run if there were one."""
     spent = f"{aim.most_runs} runs were not enough"
     if known.confirmed is not None:
         return SloLevel(
@@ -330,7 +334,7 @@ def _note(aim: Aim, known: _Known, value: float, spent: str) -> str:
 
 
 def next_step(plan: Plan, points: Sequence[Point]) -> NextRun | None:
-    """The run that follows from those made so far; None where the sweep is complete."""
+    """The next run, which follows from those made so far; None if the sweep is complete."""
     for clients in plan.curve:
         runs = [each for each in points if each.asked.purpose == "curve" and each.asked.level == clients]
         if len(runs) < MOST_INVALID and all(each.invalid_because for each in runs):
@@ -348,7 +352,7 @@ def _decided(plan: Plan, goal: Goal, points: Sequence[Point]) -> float | SloLeve
 
 
 def _told(goal: Goal, points: Sequence[Point]) -> list[LevelResult]:
-    """The curve's runs count as if they had been made before."""
+    """The results for a search. For concurrency the curve's runs count as if they had been made before."""
     of = (goal,) if goal == "request_rate" else (goal, "curve")
     return [
         LevelResult(each.asked.level, each.meets_slo, each.asked.purpose == goal, each.invalid_because)
@@ -358,7 +362,7 @@ def _told(goal: Goal, points: Sequence[Point]) -> list[LevelResult]:
 
 
 def _aim(plan: Plan, goal: Goal, points: Sequence[Point]) -> Aim | str:
-    """What is searched, or why it cannot be."""
+    """The aim of a search, or why there can be no search."""
     resolution, most_runs = plan.sweep.resolution, plan.sweep.most_runs
     if goal == "concurrency":
         return Aim(1, 1, plan.most_concurrency, resolution, most_runs, True, UNITS[goal])
@@ -368,7 +372,7 @@ def _aim(plan: Plan, goal: Goal, points: Sequence[Point]) -> Aim | str:
     if not measured:
         return "no valid run with a number of clients tells which rate to begin with"
     rate = max(measured, key=lambda point: point.asked.level).figures[REQUESTS]
-    # At a lower rate its prompts would not end in time.
+    # At a lower rate the prompts would not end within the time limit.
     least = MARGIN * _least_prompts(plan) / plan.load.time_limit_s
     return Aim(max(least, _short(rate)), least, math.inf, resolution, most_runs, False, UNITS[goal])
 
@@ -378,9 +382,9 @@ def _closed(points: Sequence[Point]) -> list[Point]:
 
 
 def measure(run: RunPoint, plan: Plan, folder: Path) -> None:
-    """RunPoint the sweep into the stage's folder, each point into a folder of its own, as `concurrency-8` or `rate-2.5-again`.
+    """Run the sweep. Each point gets its own folder in the stage's, such as `concurrency-8` or `rate-2.5-again`.
 
-    What is there already is not run again.
+    Points that are already there are not run again.
 
     Raises:
         ValueError: a folder in it is no point.
@@ -407,7 +411,7 @@ def _same(step: NextRun, points: Sequence[Point]) -> list[Point]:
 
 
 def _asked(plan: Plan, step: NextRun, points: Sequence[Point]) -> SweepLoad:
-    # Another seed each run, and none of the load's repeats': the same prompts again would measure the prefix cache.
+    # Each run has a seed that no other run and no repeat of the load has: repeated prompts would measure the prefix cache.
     seed = plan.load.seed + plan.load.looks[-1] + len(points)
     is_open = step.purpose == "request_rate"
     clients = 1 if is_open else int(step.level)
@@ -422,7 +426,7 @@ def _load(plan: Plan, clients: int, prompts: int, seed: int) -> Load:
         "seed": seed,
         "repeats": 1,
         "most_repeats": 1,
-        # Its levels are compared with each other, and its runs are bounded by their number.
+        # The sweep compares its levels with each other, and limits its runs by their number.
         "window": "steady",
         "time_budget_s": None,
         "min_duration_s": plan.sweep.min_duration_s,
@@ -432,7 +436,7 @@ def _load(plan: Plan, clients: int, prompts: int, seed: int) -> Load:
 
 
 def _prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> int:
-    """As many as the SLO's percentiles need, and enough to last; twice as many where a run was invalid before."""
+    """Enough prompts for the SLO's percentiles and for the run's duration; twice as many as in an invalid run before."""
     before = [each.asked.load.num_prompts for each in _same(step, points) if each.invalid_because]
     lasting = _open_prompts(plan, step, points) if step.purpose == "request_rate" else _closed_prompts(plan, step, points)
     return max(_least_prompts(plan), math.ceil(lasting), 2 * max(before, default=0))
@@ -449,7 +453,10 @@ def _open_prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> float:
 
 
 def _closed_prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> float:
-    """By the rate of the nearest point, as if more clients were answered all the faster, and fewer no slower."""
+    """The prompts for the duration, by the rate of the nearest point.
+
+    It assumes that the rate rises in proportion with more clients, and does not fall with fewer.
+    """
     least = LEAST_PROMPTS_PER_CLIENT * step.level
     known = [(each.asked.level, each.answered_req_s) for each in _closed(points) if each.answered_req_s]
     if not known:
@@ -465,7 +472,7 @@ def read_points(folder: Path, plan: Plan) -> list[Point]:
 
 
 def read_point(folder: Path, plan: Plan) -> Point:
-    """One point from its files. Raises one of UNUSABLE where they do not tell which it is."""
+    """Read one point from its files. Raises one of UNUSABLE if they do not say which point it is."""
     asked = SweepLoad.model_validate_json((folder / ASKED).read_bytes())
     about: dict[str, Any] = {"folder": folder.name, "asked": asked}
     try:
@@ -488,7 +495,7 @@ def _answered(repeat: Repeat) -> float | None:
 
 
 def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: SweepLoad) -> dict[str, Any]:
-    """What is known of a point that its steady state shows, or why it is invalid. Raises as `load.steady_of`."""
+    """The fields of a point: the figures of its steady state, or why it is invalid. Raises as `load.steady_of`."""
     problems = [
         *_other_than_asked(repeat.about, plan, asked),
         *load.problems_of(folder, repeat, asked.load, plan.kind, plan.arguments, _watched(folder, plan), may_queue=True),
@@ -507,7 +514,7 @@ def _watched(folder: Path, plan: Plan) -> Path | None:
 
 
 def _other_than_asked(result: dict[str, Any], plan: Plan, asked: SweepLoad) -> list[str]:
-    """Bench tells how it sent: requests held back by a limit would look like a server that keeps up."""
+    """The settings in which bench differs from the plan. Requests held back by a limit would look as if the server kept up."""
     of = asked.load
     problems = []
     if of != _load(plan, of.max_concurrency, of.num_prompts, of.seed):
@@ -520,7 +527,7 @@ def _other_than_asked(result: dict[str, Any], plan: Plan, asked: SweepLoad) -> l
 
 
 def _unshown(slo: dict[str, float], found: load.Steady) -> str | None:
-    """Why a point's requests do not show whether the SLO is met."""
+    """Why a point's requests do not show whether it meets the SLO, or None."""
     for name in slo:
         if found.requests < (needed := least_requests(name)):
             return f"{found.requests} requests in its steady state, and {name} needs {needed}: {steady.REMEDY}"
@@ -536,7 +543,7 @@ def _speechless(name: str) -> str:
 
 
 def parse(folder: Path, plan: Plan) -> Swept:
-    """All that a sweep measured, from the files of the stage's folder alone; without points where they cannot be told apart."""
+    """The results of a sweep, only from the files in the stage's folder; without points if one of them cannot be identified."""
     try:
         points = read_points(folder, plan)
     except UNUSABLE as error:
@@ -555,7 +562,7 @@ def _found(plan: Plan, goal: Goal, points: Sequence[Point]) -> SloLevel:
 
 
 def curve(plan: Plan, points: Sequence[Point]) -> list[CurvePoint]:
-    """The first valid run at each number of clients, searched ones too; not those whose replies show no time per token."""
+    """The first valid run at each number of clients, also of searches, if its replies show a time per token."""
     chosen: dict[float, Point] = {}
     for point in _closed(points):
         if point.figures.get(TPOT, 0) > 0:
@@ -575,7 +582,7 @@ def curve(plan: Plan, points: Sequence[Point]) -> list[CurvePoint]:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Of each point whether no other is as good in both and better in one; more is better."""
+    """For each point, whether no other point is as good in both numbers and better in one. More is better."""
     return [not any(other != point and other[0] >= point[0] and other[1] >= point[1] for other in points) for point in points]
 
 
@@ -593,9 +600,9 @@ def _why_missing(runs: Sequence[Point]) -> str:
 
 
 def measurements(swept: Swept, plan: Plan) -> list[Measurement]:
-    """The metrics of what was searched for; goodput and cost are those at the concurrency found, or else at the rate found.
+    """The metrics of the searches. Goodput and cost are those at the concurrency found, or else at the rate found.
 
-    There is no goodput where the SLO has no percentile of ttft, tpot or e2el, and no cost without a price.
+    There is no goodput if the SLO has no percentile of ttft, tpot or e2el, and no cost without a price.
     """
     rows = {"concurrency": SLO_CONCURRENCY, "request_rate": SLO_RATE}
     found = [_measurement(rows[goal], swept, goal, None) for goal in plan.goals]
@@ -608,7 +615,7 @@ def measurements(swept: Swept, plan: Plan) -> list[Measurement]:
 
 
 def _measurement(metric: str, swept: Swept, goal: Goal, of: Callable[[dict[str, float]], float] | None) -> Measurement:
-    """The level found, or `of` the figures of the runs there on average."""
+    """The level that was found; or, with `of`, its mean over the figures of the runs at that level."""
     found = swept.found(goal)
     if found is None or found.value is None:
         reason = found.invalid_because if found else None

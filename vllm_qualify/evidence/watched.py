@@ -1,4 +1,4 @@
-"""What `engine.watch` wrote during a run, read back: why a load does not count, and its course for people."""
+"""Reads what `engine.watch` wrote during a run: why a load does not count, and plots of its course for people."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,22 +25,22 @@ from vllm_qualify.recipe.values import Frozen, Number
 SLOWDOWN_REMEDY = "mend this host's cooling and power supply, see `nvidia-smi -q -d PERFORMANCE`, and measure again"
 MISSED_REMEDY = "see what holds up this machine or the server's /metrics, and measure again"
 
-# With fewer than half of its samples, a GPU may have been slowed down for the longer part of a load.
+# With less than this share of its samples, a GPU may have been slowed down for most of a load.
 LEAST_SAMPLES = 0.5
-# A busy server answers late: queues are told by samples in which it was asked seldom, too, and all else by what it counts.
+# A busy server answers late. Few samples are enough to see a queue, and all else follows from the server's counters.
 LEAST_SCRAPES = 0.1
 # A request that waits for one scheduler step waits for 1 of its output_len + 1 steps; in a wave of long prompts, for some more.
-# Only replies of under ten tokens would explain a tenth.
+# Only replies of fewer than ten tokens would explain a tenth.
 WAITING_ALLOWED = 0.10
-# So many of its standard errors the share must lie above that: a wave that one sample happens to see waiting is no queue.
+# The share must be above that by this many of its standard errors: a wave that one sample happens to see waiting is no queue.
 WAITING_ERRORS = 2.0
-# A deviation of fewer samples tells nothing.
+# The standard error of fewer samples means nothing.
 LEAST_FOR_A_SHARE = 5
 
 Sample = TypeVar("Sample", Scrape, HostSample)
 
 
-# The folder of a stage with what was watched during it.
+# The folder, in that of a stage, for what was watched during the stage.
 WATCHED = "watched"
 
 
@@ -52,23 +52,23 @@ class Watched(Frozen):
 
 
 def watched_in(stage: Path, server: Path) -> Path:
-    """Where to read what was watched during a stage: in its own folder; while it goes on, or in older runs, in the server's."""
+    """The folder with what was watched during a stage: its own, or the server's while the stage runs and in older runs."""
     inside = stage / WATCHED
     return inside if inside.is_dir() else server
 
 
 def read(folder: Path) -> Watched:
-    """Without a last line that is torn: the run was killed there. Raises one of UNUSABLE."""
+    """Read both files without an incomplete last line, which a killed run leaves. Raises one of UNUSABLE."""
     return Watched(scrapes=_lines(folder / SCRAPES, Scrape), host=read_host(folder))
 
 
 def read_host(folder: Path) -> list[HostSample]:
-    """The machine's file alone, which begins at the server's launch. As `read`."""
+    """Read the machine's file alone, which begins at the server's launch, as `read` does."""
     return _lines(folder / HOST_SAMPLES, HostSample)
 
 
 def value_of(scrape: Scrape, meaning: CounterName) -> float | None:
-    """What a scrape has for it, over all its labels: the sum, or of shares the largest. None if it has none."""
+    """A scrape's value over all labels: the sum, or the largest if the values are shares. None if the scrape has none."""
     names = names_of(meaning)
     found = [value for key, value in scrape.values.items() if family_of(key) in names]
     if not found:
@@ -86,11 +86,12 @@ def problems(
     queues_from: float | None = None,
     kind: EngineKind = KINDS[VLLM],
 ) -> list[str]:
-    """Why a load between two unix times does not count, each with its remedy. `kind` is the server's, which tells its queue.
+    """The reasons why a load between two unix times does not count, each with its remedy.
 
-    Preemptions are not among them: `load` has the server's count right before it and right after. `most_requests` is how many
-    the server runs at once; without it nobody knows whether `clients` should have waited. What waits before `queues_from` is no
-    queue. Of samples every `every_s` a tenth is enough, and of GPUs the half.
+    Preemptions are not among them: `load` has the server's count right before the load and right after. `most_requests` is how
+    many requests the server runs at once; without it, queues are not checked. Requests that wait before `queues_from` are no
+    queue. `kind` is the server's, with the name and the remedy of its limit. Samples are planned every `every_s`: a tenth of
+    them is enough, and half of those of the GPUs.
     """
     try:
         watched = read(folder)
@@ -106,7 +107,7 @@ def problems(
 
 
 def notes(folder: Path, began: float, ended: float) -> list[str]:
-    """What is worth a word of a load that counts nevertheless."""
+    """What the report should mention about a load that counts nevertheless."""
     try:
         watched = read(folder)
     except UNUSABLE as error:
@@ -117,7 +118,7 @@ def notes(folder: Path, began: float, ended: float) -> list[str]:
 
 
 class Series(Frozen):
-    """A run's course for plots, a value a sample. None is what a sample does not tell; a rate begins with the second one."""
+    """A run's course for plots, one value per sample, None where the sample has none. A rate begins with the second sample."""
 
     time_s: list[Number]
     running: list[Number | None]
@@ -158,7 +159,7 @@ def _missed(watched: Watched, began: float, ended: float, every_s: float) -> Ite
     scrapes, host = _within(watched.scrapes, began, ended), _within(watched.host, began, ended)
     wanted = max(1, math.floor((ended - began) / every_s))
     answered = [scrape for scrape in scrapes if value_of(scrape, "running") is not None]
-    # Of so few samples `_queueing`, which is all that they are for, tells nothing.
+    # The scrapes are only for `_queueing`, which cannot use fewer samples than LEAST_FOR_A_SHARE.
     if wanted >= LEAST_FOR_A_SHARE and len(answered) < LEAST_SCRAPES * wanted:
         why = next((f" ({scrape.error})" for scrape in reversed(scrapes) if scrape.error), "")
         yield f"the server's metrics were read only {len(answered)} of {wanted} times{why}: {MISSED_REMEDY}"
@@ -171,7 +172,7 @@ def _missed(watched: Watched, began: float, ended: float, every_s: float) -> Ite
 
 
 def _least_looks(watched: Watched, wanted: int) -> float:
-    """A machine without GPUs has nothing that is slowed down unseen."""
+    """The fewest samples of the machine. One without GPUs needs fewer: it has nothing that can slow down unseen."""
     if any(sample.gpus for sample in watched.host):
         return LEAST_SAMPLES * wanted
     return LEAST_SCRAPES * wanted if wanted >= LEAST_FOR_A_SHARE else 0
@@ -181,7 +182,7 @@ def _gpu_errors(host: Sequence[HostSample]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for sample in host:
         for gpu in sample.gpus:
-            # A product that does not tell its clocks' reasons cannot rule a slowdown out.
+            # A GPU that does not report the reasons of its clocks may have been slowed down.
             if gpu.error or gpu.clock_reasons is None:
                 found.setdefault(gpu.index, []).append(gpu.error or "it tells no reasons of its clocks")
     return found
@@ -201,7 +202,7 @@ def _queueing(scrapes: Sequence[Scrape], clients: int, most_requests: int | None
 
 
 def _share(parts: Sequence[tuple[float, float]]) -> tuple[float | None, float]:
-    """The first numbers' share of the second ones, and what it is at least: WAITING_ERRORS of its standard errors less."""
+    """The share of the first numbers in the second ones, and its lower bound: WAITING_ERRORS standard errors less."""
     part, whole = (math.fsum(numbers) for numbers in zip(*parts, strict=True)) if parts else (0.0, 0.0)
     if len(parts) < LEAST_FOR_A_SHARE or not whole > 0:
         return None, 0.0
@@ -218,7 +219,7 @@ def _slowdowns(host: Sequence[HostSample]) -> Iterator[str]:
 
 
 def _counted(host: Sequence[HostSample], reasons: Collection[str]) -> dict[int, int]:
-    """In how many samples a GPU had one of the reasons, by the GPU's index."""
+    """The number of samples in which a GPU had one of the reasons, by the GPU's index."""
     indices = sorted({gpu.index for sample in host for gpu in sample.gpus})
     counts = {index: sum(any(one in reasons for one in _reasons(sample, index)) for sample in host) for index in indices}
     return {index: count for index, count in counts.items() if count}
@@ -228,18 +229,18 @@ def _reasons(sample: HostSample, index: int) -> list[str]:
     return [reason for gpu in sample.gpus if gpu.index == index for reason in gpu.clock_reasons or ()]
 
 
-# Of the drawing, in its own units; it takes the width that it is given.
+# Sizes of the drawing, in its own units; the page sets its real width.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 160, 56, 8, 24, 24
 WRITTEN_WHOLE, SUFFIXES = 10_000, ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
 
 def chart(title: str, unit: str, time_s: Sequence[float], lines: Mapping[str, Sequence[float | None]]) -> str:
-    """A line chart over time as an inline SVG in the text's own colour; a line is broken where a value is None.
+    """A line chart over time as an inline SVG in the text's own colour. A line is broken where a value is None.
 
     Numbers have up to four digits, from 10,000 on with k, M or G for thousands, millions or billions: 32, 12.5k, 1.2M.
 
-    Raises ValueError if a line has not a value a time, there are more than four, or nothing is there to be drawn.
+    Raises ValueError if a line does not have one value per time, if there are more than four lines, or if all values are None.
     """
     if len(lines) > len(DASHES) or any(len(values) != len(time_s) for values in lines.values()):
         raise ValueError("a chart takes up to four lines, each with a value a time")
@@ -293,7 +294,7 @@ def _drawn(
         if value is not None:
             path.append(f"{'L' if is_down else 'M'}{across(time):g} {up(value):g}")
         is_down = value is not None
-    # A value that stands alone is a dot: a round cap shows a line without length.
+    # A value without neighbours becomes a dot: a line without length is visible by its round cap.
     return f'<path d="{"".join(_with_dots(path))}" stroke-width="1.5" stroke-linecap="round" stroke-dasharray="{dash}"/>'
 
 

@@ -1,7 +1,7 @@
-"""The cell beside its baseline: measurements of what was lost, from the evidence of both.
+"""Compares the cell with its baseline: measurements of what was lost, from the evidence of both.
 
-Compared is only what is alike: the same questions with the same prompts, the same load by the same client on the same machine
-type. Else the comparison is invalid and says what differs.
+Both must be alike: the same questions with the same prompts, and the same load by the same client on the same machine type.
+Otherwise the comparison is invalid and says what differs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,25 +28,25 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE = "baseline", "load.json"
-# Of a task's settings those that its answers depend on. What its questions are is told by their hashes.
+# The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
-# Of a load's settings how long and how often it is measured, and where its prompts lie.
+# The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.
 NOT_OF_THE_WORKLOAD = {"repeats", "most_repeats", "time_budget_s", "min_duration_s", "time_limit_s", "prompts"}
-# MLPerf Inference wants replies of at least 0.9 times the reference's length; far longer ones are as little the same work.
+# MLPerf Inference requires replies of at least 0.9 times the reference's length. Far longer ones are not the same work either.
 LENGTHS = (0.9, 1.1)
 
 
 def compare(
     plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], gates: Sequence[Gate] | None = None
 ) -> list[Measurement]:
-    """One measurement for each of `gates`, by default all, that is against the baseline; none without a baseline."""
+    """One measurement for each gate that is against the baseline, of `gates` or else of all. Empty without a baseline."""
     if plan.baseline is None:
         return []
     comparing = [gate for gate in (plan.gates if gates is None else gates) if gate.is_against_baseline]
 
     @cache
     def loads() -> list[Measurement]:
-        """The baseline's, read once for all gates."""
+        """The baseline's load, read once for all gates."""
         return parse_beside(plan, evidence) if plan.beside else _history(plan, evidence)
 
     return [_compared(gate, plan, evidence, measurements, loads) for gate in comparing]
@@ -73,7 +73,7 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
 
 
 def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
-    """The cell's own measurement: what is invalid in itself cannot be compared. Raises ValueError if there is none."""
+    """The cell's own measurement, which must be valid to be compared. Raises ValueError if there is none."""
     own = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
     before_filters = label_of(gate.metric, gate.task, None, against_baseline=False)
     found = [measurement for measurement in measurements if measurement.label in (own, before_filters)]
@@ -83,7 +83,7 @@ def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
 
 
 class UnlikeError(ValueError):
-    """What was measured of the two is not alike."""
+    """The measurements of the cell and of its baseline are not alike."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -97,7 +97,7 @@ def _task_of(plan: CellPlan, gate: Gate) -> TaskPlan:
 
 
 def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measurement]) -> list[tuple[Gate, Measurement]]:
-    """The gates that nobody could ever be held to with this run as their baseline, each with what is lacking."""
+    """The gates for which this run cannot be the baseline of a later run, each with what is missing."""
     if not plan.establishes:
         return []
     found = []
@@ -121,7 +121,7 @@ def _too_seldom(answered: Answered) -> str | None:
 
 
 def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
-    """Why nothing can be compared with the answers in a `baseline` folder, whatever the cell is going to answer."""
+    """Why nothing can be compared with the answers in a `baseline` folder, whatever the cell will answer; else None."""
     for task in plan.accuracy:
         for gate in paired_gates(plan, task):
             try:
@@ -132,7 +132,7 @@ def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
 
 
 def answers_path(task: str) -> str:
-    """Below the evidence: the answers of the cell itself, and below `baseline/` those that it is compared with."""
+    """The path of a task's answers: the cell's own in the evidence folder, and the baseline's in its folder `baseline/`."""
     return f"accuracy/{task}/{accuracy.ANSWERS}"
 
 
@@ -141,16 +141,16 @@ def paired_gates(plan: CellPlan, task: TaskPlan) -> list[Gate]:
 
 
 def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
-    """How often all questions of a task may be asked: what its most demanding comparison calls for, within the recipe's bound.
+    """How often all questions of a task may be asked: as its most demanding comparison needs, within the recipe's bound.
 
-    The baseline's noise tells that. A run that is to be a baseline learns its own as it goes.
+    That follows from the baseline's noise. A run that establishes a baseline finds its own noise while it runs.
     """
     if plan.establishes:
         return task.repetitions
     try:
         old = answers.load(evidence / BASELINE / answers_path(task.name)) if paired_gates(plan, task) else None
     except UNUSABLE:
-        # The comparison is going to say why it is invalid; asking more would not mend the baseline.
+        # The comparison will say why it is invalid. More answers would not mend the baseline.
         old = None
     needed = [1]
     for gate in paired_gates(plan, task):
@@ -185,7 +185,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     ours, theirs = (_sums(found.answers, _key(gate), questions) for found in (new, old))
     if theirs.spare == 0:
         raise UnlikeError("the baseline was asked each question once, so that nobody knows the noise: establish it anew")
-    # Judged again by a wider margin, fewer repetitions would do than there are.
+    # With a wider margin at a later judging, fewer repetitions may be needed than there are.
     planned = max(repetitions(plan, evidence, task), max(answer.repetition for answer in new.answers))
     looks = _looks(task, len(questions), planned)
     asked = len(new.answers)
@@ -195,7 +195,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     known = paired.information(looks, len(questions), int(theirs.asked.max()))
     interval = paired.interval(found, sides("lower", levels_of(plan.judged), known, looks.index(asked)))
     length = _length_ratio(new.answers, old.answers)
-    # A loss that is sure stays one, whatever the replies' length.
+    # A sure loss stays a loss, whatever the length of the replies.
     is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
     if not is_comparable and asked >= len(questions):
         problem = f"replies are {length:.2f} times as long as the baseline's, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
@@ -206,7 +206,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
         found.value,
         source,
         sample_count=found.asked,
-        # Of a part of the questions the lengths say little yet: it is undecided, and asking goes on.
+        # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
         traced_to=[f"accuracy/{task.name}/{path}" for path in traced],
         **about,
@@ -214,7 +214,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
 
 
 def _margin(gate: Gate) -> float:
-    """What may be lost at most."""
+    """The largest loss that the gate allows."""
     if gate.limits.at_most is None:
         raise ValueError(f"{gate.label} does not say what may be lost at most")
     return gate.limits.at_most
@@ -234,7 +234,7 @@ def _questions(found: Iterable[Answer]) -> list[int]:
 
 
 def _unlike(old: Answered, new: Answered) -> str | None:
-    """Why the answers of two builds are not to the same questions."""
+    """Why the answers of two builds do not belong to the same questions, or None."""
     if (old.task_version, old.config_hash) != (new.task_version, new.config_hash):
         return f"the task {new.task} is not the baseline's: its prompts or its scoring changed"
     before = {answer.question: (answer.doc_hash, answer.prompt_hash, answer.target_hash) for answer in old.answers}
@@ -251,7 +251,7 @@ def _unlike(old: Answered, new: Answered) -> str | None:
 
 
 def _sums(found: Iterable[Answer], key: str, questions: Sequence[int]) -> Answers:
-    """Unanswered questions count as not asked."""
+    """The sums of the answers' scores by question. Unanswered questions count as not asked."""
     places = {question: place for place, question in enumerate(questions)}
     total, squares, asked = np.zeros(len(questions)), np.zeros(len(questions)), np.zeros(len(questions), dtype=np.int64)
     for answer in found:
@@ -265,7 +265,7 @@ def _sums(found: Iterable[Answer], key: str, questions: Sequence[int]) -> Answer
 
 
 def _length_ratio(new: Iterable[Answer], old: Iterable[Answer]) -> float:
-    """Mean length of the replies to the baseline's, over the questions that both answered; 1 for tasks without replies."""
+    """The replies' mean length divided by that of the baseline's, over questions that both answered; 1 without replies."""
     ours, theirs = _lengths(new), _lengths(old)
     common = ours.keys() & theirs.keys()
     before = sum(theirs[question] for question in common)
@@ -318,7 +318,7 @@ def _worsening(
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:
-    """Both with the repeats that both have: of either the first can have been left out as warm-up."""
+    """Both measurements with only the repeats that both have: the first of either may have been left out as warm-up."""
     count = min(len(ours.repeats), len(theirs.repeats))
     one, other = (
         found.model_copy(update={"repeats": found.repeats[-count:], "traced_to": found.traced_to[-count:]})
@@ -335,14 +335,14 @@ def _only(measurements: Iterable[Measurement], metric: str) -> Measurement:
 
 
 def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    """The baseline's load as it was measured at its own time, if it was measured as this one was."""
+    """The baseline's load as it was measured at its own time. Raises UnlikeError unless it was measured as this one was."""
     if problem := load_differs(plan):
         raise UnlikeError(problem)
     return StageEvidence.model_validate_json((evidence / BASELINE / LOAD_STAGE).read_bytes()).measurements
 
 
 def task_differs(plan: CellPlan, task: TaskPlan) -> str | None:
-    """Why the baseline's answers to a task cannot be compared with the cell's, as far as their settings tell."""
+    """Why the baseline's answers to a task cannot be compared with the cell's, by their settings; else None."""
     paired = any(gate.task == task.name and gate.against == "answers" for gate in plan.gates)
     before = next((settings for settings in plan.compared_with.accuracy if settings.task == task.name), None)
     if not paired:
@@ -355,7 +355,7 @@ def task_differs(plan: CellPlan, task: TaskPlan) -> str | None:
 
 
 def load_differs(plan: CellPlan) -> str | None:
-    """Why the baseline's load, as it was measured at its own time, cannot be compared with the cell's."""
+    """Why the baseline's load, as it was measured at its own time, cannot be compared with the cell's; else None."""
     then = plan.compared_with
     if then.fingerprint.id != plan.fingerprint.id:
         return f"the baseline was measured on {then.fingerprint.id}, and this is {plan.fingerprint.id}"
@@ -367,7 +367,7 @@ def load_differs(plan: CellPlan) -> str | None:
 
 
 def speedup(plan: CellPlan, evidence: Path, measurements: Sequence[Measurement]) -> list[Measurement]:
-    """What speculative decoding gains at the profile's load and at batch 1, where its stage is among the `measurements`."""
+    """The speedup by speculative decoding at the profile's load and at batch 1, if its stage is among the `measurements`."""
     measured_on = [found.fingerprint for found in measurements if METRICS[found.metric].stage == speculation.STAGE]
     if plan.undrafted is None or not measured_on:
         return []
@@ -388,7 +388,7 @@ def _gained(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan, evide
             if rate.invalid_because is not None:
                 return invalid(metric, f"{whose}{rate.invalid_because}", rate.source)
         ours, theirs = _paired(ours, theirs)
-        # A gain is the worsening of the server without it.
+        # The speedup is how much worse the server without speculative decoding is.
         at = speculation.sides_at_once(metric, levels)
         gained = relative.in_turns(theirs.repeats, ours.repeats, METRICS[RATE].direction, at)
     except UNUSABLE as error:
@@ -405,6 +405,6 @@ def _gained(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan, evide
 
 
 def _workload(load: Load, plan: CellPlan) -> dict[str, object]:
-    """What of a load's settings its measurements depend on: of a file its content, and on the SLO only goodput does."""
+    """The settings that a load's measurements depend on: of a file its content, and the SLO only if goodput is compared."""
     compares_goodput = any(gate.metric == GOODPUT and gate.is_against_baseline for gate in plan.gates)
     return load.model_dump(exclude=NOT_OF_THE_WORKLOAD if compares_goodput else NOT_OF_THE_WORKLOAD | {"slo"})

@@ -1,4 +1,4 @@
-"""Data Docs: Great Expectations' own page of a validation result. To import this is to import Great Expectations."""
+"""Data Docs: Great Expectations' own page of a validation result. This module imports Great Expectations."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +9,12 @@ from great_expectations.render.view import DefaultJinjaPageView
 from jinja2 import BytecodeCache
 from jinja2.bccache import Bucket
 
-# An animation for newcomers and fonts: 4 MB for each report.
+# Great Expectations' fonts, and its animation for newcomers, would add 4 MB to each report.
 UNNEEDED = ("*.gif", "*.otf")
 
 
 class InMemory(BytecodeCache):
-    """Compiled templates, as long as this process lives. One that was changed is compiled again."""
+    """A cache of compiled templates for the life of this process. A changed template is compiled again."""
 
     def __init__(self) -> None:
         self._compiled: dict[str, bytes] = {}
@@ -31,9 +31,9 @@ COMPILED = InMemory()
 
 
 class PageView(DefaultJinjaPageView):  # type: ignore[misc]  # mypy does not follow Great Expectations' imports, so it is Any
-    """Great Expectations' page as it is.
+    """Great Expectations' page, unchanged, with compiled templates kept.
 
-    A view is made for each page, and compiled the same templates again: most of a page's time.
+    Great Expectations makes a new view for each page. To compile the same templates again would take most of a page's time.
     """
 
     def __init__(self, custom_styles_directory: str | None = None, custom_views_directory: str | None = None) -> None:
@@ -42,9 +42,9 @@ class PageView(DefaultJinjaPageView):  # type: ignore[misc]  # mypy does not fol
 
 
 def build_docs(context: AbstractDataContext, folder: Path) -> None:
-    """The page of the context's validation result, which has the suite in it, with all that it shows, in `folder`.
+    """Write the page of the context's validation result, which includes the suite, and all its files into `folder`.
 
-    Great Expectations' index of pages, slow to be made, would have this one alone: ours leads there at once.
+    Great Expectations' index is slow to build, and would list only this page. Our index redirects to the page at once.
     """
     store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)}
     site = {
@@ -52,7 +52,7 @@ def build_docs(context: AbstractDataContext, folder: Path) -> None:
         "store_backend": store,
         "site_section_builders": {
             "validations": {"view": {"module_name": __name__, "class_name": PageView.__name__}},
-            # A second page of the same expectations, and one of profiles, which are not made.
+            # Not needed: a second page of the same expectations, and one of profiles, which do not exist.
             "expectations": "None",
             "profiling": "None",
         },
@@ -70,7 +70,7 @@ def _index(folder: Path) -> Iterator[str]:
     yield "<!doctype html><title>Data Docs</title>\n"
     pages = sorted((folder / "validations").rglob("*.html"), key=lambda page: page.stat().st_mtime_ns)
     if not pages:
-        # It tells the error, and goes on.
+        # Great Expectations logs the error, and continues.
         yield "Great Expectations could not draw its page. Its suite and result are in report.json.\n"
         return
     place = quote(pages[-1].relative_to(folder).as_posix())

@@ -1,4 +1,4 @@
-"""What a load takes, told before it starts and at each look: repeats, minutes, GPU-minutes, and at a price its money."""
+"""What a load takes, reported before it starts and at each look: repeats, minutes, GPU-minutes, and with a price its cost."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +9,13 @@ from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
 from vllm_qualify.recipe.workload import Load
 
-# Of two loads these must be the same, so that the throughput of the one tells how long the other takes.
+# Settings that must be the same in two loads, so that the throughput of one says how long the other takes.
 ALIKE = {"input_len", "output_len", "length_spread", "prompts_sha256", "api", "max_concurrency"}
 TPOT = ("tpot_p50_ms", "tpot_mean_ms", "tpot_p90_ms", "tpot_p99_ms")
 
 
 def before(plan: CellPlan, evidence: Path) -> str:
-    """The line before a load's first repeat, by the baseline's load or by what the gates demand."""
+    """The line before a load's first repeat. The estimate is by the baseline's load or by what the gates demand."""
     looks = plan.load.looks
     repeats = _range(f"{looks[0]}", f"{looks[-1]}") + (" repeat" if looks[-1] == 1 else " repeats")
     known = _expected(plan, evidence)
@@ -29,7 +29,7 @@ def before(plan: CellPlan, evidence: Path) -> str:
 
 
 def after(plan: CellPlan, made: Made) -> str | None:
-    """The line after a repeat: of the first one, and at each look that is not the last; None for others."""
+    """The line after the first repeat, and at each look that is not the last; None after other repeats."""
     looks = plan.load.looks
     left = looks[-1] - made.repeats
     if left == 0 or (made.undecided is not None and not made.undecided):
@@ -46,14 +46,14 @@ def after(plan: CellPlan, made: Made) -> str | None:
 
 
 def taken(plan: CellPlan, least_s: float, most_s: float | None = None) -> str:
-    """`11 to 22 min, 44 to 88 GPU-min, $1.83 to $3.67`, of all GPUs that a load holds; a server on a CPU has no GPU-minutes."""
+    """`11 to 22 min, 44 to 88 GPU-min, $1.83 to $3.67` for all GPUs that a load holds. A server on a CPU has no GPU-minutes."""
     gpus = len(plan.server.gpus) + (len(plan.beside.gpus) if plan.beside else 0)
     both = [seconds / 60 for seconds in (least_s, least_s if most_s is None else most_s)]
     told = [f"{_range(*map(_figure, both))} min"]
     if gpus:
         told.append(f"{_range(*(_figure(gpus * minutes) for minutes in both))} GPU-min")
     if plan.price_usd_gpu_hour is not None:
-        # As the sweep counts: a server on a CPU is one machine.
+        # A server on a CPU counts as one machine, as in the sweep.
         usd_min = plan.price_usd_gpu_hour * max(1, gpus) / 60
         told.append(_range(*(f"${usd_min * minutes:,.2f}" for minutes in both)))
     return ", ".join(told)
@@ -76,7 +76,7 @@ def _budget(settings: Load) -> str:
 
 
 def _expected(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:
-    """How long one repeat takes, in turns with the baseline's, and why; None where nobody knows."""
+    """How long one repeat takes, with that of a baseline in turns, and the reason; None if it is not known."""
     tokens = (plan.load.num_prompts + plan.load.num_warmups) * plan.load.output_len * _turns(plan)
     rate = _rate_of_baseline(plan, evidence)
     if rate:
@@ -86,7 +86,7 @@ def _expected(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:
 
 
 def _rate_of_baseline(plan: CellPlan, evidence: Path) -> float | None:
-    """In output tokens per second, of a load like the plan's."""
+    """The baseline's output tokens per second, if its load was like the plan's; else None."""
     if plan.baseline is None:
         return None
     then, now = (load.model_dump(include=ALIKE) for load in (plan.baseline.load, plan.load))
@@ -95,13 +95,13 @@ def _rate_of_baseline(plan: CellPlan, evidence: Path) -> float | None:
     try:
         stage = StageEvidence.model_validate_json((evidence / BASELINE / LOAD_STAGE).read_bytes())
     except UNUSABLE:
-        # The comparison says so.
+        # The comparison reports this.
         return None
     return next((found.value for found in stage.measurements if found.metric == OUTPUT and found.against is None), None)
 
 
 def _demanded(plan: CellPlan) -> Iterator[float]:
-    """The output tokens per second that absolute gates ask for; of a time per token, with every client under way."""
+    """The output tokens per second that absolute gates require. For a time per token, every client counts as under way."""
     for gate in plan.gates:
         at_least, at_most = gate.limits
         if gate.is_against_baseline:

@@ -1,9 +1,9 @@
 """Gates as a Great Expectations suite over the measurement table.
 
-Great Expectations takes seconds to import, so only `judge` does. To it a condition that matches no row, and a NaN, satisfy what
-is expected of a column's values. They do not satisfy what is expected of a column's minimum, and that takes half the time.
-So the table is turned: it has one row, in which each gate has columns of its own, null where there is nothing to be trusted;
-of one row the minimum is the value. With a condition on rows each expectation would take twice as long, 25 ms and more.
+Great Expectations takes seconds to import, so it is imported only when a table is judged. Its expectations on a column's values
+hold if their condition matches no row, and for NaN. Those on a column's minimum do not hold then, and take half the time.
+So the table is turned: it has one row, in which each gate has its own columns, null if nothing can be trusted. In one row the
+minimum is the value. With a condition on rows, each expectation would take twice as long, 25 ms and more.
 """
 
 import math
@@ -61,9 +61,9 @@ def _row(measurement: Measurement) -> dict[str, Any]:
 
 
 class GateReading(NamedTuple):
-    """What a table tells of one gate: how many rows are its own, and of a single one the numbers, NaN where they are none.
+    """What a table has for one gate: the number of its rows, and the numbers of a single row, NaN if they are not numbers.
 
-    `samples` are NaN too unless the row is valid, in the gate's unit, and of a value that its metric can have.
+    `samples` is also NaN unless the row is valid, has the gate's unit, and has a value that its metric can have.
     """
 
     rows: int
@@ -74,7 +74,7 @@ class GateReading(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What Great Expectations made of a table: each gate's checks and expectations, the suite and its result."""
+    """Great Expectations' results for a table: each gate's checks and expectations, the suite and its result."""
 
     checks: list[Checks]
     expectations: list[list[int]]
@@ -91,9 +91,9 @@ def judge(
     today: date | None = None,
     docs: Path | None = None,
 ) -> Judgement:
-    """The verdicts of `gates` over `measurements`, with the suite `name` that decided and its validation result.
+    """The verdicts of `gates` on `measurements`, with the suite `name` that decided and its validation result.
 
-    With a folder `docs`, Data Docs are built there. A waiver holds up to `today`, by default this day by UTC.
+    With a folder `docs`, Data Docs are built there. A waiver counts if it has not expired on `today`, by default today in UTC.
     """
     measurements = [_checked(measurement) for measurement in measurements]
     judged = judge_table(gates, measurement_table(measurements), name, docs)
@@ -114,7 +114,7 @@ def judge(
 
 def judge_table(gates: Sequence[Gate], table: "pd.DataFrame", name: str, docs: Path | None = None) -> Judged:
     """Run the suite of `gates` over a table that `measurement_table` made."""
-    # Read by Great Expectations at import.
+    # Great Expectations reads this at import.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
@@ -141,7 +141,7 @@ def judge_table(gates: Sequence[Gate], table: "pd.DataFrame", name: str, docs: P
 
 
 def _checked(measurement: Measurement) -> Measurement:
-    """Measurements may come from a file, or from code that built them past their model: what the model refuses is invalid."""
+    """The measurement, invalid if its model refuses it: it may come from a file, or from code that bypassed the model."""
     try:
         return Measurement.model_validate(measurement.model_dump(warnings=False))
     except (ValidationError, AttributeError, TypeError) as error:
@@ -159,21 +159,21 @@ def _expectations(gates: Sequence[Gate]) -> "list[Expectation]":
     found: list[Expectation] = []
     for gate in gates:
         for check, expectation in _expected(gate):
-            # Unlike those that Great Expectations gives them, the same each time the same gates are judged.
+            # These ids are the same each time the same gates are judged; Great Expectations' own ids are not.
             expectation.meta = {"id": len(found) + 1, "gate": gate.label, "check": check}
             found.append(expectation)
     return found
 
 
 def _expected(gate: Gate) -> "Iterator[tuple[str, Expectation]]":
-    """Each with its check. A gate with two bounds has the checks of both, and all of them must hold."""
+    """The expectations of a gate, each with its check. A gate with two bounds has the checks of both, and all must hold."""
     import great_expectations.expectations as gxe
 
-    # Great Expectations' own words for it leave out what makes a row trusted.
+    # Great Expectations' own description does not say what makes a row trusted.
     told = f"{gate.label} has one row, which is valid, in {gate.unit}, of at least one sample, and possible"
     yield "trusted", gxe.ExpectColumnMinToBeBetween(column=_column(gate, SAMPLES), min_value=1, description=told)
     (lower, upper), (least, largest), (at_least, at_most) = BOUNDS, _range(gate), gate.limits
-    # What lies beyond the metric's range is inside no bound.
+    # A value outside the metric's range is inside no bound.
     if at_least is not None:
         at_bound = {"min_value": at_least, "max_value": largest}
         yield from _at(gxe.ExpectColumnMinToBeBetween, gate, at_bound, pessimistic=lower, optimistic=upper)
@@ -185,7 +185,7 @@ def _expected(gate: Gate) -> "Iterator[tuple[str, Expectation]]":
 def _at(
     inside: "type[Expectation]", gate: Gate, at_bound: dict[str, float], *, pessimistic: str, optimistic: str
 ) -> "Iterator[tuple[str, Expectation]]":
-    """What is expected of an interval at one bound. A yes-or-no check has no noise: its value is all that is asked of it."""
+    """The expectations on an interval at one bound. A yes-or-no check has no noise: only its value is checked."""
     if not gate.has_noise:
         yield "surely_inside", inside(column=_column(gate, "value"), **at_bound)
         return
@@ -209,20 +209,20 @@ def _told(gate: Gate, rows: Sequence[Mapping[Hashable, Any]]) -> GateReading:
 
 
 def _number(found: object) -> float:
-    """NaN instead of what is none: text, truth, nothing, and what is not finite."""
+    """The number, or NaN for everything else: text, bools, None, and numbers that are not finite."""
     if not isinstance(found, Real) or isinstance(found, bool) or not math.isfinite(found):
         return math.nan
     return float(found)
 
 
 def _turned(gates: Sequence[Gate], told: Sequence[GateReading]) -> "pd.DataFrame":
-    """The table's one row, with a column for each thing that is told of a gate."""
+    """The table's one row, with a column for each number of each gate."""
     columns = {_column(gate, name): getattr(each, name) for gate, each in zip(gates, told, strict=True) for name in TOLD}
     return pd.DataFrame([columns], dtype=float)
 
 
 def _checks(gate: Gate, told: GateReading, held: dict[tuple[str, str], bool]) -> Checks:
-    """What was not found did not hold; a yes-or-no check's value is both of its bounds."""
+    """The checks of a gate. A check that was not found did not hold. Both bounds of a yes-or-no check are its value."""
     trusted, surely, maybe = (held.get((gate.label, name), False) for name in ("trusted", "surely_inside", "maybe_inside"))
     has_bounds = math.isfinite(told.lower) and math.isfinite(told.upper)
     return Checks(
@@ -262,7 +262,7 @@ def _raised(exception_info: dict[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """JSON without NaN and infinities, which are not JSON: they become their names."""
+    """JSON without NaN and infinities, which are not JSON: they become text."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

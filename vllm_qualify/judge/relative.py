@@ -11,7 +11,7 @@ from vllm_qualify.evidence.measurement import Interval, around
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.recipe.metrics import Direction
 
-# With fewer repeats of either build Welch's degrees of freedom are too many: a noise that is small by chance counts for much.
+# With fewer repeats of either build Welch's degrees of freedom are too many: a noise that is small by chance counts too much.
 LEAST_FOR_WELCH = 4
 
 
@@ -23,7 +23,7 @@ class Worsening(NamedTuple):
 
 
 def without_noise(candidate: Sequence[float], baseline: Sequence[float], direction: Direction) -> float:
-    """How many times worse it is, less 1, by any repeats. Raises ValueError without one of each, or with one that is 0."""
+    """How many times worse the candidate is, less 1. Raises ValueError without a repeat of each, or if a repeat is 0."""
     _check_positive(candidate, baseline)
     if not candidate or not baseline:
         raise ValueError("a comparison needs a repeat of each")
@@ -32,12 +32,12 @@ def without_noise(candidate: Sequence[float], baseline: Sequence[float], directi
 
 
 def in_turns(candidate: Sequence[float], baseline: Sequence[float], direction: Direction, at: Sides) -> Worsening:
-    """From repeats that were measured in turns: what changed on the machine meanwhile touched both of a pair.
+    """The worsening from repeats that were measured in turns: a change of the machine affects both repeats of a pair.
 
-    Student's t over the pairs' log ratios.
+    The interval is Student's t over the pairs' log ratios.
 
     Raises:
-        ValueError: fewer than two pairs, not as many repeats of the one as of the other, or one that is 0.
+        ValueError: there are fewer than two pairs, one build has more repeats than the other, or a repeat is 0.
     """
     _check_positive(candidate, baseline)
     logs = [_log_ratio(*pair, direction) for pair in zip(candidate, baseline, strict=True)]
@@ -47,15 +47,16 @@ def in_turns(candidate: Sequence[float], baseline: Sequence[float], direction: D
 
 
 def from_history(candidate: Sequence[float], baseline: Sequence[float], direction: Direction, at: Sides) -> Worsening:
-    """From repeats that were measured at another time, each build's noise its own (Welch 1947, Biometrika 34).
+    """The worsening from repeats that were measured at another time. Each build has its own noise (Welch 1947, Biometrika 34).
 
-    The degrees of freedom are Welch's where both have LEAST_FOR_WELCH repeats, else those of the build with fewer (a bound by
-    Mickey & Brown 1966, Ann. Math. Stat. 37). Simulated with the levels of `evidence.repeats` and looks from 2, 3, 4 or 5 to
-    10 repeats, beside 3 to 10 of a baseline as noisy as the candidate, errors were at most 1.03 times as frequent as allowed.
-    With a third of the candidate's noise and 12 gates they were up to 1.8 times as frequent.
+    The degrees of freedom are Welch's if both builds have LEAST_FOR_WELCH repeats, else those of the build with fewer repeats
+    (a bound by Mickey & Brown 1966, Ann. Math. Stat. 37). Errors were simulated with the levels of `evidence.repeats`, with
+    looks from 2, 3, 4 or 5 to 10 repeats of the candidate, and with 3 to 10 repeats of the baseline. With a baseline as noisy
+    as the candidate, errors were at most 1.03 times as frequent as allowed. With a baseline that has a third of the candidate's
+    noise, and with 12 gates, they were up to 1.8 times as frequent.
 
     Raises:
-        ValueError: fewer than two repeats of either, or one that is 0.
+        ValueError: a build has fewer than two repeats, or a repeat is 0.
     """
     _check_positive(candidate, baseline)
     groups = [[math.log(value) for value in values] for values in (candidate, baseline)]

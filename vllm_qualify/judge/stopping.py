@@ -1,4 +1,4 @@
-"""When a stage has measured enough: every gate on it is decided, or nothing more could help."""
+"""Decides when a stage has measured enough: all its gates are decided, or more measurements would not help."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS
 
 
 def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
-    """Whether asking the task's questions on would change no verdict of the cell. One gate that surely fails decides it."""
+    """Whether more answers of the task would not change the cell's verdict. For that, one gate that surely fails is enough."""
     gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "accuracy" and gate.task == task.name]
     measured = [found for found in parse_unfinished("accuracy", plan, evidence) if found.task == task.name]
     paired = paired_gates(plan, task)
@@ -25,7 +25,7 @@ def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
     known = [*measured, *compare(plan, evidence, measured, gates)]
     if any(surely_misses(gate, known) for gate in gates):
         return True
-    # Asked again, the same questions tell an absolute gate nothing new.
+    # To ask the same questions again would not help an absolute gate.
     waiting = [gate for gate in gates if gate.is_against_baseline] if _all_were_asked(evidence, task) else gates
     return all(is_decided(gate, known) for gate in waiting)
 
@@ -37,7 +37,7 @@ def _all_were_asked(evidence: Path, task: TaskPlan) -> bool:
 
 
 def load_undecided(plan: CellPlan, evidence: Path) -> list[str]:
-    """The gates that more repeats of the load could decide; none if one surely misses, whatever the others say."""
+    """The gates that more repeats of the load could decide. Empty if one gate surely fails, whatever the others say."""
     gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "load"]
     measured = parse_unfinished("load", plan, evidence)
     compared = compare(plan, evidence, measured, gates)
@@ -48,19 +48,19 @@ def load_undecided(plan: CellPlan, evidence: Path) -> list[str]:
 
 
 def _deciding(plan: CellPlan) -> list[Gate]:
-    """Without those that are waived today: whatever they say, the cell's verdict is that of the others."""
+    """The gates that are not waived today. Waived gates do not change the cell's verdict."""
     today = datetime.now(UTC).date()
     waived = {waiver.gate for waiver in plan.waivers if today <= waiver.expires}
     return [gate for gate in plan.judged if gate.label not in waived]
 
 
 def _is_established(evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
-    """Whether the questions were asked as often as their own noise calls for, or what came back is unusable for good."""
+    """Whether the questions were asked as often as their own noise requires, or their answers will stay unusable."""
     try:
         answered = answers.read(evidence / "accuracy" / task.name, task)
         needed = max(repetitions_to_establish(answered, task, gate) for gate in gates)
     except UnlikeError:
-        # One repetition tells no noise.
+        # One repetition shows no noise.
         return False
     except UNUSABLE:
         return True

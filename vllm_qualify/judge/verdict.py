@@ -1,4 +1,4 @@
-"""Verdicts over gates: what Great Expectations found, in the design's four words."""
+"""Verdicts on gates: the results of Great Expectations in the design's four words."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -10,17 +10,17 @@ from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.recipe.values import Frozen
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
-# Of a cell. What passed may still wait for its approval, which is a decision.
+# The outcome of a cell. A passed cell may still need an approval, which is a separate decision.
 Outcome = Literal["passed", "not passed"]
 # The worst of a cell's gates decides it.
 WORST_FIRST: tuple[Verdict, ...] = ("fail", "invalid", "inconclusive", "pass")
 
 
 class Checks(Frozen):
-    """How the expectations of one gate came out."""
+    """The results of the expectations of one gate."""
 
     present: bool
-    """exactly one row of the table is the gate's"""
+    """exactly one row of the table belongs to the gate"""
     trusted: bool
     """the row is marked valid and its value is a number"""
     noise_known: bool
@@ -32,10 +32,10 @@ class Checks(Frozen):
 
 
 class GateVerdict(Frozen):
-    """One gate with its verdict. A value nearer to the bound than `smallest_visible_change` cannot be told from it.
+    """One gate with its verdict. A value nearer to the bound than `smallest_visible_change` cannot be distinguished from it.
 
-    `expectations` are the `meta.id` of what decided in suite and result, `traced_to` the raw evidence as `path:line`.
-    `waiver` holds on the day of the judgement, `expired` held before.
+    `expectations` are the `meta.id` of the expectations that decided, in suite and result. `traced_to` is the raw evidence as
+    `path:line`. `waiver` is valid on the day of the judgement, `expired` was valid before.
     """
 
     gate: Gate
@@ -54,14 +54,15 @@ class GateVerdict(Frozen):
 
     @property
     def counts_as(self) -> Verdict:
-        """The verdict, or `pass` where the gate is waived. Nothing is waived that nobody knows: `invalid` stays."""
+        """The verdict, or `pass` if the gate is waived. An unknown result cannot be waived: `invalid` stays."""
         return "pass" if self.waiver and self.verdict in ("fail", "inconclusive") else self.verdict
 
 
 class Judgement(Frozen):
     """The verdict of a cell with everything that it was judged by.
 
-    `comparisons` are the measurements against the baseline. `not_judged` are the gates of a run that is to be the baseline.
+    `comparisons` are the measurements against the baseline. `not_judged` are the gates that a run which establishes a baseline
+    leaves unjudged.
     """
 
     verdict: Verdict
@@ -78,7 +79,7 @@ class Judgement(Frozen):
 
 
 def decide(checks: Checks) -> Verdict:
-    """The verdict of one gate. No evidence never passes: every way to `pass` goes through all five checks."""
+    """The verdict of one gate. A gate without evidence never passes: `pass` needs all five checks."""
     if not (checks.present and checks.trusted):
         return "invalid"
     if not checks.noise_known:
@@ -94,9 +95,9 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 
 def is_decided(gate: Gate, measurements: Sequence[Measurement]) -> bool:
-    """Whether more samples would change nothing: no bound lies within the interval, or there is nothing to trust.
+    """Whether more samples would change nothing: no bound is within the interval, or no measurement can be trusted.
 
-    What `judge` says of the same gate, without the seconds that Great Expectations takes.
+    The result agrees with `judge`, without the seconds that Great Expectations takes.
     """
     found = measurements_of(gate, measurements)
     if len(found) != 1 or found[0].invalid_because is not None:
@@ -115,7 +116,7 @@ def surely_misses(gate: Gate, measurements: Sequence[Measurement]) -> bool:
 
 
 def measurements_of(gate: Gate, measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The gate's measurement. One that failed before its filter was known stands for those of all filters."""
+    """The gate's measurement. A measurement that failed before its filter was known counts for all filters."""
     own = [found for found in measurements if found.label == gate.label]
     return own or [
         found
@@ -135,7 +136,7 @@ def waived(found: GateVerdict, waivers: Sequence[Waiver], today: date) -> GateVe
 
 
 def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement], expectations: Sequence[int] = ()) -> GateVerdict:
-    """The verdict of one gate over the measurements of its metric and filter, of which there should be exactly one."""
+    """The verdict of one gate on the measurements of its metric and filter. There should be exactly one."""
     verdict = decide(checks)
     if len(found) != 1:
         because = (
@@ -159,7 +160,7 @@ def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement], expec
 
 
 def bounds_of(measurement: Measurement) -> Interval | None:
-    """The interval that is judged. A yes-or-no check has no noise: its value is both of its bounds."""
+    """The interval that is judged. A yes-or-no check has no noise: both of its bounds are its value."""
     if measurement.unit == "bool" and measurement.value is not None:
         return Interval(lower=measurement.value, upper=measurement.value)
     return measurement.interval

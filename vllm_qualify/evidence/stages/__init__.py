@@ -1,4 +1,4 @@
-"""The stages of a qualification. Each has a file: it measures into its own folder, and is parsed from there, now or later."""
+"""The stages of a qualification, a file each. A stage measures into its own folder, and is parsed from there, now or later."""
 
 from vllm_qualify.evidence.stages.accuracy import AskingLimits, accuracy_stage, asks_alike
 from vllm_qualify.evidence.stages.baseline import baseline_stage

@@ -19,7 +19,7 @@ from vllm_qualify.recipe.metrics import METRICS
 
 
 class AskingLimits(NamedTuple):
-    """How long a task's questions are asked: at most `repetitions` times, and until nothing more could change a verdict."""
+    """How long a task's questions are asked: at most `repetitions` times, and until no more answers could change a verdict."""
 
     repetitions: Callable[[TaskPlan], int]
     is_decided: Callable[[TaskPlan], bool]
@@ -57,7 +57,7 @@ def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, askin
 
 
 def asks_alike(ours: CellPlan, theirs: CellPlan) -> bool:
-    """Whether the answers of one cell are those that the other would be given, asked as often."""
+    """Whether one cell's answers can serve the other: both ask the same server the same questions, equally often."""
     return (
         (ours.server, ours.accuracy, ours.baseline) == (theirs.server, theirs.accuracy, theirs.baseline)
         and _scores(ours) == _scores(theirs)
@@ -66,7 +66,7 @@ def asks_alike(ours: CellPlan, theirs: CellPlan) -> bool:
 
 
 def _scores(plan: CellPlan) -> list[tuple[Gate, list[date]]]:
-    """The gates on scores, each with the last days of its waivers: until then asking does not wait for it."""
+    """The gates on scores, each with the last days of its waivers: until then asking does not wait for that gate."""
     gates = [gate for gate in plan.judged if METRICS[gate.metric].stage == "accuracy"]
     return [(gate, [waiver.expires for waiver in plan.waivers if waiver.gate == gate.label]) for gate in gates]
 
@@ -80,7 +80,7 @@ def _inputs(plan: CellPlan) -> list[Any]:
 
 
 def _task(task: TaskPlan) -> Any:
-    """Its files by their content, wherever they lie."""
+    """A task's settings, and its files by their content, wherever they are."""
     folder = sorted(path for path in task.folder.rglob("*") if path.is_file()) if task.folder else []
     files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (*(task.questions or ()), *folder)]
     settings = task.model_dump(

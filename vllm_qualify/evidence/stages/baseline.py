@@ -1,4 +1,4 @@
-"""The baseline stage: what was brought of the run that this one is compared with."""
+"""The baseline stage: it brings the evidence of the run that this one is compared with."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from vllm_qualify.evidence.stages.stage import Commands, StageKind
 
 
 def baseline_stage(plan: CellPlan, evidence: Path, bring: Callable[[Path], None]) -> StageEvidence:
-    """What `bring` puts into the stage's folder: the evidence of the run that this one is compared with."""
+    """Let `bring` put the evidence of the run that this one is compared with into the stage's folder."""
 
     def measure(folder: Path) -> Commands:
         bring(folder)
@@ -25,7 +25,7 @@ BASELINE = StageKind(
     is_timed=False,
     uses_bench=False,
     settings=lambda _: {},
-    # It is brought anew: that is cheap, and the store has it anyway.
+    # Every run brings it again: that is cheap, and the store has it anyway.
     inputs=None,
     parse=lambda _plan, _evidence: [],
 )

@@ -1,4 +1,4 @@
-"""What the stages have in common that run `vllm bench serve`."""
+"""What all stages that run `vllm bench serve` have in common."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ def tools(plan: CellPlan) -> dict[str, str]:
 
 @contextmanager
 def meanwhile(plan: CellPlan, evidence: Path, folder: Path) -> Iterator[None]:
-    """What is watched during the block is in the stage's folder too: it can be judged without the server's then."""
+    """Copy what is watched during the block into the stage's folder, so that it can be judged without the server's files."""
     if not plan.watched:
         yield
         return
@@ -32,12 +32,12 @@ def meanwhile(plan: CellPlan, evidence: Path, folder: Path) -> Iterator[None]:
 
 
 def _whole_lines(text: bytes) -> bytes:
-    """Without the one that is still being written."""
+    """The text without a last line that is still being written."""
     return text[: text.rfind(b"\n") + 1]
 
 
 def silent(_done: int, _total: int) -> None:
-    """What is told is each run, not its requests."""
+    """Report no progress of requests: the stage reports each run."""
 
 
 def load_inputs(plan: CellPlan) -> dict[str, Any]:
@@ -45,6 +45,6 @@ def load_inputs(plan: CellPlan) -> dict[str, Any]:
 
 
 def search_inputs(plan: CellPlan) -> list[Any]:
-    """Of the stages that run other loads than the profile's own."""
+    """The inputs of the stages that run loads other than the profile's own."""
     planned = {"sweep": dumped(plan.sweep), "fit": dumped(plan.fit), "workload": dumped(plan.workload)}
     return [load_inputs(plan), planned, *judging_inputs(plan)]

@@ -1,4 +1,4 @@
-"""The fit stage: what a profile leaves open is found on the machine, before the cell is planned with it."""
+"""The fit stage: it finds on the machine what a profile leaves open, before the cell is planned with it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from vllm_qualify.recipe.workload import Load
 
 
 def fit_stage(plan: CellPlan, evidence: Path, tell: Tell, question: Question | None = None) -> StageEvidence:
-    """Find what the profile leaves open; `fit/found.json` has it. Nothing is measured before `question` is answered.
+    """Find what the profile leaves open, and write it to `fit/found.json`. Nothing is measured before `question` is answered.
 
     Raises:
         QualifyError: as `Fitting.find`, or as `Question.ask`.
@@ -45,7 +45,7 @@ def fit_stage(plan: CellPlan, evidence: Path, tell: Tell, question: Question | N
 
 
 def _kv_cache(server: Server, folder: Path) -> KvCache | None:
-    """By the log in the folder, and its block by /metrics, of which a copy is left there."""
+    """The KV cache by the log in the folder, and its block size by /metrics. A copy of that page stays in the folder."""
     page = server.metrics_page()
     (folder / "metrics.txt").write_text(page)
     found = startup.kv_cache((folder / "server.log").read_text(errors="replace"))
@@ -53,7 +53,7 @@ def _kv_cache(server: Server, folder: Path) -> KvCache | None:
 
 
 def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Measurement:
-    """Over the planned repeats. Requests may wait: how much that costs is compared."""
+    """The output throughput over the planned repeats. Requests may wait in a queue: the comparison includes what that costs."""
     settings = _repeated(plan, plan.load.repeats)
     inside = _loaded(served, plan, settings, folder, tell)
     arguments = {name: value for name, value in plan.server.arguments.items() if name != SEQUENCES}
@@ -63,7 +63,7 @@ def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Mea
 
 
 def _preemptions(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> int:
-    """Of one repeat. Raises HostError where the server does not tell them, or as `load.measure`."""
+    """The preemptions of one repeat. Raises HostError if the server does not count them, or as `load.measure`."""
     inside = _loaded(served, plan, _repeated(plan, 1), folder, tell)
     try:
         return load.preemptions(inside, 1)
@@ -73,12 +73,12 @@ def _preemptions(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> in
 
 
 def _repeated(plan: CellPlan, repeats: int) -> Load:
-    """The plan's load for a try, which has so many repeats and no budget."""
+    """The plan's load for a try, with this number of repeats and no budget."""
     return plan.load.model_copy(update={"repeats": repeats, "most_repeats": repeats, "time_budget_s": None})
 
 
 def _loaded(served: Served, plan: CellPlan, settings: Load, folder: Path, tell: Tell) -> Path:
-    """Where the load's files are, with what was watched meanwhile."""
+    """Run the load, and return the folder with its files and what was watched meanwhile."""
     inside = folder / "load"
     inside.mkdir()
     tell(f"fit: measuring {folder.name}")
@@ -88,7 +88,7 @@ def _loaded(served: Served, plan: CellPlan, settings: Load, folder: Path, tell: 
 
 
 def found_by_fit(evidence: Path) -> Tried:
-    """Raises OSError or ValueError without a finished fit."""
+    """What the fit found. Raises OSError or ValueError if no fit is finished."""
     return Tried.model_validate_json((evidence / "fit" / FOUND).read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""The load stage: the profile's workload, in turns with the baseline's server where that is served too."""
+"""The load stage: the profile's workload, in turns with the baseline's server if that is served too."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from vllm_qualify.recipe.workload import Load
 def load_stage(
     served: Served, plan: CellPlan, evidence: Path, progress: Progress, following: Following, tell: Tell
 ) -> StageEvidence:
-    """Run vllm bench serve, in turns with the baseline's server where the plan has it.
+    """Run vllm bench serve, in turns with the baseline's server if the plan has one.
 
     Raises:
         QualifyError: as `load.measure`, or the baseline's server does not start.
@@ -42,7 +42,7 @@ def loads_of(plans: Iterable[tuple[CellPlan, Path]]) -> list[tuple[Load, Path, P
 
 @contextmanager
 def _beside(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Iterator[Driven | None]:
-    """The baseline's server for the length of the block, and the same client for it."""
+    """Serve the baseline during the block, with a client of the same program."""
     if plan.beside is None:
         yield None
         return
@@ -57,7 +57,7 @@ def _beside(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Iterato
 
 
 def parse_beside(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    """The load of the baseline's server, measured in turns with the cell's; none where it was not served."""
+    """The load of the baseline's server, measured in turns with the cell's; empty if it was not served."""
     if plan.beside is None:
         return []
     folder, server = evidence / "load" / load.BESIDE, plan.beside

@@ -1,4 +1,4 @@
-"""The serve stage: what the server itself left, once it has been stopped."""
+"""The serve stage: what the server itself left after it was stopped."""
 
 import math
 import shutil
@@ -24,23 +24,23 @@ WARM, WARM_START = "warm", "startup_warm_s"
 
 
 def serve_stage(server: Server, plan: CellPlan, evidence: Path, started_at: datetime, folder: Path) -> StageEvidence:
-    """What the server itself left: its config file, its log, its start-up time and what was watched.
+    """What a stopped server left: its config file, its log, its start-up time and what was watched.
 
-    `folder` has it, of this cell or of another that the server served too. For a server that has been stopped.
+    These files are in `folder`, which belongs to this cell or to another one that the same server served.
     """
     held_s = (datetime.now(UTC) - started_at).total_seconds()
     with writing("serve"):
         (folder / "startup_s").write_text(f"{server.startup_s:.3f}\n")
         redact_files(folder)
         if folder != evidence / "serve":
-            # With a copy in place of what was only linked to.
+            # A copy replaces the hard links.
             shutil.rmtree(evidence / "serve")
             shutil.copytree(folder, evidence / "serve")
     return SERVE.finish(plan, evidence, started_at, held_s, [server.command], plan.cell.release.engine.packages)
 
 
 def start_again(plan: CellPlan, folder: Path, tell: Tell) -> None:
-    """As often as the plan measures warm starts; each into a folder `warm-N` of the serve stage. Raises QualifyError."""
+    """Start the server again for each warm start of the plan, each in a folder `warm-N` of the stage. Raises QualifyError."""
     for number in range(1, plan.warm_starts + 1):
         inside = folder / f"{WARM}-{number}"
         with writing("serve"):
@@ -63,7 +63,7 @@ def _network(folder: Path) -> Measurement:
 
 
 def _startups(folder: Path, plan: CellPlan) -> list[Measurement]:
-    """The whole of the start, its parts where the log tells them, and the warm starts."""
+    """The whole start, its parts as far as the log reports them, and the warm starts."""
     source = "serve/startup_s"
     try:
         whole_s = float((folder / "startup_s").read_text())
@@ -93,9 +93,9 @@ def _idle_share(folder: Path, plan: CellPlan) -> list[Measurement]:
 
 
 def idle_gpus(folder: Path, plan: CellPlan) -> Idle | None:
-    """How long the server's GPUs idled, by the files of its stage. Raises one of UNUSABLE.
+    """How long the server's GPUs were idle, by the files of its stage. Raises one of UNUSABLE.
 
-    None without GPUs, and for a run of a version that did not record when it ended.
+    None if the server has no GPUs, or if an older version made the run and did not record when the server ended.
     """
     if not plan.server.gpus or not (folder / ENDED).exists():
         return None
@@ -104,7 +104,7 @@ def idle_gpus(folder: Path, plan: CellPlan) -> Idle | None:
 
 
 def _seconds_in(path: Path) -> float:
-    """Raises one of UNUSABLE."""
+    """The number in a file. Raises one of UNUSABLE."""
     if not math.isfinite(seconds := float(path.read_text())):
         raise ValueError(f"{path.name}: {seconds} is no time")
     return seconds

@@ -1,4 +1,4 @@
-"""The smoke stage: the fixed prompt."""
+"""The smoke stage: it asks the fixed prompt."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The speculation stage: the server beside the same one without its speculative decoding."""
+"""The speculation stage: it compares the server with the same server without speculative decoding."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from vllm_qualify.recipe.metrics import SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1
 from vllm_qualify.recipe.workload import Load
 
 NO_ROOM = "no-room.txt"
-# What both servers of a pair are asked besides the smoke prompt.
+# How many prompts both servers of a pair get besides the smoke prompt, and the most tokens of a reply.
 GREEDY_PROMPTS, GREEDY_TOKENS = 8, 64
 
 
 def speculation_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> StageEvidence:
-    """Measure the server beside the same one without its speculative decoding, where the machine has room for both.
+    """Measure the server beside the same server without speculative decoding, if the machine has room for both.
 
     Raises:
         QualifyError: the other server does not start, or as `load.run`.
@@ -48,7 +48,7 @@ def speculation_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell
 
 
 def _greedy(plan: CellPlan, evidence: Path) -> speculation.Greedy:
-    """The smoke prompt, and the first prompts of the accuracy's tasks that generate."""
+    """The smoke prompt, and the first prompts of those accuracy tasks that generate text."""
     asked = [plan.smoke.prompt]
     for task in plan.accuracy:
         asked += accuracy.prompts(evidence / "accuracy" / task.name, GREEDY_PROMPTS)

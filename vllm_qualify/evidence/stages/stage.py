@@ -1,4 +1,4 @@
-"""What a stage is: when it is part of a run, what determines it, and how its files are read. And how any stage is run."""
+"""What a stage is: when it is part of a run, what determines it, how its files are read, and how it is run."""
 
 import time
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from vllm_qualify.secrets import redact_files
 
 Commands = list[list[str]]
 MACHINE = "machine.json"
-# What of a plan's server does not determine what is measured: where it is, and how long its start may take.
+# Fields of a server's plan that do not determine what is measured: where the server is, and how long its start may take.
 NOT_OF_THE_SERVER = {"engine", "gpus", "startup_timeout_s"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageKind:
-    """One stage of a qualification. Whoever adds one has to answer all of this, so that nothing has a default."""
+    """One stage of a qualification. No field has a default, so that a new stage must answer each of them."""
 
     name: Stage
     is_wanted: Callable[[CellPlan], bool]
@@ -32,23 +32,23 @@ class StageKind:
     needs_server: bool
     """whether it is measured while the server runs"""
     is_timed: bool
-    """whether all that it measures are times and rates, which depend on the machine"""
+    """whether it measures only times and rates, which depend on the machine"""
     uses_bench: bool
-    """whether `vllm bench serve` measures it, so that the client's version and the load must be alike for a comparison"""
+    """whether `vllm bench serve` measures it: a comparison then needs the same version of the client and the same load"""
     settings: Callable[[CellPlan], dict[str, dict[str, Any]]]
-    """what of the plan it follows, for the report: by title, each setting with its value"""
+    """the settings of the plan that it follows, for the report: by title, each setting with its value"""
     inputs: Callable[[CellPlan], Any] | None
-    """JSON of what determines it beside `common` inputs; None for a stage that no other run takes over"""
+    """JSON of what determines it besides the `common` inputs; None if no other run may take the stage over"""
     parse: Callable[[CellPlan, Path], list[Measurement]]
-    """its measurements, from the files below the evidence folder alone: the same now and at any later judging"""
+    """its measurements, only from files below the evidence folder, so that they are the same at any later judging"""
 
     @property
     def has_measurements(self) -> bool:
-        """Others find or bring something, and measure nothing themselves."""
+        """Whether the stage has metrics. Other stages find or bring something, and measure nothing themselves."""
         return any(metric.stage == self.name for metric in METRICS.values())
 
     def run(self, plan: CellPlan, evidence: Path, measure: Callable[[Path], Commands], tools: dict[str, str]) -> StageEvidence:
-        """What `measure` leaves in the stage's folder, as evidence. Raises HostError on a full disk, and as `measure`."""
+        """Run `measure`, and return what it left in the stage's folder. Raises HostError on a full disk, and as `measure`."""
         folder = stage_folder(evidence, self.name)
         started_at, started = datetime.now(UTC), time.monotonic()
         with writing(self.name):
@@ -67,7 +67,7 @@ class StageKind:
         commands: Commands,
         tools: dict[str, str],
     ) -> StageEvidence:
-        """The stage with its files and measurements, and the machine on which it was measured. Raises HostError."""
+        """The stage's evidence: its files, its measurements and the machine that measured. Raises HostError."""
         folder = evidence / self.name
         with writing(self.name):
             machine = read_machine(plan.server.engine, plan.cell.gpu_type)
@@ -84,7 +84,7 @@ class StageKind:
         )
 
     def measurements(self, plan: CellPlan, evidence: Path) -> list[Measurement]:
-        """Of a finished stage, by its files alone. They count only if they are of the machine that was planned for."""
+        """The measurements of a finished stage, from its files alone. They count only if the planned machine measured them."""
         measured_on, problem = _measured_on(evidence / self.name, plan)
         return [_on(measured_on, problem, measurement) for measurement in self.parse(plan, evidence)]
 
@@ -102,7 +102,7 @@ def stage_folder(evidence: Path, stage: Stage) -> Path:
 
 
 def _measured_on(folder: Path, plan: CellPlan) -> tuple[str, str | None]:
-    """The fingerprint of the machine that measured, and why its measurements do not count."""
+    """The fingerprint of the machine that measured, and why its measurements do not count, or None."""
     try:
         found = Fingerprint.model_validate_json((folder / MACHINE).read_bytes()).id
     except UNUSABLE as error:
@@ -118,19 +118,19 @@ def _on(measured_on: str, problem: str | None, found: Measurement) -> Measuremen
 
 
 def dumped(settings: Any) -> Any:
-    """A document as JSON; None for none."""
+    """A document as JSON; None if there is no document."""
     return settings.model_dump(mode="json") if settings else None
 
 
 def server_inputs(server: ServerPlan) -> dict[str, Any]:
-    """What of a server determines what is measured of it."""
-    # A local model is known by its content, and may lie elsewhere on another host.
+    """The parts of a server's plan that determine its measurements."""
+    # A local model is identified by its content: on another host it may have another path.
     without = NOT_OF_THE_SERVER | ({"model"} if server.is_local else set())
     return server.model_dump(mode="json", exclude=without) | {"gpus": len(server.gpus)}
 
 
 def judging_inputs(plan: CellPlan) -> list[Any]:
-    """What decides when enough was measured."""
+    """The inputs that decide when enough was measured."""
     gates = [gate.model_dump(mode="json") for gate in plan.judged]
     waived = sorted((waiver.gate, str(waiver.expires)) for waiver in plan.waivers)
     return [gates, waived, plan.baseline.run_id if plan.baseline else None, plan.establishes]

@@ -1,4 +1,4 @@
-"""The sweep stage: the profile's workload at other levels."""
+"""The sweep stage: it runs the profile's workload at other levels."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def sweep_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> S
 
 
 def sweep_plan(plan: CellPlan) -> sweep.Plan:
-    """What the sweep of a cell needs. Raises ValueError for a cell without one."""
+    """What the sweep of a cell needs. Raises ValueError if the cell has no sweep."""
     if plan.sweep is None:
         raise ValueError("the profile has no sweep")
     return sweep.Plan(

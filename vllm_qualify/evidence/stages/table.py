@@ -1,4 +1,4 @@
-"""The table of the stages, in the order of reports. Whoever needs a stage looks it up here."""
+"""The table of the stages, in the order of reports. Other modules look a stage up here."""
 
 import shutil
 from pathlib import Path
@@ -37,12 +37,12 @@ def parse(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
 
 
 def parse_unfinished(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:
-    """The measurements so far of a stage that goes on. On which machine it runs is recorded at its end."""
+    """The measurements so far of a stage that is still running. The machine is not checked: it is recorded at the end."""
     return TABLE[stage].parse(plan, evidence)
 
 
 def taken_over(stage: Stage, plan: CellPlan, evidence: Path, other: Path, finished: list[StageEvidence]) -> StageEvidence:
-    """A stage of another cell, whose evidence is the folder `other`, as this one's own."""
+    """Take a stage over from another cell, whose evidence folder is `other`, as this cell's own."""
     (theirs,) = (each for each in finished if each.stage == stage)
     with writing(stage):
         shutil.copytree(other / stage, evidence / stage)
