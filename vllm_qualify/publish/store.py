@@ -66,8 +66,8 @@ class Store(Protocol):
         """Write a new object. Readers see all of it or nothing.
 
         If several writers write one key, exactly one call succeeds. If the object already exists, the call fails, even if its
-        content is the same. If the answer to this call's own write was lost and the object is then found in the
-        store, the call succeeds.
+        content is the same. If the answer to this call's own write was lost and the object is then found in the store, the
+        call succeeds.
 
         Raises:
             AlreadyExistsError: there is already an object with this key, with the same or other content.
