@@ -65,8 +65,8 @@ class Store(Protocol):
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
         """Write a new object. Readers see all of it or nothing.
 
-        If several writers write one key, exactly one call succeeds. If the object already exists, the call fails, even if its
-        content is the same. If the answer to this call's own write was lost and the object is then found in the store, the
+        If several writers write one key, exactly one call succeeds. If the object already exists, the call fails, even if
+        its content is the same. If the answer to this call's own write was lost and the object is then found in the store, the
         call succeeds.
 
         Raises:
@@ -98,7 +98,7 @@ class Store(Protocol):
         unchanged. A document that contains its own growing history never returns to one.
 
         Raises:
-            ChangedError: another writer changed or removed it meanwhile. In a rare case this call's write was made nevertheless:
+            ChangedError: another writer changed or removed it meanwhile. In a rare case this call's write was still made:
                 its answer was lost, and another writer then swapped the object, starting from this call's content.
             StoreBusyError: as above. The write may still have been made.
         """
