@@ -1,4 +1,4 @@
-"""The matrix of cells: each with its last approval and its state, from the pointers themselves."""
+"""The matrix of cells: each with its last approval and its state, read from the pointers."""
 
 import json
 from datetime import date

@@ -97,7 +97,7 @@ def stage_key(stage: Stage, plan: CellPlan) -> str:
 
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
-    """Whether two plans qualify the same cell in the same way. Their baselines and their deadlines do not count."""
+    """Whether two plans qualify the same thing in the same way. Their baselines and their deadlines do not count."""
     alone = {"baseline": None, "beside": None, "establishes": False}
     mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
     return all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
@@ -129,7 +129,7 @@ def _folder(stage: Stage, plan: CellPlan) -> str:
 
 
 def _usable(store: Store, stage: Stage, plan: CellPlan, reuse: Reuse) -> list[KeptStage]:
-    """The usable kept stages, the newest first. If one run with a measurement forbids its use, no run's copy of it is used."""
+    """The usable kept stages, the newest first. A measurement that may not be used from one run is not used from any run."""
     found = [kept for kept in _newest_first(store, stage, plan) if _is_young(kept, reuse)]
     refused = {kept.measured_by for kept in found if not _may_be_used(store, kept, reuse)}
     return [kept for kept in found if kept.measured_by not in refused]

@@ -45,8 +45,8 @@ class Stored(NamedTuple):
 class Store(Protocol):
     """Objects under keys such as `cells/llama-h200/report.json`.
 
-    Objects of `put_new` are written once and never change. Objects of `swap` change, but only by compare-and-swap. A key
-    always belongs to the same one of the two.
+    Objects of `put_new` are written once and never change. Objects of `swap` change, but only by compare-and-swap. Each key
+    is used with only one of these two methods.
 
     A key's segments consist of letters, digits and `_@+=~.,:-`, and do not begin with one of `.,:-`. A key must not be the
     folder of another key (`a` beside `a/b`): a directory cannot hold both. Every method raises
@@ -89,7 +89,7 @@ class Store(Protocol):
         """
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-        """Write a changeable object if it still has `tag`, or, if `tag` is None, if it does not exist. Return its new tag.
+        """Write a changeable object if it still has `tag`; with None, only if it does not exist. Return its new tag.
 
         Readers see the old content or the new one. If several writers swap the same tag, exactly one succeeds. As in `put_new`,
         a write whose answer was lost, and that is then found in the store, is a success.

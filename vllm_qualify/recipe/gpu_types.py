@@ -41,4 +41,4 @@ GPU_TYPES = (
 
 SUPERCHIPS = tuple(each.name for each in GPU_TYPES if each.superchip)
 POOL_PRODUCTS = {f"gpu-{each.name}": each.pool_product for each in GPU_TYPES if each.pool_product}
-"""The fleet's work pools, one for a GPU type, each with the product of its nodes."""
+"""The fleet's work pools for GPU types, each with the product of its nodes."""

@@ -117,7 +117,7 @@ def _packages(before: EngineIdentity, now: EngineIdentity) -> list[FactRow]:
 
 
 def _served(before: ServerPlan, now: ServerPlan) -> list[FactRow]:
-    """How the server is started, apart from its configuration. Settings that neither server has are left out."""
+    """How the server is started, apart from its configuration. Settings that are the same on both servers are left out."""
     limit, draft = ("memory limit", "draft model's digest")
     rows = [
         FactRow("launcher", before.engine.launcher, now.engine.launcher),

@@ -167,9 +167,9 @@ def _stretch(folder: Path, number: int) -> tuple[float, float]:
 def thinned(course: Series, most: int = MOST_SAMPLES) -> Series:
     """At most `most` of the samples, unchanged, with every peak and every dip.
 
-    The samples are divided into stretches of equal counts. From each stretch, for each line, three samples are kept: its
-    largest value, its smallest value, and one where its value is missing, so that the line stays broken there. Stretches become
-    longer until few enough samples are kept. Raises ValueError if `most` is too small for one stretch.
+    The samples are divided into stretches of equal counts. From each stretch, up to three samples are kept for each line:
+    its largest value, its smallest value, and a missing value, so that the line stays broken there. Stretches become longer
+    until few enough samples are kept. Raises ValueError if `most` is too small for one stretch.
     """
     count = len(course.time_s)
     if count <= most:

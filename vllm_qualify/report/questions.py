@@ -56,8 +56,8 @@ class Flip(Frozen):
 class ScoredQuestions(Frozen):
     """A task's questions with the scores of one filter; `against` is the baseline's run, if there is one.
 
-    `numbers` are the questions. For each, `ours` and `theirs` have the mean score of its answers; None if it has no answer. Some
-    questions may be left out, but `asked`, `lost` and `gained` count all of them.
+    `numbers` are the questions. For each, `ours` and `theirs` have the mean score of its answers; None if it has no answer.
+    Some questions may be left out, but `asked`, `lost` and `gained` count all of them.
     """
 
     task: str

@@ -216,7 +216,7 @@ def _late_layers(case: _Case) -> list[Part]:
 
 
 def _parallel_size(case: _Case) -> int:
-    """All GPUs of the node. Only tensor parallelism can have fewer: the declared number, or 1 if one GPU holds the weights."""
+    """All GPUs of the node; with tensor parallelism alone, the declared number, or 1 if one GPU holds the weights."""
     hardware, memory = case.hardware, case.variant["vram_minimum_gb"]
     if case.strategy_name != _TENSOR_PARALLEL:
         return hardware.gpu_count

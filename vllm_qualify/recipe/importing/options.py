@@ -61,7 +61,7 @@ def positional_and_arguments(words: list[str], origin: Part, notes: list[str]) -
     """The words before the first option, and all options as server arguments. Adds notes for the reader to `notes`.
 
     Raises:
-        InexpressibleError: vLLM could not read the words, or an option would not have exactly one value.
+        InexpressibleError: vLLM would not read the words, or not as one value for each option.
     """
     separated = [part for word in words for part in _separated(word, notes)]
     starts = [index for index, word in enumerate(separated) if _is_option(word)]
