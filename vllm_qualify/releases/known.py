@@ -73,8 +73,8 @@ def look(
     """Record the new ones among the releases that were found, and return those that must be emitted now.
 
     `found` has the newest release first. A release must be emitted if it is not claimed, and was never emitted or last
-    emitted at least `again_after_s` ago. The first look only notes all releases. With `backfill`, any look also makes the
-    newest release due.
+    emitted at least `again_after_s` ago. The first look notes all releases without emitting them. `backfill` makes
+    the newest release due, at any look.
 
     Raises:
         StoreError: the record cannot be read. StoreBusyError: it changes all the time.

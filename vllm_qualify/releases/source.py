@@ -9,7 +9,7 @@ from vllm_qualify.approval.layout import canonical, sha256
 from vllm_qualify.recipe.values import Frozen, Name, Text
 from vllm_qualify.releases.rule import VersionRule
 
-# The place that errors here name.
+# The place that the errors of this package name.
 WATCH = "watch"
 _NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9._-]+")
 
