@@ -1,4 +1,4 @@
-"""What a release manager, or the recipe, does: approve, reject, revoke. Each step can be repeated and then changes nothing."""
+"""What a release manager or a recipe can do: approve, reject, revoke. A repeated step changes nothing."""
 
 from datetime import datetime
 
@@ -17,7 +17,7 @@ from vllm_qualify.recipe.values import Frozen
 
 
 class Approved(Frozen):
-    """Where an approval went."""
+    """An approval, and where it is in the store."""
 
     decision: Decision
     approval: StoredObject
@@ -26,14 +26,14 @@ class Approved(Frozen):
 
 
 class Rejected(Frozen):
-    """What was decided."""
+    """The rejection."""
 
     decision: Decision
     index_problem: str | None = None
 
 
 class Revoked(Frozen):
-    """What was revoked, and the pointer that says so."""
+    """The revoked approval, and the pointer that says so."""
 
     entry: Entry
     pointer: Pointer
@@ -43,14 +43,14 @@ class Revoked(Frozen):
 def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, signer: PrivateKey, now: datetime) -> Approved:
     """Decide, sign, move the cell's pointer, and bring the index up to date.
 
-    A second call goes on from where the first one stopped, with its decision.
+    A second call uses the decision of the first one and continues where it stopped.
 
     Raises:
-        CallerError: the run did not pass; DecidedError: it was decided otherwise.
-        OvertakenError: a newer report is approved, or somebody else moved the pointer meanwhile.
+        CallerError: the run did not pass. DecidedError: there is another decision about it.
+        OvertakenError: a newer report is approved, or another writer moved the pointer meanwhile.
         RevokedError: this approval was revoked.
-        OtherKeyError: the run's approval is there already, signed by another key.
-        TamperedError, StoreError: what is in the store cannot be trusted or read.
+        OtherKeyError: the run already has an approval, signed by another key.
+        TamperedError, StoreError: the content of the store cannot be trusted or read.
     """
     if wanted.verdict != "approve":
         raise ValueError("a rejection approves nothing")
@@ -63,7 +63,7 @@ def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, si
 
 
 def reject(store: Store, run: PublishedRun, wanted: Ruling, now: datetime) -> Rejected:
-    """Decide that the run is not to be deployed, whatever its verdict. Raises DecidedError, StoreError."""
+    """Decide that the run must not be deployed, whatever its verdict is. Raises DecidedError, StoreError."""
     if wanted.verdict != "reject":
         raise ValueError("an approval rejects nothing")
     decision = decide(store, run, wanted, 0, now).decision
@@ -71,10 +71,10 @@ def reject(store: Store, run: PublishedRun, wanted: Ruling, now: datetime) -> Re
 
 
 def revoke(store: Store, cell: str, run_id: str | None, by: Revocation) -> Revoked:
-    """Take an approval back, without a run the cell's last one: in force as soon as the pointer says so.
+    """Revoke an approval; if `run_id` is None, the cell's last one. It takes effect when the pointer says so.
 
     Raises:
-        CallerError: there is no such approval; DecidedError: it was revoked already.
+        CallerError: there is no such approval. DecidedError: it was revoked already.
         StoreError: the store refuses, or the pointer changes all the time.
     """
     pointer, entry = mark_revoked(store, cell, run_id, by)
@@ -82,7 +82,7 @@ def revoke(store: Store, cell: str, run_id: str | None, by: Revocation) -> Revok
 
 
 def entry_of(decision: Decision, approval: StoredObject) -> Entry:
-    """What the pointer says of an approval. Raises ValueError of a rejection."""
+    """The pointer's entry for an approval. Raises ValueError if the decision is a rejection."""
     if decision.expires is None:
         raise ValueError("a rejection is in no pointer")
     return Entry(run_id=decision.run_id, approval=approval, by=decision.by, at=decision.at, expires=decision.expires)
@@ -94,7 +94,7 @@ def _put_approval(store: Store, run: PublishedRun, stored: StoredDecision, signe
     try:
         store.put_new(key, body, JSON)
     except AlreadyExistsError:
-        # Raises OtherKeyError if it is there by another key.
+        # Raises OtherKeyError if another key signed it.
         if open_envelope(store.get(key), [signer.public_key], store.locate(key)).payload != payload:
             problem = "the approval that is there states something else"
             raise TamperedError(problem, "do not trust this run", store.locate(key)) from None

@@ -1,4 +1,4 @@
-"""The board: one page over all cells, drawn from the index. It needs a browser and the store's files, and no server."""
+"""The board: one page for all cells, drawn from the index. It needs a browser and the store's files, but no server."""
 
 import base64
 import hashlib
@@ -28,10 +28,10 @@ BOARD_KEY = "index.html"
 MOST_TRIES = 50
 NEVER: Literal["never qualified"] = "never qualified"
 
-# Where the page tells its revision: within its first bytes.
+# The page has its revision within its first bytes.
 _REVISION = re.compile(rb'<html lang="en" data-revision="([0-9]{1,18})">')
 _BEGIN = 200
-# What would end the data's element, or a line of its text, goes as JSON's own escape.
+# Characters that could end the data's element, or a line of its text, are written as JSON escapes.
 _ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
 _DIGITS = 5
 
@@ -39,17 +39,17 @@ BoardState = Standing | Literal["never qualified"]
 
 
 class Board(NamedTuple):
-    """What the store has: the revision of the index that it was drawn from, and its tag."""
+    """The board in the store: the revision of the index that it was drawn from, and its tag."""
 
     revision: int
     tag: str
 
 
 def write_board(store: Store, index: Index) -> None:
-    """Draw the board, unless there is one of this revision of the index, or of a newer one.
+    """Draw the board, unless the store has one of this revision of the index or of a newer one.
 
     Raises:
-        StoreError: something else lies in its place; StoreBusyError: it changes all the time.
+        StoreError: another object is in its place. StoreBusyError: it changes all the time.
     """
     body = b""
     for _ in range(MOST_TRIES):
@@ -66,7 +66,7 @@ def write_board(store: Store, index: Index) -> None:
 
 
 def read_board(store: Store) -> Board | None:
-    """None before there is any. Raises StoreError if something else lies in its place."""
+    """The board in the store; None if there is none yet. Raises StoreError if another object is in its place."""
     try:
         stored = store.read(BOARD_KEY)
     except MissingObjectError:
@@ -79,7 +79,7 @@ def read_board(store: Store) -> Board | None:
 
 
 def render_board(index: Index) -> str:
-    """The page. Everything in the index is escaped, and the page's own policy allows its own script and no request."""
+    """The page. All text of the index is escaped. The page's policy allows its own script and no request."""
     shown = sorted([*map(_shown, index.cells), *_gaps(index.cells)], key=lambda row: row.cell)
     return _template().render(revision=index.revision, rows=shown, data=_data(shown, index))
 
@@ -103,7 +103,7 @@ def _source(text: str) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """To a report's page, relative to the board; without an address where the names could lead elsewhere."""
+    """A link to a report's page, relative to the board. The address is empty if the names could lead to another place."""
 
     address: str
     text: str
@@ -111,9 +111,10 @@ class Link:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One cell. `state` is its last approval's, else its newest report's; `newer` is that of a report since then.
+    """One cell. `state` is the state of its last approval, else of its newest report.
 
-    `engine` is what the state is about. None is what there is not.
+    `newer` is the state of a report that is newer than the last approval. `engine` is the engine that `state` is about.
+    A field without a value is None.
     """
 
     cell: str
@@ -178,7 +179,7 @@ def _address(cell: str, run_id: str) -> str:
 
 
 def _gaps(rows: Sequence[Row]) -> list[ShownRow]:
-    """Of each variant the GPU types and profiles that it has reports of, in those pairs that it has none of."""
+    """For each variant, the pairs of its GPU types and profiles that have no report."""
     known = {row.cell for row in rows}
     variants: dict[str, tuple[set[str], set[str]]] = {}
     for cell in known:
@@ -194,14 +195,14 @@ def _gaps(rows: Sequence[Row]) -> list[ShownRow]:
 
 
 class _Texts(dict[str, int]):
-    """Each text once, known by its number: most are repeated in every row."""
+    """Numbers for texts. Each text is stored once, because most texts are repeated in every row."""
 
     def number(self, text: str | None) -> int | None:
         return None if text is None else self.setdefault(plain(text), len(self))
 
 
 def _data(shown: Iterable[ShownRow], index: Index) -> str:
-    """JSON that can stand within a script element. `board.js` reads it in this order."""
+    """JSON that is safe inside a script element. `board.js` reads it in this order."""
     texts, rows = _Texts(), {row.cell: row for row in index.cells}
     cells = [_cell(found, rows.get(found.cell), texts) for found in shown]
     return json.dumps({"texts": list(texts), "cells": cells}, separators=(",", ":")).translate(_ESCAPED)
@@ -250,5 +251,5 @@ def _figures(found: Summary | None, texts: _Texts) -> list[Any]:
 
 
 def _rounded(number: float | None) -> float | None:
-    """To what is shown; the report has all of it."""
+    """Rounded to the digits that the board shows; the report has all digits."""
     return None if number is None else float(f"{number:.{_DIGITS}g}")

@@ -1,4 +1,4 @@
-"""Whether a cell's approval still covers what is to be qualified."""
+"""Whether a cell's approval still covers a planned qualification."""
 
 from datetime import date, timedelta
 
@@ -10,7 +10,9 @@ from vllm_qualify.publish.store import Store
 
 
 def covering(store: Store, plan: CellPlan, today: date, renew_days: int) -> Entry | str:
-    """The cell's approval, if it holds for more than `renew_days` and is of the plan's own inputs; else why it does not cover.
+    """The cell's approval if it covers the plan, else the reason why it does not.
+
+    It covers the plan if it holds for more than `renew_days` and has the same inputs as the plan.
 
     Raises:
         TamperedError: the pointer is not as it was written.
@@ -29,7 +31,7 @@ def covering(store: Store, plan: CellPlan, today: date, renew_days: int) -> Entr
 
 
 def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
-    """In which of their inputs two plans of one cell differ, in words."""
+    """The inputs in which two plans of one cell differ, in words."""
     release, other = ours.cell.release, theirs.cell.release
     parts = {
         "the engine": (release.engine.digest, other.engine.digest),

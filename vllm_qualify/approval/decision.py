@@ -1,4 +1,4 @@
-"""Decisions: what a release manager, or the recipe's own rule, says about one report. Each is made once."""
+"""Decisions: what a release manager, or the recipe's own rule, decides about one report. Each decision is made once."""
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -21,7 +21,7 @@ DONE = {"approve": "approved", "reject": "rejected"}
 
 
 class Ruling(Frozen):
-    """What is to be decided. The recipe itself only approves, and needs no reason."""
+    """The wanted decision. The recipe itself can only approve, and needs no reason."""
 
     verdict: Literal["approve", "reject"]
     by: Line
@@ -43,7 +43,7 @@ AUTOMATIC = Ruling(verdict="approve", by=RECIPE, automatic=True)
 
 
 class Decision(Ruling):
-    """`expires` is the first day, by UTC, on which the approval holds no longer; None of a rejection."""
+    """A decision about one run. `expires` is the first UTC day on which the approval no longer holds; None for a rejection."""
 
     decision_version: Literal[1] = 1
     run_id: str
@@ -68,18 +68,18 @@ class StoredDecision:
 
 
 def ruling(verdict: Literal["approve", "reject"], by: str, reason: str) -> Ruling:
-    """A person's, in their own words. Raises CallerError if name or reason are missing or cannot be shown."""
+    """The ruling of a person. Raises CallerError if the name or the reason is missing or cannot be shown."""
     with in_plain_words():
         return Ruling(verdict=verdict, by=one_line(by), reason=one_line(reason))
 
 
 def decide(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> StoredDecision:
-    """The decision about the run, which is made now unless the same was made before.
+    """The decision about the run. It is made now, unless the same decision was made before.
 
     Raises:
-        CallerError: an approval of a run that did not pass on this day, or that the recipe itself cannot give.
-        DecidedError: somebody else decided, or otherwise; but what the recipe approved anybody may approve again.
-        StoreError: the decision that is there is about another report.
+        CallerError: the run did not pass on this day, or the recipe cannot give this approval itself.
+        DecidedError: another person decided, or the decision was another one. A person may repeat the recipe's approval.
+        StoreError: the stored decision is about another report.
     """
     key = decision_key(run.cell, run.run_id)
     try:
@@ -94,13 +94,13 @@ def decide(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, now
 
 
 def read_decision(store: Store, cell: str, run_id: str) -> StoredDecision:
-    """Raises MissingObjectError before there is one."""
+    """The stored decision about a run. Raises MissingObjectError if there is none yet."""
     key = decision_key(cell, run_id)
     return parse_decision(store.get(key), store.locate(key))
 
 
 def parse_decision(body: bytes, place: str) -> StoredDecision:
-    """Raises StoreError if it is no decision of this version."""
+    """Raises StoreError if it is not a decision of this version."""
     try:
         return StoredDecision(Decision.model_validate_json(body), body)
     except ValidationError as error:
@@ -121,7 +121,7 @@ def check_passed(report: Report, today: date) -> None:
 
 
 def waivers_of(report: Report) -> list[Waiver]:
-    """Those that the verdict rests on."""
+    """The waivers that the verdict depends on."""
     return [found.waiver for found in report.judgement.gates if found.waiver and found.counts_as != found.verdict]
 
 
@@ -143,7 +143,7 @@ def _decision(run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime)
 
 
 def _day_after(waiver: Waiver) -> date:
-    """A waiver holds on its last day too."""
+    """The day after the waiver's last day, on which it still holds."""
     return waiver.expires if waiver.expires == date.max else waiver.expires + timedelta(days=1)
 
 
@@ -159,7 +159,7 @@ def _same(found: StoredDecision, run: PublishedRun, wanted: Ruling, place: str) 
     about = (decision.cell, decision.run_id, decision.report_sha256, decision.manifest_sha256)
     if about != (run.cell, run.run_id, run.report_object.sha256, run.manifest_object.sha256):
         raise StoreError("the decision is about another report", "do not trust this run", place)
-    # Nobody else could complete what the recipe began.
+    # Without this, no person could complete an approval that the recipe began.
     is_completed = decision.automatic and wanted.verdict == decision.verdict
     if (decision.verdict, decision.by) != (wanted.verdict, wanted.by) and not is_completed:
         raise DecidedError(f"run {run.run_id} was already {decision.done}", _instead(decision), "REPORT")
@@ -177,7 +177,7 @@ def _verdict_on(report: Report, today: date) -> Verdict:
 
 
 def _on(found: GateVerdict, today: date) -> Verdict:
-    """What the verdict counts as on a day."""
+    """The verdict that counts on this day."""
     return found.verdict if found.waiver and today > found.waiver.expires else found.counts_as
 
 

@@ -1,16 +1,16 @@
-"""What keeps an approval from being given or trusted. Each way in which one cannot be trusted has its own exit code."""
+"""Why an approval cannot be given or trusted. Each reason not to trust it has its own exit code."""
 
 from vllm_qualify.errors import CallerError, QualifyError, StoreError
 
 
 class NotApprovedError(QualifyError):
-    """The approval must not be relied upon."""
+    """The approval must not be relied on."""
 
     who_acts = "the release manager"
 
 
 class TamperedError(NotApprovedError):
-    """Something of it is missing, or is not what was approved."""
+    """A part of it is missing, or is not what was approved."""
 
     exit_code = 10
 
@@ -22,7 +22,7 @@ class OtherKeyError(NotApprovedError):
 
 
 class ExpiredError(NotApprovedError):
-    """Its days are over."""
+    """It has expired."""
 
     exit_code = 12
 
@@ -34,22 +34,22 @@ class SupersededError(NotApprovedError):
 
 
 class RevokedError(NotApprovedError):
-    """Somebody took it back."""
+    """It was revoked."""
 
     exit_code = 14
 
 
 class NotInForceError(NotApprovedError):
-    """It was signed, and the cell's pointer never came to name it."""
+    """It was signed, but the cell's pointer does not name it."""
 
     exit_code = 15
 
 
 class DecidedError(CallerError):
-    """It was decided already, and otherwise."""
+    """There is already another decision about it."""
 
 
 class OvertakenError(StoreError):
-    """The pointer was moved by somebody else, or is at a newer report already."""
+    """Another writer moved the pointer, or it is already at a newer report."""
 
     who_acts = "the release manager"

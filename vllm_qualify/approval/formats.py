@@ -1,5 +1,7 @@
-"""What was qualified, in the forms that people deploy. By image digest, and with the config file's own text wherever a form
-can carry a file."""
+"""The qualified server in the formats that people deploy.
+
+Each format names the image by its digest. It holds the text of the config file if it can carry a file.
+"""
 
 import hashlib
 import json
@@ -30,44 +32,44 @@ from vllm_qualify.recipe.serving import VLLM
 
 Annotations = Mapping[str, str]
 
-# What Docker, Compose and Kubernetes all take as a name.
+# Docker, Compose and Kubernetes all accept such a name.
 MOST_NAME_LETTERS = 63
 NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MOST_NAME_LETTERS - 2}}}[a-z0-9]")
 CONFIG_FILE = PurePosixPath(CONFIG_INSIDE).name
 PUBLISHED = f"{SERVED_PORT}:{SERVED_PORT}"
-# The host's own, as for a qualification. A shell and Compose both expand it.
+# The host's cache, as in a qualification. A shell and Compose both expand it.
 HUB_CACHE = "${HF_HOME:-${HOME}/.cache/huggingface}"
 HUB_VOLUME = f"{HUB_CACHE}:{HF_HOME_INSIDE}"
 HEALTH = "/health"
-# An image of an engine has Python, and need not have curl.
+# An engine's image has Python, but perhaps no curl.
 ASK_HEALTH = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{SERVED_PORT}{HEALTH}')"
 # Compose and Kubernetes read a bare 1e3, 0o7, -.5 or y as a number or as true.
 ELSEWHERE_NO_TEXT = re.compile(r"[-+.\d]|.?$")
 PROBE_EVERY_S = 10
-# What Kubernetes allows by default for a rollout; here it is left for the pull, before the start.
+# Kubernetes allows this by default for a whole rollout. Here it is the time for the pull, before the start.
 PULL_WITHIN_S = 600
 
 
 def deployable(plan: ServerPlan, format: Format, name: str, annotations: Annotations) -> str:  # noqa: A002  (the option's name)
-    """The server of `plan`, with its port 8000, in one form:
+    """The server of `plan`, with port 8000, in one format:
 
-    - `config`: the config file as the server read it, after a comment with the annotations and the command that reads it.
-    - `docker`: a `docker run` line for a POSIX shell that needs no other file: the options stand on it as vLLM itself makes
-      them of the config file.
-    - `compose`: a Compose file (2.23.1 or later) with the config file in it.
-    - `kubernetes`: ConfigMap, Deployment and Service. Weights of the hub are loaded into each pod anew, local weights are
-      expected at their path on the node. A Secret `hf-token` may hold the hub's token as `token`. The pod's /dev/shm is bounded
-      by its memory alone, as the host's was.
+    - `config`: the config file as the server read it. A comment before it has the annotations and the command that reads it.
+    - `docker`: a `docker run` line for a POSIX shell. It needs no other file: it has the options that vLLM itself makes from
+      the config file.
+    - `compose`: a Compose file (2.23.1 or later) that contains the config file.
+    - `kubernetes`: ConfigMap, Deployment and Service. Each pod downloads weights of the hub again. Local weights must be at
+      their path on the node. A Secret `hf-token` may hold the hub's token as `token`. Only the pod's memory limits its
+      /dev/shm, as on the qualifying host.
     - `json`: `name`, `annotations`, `image` by digest, `plan`, `config` (the file's text) and `docker`, the arguments of
-      `docker run`; null are `image` where there is none and `docker` where `docker` is refused. One argument is left for a
-      shell to expand, the hub cache's volume.
+      `docker run`. `image` is null if there is none. `docker` is null if the format `docker` is refused. A shell must expand
+      one argument, the volume of the hub cache.
 
-    GPUs are given by their number: indices are those of the machine that qualified. Variables that the qualification took
-    from its own environment are taken from the deployer's. `name` is the container's, service's and objects'. Keys of
-    `annotations` (cell, run, expiry, …) are names in Kubernetes' sense.
+    The formats give the number of GPUs, not their indices, which belong to the machine that qualified. Variables that the
+    qualification took from its environment are taken from the deployer's environment. `name` names the container, the service
+    and the objects. Keys of `annotations` (cell, run, expiry, …) are valid Kubernetes names.
 
     Raises:
-        CallerError: the name does not fit, or what was qualified has no such form.
+        CallerError: the name is not valid, or the qualified server cannot be written in this format.
     """
     if not NAME.fullmatch(name):
         remedy = "use 2 to 63 lower-case letters, digits and '-', a letter first and no '-' last"
@@ -76,7 +78,7 @@ def deployable(plan: ServerPlan, format: Format, name: str, annotations: Annotat
 
 
 def deployment_name(cell: str) -> str:
-    """What a cell's server can be named in every form, like `vllm-reference-bf16-cpu-balanced`."""
+    """A name for a cell's server that is valid in every format, like `vllm-reference-bf16-cpu-balanced`."""
     name = f"vllm-{re.sub('[^a-z0-9]+', '-', cell)}"
     if len(name) <= MOST_NAME_LETTERS:
         return name
@@ -102,7 +104,7 @@ def _reader(plan: ServerPlan) -> list[str]:
 
 
 def _comment(annotations: Annotations, *more: str) -> str:
-    """One line, whatever is in it: a line break would begin something that is no comment."""
+    """One comment line. Line breaks are escaped: the text after one would not be a comment."""
     text = "; ".join([*(f"{name} {value}" for name, value in annotations.items()), *more])
     return f"# {''.join(map(_visible, text))}\n"
 
@@ -137,7 +139,7 @@ def _docker_run(plan: ServerPlan, name: str) -> list[str]:
 
 
 def _container(plan: ServerPlan, name: str, form: Format) -> ContainerPlan:
-    """The qualified container without what was the machine's: its GPUs, its port, its hub cache and the config file's place."""
+    """The qualified container without the parts of that machine: its GPUs, port, hub cache and path of the config file."""
     _image(plan, form)
     planned = container_of(plan, Path(CONFIG_FILE), SERVED_PORT, {})
     passed = [variable for variable in PASSED if variable not in planned.environment]
@@ -146,7 +148,7 @@ def _container(plan: ServerPlan, name: str, form: Format) -> ContainerPlan:
 
 
 def _image(plan: ServerPlan, form: Format) -> EngineImage:
-    """Raises CallerError if the engine is no image with a digest."""
+    """The engine's image. Raises CallerError if the engine is not an image with a digest."""
     place = f"--format {form}"
     if not isinstance(plan.engine, EngineImage):
         remedy = "take config or json, or qualify an image"
@@ -161,7 +163,7 @@ def _weights(plan: ServerPlan) -> list[Bind]:
 
 
 def _flags(config: str) -> Iterator[str]:
-    """What vLLM puts in a config file's place on its command line. `config_text` leaves it no mapping and no `false`."""
+    """The command-line options that vLLM makes from a config file. `config_text` writes no mapping and no `false`."""
     for option, value in yaml.safe_load(config).items():
         if value == []:
             continue
@@ -197,7 +199,7 @@ def _compose(plan: ServerPlan, name: str, annotations: Annotations) -> str:
 
 
 def _compose_volumes(plan: ServerPlan) -> list[dict[str, Any]]:
-    """Weights that are not there are an error; a cache is made."""
+    """The volumes. Missing weights are an error; a missing cache folder is created."""
     weights = [
         {
             "type": "bind",
@@ -213,7 +215,7 @@ def _compose_volumes(plan: ServerPlan) -> list[dict[str, Any]]:
 
 
 def _doubled(value: Any) -> Any:
-    """Text, or texts in a list or mapping, with what Compose and Kubernetes read as the begin of a variable escaped."""
+    """A text, or a list or mapping of texts, with every `$` doubled: a single one would start a variable in both formats."""
     if isinstance(value, dict):
         return {key: _doubled(inner) for key, inner in value.items()}
     return list(map(_doubled, value)) if isinstance(value, list) else value.replace("$", "$$")
@@ -245,7 +247,7 @@ def _pod(plan: ServerPlan, planned: ContainerPlan) -> dict[str, Any]:
     os, architecture = planned.platform.split("/")[:2]
     mounts = list(_mounts(plan, str(planned.name)))
     return {
-        # They would set VLLM_PORT to an address for a service called vllm.
+        # For a service named vllm, these links would set VLLM_PORT to an address.
         "enableServiceLinks": False,
         "nodeSelector": {"kubernetes.io/os": os, "kubernetes.io/arch": architecture},
         "containers": [
@@ -266,7 +268,7 @@ def _pod(plan: ServerPlan, planned: ContainerPlan) -> dict[str, Any]:
 
 
 def _mounts(plan: ServerPlan, config_map: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each mount of the container with the pod's volume that it is of."""
+    """Each mount of the container with its volume in the pod."""
 
     def mounted(name: str, path: str, source: dict[str, Any], **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"name": name, "mountPath": path, **more}, {"name": name, **source}
@@ -309,7 +311,7 @@ def _json(plan: ServerPlan, name: str, annotations: Annotations) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lines stay lines, text stays text for other readers than PyYAML, and what stands twice is written twice."""
+    """Keeps line breaks, writes no aliases, and quotes text that readers other than PyYAML would take for another type."""
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The index: one row a cell, made of its pointer and its reports, and never more true than these.
+"""The index: one row for each cell, made from its pointer and its reports. It can only be as current as they are.
 
 The board is drawn from it.
 """
@@ -25,11 +25,11 @@ MOST_TRIES = 50
 INDEX_VERSION: Literal[3] = 3
 
 Standing = Literal["approved", "superseded", "revoked", "rejected", "waiting for a decision", "not passed"]
-"""What became of a report. An approval that expired is still `approved` here: it depends on the day."""
+"""The state of a report. An expired approval is still `approved` here, because expiry depends on the day."""
 
 
 class ReportLine(Frozen):
-    """`started_at` is told by the run's id; None of an id that tells none. `told` is who decided what about it."""
+    """One report. `started_at` comes from the run's id; None if the id has no time. `told` says who decided what about it."""
 
     run_id: str
     outcome: Outcome
@@ -40,9 +40,9 @@ class ReportLine(Frozen):
 
 
 class Row(Frozen):
-    """`last` is the cell's last approval, whatever its state.
+    """One cell. `last` is its last approval, whatever its state is.
 
-    `reports` are the newest ones, the newest first, and then the approved one if it is not among them.
+    `reports` are the newest reports, the newest first. The approved one follows if it is not among them.
     """
 
     cell: str
@@ -51,7 +51,7 @@ class Row(Frozen):
 
 
 class Index(Frozen):
-    """`revision` grows with each write: a store may know an object by its content alone."""
+    """All rows. `revision` grows with each write, because a store may identify an object by its content alone."""
 
     revision: int = 0
     index_version: Literal[3] = INDEX_VERSION
@@ -59,7 +59,7 @@ class Index(Frozen):
 
 
 def read_index(store: Store) -> Index:
-    """An empty one before there is any. Raises StoreError if it is of another version or no index."""
+    """The index in the store, or an empty one if there is none yet. Raises StoreError if it is not an index of this version."""
     return _stored(store).known
 
 
@@ -68,7 +68,7 @@ def write_index(store: Store) -> Index:
 
     Raises:
         TamperedError: a pointer is not as it was written.
-        StoreError: a manifest is none; StoreBusyError: the index or the board changes all the time.
+        StoreError: a manifest is not valid. StoreBusyError: the index or the board changes all the time.
     """
     index = _swapped(store, lambda _: _rows(store, ""))
     _draw(store, index)
@@ -76,7 +76,10 @@ def write_index(store: Store) -> Index:
 
 
 def index_problem(store: Store, cell: str) -> str | None:
-    """Bring index and board up to date; why that could not be. Nothing depends on them, and the next time makes up for it."""
+    """Update the index and the board; return why that failed, else None.
+
+    Nothing depends on them, and the next update repairs them.
+    """
     try:
         index = _refreshed(store, cell)
     except (StoreError, NotApprovedError) as error:
@@ -89,14 +92,14 @@ def index_problem(store: Store, cell: str) -> str | None:
 
 
 def refresh_index(store: Store, cell: str) -> Index:
-    """Make one cell's row again; the whole index if there is none. Raises as `write_index`."""
+    """Make one cell's row again, or the whole index if there is none. Raises the same as `write_index`."""
     index = _refreshed(store, cell)
     _draw(store, index)
     return index
 
 
 class _Stored(NamedTuple):
-    """Without a tag there is no index."""
+    """The index in the store. If `tag` is None, there is none."""
 
     known: Index
     tag: str | None
@@ -112,7 +115,7 @@ def _refreshed(store: Store, cell: str) -> Index:
 
 
 def _draw(store: Store, index: Index) -> None:
-    # Imports this module; and jinja2, which readers of the index do without.
+    # Imported late: it imports this module, and jinja2, which readers of the index do not need.
     from vllm_qualify.approval.board import write_board
 
     write_board(store, index)
@@ -120,7 +123,7 @@ def _draw(store: Store, index: Index) -> None:
 
 def _swapped(store: Store, rows: Callable[[_Stored], Iterable[Row]]) -> Index:
     for _ in range(MOST_TRIES):
-        # Read before what it is made of: whoever writes in between makes this write fail.
+        # The index is read before its sources: if another process writes it in between, this write fails.
         found = _stored(store)
         cells = sorted(rows(found), key=lambda row: row.cell)
         if cells == found.known.cells and found.tag is not None:
@@ -147,7 +150,7 @@ def _stored(store: Store) -> _Stored:
 
 
 def _revision_shown(store: Store) -> int:
-    """An index that was deleted goes on from what the board shows, which would else be taken for the newer one."""
+    """The board's revision. A deleted index continues from it: otherwise the old board would count as newer."""
     from vllm_qualify.approval.board import read_board
 
     board = read_board(store)
@@ -156,7 +159,7 @@ def _revision_shown(store: Store) -> int:
 
 @dataclass
 class _Runs:
-    """Of one cell: the runs with a manifest, and those about which something was decided."""
+    """The runs of one cell that have a manifest, and those that have a decision."""
 
     published: list[str] = field(default_factory=list)
     decided: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Where approvals lie in the store, and how their documents are written."""
+"""Where approvals are in the store, and how their documents are written."""
 
 import hashlib
 import json
@@ -32,12 +32,12 @@ def _utc(at: datetime) -> datetime:
 
 Format = Literal["config", "docker", "compose", "kubernetes", "json"]
 Line = Annotated[str, Field(strict=True, min_length=1, max_length=500), AfterValidator(_is_one_line)]
-"""Text by a person that is shown to others, also on a terminal."""
+"""Text that a person wrote and that others see, also on a terminal."""
 Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
 
 
 def one_line(text: str) -> str:
-    """What somebody wrote in a form, its line breaks as spaces."""
+    """Text from a form field, with its line breaks as spaces."""
     return " ".join(text.split())
 
 
@@ -51,14 +51,14 @@ def in_plain_words() -> Iterator[None]:
 
 
 def checked_cell(text: str) -> str:
-    """A cell's id as somebody gave it. Raises CallerError if it cannot be one."""
+    """A cell's id that a user gave. Raises CallerError if it cannot be one."""
     if not _CELL.fullmatch(text):
         raise CallerError("this is no cell", "write it as RECIPE/VARIANT/GPU_TYPE/PROFILE", "CELL")
     return text
 
 
 def approval_at(key: str) -> tuple[str, str] | None:
-    """Cell and run of an approval's key; None if it is no such key."""
+    """Cell and run of an approval's key; None if it is not such a key."""
     found = _APPROVAL.fullmatch(key)
     return (found["cell"], found["run_id"]) if found else None
 
@@ -84,17 +84,17 @@ def sha256(body: bytes) -> str:
 
 
 def canonical(document: object) -> bytes:
-    """What is hashed or signed: equal documents give equal bytes."""
+    """The bytes to hash or sign: equal documents give equal bytes."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
 def readable(document: object) -> bytes:
-    """The same for people and for diffs."""
+    """The same document for people and for diffs."""
     return json.dumps(document, sort_keys=True, indent=2).encode() + b"\n"
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Raises ValueError if it is no JSON object."""
+    """Raises ValueError if it is not a JSON object."""
     try:
         document = json.loads(body)
     except RecursionError as error:
@@ -105,7 +105,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 def reason_of(error: ValidationError) -> str:
-    """Where and why, on one line and without the document's own text."""
+    """The place and the reason of the first error, on one line and without text of the document."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 

@@ -1,4 +1,4 @@
-"""The matrix of cells: each with its last approval and whether it holds, from the pointers themselves."""
+"""The matrix of cells: each with its last approval and its state, read from the pointers."""
 
 import json
 from datetime import date
@@ -14,7 +14,7 @@ POINTER = "/pointer.json"
 
 
 class CellState(Frozen):
-    """`state` is of the last approval, and of the day on which it was asked for."""
+    """One cell. `state` is the state of its last approval on the day of the request."""
 
     cell: str
     state: ApprovalState
@@ -40,6 +40,6 @@ def table(cells: list[CellState]) -> Table:
         found.add_column(column, overflow="fold")
     for cell in cells:
         told = (cell.cell, cell.state, str(cell.last.expires), cell.last.by, cell.last.run_id)
-        # A name is text, whatever it looks like.
+        # A name is plain text, even if it looks like markup.
         found.add_row(*map(Text, told))
     return found

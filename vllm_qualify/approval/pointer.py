@@ -1,4 +1,4 @@
-"""The pointer of a cell: all its approvals, the newest last. What it says is what holds."""
+"""The pointer of a cell: all its approvals, the newest last. It decides which approval holds."""
 
 from datetime import date, datetime
 from typing import Annotated, Literal, NamedTuple, Self
@@ -28,7 +28,7 @@ from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
 from vllm_qualify.recipe.values import Frozen
 
 ApprovalState = Literal["approved", "expired", "superseded", "revoked"]
-# Each approver tries once and each revocation ends, so that a revocation comes through long before.
+# Far more than a revocation needs: each approver tries only once, and every other revocation ends.
 MOST_TRIES = 50
 
 
@@ -43,13 +43,13 @@ class Revocation(Frozen):
 
 
 def revocation(by: str, reason: str, now: datetime) -> Revocation:
-    """A person's, in their own words. Raises CallerError if name or reason are missing or cannot be shown."""
+    """The revocation by a person. Raises CallerError if the name or the reason is missing or cannot be shown."""
     with in_plain_words():
         return Revocation(by=one_line(by), at=now, reason=one_line(reason))
 
 
 class Entry(Frozen):
-    """One approval. `expires` is the first day, by UTC, on which it holds no longer."""
+    """One approval. `expires` is the first UTC day on which it no longer holds."""
 
     run_id: str
     approval: StoredObject
@@ -94,11 +94,11 @@ def state_of(entry: Entry, pointer: Pointer, today: date) -> ApprovalState:
 
 
 def read_pointer(store: Store, cell: str) -> Pointer | None:
-    """None before the cell's first approval.
+    """The cell's pointer; None before its first approval.
 
     Raises:
-        CallerError: `cell` is none.
-        TamperedError: it is not as it was written.
+        CallerError: `cell` is not a cell's id.
+        TamperedError: the pointer is not as it was written.
     """
     current = _current(store, checked_cell(cell))
     return current.pointer if current else None
@@ -127,10 +127,10 @@ def pointer_bytes(pointer: Pointer) -> bytes:
 
 
 def advance(store: Store, cell: str, entry: Entry) -> Pointer:
-    """Append the approval to the cell's pointer, unless it is there.
+    """Append the approval to the cell's pointer, unless the pointer has it already.
 
     Raises:
-        OvertakenError: a newer report is approved, or the pointer was changed meanwhile.
+        OvertakenError: a newer report is approved, or another approval moved the pointer meanwhile.
         RevokedError: this approval was revoked.
         TamperedError: the pointer is not as it was written.
     """
@@ -147,7 +147,7 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
         try:
             store.swap(key, pointer_bytes(moved), JSON, found.tag if found else None)
         except ChangedError:
-            # A revocation meanwhile changes nothing for this approval; another approval does.
+            # A revocation in the meantime does not matter for this approval; another approval does.
             seen = [other.run_id for other in before]
             continue
         return moved
@@ -155,20 +155,20 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
 
 
 def check_can_advance(store: Store, cell: str, run_id: str) -> None:
-    """Raises OvertakenError if the cell's pointer is at a newer report than this run's, which it does not have."""
+    """Raises OvertakenError if the cell's pointer does not have this run and is at a newer report."""
     pointer = read_pointer(store, cell)
     if pointer and not pointer.entry(run_id):
         _check_newer(pointer.entries, run_id, cell)
 
 
 def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) -> tuple[Pointer, Entry]:
-    """Revoke an approval, without a run the last one; the pointer, and what was revoked in it.
+    """Revoke an approval; if `run_id` is None, the last one. Return the pointer and the revoked entry.
 
-    The same by the same person again changes nothing.
+    If the same person revokes it again for the same reason, nothing changes.
 
     Raises:
         CallerError: there is no such approval.
-        DecidedError: it was revoked already, by somebody else or for another reason.
+        DecidedError: it was revoked already, by another person or for another reason.
         StoreBusyError: the pointer changes all the time.
     """
     for _ in range(MOST_TRIES):
@@ -187,7 +187,7 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
         try:
             store.swap(pointer_key(cell), pointer_bytes(changed), JSON, found.tag)
         except ChangedError:
-            # What is to be revoked is known by its run: the newest one may be another by now.
+            # From now on the approval is chosen by its run: the newest approval may have changed.
             run_id = entry.run_id
             continue
         return changed, revoked
@@ -228,7 +228,7 @@ def _check_newer(entries: list[Entry], run_id: str, cell: str) -> None:
 
 
 def _check_not_overtaken(seen: list[str], now: list[Entry], entry: Entry, place: str) -> None:
-    """Raises OvertakenError if another run was approved since the pointer had the `seen` ones, TamperedError if one is gone."""
+    """Raises OvertakenError if a run was approved that is not in `seen`, TamperedError if a `seen` one is gone."""
     others = [other for other in now if other.run_id not in seen]
     if len(now) - len(others) < len(seen):
         raise TamperedError("approvals went from the pointer", "restore it from an earlier version of the object", place)

@@ -1,4 +1,4 @@
-"""A run as it lies in the store: its report, held against its manifest."""
+"""A run in the store: its report, checked against its manifest."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from vllm_qualify.report.model import Report, read_report
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """`document` is the report as it was written, also what this version's model of it does not know or has besides."""
+    """A published run. `document` is the report as it was written, also with keys that this version's model does not know."""
 
     manifest_object: StoredObject
     manifest: Manifest
@@ -35,7 +35,7 @@ def read_run(store: Store, cell: str, run_id: str) -> PublishedRun:
     """The run of a cell. Its evidence is not read.
 
     Raises:
-        StoreError: it was not published whole, or its report is not what its manifest says.
+        StoreError: it was not published completely, or its report does not match its manifest.
     """
     key = manifest_key(cell, run_id)
     manifest_body = store.get(key)
@@ -63,7 +63,7 @@ def report_object(manifest: Manifest, place: str) -> StoredObject:
 
 
 def published(manifest_object: StoredObject, manifest: Manifest, report_body: bytes, place: str) -> PublishedRun:
-    """Raises StoreError if the report is not the manifest's, or has evidence that the manifest does not name."""
+    """Raises StoreError if the report does not match the manifest, or has evidence that the manifest does not name."""
     named = report_object(manifest, place)
     if stored_object(named.key, report_body) != named:
         raise _untrusted("the report is not what its manifest says", place)

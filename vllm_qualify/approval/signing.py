@@ -1,4 +1,7 @@
-"""Ed25519 keys and DSSE envelopes, by securesystemslib. It takes 0.2 s to import, which only those pay who sign or verify."""
+"""Ed25519 keys and DSSE envelopes, by securesystemslib.
+
+Its import takes 0.2 s; only code that signs or verifies imports this module.
+"""
 
 import os
 import re
@@ -36,22 +39,22 @@ _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTA
 
 
 class Opened(NamedTuple):
-    """What a trusted key signed."""
+    """The payload that a trusted key signed, and the id of that key."""
 
     payload: bytes
     key_id: str
 
 
 def shown(key_id: str) -> str:
-    """As much of a key's id as people compare."""
+    """The part of a key's id that people compare."""
     return key_id[:16]
 
 
 def new_key(path: Path) -> PublicKey:
-    """A new key pair: the private key in `path`, for its owner alone, and the public one beside it, in `<path>.pub`.
+    """Write a new key pair: the private key to `path`, readable by its owner only, and the public one to `<path>.pub`.
 
     Raises:
-        CallerError: one of the two is there already.
+        CallerError: one of the two files exists already.
         HostError: they cannot be written.
     """
     key = Ed25519PrivateKey.generate()
@@ -70,10 +73,10 @@ def new_key(path: Path) -> PublicKey:
 def private_key(text: str | None = None) -> PrivateKey:
     """The key to sign with: `text`, a PEM; else VLLM_QUALIFY_PRIVATE_KEY, else the file VLLM_QUALIFY_PRIVATE_KEY_FILE.
 
-    The password of an encrypted one is VLLM_QUALIFY_PRIVATE_KEY_PASSWORD.
+    The password of an encrypted key is in VLLM_QUALIFY_PRIVATE_KEY_PASSWORD.
 
     Raises:
-        CallerError: there is none, it is no Ed25519 key, its password is missing or wrong, or others may read its file.
+        CallerError: there is none, it is not an Ed25519 key, its password is missing or wrong, or others may read its file.
     """
     body, place = _given(text, PRIVATE_KEY, is_secret=True)
     key = _private(body, place)
@@ -83,30 +86,30 @@ def private_key(text: str | None = None) -> PrivateKey:
 
 
 def public_keys(files: Sequence[Path] = ()) -> list[PublicKey]:
-    """The keys to trust: of the files, else VLLM_QUALIFY_PUBLIC_KEY, else the file VLLM_QUALIFY_PUBLIC_KEY_FILE.
+    """The trusted keys: from `files`, else VLLM_QUALIFY_PUBLIC_KEY, else the file VLLM_QUALIFY_PUBLIC_KEY_FILE.
 
-    Each may hold several, one PEM after the other.
+    Each may hold several keys, one PEM after the other.
 
     Raises:
-        CallerError: there is none, or one is no public Ed25519 key.
+        CallerError: there is none, or one is not a public Ed25519 key.
     """
     given = [(_read(file, is_secret=False), str(file)) for file in files] or [_given(None, PUBLIC_KEY, is_secret=False)]
     return [_public(block, place) for body, place in given for block in _blocks(body, place)]
 
 
 def sign(statement: bytes, key: PrivateKey) -> bytes:
-    """The statement in a DSSE envelope. The same key signs the same bytes in the same way."""
+    """The statement in a DSSE envelope. The same key and the same bytes always give the same signature."""
     envelope = Envelope(statement, IN_TOTO, {})
     envelope.sign(key)
     return readable(envelope.to_dict())
 
 
 def open_envelope(body: bytes, trusted: Sequence[PublicKey], place: str) -> Opened:
-    """What is in an envelope that one of the keys signed.
+    """The content of an envelope that one of the keys signed.
 
     Raises:
-        TamperedError: it is no envelope as `sign` writes it, or what is in it is not what was signed.
-        OtherKeyError: none of the keys signed it.
+        TamperedError: it is not an envelope as `sign` writes it, or its content is not what was signed.
+        OtherKeyError: no trusted key signed it.
     """
     envelope = _envelope(body, place)
     for signature in envelope.signatures.values():
@@ -138,7 +141,7 @@ def _envelope(body: bytes, place: str) -> Envelope:
         envelope = Envelope.from_dict(_EnvelopeForm.model_validate_json(body).model_dump())
     except (ValidationError, ValueError) as error:
         raise _tampered("this is no signed approval", place) from error
-    # Base64 and JSON can be written in many ways, of which one only was signed and stored.
+    # Base64 and JSON can be written in many ways, but only one was signed and stored.
     if readable(envelope.to_dict()) != body:
         raise _tampered("the envelope is not as it was written", place)
     return envelope
@@ -146,7 +149,7 @@ def _envelope(body: bytes, place: str) -> Envelope:
 
 def _signed_by(key: PublicKey, signature: Signature, content: bytes) -> bool:
     try:
-        # By the key alone: the id in an envelope is a hint that nobody signed.
+        # Only the key counts: the id in an envelope is a hint that is not signed.
         key.verify_signature(Signature(key.keyid, signature.signature), content)
     except UnverifiedSignatureError:
         return False
@@ -158,7 +161,7 @@ def _tampered(problem: str, place: str) -> TamperedError:
 
 
 def _given(text: str | None, name: str, *, is_secret: bool) -> tuple[bytes, str]:
-    """A key's PEM and where it is from."""
+    """A key's PEM, and where it comes from."""
     if text is not None:
         return text.encode(), "key"
     if value := os.environ.get(name):
@@ -186,7 +189,7 @@ def _private(body: bytes, place: str) -> PrivateKeyTypes:
     try:
         return load_pem_private_key(body, password.encode() if password and is_encrypted else None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # Not chained: the library's text may tell of the key.
+        # Not chained: the library's message may reveal the key.
         problem = f"{PASSWORD} does not open the private key" if is_encrypted else "this is no private key in PEM"
         raise CallerError(problem, _MAKE_ONE if not is_encrypted else f"correct {PASSWORD}", place) from None
 

@@ -1,8 +1,8 @@
 """The signed statement: in-toto's Statement v1 with the predicate test-result v0.1.
 
-It follows from the run's manifest, its report and the decision alone, byte by byte: a verifier makes it again and compares.
-What is taken over from the report is taken as it was written, so that later versions of the report's model make the same of it.
-Whoever changes what is stated must give it another version, and keep making this one for what was signed before.
+It depends only on the run's manifest, its report and the decision, byte by byte: a verifier makes it again and compares.
+Parts of the report are copied as they were written, so that later versions of the report's model give the same statement.
+A change of the statement needs a new version. The code must still make the old version for approvals that were signed before.
 """
 
 from datetime import date
@@ -30,7 +30,7 @@ Document = dict[str, Any]
 
 
 class _Reading(BaseModel):
-    """What this project reads of a statement; it may say more."""
+    """The part of a statement that this project reads; a statement may have more keys."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -44,7 +44,7 @@ class Deciding(_Reading):
 
 
 class Qualification(_Reading):
-    """`qualification` in the predicate. `server`, `fingerprint`, … are as the report has them."""
+    """`qualification` in the predicate. `server`, `fingerprint`, … are the same as in the report."""
 
     version: Literal[1]
     run_id: str
@@ -76,7 +76,7 @@ class Statement(_Reading):
 
 
 def read_statement(payload: bytes, place: str) -> Statement:
-    """Raises StoreError if it is no statement of this version."""
+    """Raises StoreError if it is not a statement of this version."""
     try:
         return Statement.model_validate_json(payload)
     except ValidationError as error:
@@ -85,7 +85,7 @@ def read_statement(payload: bytes, place: str) -> Statement:
 
 
 def statement(run: PublishedRun, stored: StoredDecision) -> bytes:
-    """The statement about an approved run, as it is signed.
+    """The statement about an approved run, in the bytes to sign.
 
     Raises:
         CallerError: the run had not passed on the day of the decision.
@@ -123,7 +123,7 @@ def _engine_subject(run: PublishedRun) -> Document:
 
 
 def _model_subjects(run: PublishedRun) -> list[Document]:
-    """A commit of the hub; or a local folder, and each of its files."""
+    """The model's commit on the hub, or its local folder and each file of it."""
     release = run.report.plan.cell.release
     if not run.report.plan.server.is_local:
         return [{"name": release.model, "digest": {"gitCommit": release.revision}}]
@@ -136,7 +136,7 @@ def _model_subjects(run: PublishedRun) -> list[Document]:
 
 
 def _configuration(run: PublishedRun) -> list[Document]:
-    """The report, which has the whole plan, and the server's config file as it was written."""
+    """The report, which contains the whole plan, and the server's config file as it was written."""
     files = [file for file in run.report.files if file.path == CONFIG]
     found = {run.report_object.key: run.report_object.sha256} | {evidence_key(file): file.sha256 for file in files}
     return [{"name": key, "digest": {"sha256": sha256}} for key, sha256 in found.items()]
@@ -188,7 +188,7 @@ def _gate(found: GateVerdict, raw: Document) -> Document:
 
 
 def _tools(run: PublishedRun) -> dict[str, str]:
-    """Versions of all that measured and judged."""
+    """The versions of all tools that measured and judged."""
     report, engine = run.report, run.report.plan.cell.release.engine
     name, _, version = report.made_by.partition(" ")
     tools = {name: version, engine.kind: engine.version, "load client": report.plan.client_version}

@@ -42,8 +42,8 @@ _DEPTH = 7  # of approvals/<recipe>/<variant>/<GPU type>/<profile>/<run id>/appr
 class Verified(Frozen):
     """An approval that holds. `statement` is what was signed.
 
-    Without `is_whole` it is of a file alone: the evidence and the pointer were not there to be checked, and it may have been
-    superseded or revoked. An exported folder knows that as of its export.
+    If `is_whole` is false, only the approval's file was checked. The evidence and the pointer were not there, so it may have
+    been superseded or revoked. An exported folder has the pointer of the time of its export.
     """
 
     cell: str
@@ -58,26 +58,28 @@ class Verified(Frozen):
 
     @property
     def server(self) -> ServerPlan:
-        """What was qualified."""
+        """The plan of the qualified server."""
         return ServerPlan.model_validate(self.statement["predicate"]["qualification"]["server"])
 
     @property
     def told(self) -> str:
-        """One line."""
+        """The result in one line."""
         checked = f"{self.objects_checked} objects checked" if self.is_whole else "evidence and revocation not checked"
         name = f"{self.cell}, run {self.run_id}"
         return f"{name}: approved by {self.by}, until {self.expires}, key {shown(self.key_id)}; {checked}"
 
 
 def verify(store: Store, name: str, trusted: Sequence[PublicKey], today: date) -> Verified:
-    """Check a cell's last approval, or the one at a key like `approvals/<cell>/<run id>/approval.json`, with all it rests on.
+    """Check an approval and all objects that it depends on.
+
+    `name` is a cell, for its last approval, or a key like `approvals/<cell>/<run id>/approval.json`.
 
     Raises:
-        CallerError: `name` is neither, or nothing is approved there.
+        CallerError: `name` is neither of the two, or nothing is approved there.
         TamperedError: an object is missing, or is not what was approved.
-        OtherKeyError: none of the keys signed it.
-        RevokedError, SupersededError, ExpiredError: it holds no more. NotInForceError: it never did.
-        StoreError: the store cannot be read, or holds what another version wrote.
+        OtherKeyError: no trusted key signed it.
+        RevokedError, SupersededError, ExpiredError: it no longer holds. NotInForceError: it never held.
+        StoreError: the store cannot be read, or another version wrote an object.
     """
     cell, run_id = approval_at(name) or (checked_cell(name), last_run(store, name))
     key = approval_key(cell, run_id)
@@ -100,11 +102,13 @@ def verify(store: Store, name: str, trusted: Sequence[PublicKey], today: date) -
 
 
 def verify_file(path: Path, trusted: Sequence[PublicKey], today: date) -> Verified:
-    """Check the file of an approval: with all it rests on where it lies in a store or in an exported folder, else alone.
+    """Check the file of an approval.
+
+    If the file is in a store or an exported folder, all objects that it depends on are checked too; else only the file.
 
     Raises:
         CallerError: there is no such file.
-        NotApprovedError: as `verify`.
+        NotApprovedError: the same as `verify`.
     """
     path = path.expanduser().resolve()
     key = "/".join(path.parts[-_DEPTH:])
@@ -122,9 +126,10 @@ def verify_file(path: Path, trusted: Sequence[PublicKey], today: date) -> Verifi
 
 
 def export(store: Store, cell: str, folder: Path, run_id: str | None = None) -> StoredObject:
-    """Copy an approval, by default the cell's last one, with all that `verify` reads, into a new folder that is a store itself.
+    """Copy an approval, by default the cell's last one, into a new folder that is itself a store.
 
-    The pointer goes last: without it an export is not whole. Nothing is verified.
+    All objects that `verify` reads are copied. The pointer is copied last: an export without it is incomplete. Nothing is
+    verified.
 
     Raises:
         CallerError: there is no such approval, or the folder is not empty.
@@ -149,7 +154,7 @@ def export(store: Store, cell: str, folder: Path, run_id: str | None = None) -> 
 
 
 def last_run(store: Store, cell: str) -> str:
-    """The run of a cell's last approval, whatever its state. Raises CallerError if nothing is approved."""
+    """The run of a cell's last approval, whatever its state is. Raises CallerError if nothing is approved."""
     pointer = read_pointer(store, cell)
     if pointer:
         return pointer.last.run_id
@@ -167,7 +172,7 @@ def _stated(opened: Opened, cell: str, run_id: str, place: str) -> Qualification
 
 
 def _run(store: Store, stated: Qualification) -> PublishedRun:
-    """The run with every object of its manifest checked."""
+    """The run, after a check of every object of its manifest."""
     place = store.locate(stated.manifest.key)
     manifest = parse_manifest(_intact(store, stated.manifest), place)
     report = b""

@@ -36,7 +36,7 @@ class StoredObject(Frozen):
 
 
 class Score(Frozen):
-    """What an accuracy task gave: a share, of the metric with that label."""
+    """The score of an accuracy task: a share. `metric` is the label of its metric."""
 
     metric: str
     value: Number
@@ -44,10 +44,10 @@ class Score(Frozen):
 
 
 class Summary(Frozen):
-    """What the board shows of a run. A figure that was not measured, or that cannot be trusted, is None.
+    """The figures of a run that the board shows. A figure that was not measured, or cannot be trusted, is None.
 
-    `image` is the engine's by its name, None of one that is no image. `score` is of the first gate on accuracy. The output is
-    that of the load; of a CPU, which has no `gpus`, it is the whole machine's.
+    `image` is the name of the engine's image; None if the engine is not an image. `score` is the score of the first gate on
+    accuracy. The output throughput is that of the load. On a CPU there are no `gpus`, and it is that of the whole machine.
     """
 
     engine: EngineName
@@ -59,9 +59,9 @@ class Summary(Frozen):
 
 
 class ManifestHead(Frozen):
-    """Which run it is, and how it ended. One that `establishes` is a baseline once it is approved.
+    """A run and its outcome. A run that `establishes` becomes a baseline when it is approved.
 
-    Manifests of before there were summaries have none.
+    Manifests that are older than summaries have none.
     """
 
     run_id: str
@@ -72,7 +72,7 @@ class ManifestHead(Frozen):
 
 
 class Manifest(ManifestHead):
-    """What a run consists of. A run without its manifest was not published whole and counts for nothing."""
+    """All objects of a run. A run without a manifest was not published completely, and does not count."""
 
     manifest_version: Literal[1, 2] = MANIFEST_VERSION
     objects: list[StoredObject]
@@ -80,14 +80,14 @@ class Manifest(ManifestHead):
     @model_validator(mode="before")
     @classmethod
     def _of_version_1(cls, given: Any) -> Any:
-        """It had other words for the outcome; approvals that were signed then still hold."""
+        """Version 1 had other words for the outcome. Approvals that were signed then still hold."""
         if isinstance(given, dict) and given.get("manifest_version") == 1:
             return given | {"outcome": _OUTCOMES_OF_VERSION_1.get(str(given.get("outcome")))}
         return given
 
 
 def read_manifest(store: Store, key: str) -> Manifest:
-    """Raises StoreError if it is not there or is no manifest."""
+    """Raises StoreError if it does not exist or is not a manifest."""
     try:
         return Manifest.model_validate_json(store.get(key))
     except ValidationError as error:
@@ -99,7 +99,7 @@ def read_manifest(store: Store, key: str) -> Manifest:
 
 
 def evidence_key(file: EvidenceFile) -> str:
-    """`evidence/<sha256>/<name>`: equal content is stored once, and the name still tells people what it is."""
+    """`evidence/<sha256>/<name>`: equal content is stored once, and the name still says what the file is."""
     return f"evidence/{file.sha256}/{PurePosixPath(file.path).name}"
 
 
@@ -116,12 +116,12 @@ def publish(
     A second call with the same content completes what a first one left unfinished.
 
     Raises:
-        HostError: an evidence file is gone or is not what was measured.
-        StoreError: the store refused; what was written is harmless, since the manifest goes last.
+        HostError: an evidence file is missing or is not what was measured.
+        StoreError: the store refused. Objects that were already written do no harm, because the manifest is written last.
     """
     objects: dict[str, StoredObject] = {}
     for file in files:
-        # Two stages can have left the same file, which is then one object.
+        # If two stages wrote the same file, it becomes one object.
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
     objects |= {name: _put(store, f"{prefix}/{name}", body) for name, body in documents.items()}
     stored = sorted(objects.values(), key=lambda stored: stored.key)
@@ -132,7 +132,7 @@ def publish(
 
 
 def put_evidence(store: Store, evidence: Path, file: EvidenceFile) -> StoredObject:
-    """Store a file of the folder `evidence`, unless it is there. Raises as `publish`."""
+    """Store a file of the folder `evidence`, unless the store has it. Raises the same as `publish`."""
     return _put(store, evidence_key(file), _evidence_bytes(evidence, file))
 
 

@@ -33,17 +33,17 @@ LOCK_POLL_S = 0.01
 
 
 class DirectoryStore:
-    """Files below a directory, which `check`, `put_new` and `swap` make when it is not there. See `Store` for the methods.
+    """Files below a directory, which `check`, `put_new` and `swap` create if it is missing. See `Store` for the methods.
 
-    An object appears by a hard link from a finished temporary file in the same directory, so the file system must support
-    hard links. A changeable object is replaced by renaming such a file, under a lock (`flock`) of its own in `.locks`; its tag
-    is the SHA-256 of its content. A process that is killed frees its lock, and may leave a temporary file (`.new-…`); that is
-    never listed and may be deleted. What is in `.locks` must stay while the store is in use. Objects are files without write
-    permission; the content type is not kept.
+    A new object is a hard link to a finished temporary file in the same directory, so the file system must support hard links.
+    A changeable object is replaced by renaming such a file. Each has its own lock (`flock`) in `.locks`; its tag is the SHA-256
+    of its content. A killed process frees its lock, and may leave a temporary file (`.new-…`), which is never listed and may
+    be deleted. The files in `.locks` must stay while the store is in use. Objects are files without write permission; the
+    content type is not kept.
 
-    On NFS this relies on what all clients of a mount with its defaults give: a link and a rename happen once on the server, an
-    `flock` holds for all clients (not with `nolock` or `local_lock`), and a file that is opened after a lock was taken is read
-    anew.
+    On NFS this relies on three properties of every mount with default options: a link and a rename happen once on the server,
+    an `flock` holds for all clients (not with `nolock` or `local_lock`), and a file that is opened after a lock was taken is
+    read again from the server.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,7 +59,7 @@ class DirectoryStore:
     def put_new(self, key: str, body: bytes, content_type: str) -> None:  # noqa: ARG002  # files have no content type
         path = self._path(key)
         with _told(path):
-            # Most of what is put again is there already, and need not be written to learn it. The link decides in any case.
+            # Saves the write: most objects that are put again exist already. The link still decides.
             if os.path.lexists(path):
                 raise already_exists(str(path))
         _write(path, body, _link)
@@ -96,7 +96,7 @@ class DirectoryStore:
         return self._root / checked_key(key)
 
     def _require_root(self) -> None:
-        # A mistyped or unmounted directory must not look like an empty store.
+        # Raises if the directory is mistyped or not mounted: it must not look like an empty store.
         os.listdir(self._root)
 
     def _files_below(self, folder: Path) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _wait_for(file: BinaryIO, path: Path) -> None:
             if time.monotonic() > until:
                 problem = f"{path} has been locked by another writer for {LOCK_WAIT_S:.0f} s"
                 raise StoreBusyError(problem, "try again later, or find the process that hangs", PLACE) from None
-        time.sleep(LOCK_POLL_S)  # another writer holds the lock for as long as a small file takes to be written
+        time.sleep(LOCK_POLL_S)  # another writer holds the lock only while it writes a small file
 
 
 def _write(path: Path, body: bytes, place: Callable[[Path, Path], None]) -> None:
@@ -174,7 +174,7 @@ def _write_first(path: Path, body: bytes) -> None:
     try:
         _write(path, body, _link)
     except AlreadyExistsError:
-        # `put_new` takes no lock.
+        # `put_new` takes no lock, so it can come first.
         raise changed(str(path)) from None
 
 
@@ -189,7 +189,7 @@ def _link(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # A network file system repeats a request whose answer was lost, and then finds the link that it just made.
+        # A network file system repeats a request whose answer was lost. It then finds the link that it has just made.
         if not os.path.samefile(temporary, path):
             raise already_exists(str(path)) from None
 

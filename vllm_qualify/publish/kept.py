@@ -1,7 +1,7 @@
-"""Finished stages in the store, under keys made of all that determines them: a rerun measures only what is missing.
+"""Finished stages in the store, under keys made of all their inputs: a rerun measures only the missing stages.
 
-A stage is kept as soon as it has ended, whatever becomes of its run. Its evidence lies where that of published runs lies, and
-is parsed and judged again by whoever takes it over.
+A stage is kept as soon as it has ended, even if its run fails later. Its evidence is in the same place as that of published
+runs. The run that takes it over parses and judges it again.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.values import Frozen
 
-# The stages that can be taken over, each with what determines it.
+# The stages that can be taken over, each with the function that gives its inputs.
 INPUTS = {name: kind.inputs for name, kind in TABLE.items() if kind.inputs}
 
 
 class Reuse(Frozen):
-    """Whose finished stages a run takes over, where their inputs are the same.
+    """Which finished stages a run takes over, if their inputs are the same.
 
-    `unfinished`: those of runs that were broken off. `all`: those of runs that passed as well. `none`: everything is measured.
+    `unfinished`: those of runs that were interrupted. `all`: also those of runs that passed. `none`: everything is measured.
     """
 
     of: Literal["none", "unfinished", "all"] = "unfinished"
@@ -40,7 +40,7 @@ class Reuse(Frozen):
 
 
 class KeptStage(Frozen):
-    """One finished stage of a run, whose report and manifest are or would be below `prefix`."""
+    """One finished stage of a run. The run's report and manifest are below `prefix`, if it has any."""
 
     kept_version: Literal[1] = 1
     run_id: str
@@ -49,12 +49,12 @@ class KeptStage(Frozen):
 
     @property
     def measured_by(self) -> str:
-        """The run that measured it, whichever took it over."""
+        """The run that measured it, also if other runs took it over."""
         return self.stage.taken_from or self.run_id
 
 
 def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
-    """Store a finished stage, unless it was itself taken over. Raises StoreError, HostError."""
+    """Store a finished stage, unless it was taken over from another run. Raises StoreError, HostError."""
     if stage.stage not in INPUTS or stage.taken_from:
         return
     for file in stage.files:
@@ -63,7 +63,7 @@ def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> 
 
 
 def _note(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
-    """The run has this stage: what becomes of the run tells what becomes of the measurement."""
+    """Record that the run has this stage. The run's outcome then decides whether other runs may use the measurement."""
     kept = KeptStage(run_id=plan.run_id, prefix=f"reports/{plan.cell.id}/{plan.run_id}", stage=stage)
     key = f"{_folder(stage.stage, plan)}{plan.run_id}.json"
     if not store.exists(key):
@@ -71,11 +71,11 @@ def _note(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
 
 
 def take_over(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse) -> StageEvidence | None:
-    """The newest kept stage that may stand for the plan's own, its files brought into `evidence`; None if there is none.
+    """The newest kept stage that the plan can use, with its files copied into `evidence`; None if there is none.
 
     Raises:
-        StoreError: what is kept cannot be read, or a file is not what was measured.
-        HostError: it cannot be written.
+        StoreError: the kept stage cannot be read, or a file is not what was measured.
+        HostError: a file cannot be written.
     """
     if reuse.of == "none":
         return None
@@ -91,20 +91,20 @@ def take_over(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse:
 
 
 def stage_key(stage: Stage, plan: CellPlan) -> str:
-    """SHA-256 of all that determines what the stage of a plan measures. Raises KeyError for one that is not taken over."""
+    """SHA-256 of all inputs of a stage of the plan. Raises KeyError for a stage that cannot be taken over."""
     told = {"stage": stage, "common": _common(plan), "own": INPUTS[stage](plan)}
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
-    """Whether two plans would qualify the same in the same way, whatever each is compared with, and by whatever time."""
+    """Whether two plans qualify the same thing in the same way. Their baselines and their deadlines do not count."""
     alone = {"baseline": None, "beside": None, "establishes": False}
     mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
     return all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
 
 
 def _with_tasks_alike(plan: CellPlan) -> CellPlan:
-    """To become a baseline, every question is asked."""
+    """A run that becomes a baseline asks every question; this difference does not count."""
     return plan.model_copy(update={"accuracy": [task.model_copy(update={"sequential": False}) for task in plan.accuracy]})
 
 
@@ -129,7 +129,7 @@ def _folder(stage: Stage, plan: CellPlan) -> str:
 
 
 def _usable(store: Store, stage: Stage, plan: CellPlan, reuse: Reuse) -> list[KeptStage]:
-    """One that any run has taken into a report is judged by all such reports."""
+    """The usable kept stages, the newest first. A measurement that may not be used from one run is not used from any run."""
     found = [kept for kept in _newest_first(store, stage, plan) if _is_young(kept, reuse)]
     refused = {kept.measured_by for kept in found if not _may_be_used(store, kept, reuse)}
     return [kept for kept in found if kept.measured_by not in refused]
@@ -148,7 +148,7 @@ def _is_young(kept: KeptStage, reuse: Reuse) -> bool:
 
 
 def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
-    """A run that ended without an approval is asked for once more to be measured once more."""
+    """Whether the outcome of its run allows the use. After a run that did not pass, a new run measures again."""
     manifest = f"{kept.prefix}/manifest.json"
     if not store.exists(manifest):
         return True
@@ -156,7 +156,7 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
 
 
 def _lacks(plan: CellPlan, stage: Stage, found: list[Any]) -> bool:
-    """Whether a gate would have nothing to judge by: then it is better measured again."""
+    """Whether the measurement of a gate is invalid: then the stage is better measured again."""
     gated = {gate.metric for gate in plan.judged if METRICS[gate.metric].stage == stage}
     return any(measurement.metric in gated and measurement.invalid_because for measurement in found)
 

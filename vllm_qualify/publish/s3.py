@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from botocore.client import ClientMeta
     from mypy_boto3_s3 import S3Client
 
-# By what is done. Only who may list is told that an object is missing, and not that it is forbidden; If-Match also reads.
+# The permissions of each action. Without ListBucket S3 answers "forbidden" for a missing object. If-Match needs GetObject.
 ACTIONS: Mapping[str, Sequence[str]] = {
     "write": ("s3:PutObject",),
     "change": ("s3:PutObject", "s3:GetObject"),
@@ -64,14 +64,14 @@ OBJECT_LOCK = "VLLM_QUALIFY_S3_OBJECT_LOCK"
 STORAGE_CLASS = "VLLM_QUALIFY_S3_STORAGE_CLASS"
 
 _ENCRYPTIONS = ("AES256", "aws:kms")
-# Archives are not among them: evidence must be there when somebody verifies it.
+# Without archive classes: a verifier must be able to read evidence at once.
 _STORAGE_CLASSES = ("STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
 _LOCK = re.compile(r"(governance|compliance):([1-9][0-9]{0,4})")
-_LOCK_DAYS = 36_500  # S3 takes no more
+_LOCK_DAYS = 36_500  # the most that S3 accepts
 
 
 class WriteSettings(NamedTuple):
-    """What the environment asks of S3 for the objects that are written; each may be empty."""
+    """Settings from the environment for the objects that are written to S3; each may be empty."""
 
     encryption: str
     kms_key: str
@@ -80,7 +80,7 @@ class WriteSettings(NamedTuple):
     lock_days: int
 
     def arguments(self, once: bool) -> dict[str, Any]:
-        """Those of boto3's `put_object`, for an object that is written once or for a changeable one."""
+        """The arguments of boto3's `put_object`, for an object that is written once or for a changeable one."""
         every = {"ServerSideEncryption": self.encryption, "SSEKMSKeyId": self.kms_key}
         only_once = {"StorageClass": self.storage_class, **self._lock()} if once else {}
         return {name: value for name, value in (every | only_once).items() if value}
@@ -89,7 +89,7 @@ class WriteSettings(NamedTuple):
         return [*ACTIONS[action], *([LOCK_ACTION] if action == "write" and self.lock_mode else [])]
 
     def probe_key(self) -> str:
-        """Other settings have another probe, so that a check finds out whether the store takes these."""
+        """The probe's key. It depends on the settings, so that a check shows whether the store accepts these."""
         once = (self.encryption, self.kms_key, self.storage_class, self.lock_mode)
         return f"{PROBE_KEY}-{hashlib.sha256(repr(once).encode()).hexdigest()[:12]}" if any(once) else PROBE_KEY
 
@@ -99,7 +99,7 @@ class WriteSettings(NamedTuple):
 
 
 def settings_of(environment: Mapping[str, str]) -> WriteSettings:
-    """Raises CallerError, which names the variable and what it may be."""
+    """The settings. Raises CallerError, which names the variable and its allowed values."""
     encryption = _one_of(environment, SSE, _ENCRYPTIONS)
     kms_key = environment.get(SSE_KMS_KEY_ID, "")
     if kms_key and encryption != "aws:kms":
@@ -132,10 +132,10 @@ def _lock_of(value: str) -> tuple[str, int]:
 class S3Store:
     """Objects in a bucket, below a prefix, through boto3. See `Store` for the methods.
 
-    An object is one PUT with `If-None-Match: *`, or with `If-Match` and the ETag of what is replaced; a tag is an ETag without
-    its quotes, as Ceph wants it and AWS takes it. Each PUT carries a random number of its call as metadata (`write-id`): when
-    the server refuses the condition, that number tells whether the object is this very call's, whose answer was lost and which
-    boto3 then sent again, or another one's.
+    An object is written by one PUT with `If-None-Match: *`, or with `If-Match` and the ETag of the object that it replaces. A
+    tag is an ETag without its quotes: Ceph needs this form, and AWS accepts it. Each call has a random number, which its PUT
+    carries as metadata (`write-id`). boto3 sends a PUT again if its answer was lost, and the server then refuses the
+    condition. The number shows whether this call or another one wrote the object.
     """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
@@ -165,7 +165,7 @@ class S3Store:
         return self._swap(self._name(key), body, content_type, tag)
 
     def exists(self, key: str) -> bool:
-        # Not HEAD: it has no body, and so does not tell a missing bucket from a missing object.
+        # Not HEAD: its answer has no body, so a missing bucket looks like a missing object.
         name = self._name(key)
         with self._told.by("list"):
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
@@ -209,7 +209,7 @@ class S3Store:
         return new
 
     def _write(self, action: str, name: str, body: bytes, content_type: str, tag: str | None) -> str | None:
-        """The object's new tag; None when it had another tag than this one, or was there although None was asked for."""
+        """The object's new tag; None if it did not have `tag`, or if `tag` is None and the object existed already."""
         write_id = uuid4().hex
         arguments = {
             "ContentType": content_type,
@@ -225,12 +225,12 @@ class S3Store:
                 return there.tag
             if there.tag != tag:
                 return None
-            # Refused although the condition holds: another write is under way, and may still fail.
+            # The condition holds, but the server refused: another write is under way, and may still fail.
             time.sleep(pause_s)
         raise self._told.busy(f"other writes of {name} keep getting in the way")
 
     def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> str | None:
-        # A bucket with object lock takes nothing without such a sum.
+        # A bucket with object lock refuses an object without this checksum.
         md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
         with self._told.by(action, name):
             try:
@@ -251,7 +251,7 @@ class S3Store:
 
 
 class _Head(NamedTuple):
-    """Whose write an object is, and its tag; None when there is no object."""
+    """The id of the write that made an object, and the object's tag; both are None if there is no object."""
 
     write_id: str | None
     tag: str | None
@@ -262,7 +262,7 @@ def _unquoted(etag: str) -> str:
 
 
 def _again_when_cut(read: Callable[[], Stored]) -> Stored:
-    """boto3 sends a request again, but not when the connection breaks within the answer's body."""
+    """Read again if the connection broke inside the answer's body. boto3 does not retry in this case."""
     for pause_s in _PAUSES_S[:-1]:
         try:
             return read()
@@ -272,17 +272,17 @@ def _again_when_cut(read: Callable[[], Stored]) -> Stored:
 
 
 def _refuses_condition(error: ClientError) -> bool:
-    """Whether the answer says that the object is not as the condition asks for, or is about to change."""
+    """Whether the answer says that the condition does not hold, or that the object is about to change."""
     return _status(error) in (409, 412) or _code(error) == "NoSuchKey"
 
 
 def _s3_client(bucket: str) -> "S3Client":
-    # A custom endpoint is addressed by path without being told, unless the AWS settings say otherwise.
+    # boto3 uses path-style addresses for a custom endpoint, unless the AWS settings say otherwise.
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         retries={"mode": "standard"},
-        # Ceph and other gateways refuse, or store wrongly, the checksum trailers that newer SDKs send unasked.
+        # Newer SDKs send checksum trailers by default. Ceph and other gateways refuse them or store them wrongly.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -323,10 +323,9 @@ _CREDENTIAL_REMEDIES: Mapping[str, str] = {
 
 
 class _Errors:
-    """boto3's errors about one bucket, in our words.
+    """Turns boto3's errors about one bucket into ours.
 
-    They are not chained to the original: its text is not ours to answer for, and can hold a session token (a header that boto3
-    could not send).
+    They are not chained to the original error: its text can contain a session token (in a header that boto3 could not send).
     """
 
     def __init__(self, bucket: str, base: str, settings: WriteSettings, client: "ClientMeta") -> None:

@@ -1,6 +1,6 @@
-"""Where evidence, reports and approvals are kept: objects below a directory or in S3, nearly all of which are written once.
+"""The store of evidence, reports and approvals: objects below a directory or in S3. Nearly all are written only once.
 
-Both stores take the same keys and keep the same rules, so that what is said at `Store` holds for either.
+Both kinds of store accept the same keys and follow the same rules, which `Store` describes.
 """
 
 import os
@@ -16,10 +16,10 @@ from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 PLACE = "store"
 ALLOWED_URLS = "s3://bucket, s3://bucket/prefix or file:///absolute/directory"
 
-# Names that S3, a URL and a file system all take as they are. A leading dot is kept for the store's own files.
+# S3, URLs and file systems accept these names unchanged. Names with a leading dot are reserved for the store's own files.
 _SEGMENT = re.compile(r"[A-Za-z0-9_@+=~][A-Za-z0-9_@+=~.,:-]*")
 _SEGMENT_BYTES = 255  # of a file name
-_KEY_BYTES = 900  # S3 takes 1024, the prefix included
+_KEY_BYTES = 900  # S3 allows 1024, including the prefix
 
 PROBE_KEY = ".store"
 PROBE_BODY = b"A vllm-qualify store. Objects here are written once.\n"
@@ -28,15 +28,15 @@ _NO_TAG = "0" * 32
 
 
 class MissingObjectError(StoreError):
-    """The store can be reached, and holds no object with this key."""
+    """The store can be reached, but has no object with this key."""
 
 
 class ChangedError(StoreError):
-    """A swap met another object than the one that the caller had read."""
+    """A swap found another object than the one that the caller had read."""
 
 
 class Stored(NamedTuple):
-    """An object's content, and the tag by which `Store.swap` knows it again."""
+    """An object's content, and the tag by which `Store.swap` recognizes it."""
 
     body: bytes
     tag: str
@@ -45,32 +45,33 @@ class Stored(NamedTuple):
 class Store(Protocol):
     """Objects under keys such as `cells/llama-h200/report.json`.
 
-    Those of `put_new` are written once and then never change. Those of `swap` change, by compare-and-swap only; a key belongs
-    to one of the two for good.
+    Objects of `put_new` are written once and never change. Objects of `swap` change, but only by compare-and-swap. Each key
+    is used with only one of these two methods.
 
-    A key's segments are letters, digits and `_@+=~.,:-`, and begin with none of `.,:-`. A key must not be another key's folder
-    (`a` beside `a/b`): a directory cannot hold both. Every method raises
+    A key's segments consist of letters, digits and `_@+=~.,:-`, and do not begin with one of `.,:-`. A key must not be the
+    folder of another key (`a` beside `a/b`): a directory cannot hold both. Every method raises
 
-    - ValueError: the key is not such a name; a defect of the calling code.
-    - StoreBusyError: no answer in time, a broken connection, throttling; already retried here, may be retried later.
-    - StoreError: the store refuses (no right, no such bucket, disk full, …); the text says what its owner can do.
+    - ValueError: the key is not valid; a defect of the calling code.
+    - StoreBusyError: no answer in time, a broken connection, or throttling. The call was already retried; try again later.
+    - StoreError: the store refuses (no permission, no such bucket, disk full, …). The text says what its owner can do.
 
-    No error text holds a credential. Methods may be called from several threads.
+    No error text contains a credential. Methods may be called from several threads.
     """
 
     @property
     def url(self) -> str:
-        """The store's address, without a slash at its end; `open_store` takes it."""
+        """The store's address, without a slash at its end; `open_store` accepts it."""
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
-        """Write an object that was not there; it becomes visible whole or not at all.
+        """Write a new object. Readers see all of it or nothing.
 
-        Of several writers of one key exactly one returns. Only this call's own write counts: an earlier object with the same
-        content is refused like any other. A write whose answer was lost, and that is then found in the store, is a success.
+        If several writers write one key, exactly one call succeeds. If the object already exists, the call fails, even if
+        its content is the same. If the answer to this call's own write was lost and the object is then found in the store, the
+        call succeeds.
 
         Raises:
-            AlreadyExistsError: the key is taken, with whatever content.
-            StoreBusyError: as above; the object may nevertheless be there, and a second call then says AlreadyExistsError.
+            AlreadyExistsError: there is already an object with this key, with the same or other content.
+            StoreBusyError: as above. The object may still have been written; a second call then raises AlreadyExistsError.
         """
 
     def get(self, key: str) -> bytes:
@@ -81,67 +82,67 @@ class Store(Protocol):
         """
 
     def read(self, key: str) -> Stored:
-        """The object's content and the tag that belongs to this very content.
+        """The object's content and the tag of exactly this content.
 
         Raises:
             MissingObjectError: there is no such object.
         """
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-        """Write a changeable object if it still has `tag`, or with None if there is none; return its new tag.
+        """Write a changeable object if it still has `tag`; with None, only if it does not exist. Return its new tag.
 
-        Readers see the old content or the new one. Of several that swap one tag exactly one returns. As in `put_new`, a write
-        whose answer was lost, and that is then found in the store, is a success.
+        Readers see the old content or the new one. If several writers swap the same tag, exactly one succeeds. As in `put_new`,
+        a write whose answer was lost, and that is then found in the store, is a success.
 
-        An object must never get a content back that it once had: a tag can follow from the content alone, and would be taken
-        for unchanged. A document that holds its own growing history never does.
+        An object must never return to an earlier content: a tag can depend on the content alone, and the object would then look
+        unchanged. A document that contains its own growing history never returns to one.
 
         Raises:
-            ChangedError: somebody else wrote or removed it meanwhile. In the rare case that this call's answer was lost and the
-                object was then swapped once more, its write was made all the same, and the newer content was made from it.
-            StoreBusyError: as above; the write may nevertheless have been made.
+            ChangedError: another writer changed or removed it meanwhile. In a rare case this call's write was still made:
+                its answer was lost, and another writer then swapped the object, starting from this call's content.
+            StoreBusyError: as above. The write may still have been made.
         """
 
     def exists(self, key: str) -> bool:
-        """Whether there is such an object. A store that cannot tell raises; it never says no."""
+        """Whether there is such an object. If the store cannot answer, the call raises; it never returns false."""
 
     def keys(self, prefix: str) -> Iterator[str]:
         """All keys that begin with `prefix`, sorted by code point; "" for all.
 
-        The prefix is a string, not a folder: `a/b` also finds `a/bc`. A store that cannot list raises, at the call and not
-        later: an empty answer means that there is nothing.
+        The prefix is a string, not a folder: `a/b` also finds `a/bc`. If the store cannot list, the call itself raises, not the
+        iteration. An empty answer means that there are no such keys.
         """
 
     def check(self) -> None:
         """Prove that objects can be written once, swapped, read and listed, before hours of work rely on it.
 
-        Leaves small objects `.store…`, which `keys` does not show. Only for those who will write: a reader needs no check.
+        Leaves small objects `.store…`, which `keys` does not show. Only writers need this check, not readers.
 
         Raises:
-            StoreError: also when the store takes a second write of one key, and so cannot keep evidence, or a swap with a wrong
-                tag, and so cannot keep approvals.
+            StoreError: also if the store accepts a second write of one key, so that it cannot keep evidence, or a swap with a
+                wrong tag, so that it cannot keep approvals.
         """
 
     def locate(self, key: str) -> str:
-        """Where a person finds the object: an `s3://` address or a path."""
+        """The place of the object for people: an `s3://` address or a path."""
 
 
 def open_store(url: str) -> Store:
-    """The store at `s3://bucket[/prefix]` or `file:///absolute/directory`; nothing is asked of it yet.
+    """The store at `s3://bucket[/prefix]` or `file:///absolute/directory`. It is not contacted yet.
 
-    S3's endpoint, region and credentials come from the usual AWS settings (AWS_ENDPOINT_URL, AWS_PROFILE, …). What is written
-    there follows these, all of which may be unset:
+    S3's endpoint, region and credentials come from the usual AWS settings (AWS_ENDPOINT_URL, AWS_PROFILE, …). These optional
+    variables hold settings for the objects that are written there:
 
-    - VLLM_QUALIFY_S3_SSE: AES256 or aws:kms, the encryption that is asked for; else the bucket's own.
-    - VLLM_QUALIFY_S3_SSE_KMS_KEY_ID: the key for aws:kms; else the account's own.
+    - VLLM_QUALIFY_S3_SSE: the encryption, AES256 or aws:kms; else the bucket's default.
+    - VLLM_QUALIFY_S3_SSE_KMS_KEY_ID: the key for aws:kms; else the account's own key.
     - VLLM_QUALIFY_S3_OBJECT_LOCK: governance:<days> or compliance:<days>, for objects that are written once.
-    - VLLM_QUALIFY_S3_STORAGE_CLASS: one whose objects can be read at once, for objects that are written once.
+    - VLLM_QUALIFY_S3_STORAGE_CLASS: a class whose objects can be read at once, for objects that are written once.
 
     Raises:
-        CallerError: the URL is of no such form, or one of these variables is.
+        CallerError: the URL, or the value of one of these variables, has the wrong form.
         StoreError: the AWS settings cannot be used.
     """
-    # Each imports this module; and boto3 takes 0.3 s and more, which every start of the command would pay.
+    # Imported late: each of the two imports this module, and the import of boto3 takes 0.3 s or more.
     if url.startswith("s3://"):
         from vllm_qualify.publish.s3 import S3Store
 
@@ -173,7 +174,7 @@ def _directory(url: str) -> Path:
 
 
 def _bad_url(problem: str, url: str) -> CallerError:
-    # What was typed may hold a password (scheme://key:secret@host), so then it is not repeated.
+    # A URL that may contain a password (scheme://key:secret@host) is not shown.
     shown = f" ({url})" if re.fullmatch(r"[\w./:-]{1,200}", url, re.ASCII) and url.count(":") <= 1 else ""
     remedy = f"write file://{url}" if shown and url.startswith("/") else f"use {ALLOWED_URLS}"
     return CallerError(f"{problem}{shown}", remedy, place="--store")
@@ -208,12 +209,12 @@ def checked_prefix(prefix: str) -> str:
 
 
 def listed(keys: Iterable[str], prefix: str) -> Iterator[str]:
-    """Of all names in the store the keys with this prefix, sorted."""
+    """The keys with this prefix among all names in the store, sorted."""
     return iter(sorted(key for key in keys if key.startswith(prefix) and not _key_problem(key)))
 
 
 def require_create_only(write_probe: Callable[[], None], url: str) -> None:
-    """Write one key until it is refused: at the first try when the probe is there from an earlier check, else at the second."""
+    """Check that the store refuses a second write of a key. If an earlier check left the probe, it refuses the first one."""
     for _ in range(2):
         try:
             write_probe()
@@ -228,13 +229,13 @@ def require_create_only(write_probe: Callable[[], None], url: str) -> None:
 
 
 def require_swap(read: Callable[[], Stored], swap: Callable[[bytes, str | None], str], url: str) -> None:
-    """Swap a probe by its tag, then by a tag that it never had, which must be refused."""
+    """Check swaps: swap a probe by its tag, then by a tag that it never had. The store must refuse the second swap."""
     body = f"{uuid4().hex}\n".encode()
     try:
         swap(body, _tag_or_none(read))
         swap(body, _NO_TAG)
     except ChangedError:
-        # Also of the first swap, when another check runs now: then that one was refused as it must be.
+        # The first swap can raise this too, if another check runs now. Then the store refused a wrong tag, as it must.
         return
     raise StoreError(
         f"{url} cannot keep approvals: it replaced an object that had another tag than the write asked for (If-Match)",

@@ -1,4 +1,4 @@
-"""Recipe drift: what a recipe asks for against what a version of vLLM knows, without a GPU and without a server."""
+"""Recipe drift: compares a recipe with what a version of vLLM knows, without a GPU and without a server."""
 
 import difflib
 import json
@@ -25,13 +25,13 @@ FindingKind = Literal[
     "changed-default",
 ]
 NOTES = ("perhaps-refused", "changed-default")
-# What vLLM's parser would refuse, and what its parser or its configuration would.
+# Findings that vLLM's parser would refuse, and those that its parser or its configuration would.
 OF_THE_PARSER = ("unknown-option", "unknown-field")
 OF_THE_SERVER = (*OF_THE_PARSER, "bad-value")
-# Whom a default is of, where it differs by the kind of model.
+# The models that a default is for, if it differs by the kind of model.
 MODELS: dict[ModelKind, str] = {"dense": ", for models with attention only", "hybrid": ", for models with Mamba layers"}
 OURS = "VLLM_"
-# By the name of the function that reads the option's text: what it takes, and how that is called.
+# By the name of the function that reads the option's text: the texts that it accepts, and their name for people.
 NUMBERS = {
     "int": "-?[0-9]+",
     "float": r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
@@ -47,7 +47,7 @@ WORDS = {
 
 
 class Finding(Frozen):
-    """One difference. A changed default, or what another build refuses, is told and is no problem; all others are."""
+    """One difference. A changed default, or a refusal by another build, is only reported; all others are problems."""
 
     kind: FindingKind
     name: str
@@ -59,13 +59,13 @@ class Finding(Frozen):
 
 
 def check(server: ServerArguments, environment: Environment, table: EngineTable) -> list[Finding]:
-    """Options, values and environment names that this vLLM does not take, in the recipe's order; and counters that it lacks."""
+    """Options, values and environment names that this vLLM does not accept, in the recipe's order; then missing counters."""
     options = [finding for name, value in server.items() for finding in _of_option(name, value, table)]
     return [*options, *_given_twice(server, table), *_of_environment(environment, table), *_of_metrics(table)]
 
 
 def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
-    """What vLLM's own configuration says against a server; a CPU build's is in doubt where GPUs are meant."""
+    """The refusal of a server by vLLM's own configuration. A CPU build's refusal is not certain for a GPU server."""
     first = words.splitlines()[0]
     if is_of_this_build:
         return Finding(kind="refused", name="server", told=f"vLLM {version} refuses it: {first}")
@@ -73,7 +73,7 @@ def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
 
 
 def changed_defaults(server: ServerArguments, before: EngineTable, now: EngineTable) -> list[Finding]:
-    """Options that the recipe leaves alone and that become something else in `now` than in `before`."""
+    """Options that the recipe does not set, and whose default in `now` differs from that in `before`."""
     given = {_positive(name, now): value for name, value in server.items()}
     shared = [name for name in now.options if name in before.options and isinstance(given.get(name, {}), dict)]
     changed = [finding for name in shared for finding in _changed_default(name, before, now)]
@@ -82,7 +82,7 @@ def changed_defaults(server: ServerArguments, before: EngineTable, now: EngineTa
 
 
 def _changed_default(name: str, before: EngineTable, now: EngineTable) -> Iterator[Finding]:
-    """What vLLM makes of an option that is left out may differ by the kind of model; where that is known, it is what counts."""
+    """The changes of one default. Where the tables know it for a kind of model, these values count."""
     kinds = [kind for kind in MODELS if name in before.resolved.get(kind, {}) and name in now.resolved.get(kind, {})]
     changes = {kind: (before.resolved[kind][name], now.resolved[kind][name]) for kind in kinds}
     if not kinds:
@@ -107,7 +107,7 @@ def _difference(
 
 
 def _given_twice(server: ServerArguments, table: EngineTable) -> Iterator[Finding]:
-    """One option by two of its names: which one would hold is left to the order of the config file."""
+    """Options that are given by two of their names: only the order in the config file would decide which one counts."""
     names: dict[str, list[str]] = {}
     for name in server:
         destination = _option_of(name, table)
@@ -143,7 +143,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _as_mapping(value: JsonValue) -> JsonValue:
-    """A mapping may stand as the JSON text that its option takes."""
+    """The value; if it is JSON text, the value that the text describes. An option accepts a mapping in both forms."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -151,7 +151,7 @@ def _as_mapping(value: JsonValue) -> JsonValue:
 
 
 def _nested(path: str, value: JsonValue) -> dict[str, JsonValue]:
-    """What `--compilation-config.pass_config.eliminate_noops true` means."""
+    """The mapping that `--compilation-config.pass_config.eliminate_noops true` means."""
     found = _as_mapping(value)
     for step in reversed(path.split(".") if path else []):
         found = {step: found}
@@ -159,14 +159,14 @@ def _nested(path: str, value: JsonValue) -> dict[str, JsonValue]:
 
 
 def _positive(name: str, table: EngineTable) -> str:
-    """The option that a name is of: `enable-prefix-caching` for `no-enable-prefix-caching`."""
+    """The option that a name belongs to: `enable-prefix-caching` for `no-enable-prefix-caching`."""
     if name in table.options:
         return name
     return next((positive for positive, option in table.options.items() if name in option.negatives), name)
 
 
 def _problem_of_flag(name: str, value: JsonValue, option: Option) -> str | None:
-    """A flag that is false is written into the config file by its name with `no-`, or without it."""
+    """Why a flag cannot have this value. The config file expresses `false` by adding `no-` to the name or removing it."""
     if not isinstance(value, bool):
         return "it is a flag: true or false"
     can_be_off = f"no-{name}" in option.negatives or (name in option.negatives and name.startswith("no-"))
@@ -191,7 +191,7 @@ def _problem_of_value(value: JsonValue, option: Option, table: EngineTable) -> s
 
 
 def _number(value: JsonValue, option: Option) -> JsonValue:
-    """What the schema can judge: a number, or the text of one. An abbreviated one like 32k is the parser's to read."""
+    """The number that the schema can check, also if it is given as text. Only the parser reads short forms like 32k."""
     if isinstance(value, str) and option.type in NUMBERS:
         try:
             return float(value) if option.type == "float" else int(value)
@@ -201,7 +201,7 @@ def _number(value: JsonValue, option: Option) -> JsonValue:
 
 
 def _problem_of_number(number: JsonValue, option: Option, table: EngineTable) -> str | None:
-    """By the configuration fields of the option's name; where there are several, all of them must refuse it."""
+    """Why the configuration fields with the option's name refuse the number. If there are several, all must refuse it."""
     fields = [fields[option.destination] for fields in table.configs.values() if option.destination in fields]
     problems = [_first_error(number, schema) for schema in fields]
     return problems[0] if problems and all(problems) else None
@@ -217,7 +217,7 @@ def _of_config(name: str, value: dict[str, JsonValue], fields: dict[str, Schema]
 
 
 def _config_of(option: Option, table: EngineTable) -> dict[str, Schema] | None:
-    """The class of a `…_config` option, by its name: `compilation_config` is a CompilationConfig."""
+    """The fields of a `…_config` option's class, found by its name: `compilation_config` is a CompilationConfig."""
     wanted = option.destination.replace("_", "")
     return next((fields for name, fields in table.configs.items() if name.lower() == wanted), None)
 
@@ -236,7 +236,7 @@ def _in_words(error: Any) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """vLLM's dataclasses take no other fields than their own, which their schemas do not say."""
+    """The schema without unknown fields: vLLM's dataclasses refuse those, but their schemas do not say so."""
     if isinstance(schema, dict):
         closed = {name: _closed(inner) for name, inner in schema.items()}
         is_class = "properties" in schema and "additionalProperties" not in schema
@@ -245,7 +245,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _of_environment(environment: Environment, table: EngineTable) -> list[Finding]:
-    """Only vLLM's own names: what others read is theirs to know. vLLM itself would only warn."""
+    """Unknown names, only among vLLM's own: other programs read the rest. vLLM itself would only warn."""
     unknown = [name for name in environment if name.startswith(OURS) and name not in table.environment]
     return [
         Finding(kind="unknown-environment", name=name, told=f"vLLM {table.version} does not read {name}, and would only warn")

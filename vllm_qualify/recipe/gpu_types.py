@@ -1,18 +1,18 @@
-"""The GPU types that are known, one line each. Any other product is of a type of its own name, about which nothing is known."""
+"""The known GPU types, one line each. Any other product is a type with its own name, and nothing is known about it."""
 
 from typing import NamedTuple
 
 
 class GpuType(NamedTuple):
-    """A type. Its `name`, as recipes have it, is the word that all its products' names have, in lower case.
+    """A GPU type. Its `name` in recipes is the word that all its products' names contain, in lower case.
 
     - `compute_capability` is that of all its products (https://developer.nvidia.com/cuda-gpus). None: the name is a product's
-      whole name, or the type has none.
+      whole name, or the type has no compute capability.
     - A `superchip` has an Arm CPU.
-    - `imported` are its names in vllm-project/recipes. A name there that means several products is in no line, like RTX Pro
-      6000 (Server, Workstation, Max-Q).
-    - `pool_product` is the product of the nodes in its work pool, as NVIDIA's GPU feature discovery labels them. It is one
-      product, since form factors differ in speed. Without it the fleet has no pool for the type.
+    - `imported` are its names in vllm-project/recipes. A name there that means several products, like RTX Pro 6000 (Server,
+      Workstation, Max-Q), is in no line.
+    - `pool_product` is the product of the nodes in its work pool, by the label of NVIDIA's GPU feature discovery. It is only
+      one product, because form factors differ in speed. Without it the fleet has no pool for the type.
     """
 
     name: str
@@ -41,4 +41,4 @@ GPU_TYPES = (
 
 SUPERCHIPS = tuple(each.name for each in GPU_TYPES if each.superchip)
 POOL_PRODUCTS = {f"gpu-{each.name}": each.pool_product for each in GPU_TYPES if each.pool_product}
-"""The fleet's work pools of GPU types, each with the product of its nodes."""
+"""The fleet's work pools for GPU types, each with the product of its nodes."""

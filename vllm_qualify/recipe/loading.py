@@ -1,4 +1,4 @@
-"""Read a recipe from YAML: one clear error for whatever is wrong with it, or a valid recipe."""
+"""Read a recipe from YAML: either a valid recipe, or one clear error."""
 
 from collections.abc import Sequence
 from importlib import resources
@@ -16,7 +16,7 @@ from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
 
 def catalog_folder() -> Path:
-    """The folder of the recipes that the package brings along."""
+    """The folder of the recipes in this package."""
     return Path(str(resources.files("vllm_qualify"))) / "catalog"
 
 
@@ -28,7 +28,7 @@ def load_recipe(name_or_path: str) -> LoadedRecipe:
     """A recipe by its catalog name (`reference`) or by the path of its YAML file.
 
     Raises:
-        CallerError: no such recipe, not YAML, or not a valid recipe; names the file, the key path and what is allowed.
+        CallerError: no such recipe, not YAML, or not a valid recipe. It names the file, the key path and the allowed values.
     """
     path = _find(name_or_path)
     document = _parse(path)
@@ -76,7 +76,7 @@ def _key_path(error: ValidationError) -> str:
 
 
 def _first(error: ValidationError) -> ErrorDetails:
-    """An unknown key goes before a missing one beside it: it may be a misspelling of that one."""
+    """The error to show. An unknown key comes before a missing one beside it, because it may be a misspelling of that key."""
     first, *others = error.errors()
     if first["type"] != "missing":
         return first
@@ -100,7 +100,7 @@ def _short(value: object) -> str:
 
 
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:
-    """The keys of the model that holds `location`'s last part; of any kind of model that can stand there."""
+    """The keys of all models that can hold the last part of `location`."""
     models: list[type[BaseModel]] = [Recipe]
     for part in location[:-1]:
         fields = [model.model_fields[part] for model in models if part in model.model_fields]

@@ -11,9 +11,9 @@ Direction = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric. `direction` says which way is better; `unit` is the unit of value, interval and bound.
+    """A metric. `direction` says which way is better. `unit` is the unit of value, interval and bound.
 
-    `is_score` says that lm-eval's tasks give it to each answer, by filter. A percentile has its `quantile`.
+    `is_score`: lm-eval's tasks give each answer this score, by filter. A percentile has its `quantile`.
     """
 
     name: str
@@ -37,7 +37,7 @@ _STATISTICS = {
     "p90": ("90th percentile", 0.90),
     "p99": ("99th percentile", 0.99),
 }
-# What lm-eval's tasks give each answer, as they name it; all between 0 and 1, and more is better.
+# The scores that lm-eval's tasks give each answer, by lm-eval's names. All are between 0 and 1, and higher is better.
 _SCORES = {
     "exact_match": "share of questions answered exactly",
     "acc": "share of questions whose right choice is the likeliest",
@@ -53,7 +53,7 @@ SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
 GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
 ACCEPTANCE_BATCH1, SAME_TEXT = "acceptance_length_batch1_tok", "speculative_same_text"
-# vLLM's own counters that decide whether a load is valid, as its source names them; on /metrics each ends in `_total`.
+# vLLM's own counters that decide whether a load is valid, by the names in its source. On /metrics each ends in `_total`.
 PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS = "vllm:num_preemptions", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"
 COUNTERS_READ = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS)
 
@@ -104,24 +104,25 @@ _DECLARED = (
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 SMOKE_METRICS = tuple(metric.name for metric in _DECLARED if metric.stage == "smoke")
 
-# How sure one must be that a percentile is met where no request misses it.
+# The required confidence that a percentile is met if no request misses it.
 PERCENTILE_CONFIDENCE = 0.99
 
 
-# A load's warm-up and tail are cut: only half of its requests are sure to be counted.
+# A load's warm-up and tail are cut off: only half of its requests are certain to be counted.
 PROMPTS_PER_REQUEST = 2
 
 
 def least_prompts(metric: str) -> int:
-    """How many prompts a load needs for a gate on the metric: as many as its requests, and those that are cut."""
+    """How many prompts a load needs for a gate on the metric: its requests, and those that are cut off."""
     least = least_requests(metric)
     return PROMPTS_PER_REQUEST * least if least > 1 else 1
 
 
 def least_requests(metric: str) -> int:
-    """How many requests a percentile needs: so many, and all in time, show it with PERCENTILE_CONFIDENCE (p99: 459).
+    """How many requests a percentile needs: if all of them are in time, it is met with PERCENTILE_CONFIDENCE (p99: 459).
 
-    The least n with quantile^n below 1 - PERCENTILE_CONFIDENCE, as in MLPerf Inference's early stopping. 1 for other metrics.
+    This is the least n with quantile^n below 1 - PERCENTILE_CONFIDENCE, as in MLPerf Inference's early stopping. It is 1 for
+    other metrics.
     """
     quantile = METRICS[metric].quantile
     return 1 if quantile is None else math.ceil(math.log(1 - PERCENTILE_CONFIDENCE) / math.log(quantile))

@@ -1,4 +1,4 @@
-"""A whole recipe: how one model is served on each GPU type, how it is checked and measured, and the gates it must pass.
+"""A whole recipe: how one model is served on each GPU type, how it is checked and measured, and which gates it must pass.
 
 All models are strict: unknown keys, wrong types, NaN and infinities are refused, and nothing is converted silently.
 """
@@ -17,7 +17,7 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, LoadS
 
 
 class Approval(Frozen):
-    """How reports that passed become approvals, which deployments trust."""
+    """How reports that passed become approvals. Deployments trust approvals."""
 
     automatic: bool = Field(
         default=False,
@@ -109,7 +109,7 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _variants_fit(self) -> Self:
-        """A name that no cell has is a slip of the pen, and would quietly forbid what its author wanted."""
+        """A name that no cell has is a typing error. It would silently exclude a cell that the author wanted."""
         for name, variant in self.variants.items():
             _check_known(f"variants.{name}.gpu_types", variant.gpu_types, self.gpu_types)
             _check_known(
@@ -178,7 +178,7 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _waivers_are_of_gates(self) -> Self:
-        """A waiver with a slip of the pen would be one that nobody notices is missing."""
+        """A waiver with a typing error would silently have no effect."""
         for waiver in self.waivers:
             cell = (waiver.gpu_type, waiver.variant, waiver.profile)
             if cell not in set(self.cells()):
@@ -204,7 +204,7 @@ class Recipe(Frozen):
         ]
 
     def cells(self, version: str | None = None) -> Iterator[tuple[str, str, str]]:
-        """GPU type, variant and profile of every cell that can be: at a version of vLLM, or else at any."""
+        """GPU type, variant and profile of every possible cell: for a version of vLLM if given, else for any version."""
         for gpu_type, serving in self.gpu_types.items():
             for name, variant in self.variants.items():
                 if variant.fits_gpu_type(gpu_type) and (version is None or variant.fits_version(version)):
@@ -216,7 +216,7 @@ class Recipe(Frozen):
 
 
 class LoadedRecipe(Frozen):
-    """A recipe with the folder that its relative paths start from."""
+    """A recipe, and the folder that its relative paths start from."""
 
     recipe: Recipe
     folder: Path

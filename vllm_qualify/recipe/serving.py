@@ -53,7 +53,7 @@ def _environment_name(name: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret, by the usual naming habits; a `_FILE` holds a path."""
+    """Whether a variable with this name holds a secret, by the usual names. A variable that ends in `_FILE` holds a path."""
     if name.upper().endswith("_FILE"):
         return False
     words = "TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_KEY|ACCESS_KEY|PRIVATE_KEY"
@@ -76,17 +76,17 @@ VersionRange = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_
 
 
 def covers(versions: str, version: str) -> bool:
-    """Whether a range has a version in it.
+    """Whether a range includes a version.
 
-    A nightly or a release candidate counts as the version that it leads to; local parts like `+cpu` do not count.
+    A nightly or a release candidate counts as its final version. Local parts like `+cpu` do not count.
     """
     return Version(version).base_version in SpecifierSet(versions)
 
 
 class ByVersion(Frozen):
-    """What differs for a range of vLLM versions (PEP 440), over what stands beside it.
+    """Changes for a range of vLLM versions (PEP 440) to the settings beside this entry.
 
-    Each entry whose range has the version under test changes it, in the order of the list.
+    Each entry whose range includes the version under test is applied, in the order of the list.
     """
 
     vllm: VersionRange = Field(description="the versions that it is for")
@@ -98,7 +98,7 @@ class ByVersion(Frozen):
 
 
 class Arguments(Frozen):
-    """Server options and environment of one layer of a recipe, with what differs by version."""
+    """Server options and environment of one layer of a recipe, with the differences by version."""
 
     server: ServerArguments = Field(
         default={},
@@ -111,7 +111,7 @@ class Arguments(Frozen):
 
     @model_validator(mode="after")
     def _options_are_of_the_engine(self) -> Self:
-        """vLLM takes both forms of a name, so that one option could stand here twice."""
+        """vLLM accepts a name with `-` and with `_`, so one option could be given twice."""
         layers = [self.server, *(entry.server for entry in self.by_version)]
         names = [name for layer in layers for name in layer if "_" in name]
         if names and self.of_vllm:
@@ -143,10 +143,10 @@ class Arguments(Frozen):
 
 
 class Variant(Arguments):
-    """One set of weights for one engine, and where it can be served at all.
+    """One set of weights for one engine, and where it can be served.
 
-    The arguments of GPU types and profiles are vLLM's. With another engine those of the variant stand alone, and are that
-    engine's.
+    The arguments of GPU types and profiles are vLLM's. With another engine only the variant's arguments are used; they are
+    arguments of that engine.
     """
 
     model: Text = Field(

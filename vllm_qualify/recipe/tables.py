@@ -1,4 +1,4 @@
-"""What each version of vLLM knows, as its own code told it: tables in the catalog, one a version, made by engine/probe.py."""
+"""The catalog's tables of what each version of vLLM knows. engine/probe.py makes them from vLLM's own code."""
 
 import gzip
 import json
@@ -32,9 +32,9 @@ class Option(Frozen):
 
 
 class EngineTable(Frozen):
-    """What one vLLM knows. `configs` has the fields of its configuration classes; one without a schema may hold anything.
+    """What one vLLM knows. `configs` has the fields of its configuration classes; a field without a schema accepts any value.
 
-    `resolved` is what options become that are left out, for each kind of model on a GPU.
+    `resolved` has, for each kind of model on a GPU, the values that vLLM gives to options that are left out.
     """
 
     version: str
@@ -50,12 +50,12 @@ def folder() -> Path:
 
 
 def versions() -> list[str]:
-    """The versions that the catalog has a table of, the oldest first."""
+    """The versions that have a table in the catalog, the oldest first."""
     return sorted((path.name.removesuffix(".json.gz") for path in folder().glob("*.json.gz")), key=Version)
 
 
 def parse_version(text: str, option: str = "--vllm") -> Version:
-    """Raises CallerError if it is none."""
+    """Raises CallerError if the text is not a version."""
     try:
         return Version(text)
     except InvalidVersion as error:
@@ -66,7 +66,7 @@ def table_of(version: str, option: str = "--vllm") -> EngineTable:
     """The table of a version, or of the newest patch release before it with the same minor version.
 
     Raises:
-        CallerError: the catalog has none; names those that it has.
+        CallerError: the catalog has none; the error names those that it has.
     """
     wanted = parse_version(version, option)
     same_minor = [known for known in versions() if Version(known).release[:2] == wanted.release[:2]]
@@ -85,9 +85,9 @@ def _read(path: Path) -> EngineTable:
 
 
 class EngineJudgement(Frozen):
-    """What an engine says against one server: `refused`, or `unclear` where something kept it from judging, or neither.
+    """An engine's judgement of one server: why it `refused` it, or why the judgement is `unclear`, or neither.
 
-    `parsed`: its parser took every option and value.
+    `parsed`: its parser accepted every option and value.
     """
 
     parsed: bool
@@ -96,7 +96,7 @@ class EngineJudgement(Frozen):
 
 
 class ProbeAnswer(EngineTable):
-    """What the probe wrote: the engine's table, its build, and its judgement of each server that it was asked about."""
+    """The probe's answer: the engine's table, its build, and its judgement of each server in the request."""
 
     build: Literal["cuda", "cpu"]
     servers: list[EngineJudgement]
@@ -107,7 +107,7 @@ class ProbeAnswer(EngineTable):
 
 
 def parse_answer(text: str) -> ProbeAnswer:
-    """Raises HostError if it is no answer of the probe's."""
+    """Raises HostError if it is not an answer of the probe."""
     try:
         return ProbeAnswer.model_validate(_without_words(json.loads(text)))
     except (ValueError, ValidationError) as error:
@@ -116,7 +116,7 @@ def parse_answer(text: str) -> ProbeAnswer:
 
 
 def _without_words(found: Any) -> Any:
-    """Schemas without what is for people only, which is half of them."""
+    """Schemas without the texts for people, which are half of their size."""
     if isinstance(found, dict):
         return {name: _without_words(inner) for name, inner in found.items() if name not in WORDS_FOR_PEOPLE}
     return [_without_words(inner) for inner in found] if isinstance(found, list) else found
@@ -126,7 +126,7 @@ def write_table(version: str, answer: Path) -> Path:
     """Keep the probe's answer as the catalog's table of `version`: the same bytes for the same answer.
 
     Raises:
-        HostError: the answer is none, or lacks what options become for some kind of model.
+        HostError: the answer is not valid, or has no resolved options for one kind of model.
     """
     table = parse_answer(answer.read_text()).table.model_copy(update={"version": version})
     missing = [kind for kind in get_args(ModelKind) if not table.resolved.get(kind)]

@@ -1,4 +1,4 @@
-"""What recipes and all other documents of this project are made of: their base, and the types of single values."""
+"""The base of recipes and all other documents of this project, and the types of single values."""
 
 import re
 from typing import Annotated

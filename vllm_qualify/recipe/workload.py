@@ -1,4 +1,4 @@
-"""What a server is asked: the smoke prompt, lm-eval's tasks, the load, and what is searched beside it."""
+"""The requests to a server: the smoke prompt, lm-eval's tasks, the load, and the searches beside it."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -8,9 +8,9 @@ from pydantic import AfterValidator, Field, model_validator
 from vllm_qualify.recipe.metrics import METRICS, least_prompts, least_requests
 from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Seconds, Share, TaskName, Text
 
-# For a steady state, and for a whole run with its ramp-up and tail.
+# The first is for a steady state, the second for a whole run with its ramp-up and tail.
 LEAST_PROMPTS_PER_CLIENT, LEAST_OF_WHOLE_RUN = 5, 1
-# How often a baseline is asked each question at least: with fewer its own noise is most of what a comparison does not know.
+# A baseline answers each question at least this often. With fewer answers, its own noise dominates a comparison.
 LEAST_REPETITIONS = 4
 
 
@@ -36,10 +36,10 @@ class Questions(Frozen):
 
 
 class Accuracy(Frozen):
-    """One lm-eval task: of text to be written, in completions or in chats, or of choices by their likelihood.
+    """One lm-eval task. The model writes text, in completions or in chats, or its likelihoods choose among given answers.
 
-    Where a gate compares with a baseline, its questions are asked again and again until the comparison is decided. Replies that
-    are empty or never came are no wrong answers.
+    If a gate compares with a baseline, the questions are asked again until the comparison is decided. A reply that is empty
+    or never came is not a wrong answer.
     """
 
     task: TaskName = Field(
@@ -82,7 +82,7 @@ class Accuracy(Frozen):
 
 
 class Slo(Frozen):
-    """What a request must meet to count for goodput, in ms; at least one of these."""
+    """The limits that a request must meet to count for goodput, in ms; at least one of them is given."""
 
     ttft_ms: Seconds | None = Field(default=None, description="most time to the first token")
     tpot_ms: Seconds | None = Field(default=None, description="most time per output token after the first")
@@ -96,13 +96,13 @@ class Slo(Frozen):
 
     @property
     def wanted(self) -> dict[str, float]:
-        """`vllm bench serve`'s names of the times with their limits in ms."""
+        """The times by their names in `vllm bench serve`, with their limits in ms."""
         given = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2el": self.e2el_ms}
         return {name: limit for name, limit in given.items() if limit is not None}
 
 
 class Workload(Frozen):
-    """What `vllm bench serve` asks: prompts that are random, or those of a file. End-of-text is ignored in replies."""
+    """The requests of `vllm bench serve`: random prompts, or those of a file. End-of-text is ignored in replies."""
 
     input_len: Count | None = Field(default=None, description="length of each random prompt; either this or `prompts`")
     output_len: Count = Field(description="length of each reply")
@@ -138,7 +138,7 @@ class Workload(Frozen):
 
     @property
     def looks(self) -> range:
-        """After how many repeats the gates are looked at."""
+        """The numbers of repeats after which the gates are judged."""
         return range(self.repeats, max(self.repeats, self.most_repeats) + 1)
 
     @property
@@ -146,12 +146,12 @@ class Workload(Frozen):
         return LEAST_OF_WHOLE_RUN if self.window == "whole" else LEAST_PROMPTS_PER_CLIENT
 
     def least_prompts(self, metric: str) -> int:
-        """How many prompts a gate on the metric needs: of a whole run no request is cut off."""
+        """How many prompts a gate on the metric needs. In a whole run no request is cut off."""
         return least_requests(metric) if self.window == "whole" else least_prompts(metric)
 
     @property
     def longest_tok(self) -> int | None:
-        """The most tokens that one request can take, prompt and reply; None where a file has the prompts."""
+        """The most tokens of one request, prompt and reply; None if the prompts come from a file."""
         if self.input_len is None:
             return None
         return sum(math.ceil(length * (1 + self.length_spread)) for length in (self.input_len, self.output_len))
@@ -166,8 +166,11 @@ class Workload(Frozen):
 
 
 class LoadSettings(Workload):
-    """A recipe's workload: without `max_concurrency` there are as many clients as the server's `max-num-seqs`, and without
-    `num_prompts` as many prompts as that many clients and the gates need."""
+    """A recipe's workload.
+
+    Without `max_concurrency`, there are as many clients as the server's `max-num-seqs`. Without `num_prompts`, there are as
+    many prompts as these clients and the gates need.
+    """
 
     max_concurrency: Count | None = Field(
         default=None, description="clients: requests under way at one time; none is as many as the server's `max-num-seqs`"
@@ -179,7 +182,7 @@ class LoadSettings(Workload):
     )
 
     def of(self, max_num_seqs: int | None, least_prompts: int) -> "Load":
-        """The load of a server. Raises ValueError where it does not follow, or there are too few prompts."""
+        """The load for a server. Raises ValueError if the number of clients is not known, or there are too few prompts."""
         clients = self.max_concurrency or max_num_seqs
         if clients is None:
             raise ValueError("give max_concurrency, or the server its max-num-seqs")
@@ -194,7 +197,7 @@ class LoadSettings(Workload):
 
 
 class Load(Workload):
-    """One `vllm bench serve` workload, all of it known. `prompts_sha256` is of the file's content."""
+    """One `vllm bench serve` workload with all its settings known. `prompts_sha256` is the hash of the file's content."""
 
     max_concurrency: Count
     num_prompts: Count
@@ -216,10 +219,10 @@ class Load(Workload):
 
 
 class Sweep(Frozen):
-    """Loads beside the profile's own, on the same server: a curve of throughput against speed, and the most that meets an SLO.
+    """More loads on the same server: a curve of throughput against speed, and the highest load that meets an SLO.
 
-    `concurrencies` ask for the curve, `slo` for the most clients and the highest rate of requests that meet it; at least one of
-    the two is given.
+    `concurrencies` request the curve. `slo` requests the most clients and the highest rate of requests that meet it. At least
+    one of the two is given.
     """
 
     concurrencies: Annotated[list[Count], AfterValidator(_ascending)] = Field(
@@ -255,7 +258,7 @@ class Sweep(Frozen):
 
 
 class Fit(Frozen):
-    """What of a profile's server is found on the machine itself before the cell is qualified; at least one is asked for."""
+    """Server options of a profile that are found on the machine before the cell is qualified; at least one is requested."""
 
     tensor_parallel_sizes: Annotated[list[Count], AfterValidator(_ascending)] = Field(
         default=[], description="the smallest is taken with which the server starts"

@@ -1,7 +1,7 @@
-"""What has been seen of a source, and who handles it: each release once, whoever looks and whatever crashes.
+"""The known releases of a source, and who handles them: each release is handled once, even if processes crash.
 
-A release is recorded before it is emitted, and emitted again until somebody has claimed it: at least once. Of those who get an
-event one holds its claim: at most once.
+A release is recorded before its event is emitted. The event is emitted again until a run claims the release, so it is emitted
+at least once. Only one of the runs that get the event can hold the claim, so the release is handled at most once.
 """
 
 import re
@@ -18,16 +18,16 @@ from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.releases.source import Available, Source
 
-# Longer than an event needs to its consumer.
+# Longer than an event needs to reach its consumer.
 AGAIN_AFTER_S = 3600.0
-# Every change is of one look or one emission.
+# Every change is made by one look or one emission.
 MOST_TRIES = 50
 _EVENTS = UUID("688d7bc1-2441-4f92-95af-cba67b216be0")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class Sighting(Frozen):
-    """A release as it was seen. `tags` are all that it has had. One that is `noted` was there before anybody watched."""
+    """A seen release. `tags` are all tags that it has ever had. If `noted`, it existed before the source was watched."""
 
     key: str
     identity: str
@@ -38,16 +38,16 @@ class Sighting(Frozen):
 
     @property
     def event_id(self) -> UUID:
-        """The same whenever it is emitted."""
+        """The event's id. It is the same at each emission."""
         return uuid5(_EVENTS, self.key)
 
     def is_open(self, now: datetime, again_after_s: float) -> bool:
-        """Whether it is to be emitted, unless somebody has claimed it."""
+        """Whether it must be emitted, unless it is claimed."""
         return not self.noted and (self.emitted_at is None or (now - self.emitted_at).total_seconds() >= again_after_s)
 
 
 class Known(Frozen):
-    """Of one source, the first seen first. Nothing in it is ever taken back, so that no content of it comes twice."""
+    """The releases of one source, in the order in which they were seen. Nothing is ever removed, so no content comes twice."""
 
     known_version: Literal[1] = 1
     source: Source
@@ -55,7 +55,7 @@ class Known(Frozen):
 
 
 class Claim(Frozen):
-    """Who handles a release: `by` is the run of a flow."""
+    """The claim on a release. `by` is the flow run that handles it."""
 
     claim_version: Literal[1] = 1
     by: Line
@@ -70,25 +70,26 @@ def look(
     backfill: bool = False,
     again_after_s: float = AGAIN_AFTER_S,
 ) -> list[Sighting]:
-    """Record what is new of all that the source has, newest first; and tell what is to be emitted now.
+    """Record the new ones among the releases that were found, and return those that must be emitted now.
 
-    That is what nobody has claimed and what was never emitted, or last `again_after_s` ago. At the first look all is only
-    noted. `backfill` makes the newest one due all the same, at any look.
+    `found` has the newest release first. A release must be emitted if it is not claimed, and was never emitted or last
+    emitted at least `again_after_s` ago. The first look notes all releases without emitting them. `backfill` makes
+    the newest release due, at any look.
 
     Raises:
-        StoreError: the record cannot be read; StoreBusyError if it changes all the time.
+        StoreError: the record cannot be read. StoreBusyError: it changes all the time.
     """
     known = _change(store, source, lambda before: _seen(before, source, found, now, backfill))
     return [each for each in known.releases if each.is_open(now, again_after_s) and not store.exists(_claim_key(each.key))]
 
 
 def emitted(store: Store, source: Source, key: str, now: datetime) -> None:
-    """Record that a release was emitted. Raises as `look`; ValueError if it was never seen, a defect of the calling code."""
+    """Record that a release was emitted. Raises as `look`, and ValueError if it was never seen, a defect of the caller."""
     _change(store, source, lambda before: _emitted(before, key, now))
 
 
 def claim(store: Store, key: str, by: str, now: datetime) -> bool:
-    """Whether the release is `by`'s to handle: of several one gets it, and again whenever it asks."""
+    """Claim the release for `by`. Return whether `by` holds the claim: only one can, and a repeated call returns the same."""
     try:
         store.put_new(_claim_key(key), readable(Claim(by=by, at=now).model_dump(mode="json")), JSON)
     except AlreadyExistsError:
@@ -97,7 +98,7 @@ def claim(store: Store, key: str, by: str, now: datetime) -> bool:
 
 
 def claimed(store: Store, key: str) -> Claim:
-    """Who handles a release. Raises MissingObjectError while nobody does."""
+    """The claim on a release. Raises MissingObjectError while it is not claimed."""
     body = store.get(_claim_key(key))
     try:
         return Claim.model_validate_json(body)
@@ -106,7 +107,7 @@ def claimed(store: Store, key: str) -> Claim:
 
 
 def release_key(source: Source, identity: str) -> str:
-    """One for each digest or commit, whatever tag or branch is on it: a tag that moves is a new release."""
+    """The key of a release. It depends on the digest or commit, not on tag or branch: a tag that moves is a new release."""
     return sha256(canonical([source.kind, source.name, identity, source.recipe]))
 
 
@@ -141,7 +142,7 @@ def _emitted(before: Known | None, key: str, now: datetime) -> Known:
 
 
 def _at_least(sighting: Sighting, now: datetime) -> Sighting:
-    """The last emission counts, whoever records it last."""
+    """The sighting with its last emission. The latest time counts, in whatever order the emissions are recorded."""
     return sighting.model_copy(update={"emitted_at": max(now, sighting.emitted_at or now)})
 
 

@@ -1,4 +1,4 @@
-"""How a registry lets one in: the credentials that `docker login` left, proven in the way that the registry asks for."""
+"""Login at a registry: sends the credentials of `docker login` in the way that the registry requests."""
 
 import base64
 from collections.abc import Generator
@@ -20,7 +20,7 @@ class RefusedError(Exception):
 
 
 class Credentials(NamedTuple):
-    """Of one registry. `identity` is a token that some registries' logins leave in place of user and password."""
+    """The credentials for one registry. `identity` is a token that some logins store instead of user and password."""
 
     user: str = ""
     password: str = ""
@@ -32,7 +32,7 @@ class Credentials(NamedTuple):
 
 
 def credentials_for(registry: str) -> Credentials:
-    """What Docker's own configuration (DOCKER_CONFIG) and its credential helpers have; empty without a login.
+    """The credentials in Docker's own configuration (DOCKER_CONFIG) and its credential helpers; empty without a login.
 
     Raises:
         HostError: the configuration cannot be read, or a helper fails.
@@ -42,13 +42,13 @@ def credentials_for(registry: str) -> Credentials:
     except (DockerException, credentials.StoreError, ValueError) as error:
         problem, remedy = f"Docker's configuration gives no login for {registry}: {error}", f"`docker login {registry}`"
         raise HostError(problem, remedy, WATCH, kind="login-required") from error
-    # Its keys are written in two ways, for files and for helpers.
+    # Files and helpers write its keys in two different ways.
     named = {name.lower(): value for name, value in found.items()}
     return Credentials(named.get("username", ""), named.get("password", ""), named.get("identitytoken", ""))
 
 
 class Login(httpx.Auth):
-    """Basic, or a token (Bearer) of the server that the registry names, without credentials an anonymous one.
+    """Basic, or a token (Bearer) of the server that the registry names. Without credentials the token is anonymous.
 
     A token is kept until the registry refuses it. A request raises RefusedError if there is none.
     """
@@ -78,7 +78,7 @@ class Login(httpx.Auth):
     def _token_request(self, asked: dict[str, str], request: httpx.Request) -> httpx.Request:
         wanted: dict[str, str] = {name: asked[name] for name in ("service", "scope") if name in asked}
         realm = httpx.URL(asked.get("realm", ""))
-        # A request of one's own has no time limit but the one that it is given.
+        # httpx gives a request that is made here no time limit, so it gets the original request's.
         limits: dict[str, Any] = {"timeout": request.extensions["timeout"]}
         if self._own.identity:
             form = wanted | {"grant_type": "refresh_token", "refresh_token": self._own.identity, "client_id": CLIENT_ID}

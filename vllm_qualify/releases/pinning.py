@@ -1,4 +1,4 @@
-"""Images by digest, for hosts that are to run the same one: asked of the registry, without a Docker Engine."""
+"""Pins images to digests, so that all hosts run the same one. The registry gives the digest; no Docker Engine is needed."""
 
 from vllm_qualify.engine.image import parse_reference
 from vllm_qualify.engine.launch import Launch, check_launch
@@ -7,11 +7,11 @@ from vllm_qualify.releases.registry import Repository
 
 
 def pinned(launch: Launch) -> Launch:
-    """The launch with its images by tag and digest: a host refuses a tag that has moved since.
+    """The launch with its images by tag and digest. A host then refuses a tag that has moved since.
 
     Raises:
         CallerError: the options do not fit, or a registry has no such image.
-        HostError: a registry does not answer, or asks for a login.
+        HostError: a registry does not answer, or requires a login.
     """
     check_launch(launch)
     images = {"image": (launch.image, "--image"), "client_image": (launch.client_image, "--client-image")}

@@ -1,4 +1,4 @@
-"""The versions that a repository of an OCI registry has, with the digests that its tags are at now."""
+"""The versions in a repository of an OCI registry, with the digests that its tags point to now."""
 
 import hashlib
 import ipaddress
@@ -20,24 +20,25 @@ from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import WATCH, Available
 
 DOCKER_HUB, DOCKER_HUB_ADDRESS = auth.INDEX_NAME, "registry-1.docker.io"
-# Both kinds of an index and of an image: what is not accepted, a registry converts or refuses, and the digest is another.
+# Both kinds of index and image. A registry converts or refuses a kind that is not accepted, and the digest would differ.
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-# Some registries refuse more.
+# Some registries refuse a higher number.
 TAGS_PER_PAGE = 100
 TIMEOUT_S = 30.0
 
 
 def releases_in(name: str, rule: VersionRule) -> list[Available]:
-    """What the rule lets through of a repository, newest first: each digest once, with its tags.
+    """The releases in a repository that the rule allows, newest first: each digest once, with its tags.
 
     Raises:
-        CallerError: the name is none, or the registry has no such repository.
-        HostError: the registry asks for a login, is not trusted, or does not answer as one does; `retry` where that may pass.
+        CallerError: the name is not valid, or the registry has no such repository.
+        HostError: the registry requires a login, is not trusted, or does not answer like a registry; with `retry` if the
+            problem may be temporary.
     """
     digests: dict[str, list[str]] = {}
     with Repository(name) as repository:
@@ -48,9 +49,9 @@ def releases_in(name: str, rule: VersionRule) -> list[Available]:
 
 
 def registry_and_path(name: str) -> tuple[str, str]:
-    """A repository's registry and its path there, as Docker reads it. Raises CallerError."""
+    """A repository's registry and its path there, by Docker's rules. Raises CallerError."""
     try:
-        # Docker's grammar has no place for a second tag, nor for one behind a digest.
+        # In Docker's grammar this fails if the name already has a tag or a digest.
         parse_reference(f"{name}:tag", platform="")
         registry, path = auth.resolve_repository_name(name)
     except (CallerError, DockerException) as error:
@@ -59,11 +60,11 @@ def registry_and_path(name: str) -> tuple[str, str]:
 
 
 class Repository:
-    """A repository, asked over HTTP with what `docker login` left; to be closed, or used as a context manager.
+    """A repository, read over HTTP with the credentials of `docker login`. Close it, or use it as a context manager.
 
-    Proxies and certificates are as httpx takes them from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE). A registry on
-    this machine may speak plain HTTP. Nothing is tried again here: an error tells whether that may help, and when. Its methods
-    raise as `releases_in`.
+    httpx takes proxies and certificates from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE). A registry on this machine
+    may use plain HTTP. Nothing is retried here: an error says whether and when a retry may help. The methods raise the same as
+    `releases_in`.
     """
 
     def __init__(self, name: str) -> None:
@@ -75,7 +76,7 @@ class Repository:
             auth=Login(credentials_for(self._registry)),
             timeout=TIMEOUT_S,
             follow_redirects=True,
-            # Docker asks this machine without a proxy, whatever NO_PROXY says.
+            # Docker contacts this machine without a proxy, whatever NO_PROXY says.
             mounts={f"all://{_host(address)}": None} if is_here else None,
         )
         with self._told():
@@ -91,19 +92,19 @@ class Repository:
         self._http.close()
 
     def tags(self) -> list[str]:
-        """All of them, in the registry's order."""
+        """All tags, in the registry's order."""
         found: dict[str, None] = {}
         address: httpx.URL | str = f"tags/list?n={TAGS_PER_PAGE}"
         while address:
             page, address = self._page(address)
             if found.keys() >= set(page):
-                # The last page can be empty; and a registry that does not know pages can give the first one for ever.
+                # The last page can be empty. A registry without paging can return the first page forever.
                 break
             found.update(dict.fromkeys(page))
         return list(found)
 
     def digest(self, tag: str) -> str | None:
-        """Of the tag's index or manifest, as the registry serves it: what Docker pins. None if the tag is gone."""
+        """The digest of the tag's index or manifest, as the registry serves it and Docker pins it. None if the tag is gone."""
         headers = {"Accept": ", ".join(MANIFESTS)}
         with self._told():
             answer = self._http.head(f"manifests/{tag}", headers=headers)
@@ -119,7 +120,7 @@ class Repository:
         return str(digest)
 
     def _scheme(self, address: str) -> str:
-        """Of a registry on this machine, which is asked by HTTPS first, as Docker does."""
+        """The scheme of a registry on this machine. HTTPS is tried first, as in Docker."""
         try:
             self._http.get(f"https://{address}/v2/", auth=None)
         except httpx.TransportError as error:
@@ -134,7 +135,7 @@ class Repository:
         except (ValueError, LookupError, TypeError) as error:
             raise self._unknown("its answer is no list of tags") from error
         following = answer.links.get("next", {}).get("url")
-        # Of a link only the path counts: behind a proxy its host can be another, which must not get our login.
+        # Only the path of a link counts. Behind a proxy it can name another host, which must not get our login.
         return tags, self._http.base_url.copy_with(raw_path=answer.url.join(following).raw_path) if following else ""
 
     @contextmanager

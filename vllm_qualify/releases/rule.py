@@ -1,4 +1,4 @@
-"""Which tags of an image are versions that somebody may want to qualify."""
+"""The rule for the tags of an image: which of them are versions to qualify."""
 
 import re
 from collections.abc import Iterable
@@ -9,18 +9,18 @@ from packaging.version import Version
 from vllm_qualify.recipe.serving import VersionRange
 from vllm_qualify.recipe.values import Frozen
 
-# Three numbers at least: a tag such as 20260131 is a date. Nothing behind them: -cu130 and -aarch64 are builds of a version.
+# At least three numbers: a tag such as 20260131 is a date. No suffix: -cu130 and -aarch64 are builds of a version.
 _VERSION = re.compile(r"v?(?P<version>\d+(?:\.\d+){2,}(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)")
 
 
 class VersionRule(Frozen):
-    """Versions in a range (PEP 440), without release candidates and other versions before the final one if `stable`."""
+    """Versions in a range (PEP 440). If `stable`, without release candidates and other pre-releases."""
 
     versions: VersionRange = ">=0.12.0"
     stable: bool = True
 
     def newest_first(self, tags: Iterable[str]) -> list[str]:
-        """Those of the tags that are versions and follow the rule. Two tags of one version stay neighbours."""
+        """The tags that are versions and follow the rule. Two tags of one version are neighbours."""
         allowed = SpecifierSet(self.versions)
         versions = {tag: version for tag in tags if (version := version_in(tag))}
         fitting = [tag for tag, version in versions.items() if allowed.contains(version, prereleases=not self.stable)]

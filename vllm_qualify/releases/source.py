@@ -1,4 +1,4 @@
-"""Where releases appear: a repository of images in a registry, a model of the hub."""
+"""The sources of releases: a repository of images in a registry, or a model on the hub."""
 
 import re
 from typing import Annotated, Literal
@@ -9,13 +9,13 @@ from vllm_qualify.approval.layout import canonical, sha256
 from vllm_qualify.recipe.values import Frozen, Name, Text
 from vllm_qualify.releases.rule import VersionRule
 
-# The part of a qualification where what is wrong here is found.
+# The place that the errors of this package name.
 WATCH = "watch"
 _NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class _Source(Frozen):
-    """Watched for one recipe. Whoever looks at it in another way (another rule or branch) looks at another source."""
+    """A source that is watched for one recipe. With another rule or branch it is another source."""
 
     kind: str
     name: Text
@@ -24,20 +24,20 @@ class _Source(Frozen):
     @property
     def slug(self) -> str:
         """Its name in the store."""
-        # Without defaults, so that a field of a later version of this code does not make another source of it.
+        # Without defaults, so that a new field in a later version of this code does not change the name.
         told = self.model_dump(exclude_defaults=True) | {"kind": self.kind}
         return f"{self.recipe}-{self.kind}-{_NOT_IN_A_KEY.sub('-', self.name)[:80]}-{sha256(canonical(told))[:12]}"
 
 
 class ImageSource(_Source):
-    """`name` is the repository as Docker has it: `vllm/vllm-openai`, `registry.example:5000/vllm`."""
+    """Images. `name` is the repository as Docker names it: `vllm/vllm-openai`, `registry.example:5000/vllm`."""
 
     kind: Literal["image"] = "image"
     rule: VersionRule = VersionRule()
 
 
 class ModelSource(_Source):
-    """`name` is the model as the hub has it. `revision` is the branch or tag that is followed, or the default branch."""
+    """A model. `name` is its name on the hub. `revision` is the branch or tag to follow; None for the default branch."""
 
     kind: Literal["model"] = "model"
     revision: Text | None = None
@@ -47,7 +47,7 @@ Source = Annotated[ImageSource | ModelSource, Field(discriminator="kind")]
 
 
 class Available(Frozen):
-    """What a source has now: an image's digest with the tags that are on it, or a model's commit with its branch or tag."""
+    """A release that a source has now: an image's digest with its tags, or a model's commit with its branch or tag."""
 
     identity: Text
     tags: list[str]

@@ -1,4 +1,4 @@
-"""What a source has now, asked of its registry or of the hub."""
+"""The releases that a source has now, read from its registry or from the hub."""
 
 from vllm_qualify.engine.hub import commit_of
 from vllm_qualify.releases.registry import releases_in
@@ -6,7 +6,7 @@ from vllm_qualify.releases.source import WATCH, Available, Source
 
 
 def found_at(source: Source) -> list[Available]:
-    """Newest first; of a model its one commit. Raises as `releases_in` and `commit_of`."""
+    """The releases, newest first; for a model its one commit. Raises the same as `releases_in` and `commit_of`."""
     if source.kind == "image":
         return releases_in(source.name, source.rule)
     commit = commit_of(source.name, source.revision, WATCH)

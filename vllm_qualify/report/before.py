@@ -1,4 +1,4 @@
-"""The run that a cell is compared with: what of it stands beside the cell's own."""
+"""The run that a cell is compared with: the parts of it that are shown beside the cell's own."""
 
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ Measured = Literal["then", "in turns"]
 
 
 class Before(Frozen):
-    """How the baseline was served, and what was measured of it. Its load may have been measured again, in turns with ours."""
+    """How the baseline was served, and its measurements. Its load may have been measured again, alternating with ours."""
 
     run_id: str
     judged_at: datetime
@@ -34,9 +34,9 @@ class Before(Frozen):
 
 
 class Drift(Frozen):
-    """What the table of a version of vLLM says of the options and names that were served with.
+    """What the table of a vLLM version says about the options and names of the server.
 
-    `since` is the baseline's version where that is another one: what the recipe leaves alone may mean something else since.
+    `since` is the baseline's version if it is another one: defaults that the recipe does not set may have changed since then.
     """
 
     version: str
@@ -53,7 +53,7 @@ class _Details(BaseModel):
 
 
 class _Report(BaseModel):
-    """What is read of the baseline's report."""
+    """The parts of the baseline's report that are read."""
 
     run_id: str
     created_at: datetime
@@ -63,7 +63,7 @@ class _Report(BaseModel):
 
 
 def before(plan: CellPlan, evidence: Path) -> Before | None:
-    """By the report that was brought; None without a baseline. Raises one of UNUSABLE if it cannot be read."""
+    """The baseline, read from its copied report; None without a baseline. Raises one of UNUSABLE if it cannot be read."""
     if plan.baseline is None:
         return None
     told = _Report.model_validate_json((evidence / BASELINE / "report.json").read_bytes())
@@ -82,7 +82,7 @@ def before(plan: CellPlan, evidence: Path) -> Before | None:
 
 
 def drifted(plan: CellPlan) -> Drift | None:
-    """By the catalog's tables alone; None for another engine than vLLM. Raises CallerError where it has none of a version."""
+    """The drift, by the catalog's tables alone; None if the engine is not vLLM. Raises CallerError if a table is missing."""
     if plan.server.kind != VLLM:
         return None
     engine, server = plan.cell.release.engine, plan.server

@@ -1,4 +1,4 @@
-"""What changed against the approved baseline, as rows for the page. Outside text is still to be escaped."""
+"""The changes against the approved baseline, as rows for the page. Outside text is not escaped yet."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ class FactRow:
 
 @dataclass(frozen=True)
 class ConfigRow:
-    """One option, or one field of an option that is a mapping, or one environment variable; DASH where it is not given."""
+    """One option, one field of an option that is a mapping, or one environment variable; DASH if it is not set."""
 
     change: str
     where: str
@@ -46,7 +46,7 @@ class ConfigRow:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A gate against the baseline: both values, and what is worse, as it was judged."""
+    """A gate against the baseline: both values, and the judged loss or worsening."""
 
     gate: str
     then: str
@@ -62,12 +62,12 @@ class MetricRow:
 class Changes:
     facts: list[FactRow]
     config: list[ConfigRow] | None
-    """None where the baseline's is not known"""
+    """None if the baseline's configuration is not known"""
     metrics: list[MetricRow]
 
     @property
     def brief(self) -> str:
-        """For the first screen, in a line."""
+        """The changes in one line, for the first screen."""
         told = [row.what for row in self.facts if not row.is_same]
         if self.config is None:
             return "; ".join([f"changed: {', '.join(told) or 'nothing of the release'}", "configuration not known"])
@@ -77,7 +77,7 @@ class Changes:
 
 
 def changes(report: Report) -> Changes | None:
-    """None without a baseline."""
+    """The changes; None without a baseline."""
     plan, then = report.plan, report.details.before
     if plan.baseline is None:
         return None
@@ -89,7 +89,7 @@ def changes(report: Report) -> Changes | None:
 
 
 def why_none(plan: CellPlan) -> str:
-    """Why a cell has no baseline, in a sentence."""
+    """Why a cell has no baseline, in one sentence."""
     if plan.establishes:
         return "This run is to be the baseline itself, and is compared with none."
     return "No gate of this cell is against a baseline, so that it is compared with none."
@@ -110,14 +110,14 @@ def _facts(plan: CellPlan, then: Baseline, server: ServerPlan | None) -> list[Fa
 
 
 def _packages(before: EngineIdentity, now: EngineIdentity) -> list[FactRow]:
-    """Those that changed beside the engine itself."""
+    """The packages that changed, without the engine itself."""
     names = [name for name in sorted({*before.packages, *now.packages}) if name not in ("vllm", "tensorrt_llm")]
     rows = [FactRow(name, before.packages.get(name, DASH), now.packages.get(name, DASH)) for name in names]
     return [row for row in rows if not row.is_same]
 
 
 def _served(before: ServerPlan, now: ServerPlan) -> list[FactRow]:
-    """How the server is started, beside its configuration; what both leave alone is not told."""
+    """How the server is started, apart from its configuration. Settings that are the same on both servers are left out."""
     limit, draft = ("memory limit", "draft model's digest")
     rows = [
         FactRow("launcher", before.engine.launcher, now.engine.launcher),
@@ -164,7 +164,7 @@ def _metric_row(found: GateVerdict, report: Report) -> MetricRow:
 
 
 def _own_value(gate: Gate, measurements: list[Measurement]) -> str:
-    """What was measured in itself, without a comparison."""
+    """The measured value itself, without a comparison."""
     label = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
     found = [row for row in measurements if row.label == label]
     return words.value(found[0].value, found[0].unit) if len(found) == 1 else DASH

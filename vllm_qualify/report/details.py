@@ -1,4 +1,4 @@
-"""What a report shows beside its measurements: the baseline, questions, a sweep's points, drafts, the start in parts, …"""
+"""A report's details beside its measurements: the baseline, questions, a sweep's points, drafts, the parts of the start, …"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,18 +24,18 @@ from vllm_qualify.report.before import Before, Drift, before, drifted
 from vllm_qualify.report.questions import ScoredQuestions, questions
 
 MOST_SAMPLES = 300
-# Of each line its largest, its smallest and a missing value; and the course's first sample and its last.
+# Of each line the largest, the smallest and a missing value; of the whole course the first and the last sample.
 KEPT_OF_A_LINE, KEPT_OF_ALL = 3, 2
 
 T = TypeVar("T")
 
 
 class Details(Frozen):
-    """Each is None where there is none; where there should be one, `notes` has the reason.
+    """The details of a report. A missing detail is None; if it should be there, `notes` has the reason.
 
-    `before` is what the cell is compared with, `drift` what is told of the options that it is served with. `speedups` are what
-    speculative decoding gains, whether a gate asks for it or not. `course` is the server's during the load, thinned;
-    `course_notes` are worth a word of a load that counts nevertheless.
+    `before` is the baseline, `drift` what the tables say about the server's options. `speedups` are the gains of speculative
+    decoding, also without a gate on them. `course` is the server's course during the load, with fewer samples. `course_notes`
+    are remarks on a load that still counts.
     """
 
     before: Before | None = None
@@ -53,7 +53,7 @@ class Details(Frozen):
 
 
 def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] = ()) -> Details:
-    """What the evidence folder of a run has of it, by its files alone; `speedups` are those of judge.compare.speedup."""
+    """The details of a run, read only from its evidence folder; `speedups` are those of judge.compare.speedup."""
     notes: list[str] = []
 
     def read(what: str, of: Callable[[CellPlan, Path], T | None]) -> T | None:
@@ -88,7 +88,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
 
 
 class _NothingError(ValueError):
-    """There should be something; the message says why there is not."""
+    """A detail that should be there is missing; the message says why."""
 
 
 def _reason(error: BaseException) -> str:
@@ -125,7 +125,7 @@ def _left(folder: Path) -> Path:
 
 
 def _startup(plan: CellPlan, evidence: Path) -> Startup | None:
-    """None of a kind whose log is not read, and of an older run, which did not record when its server was launched."""
+    """The parts of the start; None if the engine's log is not read, or if an older run did not record the launch."""
     folder = evidence / "serve"
     wording = plan.server.engine_kind.start_log
     if wording is None or not (plan.watched or (folder / LAUNCHED).exists()):
@@ -136,7 +136,7 @@ def _startup(plan: CellPlan, evidence: Path) -> Startup | None:
 
 
 def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
-    # Of another engine nothing is read that could be drawn.
+    # Other engines give no figures to draw.
     if not plan.watched or not plan.server.engine_kind.tells_its_queue:
         return None
     began, ended = _span(evidence / load.STAGE)
@@ -148,7 +148,7 @@ def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
 
 
 def _span(folder: Path) -> tuple[float, float]:
-    """From the begin of the first repeat's measured part to the end of the last one, by the client's clock."""
+    """From the start of the first repeat's measured part to the end of the last one's, by the client's clock."""
     stretches = [_stretch(folder, int(path.stem.removeprefix("client-"))) for path in _left(folder).glob("client-*.json")]
     if not stretches:
         raise _NothingError("no client told when it asked")
@@ -165,11 +165,11 @@ def _stretch(folder: Path, number: int) -> tuple[float, float]:
 
 
 def thinned(course: Series, most: int = MOST_SAMPLES) -> Series:
-    """At most so many of the samples, whole as they were, with every peak and every dip.
+    """At most `most` of the samples, unchanged, with every peak and every dip.
 
-    The samples are parted into stretches of equal counts. Of each stretch those stay in which some line is at its largest or
-    its smallest there, and one in which it is missing, so that it stays broken. Stretches become longer until that is little
-    enough. Raises ValueError where `most` is too little for one stretch.
+    The samples are divided into stretches of equal counts. From each stretch, up to three samples are kept for each line:
+    its largest value, its smallest value, and a missing value, so that the line stays broken there. Stretches become longer
+    until few enough samples are kept. Raises ValueError if `most` is too small for one stretch.
     """
     count = len(course.time_s)
     if count <= most:

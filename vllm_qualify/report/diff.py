@@ -1,6 +1,6 @@
-"""Two reports side by side: what went into them, and what came out. Pure; `terminal.show_diff` prints it.
+"""Two reports side by side: their inputs and their results. Pure; `terminal.show_diff` prints it.
 
-What was measured in another way is not said to be better or worse: only like is compared with like.
+Measurements that were made in different ways are not called better or worse: only like is compared with like.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,19 +24,19 @@ from vllm_qualify.report.model import Report
 ChangeKind = Literal["added", "removed", "changed"]
 Trend = Literal["better", "worse", "equal", "not told"]
 CHOSEN_AT_START = ("host", "port")
-# Of the stages that measure something: what they measure depends on the machine, and on the client of the load.
+# The measuring stages whose results depend on the machine, and those whose results depend on the client of the load.
 TIMED = [name for name, kind in TABLE.items() if kind.is_timed and kind.has_measurements]
 BY_CLIENT = [name for name, kind in TABLE.items() if kind.uses_bench and kind.has_measurements]
-# What its answers depend on; where its files lie tells whether they are the same ones as far as a report can.
+# The settings that the answers depend on. A report knows local files only by their paths.
 QUESTIONS = {*SAME_QUESTIONS, "questions", "task_folder"}
-# How long and how often a load is measured, where its prompts lie, and what is counted of it; the rest is what is asked.
+# Settings that do not change the requests: how long and how often a load is measured, where its prompts are, what is counted.
 NOT_OF_THE_REQUESTS = NOT_OF_THE_WORKLOAD | {"slo"}
 NO_NOISE_KNOWN = "measured once: nobody knows the noise"
 WITHIN_NOISE = "the intervals overlap: noise alone can be the reason"
 
 
 class Side(Frozen):
-    """Which report it is."""
+    """The identity of one report."""
 
     run_id: str
     cell: str
@@ -45,7 +45,7 @@ class Side(Frozen):
 
 
 class Change(Frozen):
-    """One setting that differs: `added` is in B only, `removed` in A only. A missing one is null."""
+    """One setting that differs: `added` is only in B, `removed` only in A. A missing setting is null."""
 
     what: str
     kind: ChangeKind
@@ -54,7 +54,7 @@ class Change(Frozen):
 
 
 class Unlike(Frozen):
-    """Why measurements cannot be compared: all of these stages; of one lm-eval task, or one metric, where that is named."""
+    """Why measurements of these stages cannot be compared: all of them, or only those of the named lm-eval task or metric."""
 
     stages: list[Stage]
     task: str | None = None
@@ -68,8 +68,8 @@ class Unlike(Frozen):
 class Moved(Frozen):
     """One measurement that both reports have.
 
-    `difference` is B less A, and `ratio` B over A; null where a value is missing, and there is no ratio of shares and of zero.
-    `told` is B beside A, in the metric's direction. `because` says why it is not told, or why it is not sure.
+    `difference` is B minus A, and `ratio` is B divided by A; both are null if a value is missing. There is no ratio for shares
+    or for zero. `told` says whether B is better or worse than A. `because` says why that is not said, or why it is not certain.
     """
 
     stage: Stage
@@ -88,7 +88,7 @@ class Moved(Frozen):
 
 
 class VerdictChange(Frozen):
-    """A gate of both reports with another verdict, or with another that counts because of a waiver."""
+    """A gate of both reports whose verdict differs, or whose counted verdict differs because of a waiver."""
 
     gate: str
     a: Verdict
@@ -99,7 +99,7 @@ class VerdictChange(Frozen):
 
 
 class ReportDiff(Frozen):
-    """What differs between the reports A and B, and what both measured. `alone_a` and `alone_b` only one of them has."""
+    """What differs between the reports A and B, and what both measured. `alone_a` is only in A, `alone_b` only in B."""
 
     diff_version: Literal[1] = 1
     a: Side
@@ -119,7 +119,7 @@ class ReportDiff(Frozen):
 
 
 def diff(a: Report, b: Report) -> ReportDiff:
-    """Of any two cells."""
+    """The difference between two reports, of any two cells."""
     ours, theirs = _measurements(a), _measurements(b)
     unlike = [*_unlike(a.plan, b.plan), *_unlike_tools(a, b)]
     return ReportDiff(
@@ -141,18 +141,18 @@ def diff(a: Report, b: Report) -> ReportDiff:
 
 
 def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
-    """The settings that differ; those of a mapping in a mapping one by one, as `outer.inner`."""
+    """The settings that differ. Settings of an inner mapping are compared one by one, as `outer.inner`."""
     old, new = dict(_flat(a)), dict(_flat(b))
     return [_change(what, old.get(what), new.get(what)) for what in {**old, **new} if old.get(what) != new.get(what)]
 
 
 def options(server: ServerPlan) -> dict[str, JsonValue]:
-    """What the server is told, beside its host and port, which are chosen at each start."""
+    """The server's options without its host and port, which are chosen at each start."""
     return {name: setting for name, setting in server.config(port=0).items() if name not in CHOSEN_AT_START}
 
 
 def effective_server(plan: CellPlan) -> dict[str, Any]:
-    """What the server is told, and what it runs on."""
+    """The server's options, and the resources that it runs on."""
     server = plan.server
     about = {"GPUs": len(server.gpus), "memory_limit_gib": server.memory_limit_gib, "draft_digest": server.draft_digest}
     return {**options(server), **about, "startup_timeout_s": server.startup_timeout_s}
@@ -192,7 +192,7 @@ def _release(report: Report) -> dict[str, Any]:
 
 
 def _machine(report: Report) -> dict[str, Any]:
-    """As it was found; which of its devices are used is no part of what is compared."""
+    """The machine's fingerprint, without the list of devices, which is not compared."""
     return report.plan.fingerprint.model_dump(exclude={"devices"})
 
 
@@ -244,7 +244,7 @@ def _verdicts(a: Report, b: Report) -> list[VerdictChange]:
 
 
 def _measurements(report: Report) -> dict[tuple[Stage, str], Measurement]:
-    """By stage and label, in the stages' order; those against the baseline with the stage of what they compare."""
+    """The measurements by stage and label, in the order of the stages. Comparisons have the stage of what they compare."""
     own = {(stage.stage, found.label): found for stage in report.stages for found in stage.measurements}
     others = [*report.judgement.comparisons, *report.details.speedups]
     found = own | {(_stage_of(each), each.label): each for each in others}
@@ -264,7 +264,7 @@ def _moved(stage: Stage, label: str, a: Measurement, b: Measurement, unlike: Seq
 
 
 def _change_in_numbers(a: Measurement, b: Measurement) -> tuple[float | None, float | None]:
-    """Difference and ratio, as far as there are any."""
+    """The difference and the ratio; None for one that does not exist."""
     if a.value is None or b.value is None or a.unit != b.unit:
         return None, None
     has_ratio = a.value != 0 and a.unit not in (*words.SHARES, "bool")
@@ -272,7 +272,7 @@ def _change_in_numbers(a: Measurement, b: Measurement) -> tuple[float | None, fl
 
 
 def _why_unlike(stage: Stage, a: Measurement, b: Measurement, unlike: Sequence[Unlike]) -> str:
-    """Empty if they may be compared."""
+    """Why two measurements cannot be compared; empty if they can."""
     if a.against != b.against:
         return f"A is against run {a.against}, B against run {b.against}"
     if a.unit != b.unit:
@@ -293,14 +293,14 @@ def _told(a: Measurement, b: Measurement, unlike: str) -> tuple[Trend, str]:
 
 
 def _direction(found: Measurement) -> Direction | None:
-    """Against a baseline the value is what was lost, or how much worse it is."""
+    """The better direction. Against a baseline, the value is a loss or a worsening, so lower is better."""
     if found.against is not None:
         return "lower"
     return METRICS[found.metric].direction if found.metric in METRICS else None
 
 
 def _noise(a: Interval | None, b: Interval | None) -> str:
-    """Why a difference is not sure; empty if it is."""
+    """Why a difference is not certain; empty if it is."""
     if a is None or b is None:
         return NO_NOISE_KNOWN
     return WITHIN_NOISE if a.lower <= b.upper and b.lower <= a.upper else ""
@@ -338,7 +338,7 @@ def _unlike_tasks(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
 
 
 def _unlike_tools(a: Report, b: Report) -> Iterator[Unlike]:
-    """The same task of another version of lm-eval can have other prompts, which a report does not hold."""
+    """Other versions of lm-eval are unlike: the same task can have other prompts, which a report does not contain."""
     old, new = (next((stage.tools for stage in report.stages if stage.stage == "accuracy"), None) for report in (a, b))
     if old is not None and new is not None and (other := changes(old, new)):
         yield Unlike(stages=["accuracy"], because=f"the questions were asked by other tools: {_in_words(other)}")

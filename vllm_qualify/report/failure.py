@@ -1,4 +1,4 @@
-"""How a run ended by an error, as JSON and as a page for people: whose turn it is, what to do, and what the log said."""
+"""A run that ended with an error, as JSON and as a page for people: who must act, what to do, and what the log said."""
 
 import re
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ class RawFile(Frozen):
 class RunFailure(Frozen):
     """Why a run has no report.
 
-    `stage` is null where the error does not tell it, and so are `kind` and with it `retry`: whether the same thing, tried
-    again, may well succeed. `lines` are those of the log that tell it; `lines_left_out` and `files_left_out` are counts.
-    `rerun` is the command for this cell alone. `ended_with` are other runs of the same server that have no report either.
+    `stage` and `kind` are null if the error does not name them. `retry` says whether a retry may succeed; it is null if `kind`
+    is. `lines` are the lines of the log that show the error. `lines_left_out` and `files_left_out` are counts. `rerun` is the
+    command for only this cell. `ended_with` are other runs on the same server that have no report either.
     """
 
     failure_version: Literal[1] = 1
@@ -64,7 +64,7 @@ class RunFailure(Frozen):
 def run_failure(
     error: QualifyError, plan: CellPlan, folder: Path, finished: Sequence[Stage] = (), ended_with: Sequence[str] = ()
 ) -> RunFailure:
-    """What `error` tells of the run in `folder`, without secrets. Raises OSError if its files cannot be listed."""
+    """The failure of the run in `folder` by `error`, without secrets. Raises OSError if its files cannot be listed."""
     lines = [line for told in error.log_tail for line in told.splitlines()]
     paths = sorted(path for path in (folder / "plan.json", *(folder / "evidence").rglob("*")) if path.is_file())
     return RunFailure(
@@ -91,15 +91,15 @@ def run_failure(
 
 
 def render_failure(failure: RunFailure) -> str:
-    """The page of `failure`, to lie in the run's folder.
+    """The page of `failure`, for the run's folder.
 
-    Everything from outside is escaped, and the page's own policy forbids scripts and every request.
+    All outside text is escaped. The page's policy forbids scripts and all requests.
     """
     return _template().render(failure=failure, cell=failure.cell, release=failure.cell.release)
 
 
 def _stage(place: str) -> str | None:
-    """`serve`, `accuracy.gsm8k`, `fit/try-1`: the stage stands first. A path or an address has none."""
+    """The stage of a place like `serve`, `accuracy.gsm8k` or `fit/try-1`: its first part. A path or an address has no stage."""
     first = re.split(r"[./]", place, maxsplit=1)[0]
     return first if first in STEPS else None
 

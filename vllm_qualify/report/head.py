@@ -1,4 +1,4 @@
-"""A report's first screen in words: what the terminal and Prefect's UI show of it."""
+"""A report's first screen in words, for the terminal and Prefect's UI."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from vllm_qualify.report.words import GateRow
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """What was qualified on what, when, where, and beside what, each with its name."""
+    """Named facts: what was qualified, on which machine, when, where, and compared with what."""
     plan, release, changed = report.plan, report.plan.cell.release, changes(report)
     told = [
         ("Engine", f"{words.engine(release.engine)} ({release.engine.digest})"),
@@ -39,7 +39,7 @@ def deciding(report: Report) -> list[str]:
 
 
 def reasons(rows: Sequence[GateRow]) -> Iterator[tuple[str, GateRow]]:
-    """Gates that did not pass or have a waiver; those that share verdict, reason and waiver are told once, together."""
+    """Gates that did not pass or have a waiver. Gates with the same verdict, reason and waiver are grouped."""
     groups: dict[tuple[str, str, str], list[GateRow]] = {}
     for row in rows:
         if row.verdict != "pass" or row.waiver:

@@ -9,17 +9,17 @@ from vllm_qualify.report import head, words
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
 
-# No browser follows another one from a page of Prefect's.
+# A browser does not follow links of other schemes from a page of Prefect.
 LINKABLE = ("http", "https")
 GATES = ("verdict", "gate", "value", "bound", "interval", "smallest visible change")
-# The signs of Markdown and of HTML, and what renderers make links of unasked.
+# The special characters of Markdown and HTML, and text that renderers turn into links automatically.
 _MARKUP = re.compile(r"""[!"#$&'()*+:<=>@\[\\\]^_`{|}~]|(?<=www)\.""", re.IGNORECASE)
 
 
 def first_screen(report: Report, page: str) -> str:
-    """The outcome, what was qualified, the gates, what keeps it from passing, and a link to `page`.
+    """The outcome, what was qualified, the gates, why it did not pass, and a link to `page`.
 
-    Text from outside stays text, in Markdown and in the HTML that is made of it.
+    Outside text stays plain text, in Markdown and in the HTML that is made from it.
     """
     rows = words.gate_rows(report.judgement)
     parts = [
@@ -34,13 +34,13 @@ def first_screen(report: Report, page: str) -> str:
 
 
 def artifact_key(what: str, cell_id: str) -> str:
-    """The key of a cell's artifact: lower-case letters, digits and dashes, and another one for every cell."""
+    """The key of a cell's artifact. It has lower-case letters, digits and dashes, and is different for every cell."""
     readable = re.sub(r"[^a-z0-9]+", "-", cell_id.lower()).strip("-")
     return f"{what}-{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:6]}"
 
 
 def escaped(text: str) -> str:
-    """Text for the inside of a line, which is markup neither in Markdown nor in HTML; control characters are shown."""
+    """Text for use within a line, without markup in Markdown or HTML. Control characters are made visible."""
     line = re.sub(r"[ \t\n]+", " ", words.plain(text)).strip(" ")
     return _MARKUP.sub(lambda sign: f"&#{ord(sign[0])};", line)
 
@@ -65,7 +65,7 @@ def _reason(labels: str, row: GateRow) -> str:
 
 
 def _link(page: str) -> str:
-    """Linked where it can be, and told in any case."""
+    """The name of the page, as a link if possible, and the page's address as text."""
     address = quote(page, safe="/:?&=%+@,;~")
     name = "The whole report"
     linked = f"[{name}](<{address}>)" if urlsplit(address).scheme in LINKABLE else name

@@ -1,4 +1,4 @@
-"""The report of one cell: its verdict with all that led to it, as versioned JSON."""
+"""The report of one cell: its verdict and everything that led to it, as versioned JSON."""
 
 from datetime import UTC, datetime
 from importlib import metadata
@@ -19,10 +19,10 @@ REPORT_VERSION: Literal[2] = 2
 
 
 class Report(Frozen):
-    """Everything that a release manager decides from, complete in itself.
+    """Everything that a release manager needs for a decision, in one document.
 
-    `rejudged_from` names the run whose evidence was judged again; None for a run's own report. `judged_on` is the machine that
-    judged, by its name in the fleet. Reports of before there were `details` or `judged_on` have none.
+    `rejudged_from` is the run whose evidence was judged again; None for a run's own report. `judged_on` is the machine that
+    judged, by its name in the fleet. Older reports have no `details` or no `judged_on`.
     """
 
     report_version: Literal[2] = 2
@@ -46,7 +46,7 @@ class Report(Frozen):
 
     @property
     def is_baseline(self) -> bool:
-        """Whether later runs may be compared with it once it is approved. A run that is judged again is no new baseline."""
+        """Whether it becomes a baseline when it is approved. A run that is judged again does not become one."""
         return self.plan.establishes and self.rejudged_from is None
 
     @property
@@ -80,7 +80,7 @@ def make_report(
 
 
 def read_report(body: bytes | str, place: str) -> Report:
-    """Raises StoreError if it is no report of this version."""
+    """Raises StoreError if it is not a report of this version."""
     try:
         return Report.model_validate_json(body)
     except ValidationError as error:
@@ -92,7 +92,7 @@ def read_report(body: bytes | str, place: str) -> Report:
 
 
 def load_report(path: Path) -> Report:
-    """A report file, or the `report.json` of a folder. Raises CallerError if there is none."""
+    """The report in a file, or in the `report.json` of a folder. Raises CallerError if there is none."""
     file = path / "report.json" if path.is_dir() else path
     if not file.is_file():
         raise CallerError(f"no report at {path}", "give a run's id, its folder, or a report.json", "REPORT")

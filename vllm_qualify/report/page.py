@@ -45,7 +45,7 @@ class Section:
 
     name: str
     rows: list[tuple[words.MeasurementRow, str]]
-    """each with its note, a repeated one folded"""
+    """each with its note; a repeated note is shortened"""
     sources: list[str]
 
 
@@ -54,13 +54,13 @@ class FileRow:
     file: EvidenceFile
     stage: Stage
     address: str
-    """empty if there is no address that may be linked"""
+    """empty if no address may be linked"""
 
 
 def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
-    """The page of `report`. `link` gives the address of an evidence file, relative to where the page will lie, or absolute.
+    """The page of `report`. `link` gives the address of an evidence file: relative to the page's place, or absolute.
 
-    Everything from outside is escaped, and the page's own policy forbids scripts and every request.
+    All outside text is escaped. The page's policy forbids scripts and all requests.
     """
     rows = words.gate_rows(report.judgement)
     return _template().render(
@@ -98,7 +98,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
 
 
 def _details(report: Report) -> dict[str, Any]:
-    """What there is of the report's details, in the page's form; None of the rest."""
+    """The report's details in the form for the page; None for missing ones."""
     details = report.details
     warm = [row for stage in report.stages for row in stage.measurements if row.metric == "startup_warm_s"]
     return {
@@ -156,7 +156,7 @@ def _file_row(file: EvidenceFile, stage: Stage, link: Callable[[EvidenceFile], s
 
 
 def _may_be_linked(address: str) -> bool:
-    """An address such as `javascript:…` would run as a script of the page."""
+    """Whether an address is safe to link: one such as `javascript:…` would run as a script of the page."""
     try:
         return urlsplit(address).scheme in LINKABLE
     except ValueError:
@@ -168,7 +168,7 @@ def _server(report: Report) -> Pairs:
 
 
 def _images(report: Report) -> list[tuple[str, Pairs]]:
-    """What the image under test says of itself, and the load client's if that is another one."""
+    """The facts of the image under test, and of the load client's image if that is another one."""
     engines = {"Image under test": report.plan.cell.release.engine, "Image of the load client": report.plan.client}
     return [(name, _image(found)) for name, found in engines.items() if found and found.image]
 
@@ -183,7 +183,7 @@ def _image(engine: EngineIdentity) -> Pairs:
 
 
 def _workload(report: Report) -> list[tuple[str, Pairs]]:
-    """The settings of each stage that has some."""
+    """The settings of each stage that has settings."""
     each = [kind.settings(report.plan) for kind in TABLE.values()]
     return [(title, _settings(found)) for settings in each for title, found in settings.items()]
 
@@ -193,7 +193,7 @@ def _settings(found: dict[str, Any]) -> Pairs:
 
 
 def _tools(report: Report) -> list[tuple[str, str, str]]:
-    """(tool, version, where it was used), each once."""
+    """Each tool once, as (tool, version, where it was used)."""
     engine = report.plan.cell.release.engine
     maker, _, version = report.made_by.rpartition(" ")
     found = [(maker, version, "report"), ("Python", engine.python, "engine")]
@@ -205,7 +205,7 @@ def _tools(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _flat(found: object) -> dict[str, str]:
-    """The plain entries of what should be a mapping."""
+    """The plain entries of `found`; empty if it is not a mapping."""
     entries = found.items() if isinstance(found, dict) else ()
     return {
         str(name).replace("_", " ") if isinstance(entry, int | float) else str(name): _entry(entry) for name, entry in entries
@@ -219,5 +219,5 @@ def _entry(found: object) -> str:
 
 
 def _json(setting: object) -> str:
-    """Text in quotes, so that the text "1" is not taken for the number 1."""
+    """The setting as JSON. Text is in quotes, so that the text "1" does not look like the number 1."""
     return json.dumps(setting, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""The repeats of a load as points, its percentiles beside the baseline's, and what its tokens cost: rows and drawings."""
+"""Rows and drawings of a load: its repeats as points, its percentiles beside the baseline's, and the cost of its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ OUTPUT = "output_throughput_tok_s"
 ALWAYS = ("request_throughput_req_s", OUTPUT)
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 PERCENTILES = ("p50", "p90", "p99")
-# Of a drawing, in its own units; it takes the width that it is given. Two lines of points, ours over the baseline's.
+# The sizes of a drawing, in its own units; it scales to the available width. Our line of points is above the baseline's.
 WIDTH, HEIGHT, LEFT, RIGHT = 420.0, 92.0, 60.0, 12.0
 OURS_Y, THEIRS_Y, AXIS_Y = 32.0, 54.0, 70.0
-# Free at both ends, in shares of what is drawn.
+# The free space at both ends, as a share of the drawn range.
 MARGIN = 0.06
 
 
@@ -33,7 +33,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Strip:
-    """A metric's repeats along a line, with its interval and the bounds of its gates; and the baseline's, if it has some."""
+    """A metric's repeats on a line, with its interval and the bounds of its gates; and the baseline's repeats, if any."""
 
     metric: str
     meaning: str
@@ -48,7 +48,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """One time by its percentiles, each as (ours, the baseline's)."""
+    """The percentiles of one latency, each as (ours, the baseline's)."""
 
     name: str
     meaning: str
@@ -56,7 +56,7 @@ class LatencyRow:
 
 
 def strips(report: Report) -> list[Strip]:
-    """Of the throughput, and of every metric that a gate is on, as far as it was measured in repeats."""
+    """A strip for the throughput and for every metric with a gate, if it was measured in repeats."""
     gated = [gate.gate for gate in report.judgement.gates]
     wanted = dict.fromkeys([*ALWAYS, *(gate.metric for gate in gated)])
     ours, theirs = _by_metric(_measured(report)), _by_metric(_before(report))
@@ -76,7 +76,7 @@ def _before(report: Report) -> list[Measurement]:
 
 
 def _by_metric(measurements: Sequence[Measurement]) -> dict[str, Measurement]:
-    """The valid ones; those of tasks have no repeats and are left out."""
+    """The valid measurements by metric. Measurements of tasks have no repeats and are left out."""
     return {row.metric: row for row in measurements if row.task is None and row.value is not None}
 
 
@@ -108,7 +108,7 @@ def _strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate])
 
 
 def _told(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> str:
-    """All that is drawn, in words."""
+    """The content of the drawing, in words."""
     row = words.measurement_row(ours)
     parts = [f"repeats {row.repeats}"]
     parts += [f"interval {row.interval}"] if ours.interval else []
@@ -118,7 +118,7 @@ def _told(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) 
 
 
 def latency_rows(report: Report) -> list[LatencyRow]:
-    """Nothing where no load was measured."""
+    """The rows of the latencies; empty if no load was measured."""
     ours, theirs = _by_metric(_measured(report)), _by_metric(_before(report))
     if not any(row.metric.startswith(f"{name}_") for row in _measured(report) for name in LATENCIES):
         return []
@@ -137,7 +137,7 @@ def _value(metric: str, found: dict[str, Measurement]) -> str:
 
 
 def cost(report: Report) -> tuple[str, str]:
-    """Of a million output tokens at the profile's load, or DASH; and from what it follows, or why there is none."""
+    """The cost of a million output tokens at the profile's load, and how it follows; or DASH, and why there is no cost."""
     plan, found = report.plan, _by_metric(_measured(report)).get(OUTPUT)
     if plan.price_usd_gpu_hour is None:
         return DASH, "nobody said what a GPU costs an hour: give the recipe price_usd_gpu_hour, or the run --price-usd-gpu-hour"
@@ -153,9 +153,9 @@ def cost(report: Report) -> tuple[str, str]:
 
 
 def effort(report: Report) -> str:
-    """What the load took: repeats, minutes, GPU-minutes, and money where there is a price; empty where there was none.
+    """What the load took: repeats, minutes, GPU-minutes, and money if there is a price; empty if there was no load.
 
-    The minutes are those of the stage: with the start of a baseline's server that is measured in turns.
+    The minutes are those of the whole stage. They include the start of the baseline's server if both are measured in turns.
     """
     stage = next((each for each in report.stages if each.stage == LOAD), None)
     if stage is None:
@@ -166,10 +166,10 @@ def effort(report: Report) -> str:
 
 
 def window(report: Report) -> str:
-    """Over what the load's figures are, where that is not the steady state."""
+    """The window of the load's figures, in words; empty if it is the steady state."""
     return WHOLE_RUNS if report.plan.load.window == "whole" else ""
 
 
 def _gpus(plan: CellPlan) -> int:
-    """As the sweep counts them: a server on a CPU is one machine."""
+    """The number of GPUs, as the sweep counts them: a server on a CPU counts as one."""
     return max(1, len(plan.server.gpus))

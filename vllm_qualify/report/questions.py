@@ -1,4 +1,4 @@
-"""What became of each question, here and at the baseline; of those that flipped also the words, read from lm-eval's samples."""
+"""The score of each question, here and at the baseline. For flipped questions also the text, read from lm-eval's samples."""
 
 import json
 from collections import defaultdict
@@ -19,9 +19,9 @@ from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
 from vllm_qualify.report import words
 
-# So that a report, with all its words as a page writes them, is read at once and stays below 2 MB.
+# With these limits a report, with all its text as on the page, loads at once and stays below 2 MB.
 MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 4000
-# Of so many answers a question was right in more than half: then it counts as right.
+# A question counts as right if more than this share of its answers was right.
 HALF = 0.5
 NOT_BROUGHT = "the words of the baseline's answers are not in this run's evidence: its scores alone were brought"
 
@@ -31,14 +31,14 @@ ScoreKey = tuple[str, str]
 
 
 class Excerpt(Frozen):
-    """Words from outside, and how many more characters there were. Of a prompt the end is kept, of all else the beginning."""
+    """Outside text, and how many characters were cut. A prompt keeps its end, other text its beginning."""
 
     text: str
     cut: CountOrNone = 0
 
 
 class Flip(Frozen):
-    """A question that was right at the baseline and is not here, or the other way round. None is what nobody brought."""
+    """A question that was right at the baseline and is wrong here, or the reverse. A text that is not available is None."""
 
     question: CountOrNone
     asked: Excerpt | None
@@ -48,16 +48,16 @@ class Flip(Frozen):
 
     @property
     def bytes(self) -> int:
-        """As a page writes its words."""
+        """The size of its text as written on a page."""
         found = (self.asked, self.target, self.theirs, self.ours)
         return sum(len(escape(words.plain(each.text)).encode(errors="replace")) for each in found if each)
 
 
 class ScoredQuestions(Frozen):
-    """A task's questions as one filter scored them, `against` the baseline's run where there is one.
+    """A task's questions with the scores of one filter; `against` is the baseline's run, if there is one.
 
-    `numbers` are the questions, and beside each the mean score of its answers; None where none was answered. Of what was too
-    much to be kept the counts tell: `asked`, `lost` and `gained` are of all questions.
+    `numbers` are the questions. For each, `ours` and `theirs` have the mean score of its answers; None if it has no answer.
+    Some questions may be left out, but `asked`, `lost` and `gained` count all of them.
     """
 
     task: str
@@ -93,7 +93,7 @@ class ScoredQuestions(Frozen):
 
 
 def way(ours: float | None, theirs: float | None) -> Way | None:
-    """A question whose answers were none, here or there, has not flipped."""
+    """How a question flipped, if at all. A question without an answer on one side has not flipped."""
     if ours is None or theirs is None or is_right(ours) == is_right(theirs):
         return None
     return "lost" if is_right(theirs) else "gained"
@@ -104,7 +104,7 @@ def is_right(score: float) -> bool:
 
 
 def questions(plan: CellPlan, evidence: Path) -> list[ScoredQuestions]:
-    """Of each task that a gate is on, by that gate's filter. What cannot be read is left out: the measurements tell why."""
+    """The questions of each task with a gate, by that gate's filter. Unreadable ones are left out: the measurements say why."""
     wanted = [(task, key) for task in plan.accuracy for key in _keys(plan, task)]
     found = []
     for task, key in wanted:
@@ -117,7 +117,7 @@ def questions(plan: CellPlan, evidence: Path) -> list[ScoredQuestions]:
 
 
 class _Room(NamedTuple):
-    """What there is for one filter's questions."""
+    """The room for the questions of one filter."""
 
     flips: int
     bytes: int
@@ -125,7 +125,7 @@ class _Room(NamedTuple):
 
 
 def _keys(plan: CellPlan, task: TaskPlan) -> list[ScoreKey]:
-    """Those of the gates against the baseline; without any, those of all gates on the task's scores."""
+    """The scores of the gates against the baseline; if there are none, of all gates on the task's scores."""
     scored = [gate for gate in plan.gates if gate.task == task.name and METRICS[gate.metric].is_score]
     gates = (paired_gates(plan, task) if plan.baseline else []) or scored
     return list(dict.fromkeys((gate.metric, gate.filter) for gate in gates if gate.filter))
@@ -193,12 +193,12 @@ Means = dict[int, float | None]
 
 
 def _order(number: int, ways: dict[int, Way | None], ours: Means, theirs: Means) -> tuple[bool, float, int]:
-    """What was lost first, and of that the surest."""
+    """The order of the flips: the lost ones first, then the largest difference first."""
     return ways[number] != "lost", -abs((ours[number] or 0.0) - (theirs[number] or 0.0)), number
 
 
 def _kept_numbers(ours: Means, flipped: Sequence[int], most: int) -> list[int]:
-    """All, or of too many those that flipped and then the first ones."""
+    """All questions; if there are too many, the flipped ones and then the first ones."""
     if len(ours) <= most:
         return list(ours)
     first = dict.fromkeys([*flipped, *ours])
@@ -216,14 +216,14 @@ def _within(flips: Sequence[Flip], most_bytes: int) -> list[Flip]:
 
 
 class _Side(NamedTuple):
-    """The answers of one of the two, with the folder of lm-eval's files that they are in."""
+    """The answers of one side, and the folder of the lm-eval files that contain them."""
 
     folder: Path
     answers: dict[int, list[Answer]]
     means: Means
 
     def telling(self, number: int, name: str) -> Answer:
-        """The first answer that came out as the question did, of those whose words are here if there is one."""
+        """The first answer with the same result as the question; one whose text is available, if there is one."""
         right = is_right(self.means[number] or 0.0)
         alike = [each for each in self.answers[number] if not each.unanswered and is_right(each.scores[name]) == right]
         return next((each for each in alike if self.place(each)[0].is_file()), alike[0])
@@ -241,7 +241,7 @@ def _flips(numbers: Sequence[int], ours: _Side, theirs: _Side, name: str) -> lis
 
 
 def _rows(places: Iterable[tuple[Path, int]]) -> dict[tuple[Path, int], dict[str, Any]]:
-    """lm-eval's rows at these lines, each file read once; without those of files that are not here."""
+    """lm-eval's rows at these lines. Each file is read once; missing files are left out."""
     wanted: dict[Path, set[int]] = defaultdict(set)
     for path, line in places:
         wanted[path].add(line)
@@ -253,7 +253,7 @@ def _rows(places: Iterable[tuple[Path, int]]) -> dict[tuple[Path, int], dict[str
 
 
 def _rows_of(path: Path, lines: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Lines as lm-eval ends them: within a reply other characters end a line too."""
+    """The rows at these lines. Only `\\n` ends a line of lm-eval: a reply can contain other line ends."""
     with path.open(encoding="utf-8", newline="\n") as file:
         yield from ((number, json.loads(text)) for number, text in enumerate(file, start=1) if number in lines)
 
@@ -270,7 +270,7 @@ def _flip(number: int, ours: dict[str, Any] | None, theirs: dict[str, Any] | Non
 
 
 def _asked(row: dict[str, Any]) -> Excerpt:
-    """The question by itself where the task has it, else the end of the prompt, where it stands after the examples."""
+    """The question alone if the task has it; else the end of the prompt, where it follows the examples."""
     document = row.get("doc")
     question = document.get("question") if isinstance(document, dict) else None
     if isinstance(question, str):
@@ -280,7 +280,7 @@ def _asked(row: dict[str, Any]) -> Excerpt:
 
 
 def _reply(row: dict[str, Any]) -> str:
-    """What was written; where likelihoods were compared, what lm-eval made of them."""
+    """The reply. If likelihoods were compared, lm-eval's result."""
     replies = [reply for replies in row["resps"] for reply in replies]
     if all(reply is None or isinstance(reply, str) for reply in replies):
         return "\n\n".join(reply or "" for reply in replies)
@@ -296,5 +296,5 @@ def _begin(text: str) -> Excerpt:
 
 
 def _excerpt(part: str, whole: str) -> Excerpt:
-    """Half of a surrogate pair, which no JSON document takes, as its escape."""
+    """The excerpt. Half of a surrogate pair, which JSON cannot contain, is escaped."""
     return Excerpt(text=part.encode(errors="backslashreplace").decode(), cut=len(whole) - len(part))

@@ -1,4 +1,4 @@
-"""The command that does a run again."""
+"""The command that repeats a run."""
 
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.plan import CellPlan
@@ -7,7 +7,7 @@ COMMAND = ("vllm-qualify", "run")
 
 
 def rerun(plan: CellPlan, *, anew: bool = True) -> list[str]:
-    """The same cell on the same image, compared with the same run; without `anew`, finished stages are taken over."""
+    """The command for the same cell, image and baseline. If `anew` is false, finished stages are taken over."""
     cell, server = plan.cell, plan.server
     chosen = {"--gpu-type": cell.gpu_type, "--variant": cell.variant, "--profile": cell.profile}
     chosen |= {"--launcher": server.engine.launcher}

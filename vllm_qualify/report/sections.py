@@ -1,4 +1,4 @@
-"""The details of a report as rows, figures and a drawing, for its page. Outside text is still to be escaped."""
+"""The details of a report as rows, figures and a drawing, for its page. Outside text is not escaped yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from vllm_qualify.report import words
 from vllm_qualify.report.questions import Excerpt, Flip, ScoredQuestions, Way
 from vllm_qualify.report.words import DASH
 
-# What a sweep without an SLO shows of each point.
+# The latencies of each point that a sweep without an SLO shows.
 LATENCIES = ("ttft_p50_ms", TPOT)
 PURPOSES = {
     "curve": "curve",
@@ -32,15 +32,15 @@ WARMTH = {
     False: "cold: it compiled",
     None: "nobody knows whether it was cold or warm",
 }
-# Of the drawing, in its own units; it takes the width that it is given.
+# The sizes of the drawing, in its own units; it scales to the available width.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640.0, 320.0, 64.0, 40.0, 32.0, 40.0
 Fact = tuple[str, str, str]
-"""What it is, its value or DASH, and a word on it or the reason why there is none."""
+"""A name, its value or DASH, and a remark or the reason why there is no value."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, and in words the range of each of its lines."""
+    """A chart, and the range of each of its lines in words."""
 
     svg: Markup
     text: str
@@ -56,7 +56,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Plot:
-    """The curve with the largest of both axes in words; a `front` is a path through the points of one. Also the baseline's."""
+    """Our curve and the baseline's, and the maximum of both axes in words. A `front` is the path through a front's points."""
 
     dots: list[Dot]
     front: str
@@ -68,7 +68,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class PointRow:
-    """One run of a sweep. DASH where there is no figure; then the note has the reason."""
+    """One run of a sweep. A missing figure is DASH, and the note has the reason."""
 
     run: str
     purpose: str
@@ -93,7 +93,7 @@ class SweepSection:
 
 @dataclass(frozen=True)
 class FlipBlock:
-    """One question that flipped, with its words; `cut` tells of each in how far it is not whole."""
+    """One flipped question, with its texts; `cut` says for each text how much is left out."""
 
     number: int
     way: Way
@@ -111,7 +111,7 @@ class QuestionRow:
 
 @dataclass(frozen=True)
 class QuestionsSection:
-    """A task's questions; `left_out` and `unshown` tell how many of the questions and of the flips are not on the page."""
+    """A task's questions. `left_out` and `unshown` say how many questions and how many flips are not on the page."""
 
     title: str
     found: ScoredQuestions
@@ -123,7 +123,7 @@ class QuestionsSection:
 
 @dataclass(frozen=True)
 class DraftingRow:
-    """Drafts at a number of requests at once; the rates are by position."""
+    """The drafts at one number of simultaneous requests; the rates are by position."""
 
     name: str
     clients: str
@@ -135,7 +135,7 @@ class DraftingRow:
 
 @dataclass(frozen=True)
 class TryRow:
-    """One start of a fit; the chosen one had just the options that were found."""
+    """One start of a fit. The chosen start had exactly the options that were found."""
 
     options: str
     kv_cache: str
@@ -146,7 +146,7 @@ class TryRow:
 
 
 def figures(course: Series) -> list[Figure]:
-    """The server's course; without those of which no sample tells anything."""
+    """The figures of the server's course. A figure without any value is left out."""
     found = [
         _figure("Requests in the server", "req", course, {"running": course.running, "waiting": course.waiting}),
         _figure("KV cache in use", "share", course, {"in use": course.kv_cache_usage}),
@@ -163,7 +163,7 @@ def _figure(title: str, unit: str, course: Series, lines: dict[str, list[float |
     missing = sum(any(line[at] is None for line in lines.values()) for at in range(len(course.time_s)))
     gaps = f"; samples that do not tell it all: {missing} of {len(course.time_s)}" if missing else ""
     drawn = chart(title, unit, course.time_s, lines)
-    # The chart escapes what it is given.
+    # The chart escapes its inputs.
     return Figure(Markup(drawn), f"{'; '.join(told)}{gaps}")  # noqa: S704  (our own drawing, its labels escaped)
 
 
@@ -177,7 +177,7 @@ def _range(values: Sequence[float], unit: str) -> str:
 
 
 def sweep_section(swept: Swept, planned: Plan, before: Sequence[CurvePoint] = ()) -> SweepSection:
-    """`before` is the baseline's curve."""
+    """The section of the sweep. `before` is the baseline's curve."""
     slo = planned.sweep.slo
     latencies = list(slo) or list(LATENCIES)
     on_curve = {point.folder: point for point in swept.curve}
@@ -214,7 +214,7 @@ def _point_row(point: Point, on_curve: CurvePoint | None, latencies: Sequence[st
 
 
 def plot(curve: Sequence[CurvePoint], before: Sequence[CurvePoint] = ()) -> Plot:
-    """The points in the drawing's units, both axes from 0."""
+    """The points in the units of the drawing. Both axes start at 0."""
     most_user = max(each.tok_s_per_user for each in [*curve, *before])
     most_gpu = max(each.output_tok_s_per_gpu for each in [*curve, *before])
 
@@ -293,13 +293,13 @@ def _drafting_row(name: str, found: Drafting) -> DraftingRow:
 
 
 def speedup_rows(speedups: Sequence[Measurement]) -> list[Fact]:
-    """Each with its interval beside it, or the reason why there is no value."""
+    """Each speedup with its interval, or with the reason why there is no value."""
     rows = [words.measurement_row(found) for found in speedups]
     return [(f"{row.metric}: {row.meaning}", row.value, row.note or f"interval {row.interval}") for row in rows]
 
 
 def same_text(texts: SameText | None) -> str:
-    """How many texts are the same without speculative decoding, and where the others part, in a sentence."""
+    """How many texts are the same without speculative decoding, and where the others begin to differ, in one sentence."""
     if texts is None:
         return "Nobody knows whether the texts are the same without it: the measurement speculative_same_text has the reason."
     parted = [f"that of prompt {number} at character {at:,}" for number, at in enumerate(texts.parts_at, 1) if at is not None]
@@ -308,14 +308,14 @@ def same_text(texts: SameText | None) -> str:
 
 
 def startup_rows(found: Startup) -> list[Fact]:
-    """The whole, then its parts, in the order in which they come."""
+    """The whole start, then its parts in their order."""
     parts = [(part, metric, getattr(found, part)) for part, metric in PARTS.items()]
     rows = [(METRICS[metric].meaning, _seconds(value), found.because.get(part, "")) for part, metric, value in parts]
     return [(METRICS["startup_s"].meaning, _seconds(found.startup_s), ""), *rows]
 
 
 def idle_rows(found: Idle) -> list[Fact]:
-    """Each GPU, and all together where there are several; the reason in place of all where nothing is sure."""
+    """Each GPU; if there are several, also all together. If nothing is certain, only the reason."""
     if found.because is not None:
         return [("The GPUs idled", DASH, found.because)]
     several = len(found.gpus) > 1

@@ -1,4 +1,4 @@
-"""The templates of the pages: what comes from outside is escaped, and its control characters are shown, not obeyed."""
+"""The templates of the pages: outside text is escaped, and its control characters are made visible."""
 
 import shlex
 from urllib.parse import quote
@@ -18,7 +18,7 @@ NAMES = {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "
 
 
 def template(package: str, name: str, **names: object) -> Template:
-    """That of a package's file, which may use FILTERS and NAMES, and `names` besides."""
+    """The template in a package's file. It can use FILTERS, NAMES and `names`."""
     environment = Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,
@@ -33,5 +33,5 @@ def template(package: str, name: str, **names: object) -> Template:
 
 
 def _finalize(found: object) -> object:
-    """Markup that a template made stays as it is."""
+    """Outside text with visible control characters. Markup of a template stays unchanged."""
     return words.plain(found) if type(found) is str else found

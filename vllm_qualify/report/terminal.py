@@ -1,4 +1,4 @@
-"""Reports in the terminal: one as its page's first screen, or two side by side."""
+"""Reports in the terminal: the first screen of one report, or two reports side by side."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from vllm_qualify.report.words import GateRow
 
 STYLES: dict[Verdict, str] = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "invalid": "magenta"}
 HEADS = ("gate", "value", "bound", "interval", "smallest visible change", "verdict")
-# Columns that get what width is left over, the most useful first.
+# The columns that get the remaining width, the most useful first.
 GROWING = (3, 1, 2, 4, 0)
 MOVED = ("measurement", "A", "B", "change", "B is")
 MOVED_GROWING = (1, 2, 3, 0)
@@ -30,9 +30,9 @@ SIMPLE = str.maketrans({"→": "->", "—": "-", "≥": ">=", "≤": "<=", "·":
 
 
 def show_report(report: Report, console: Console, page: str | None) -> None:
-    """Print `report`: as a table from about 80 columns on, gate by gate where a table has no room.
+    """Print `report`: as a table from about 80 columns on, gate by gate if a table does not fit.
 
-    Nothing is cut off, styles are only those that the console allows, and outside text is neither markup nor control codes.
+    Nothing is cut off. Only styles that the console allows are used. Outside text is printed without markup or control codes.
     """
     rows = words.gate_rows(report.judgement)
     _print_head(report, console)
@@ -41,12 +41,12 @@ def show_report(report: Report, console: Console, page: str | None) -> None:
     _print_reasons(rows, console)
     _print_sweep(report, console)
     if page is not None:
-        # Never wrapped: a path or an address is copied whole.
+        # Never wrapped, so that a path or an address can be copied as a whole.
         console.print(_text(f"Page: {page}", console), soft_wrap=True)
 
 
 def show_diff(found: ReportDiff, console: Console) -> None:
-    """Print `found`: what cannot be compared and why, what differs, and what came out. As plain as `show_report`."""
+    """Print `found`: what cannot be compared and why, what differs, and the results. It is as plain as `show_report`."""
     for name, side in (("A", found.a), ("B", found.b)):
         _print_wrapped(_text(f"{name}: {_side(side)}", console, "bold"), console)
     console.print()
@@ -97,7 +97,7 @@ def _in_a_line(change: Change) -> str:
 
 
 def _setting(setting: JsonValue) -> str:
-    """Text without quotes, except where it would be taken for something else: "1" is not 1."""
+    """The setting. Text has no quotes, unless it would look like another type: "1" is not 1."""
     is_plain = isinstance(setting, str) and not _is_json(setting)
     return str(setting) if is_plain else json.dumps(setting, ensure_ascii=False)
 
@@ -141,7 +141,7 @@ def _moved_cells(found: Moved, console: Console) -> list[Text]:
 
 
 def _change(found: Moved) -> str:
-    """`+4.21 %` of A; the difference between shares and from zero."""
+    """The change like `+4.21 %`, relative to A. For shares, or if A is zero, the difference."""
     if found.ratio is not None:
         return f"{100 * (found.ratio - 1):+,.2f}{words.NO_BREAK}%"
     if found.difference is None:
@@ -150,7 +150,7 @@ def _change(found: Moved) -> str:
 
 
 def _by_reason(moved: Sequence[Moved]) -> dict[str, list[str]]:
-    """Measurements that share a reason tell it once, together."""
+    """The reasons, each once, with the measurements that share it."""
     groups: dict[str, list[str]] = {}
     for found in moved:
         if found.because:
@@ -181,7 +181,7 @@ def _cells(row: GateRow, console: Console) -> list[Text]:
 
 
 def _print_rows(heads: Sequence[str], rows: Sequence[Sequence[Text]], growing: Sequence[int], console: Console) -> None:
-    """As a table; where a word would have to be broken for that, row by row, the last cell beside the first one."""
+    """Print a table. If a word would have to be broken, print row by row, with the last cell beside the first one."""
     layout = _layout([heads, *([cell.plain for cell in row] for row in rows)], growing, console.width)
     if layout is None:
         _print_stacked(heads, rows, console)
@@ -190,7 +190,7 @@ def _print_rows(heads: Sequence[str], rows: Sequence[Sequence[Text]], growing: S
 
 
 def _layout(lines: Sequence[Sequence[str]], growing: Sequence[int], width: int) -> tuple[list[int], int] | None:
-    """The columns' widths and the gap between them, without breaking a word; None if there is no room for that."""
+    """The widths of the columns and the gap between them, without breaking a word; None if they do not fit."""
     columns = list(zip(*lines, strict=True))
     wide = [max(map(cell_len, column)) for column in columns]
     narrow = [max(cell_len(word) for cell in column for word in cell.split(" ")) for column in columns]
@@ -241,7 +241,7 @@ def _print_reasons(rows: Sequence[GateRow], console: Console) -> None:
 
 
 def _print_sweep(report: Report, console: Console) -> None:
-    """What the sweep found, and what it costs; a line each."""
+    """Print the sweep's results and their cost, one line each."""
     found = [row for stage in report.stages if stage.stage == "sweep" for row in stage.measurements]
     for row in map(words.measurement_row, found):
         told = row.value if row.is_valid else f"none: {row.note}"
@@ -251,7 +251,7 @@ def _print_sweep(report: Report, console: Console) -> None:
 
 
 def _text(text: str, console: Console, style: str = "") -> Text:
-    """Outside text as it is: no markup, no control codes, and only characters that the console's encoding has."""
+    """Outside text without markup or control codes, and only with characters that the console's encoding has."""
     shown = words.plain(text)
     if console.options.ascii_only:
         shown = shown.translate(SIMPLE).encode("ascii", "backslashreplace").decode()

@@ -1,6 +1,6 @@
-"""Numbers, times and outside text in people's form: the page and the terminal tell the same thing in the same words.
+"""Numbers, times and outside text for people: the page and the terminal use the same words.
 
-What is missing is DASH, never 0; whoever shows it tells the reason beside it.
+A missing value is DASH, never 0. The caller shows the reason beside it.
 """
 
 import math
@@ -50,7 +50,7 @@ class GateRow:
 
 @dataclass(frozen=True)
 class MeasurementRow:
-    """One measurement in words; `note` tells why there is no value, or why there is no interval."""
+    """One measurement in words. `note` says why there is no value or no interval."""
 
     metric: str
     meaning: str
@@ -64,7 +64,7 @@ class MeasurementRow:
 
 
 def gate_rows(judgement: Judgement) -> list[GateRow]:
-    """The gates, worst verdict first, of those yes-or-no checks last, otherwise in the order they were judged."""
+    """The gates, worst verdict first. Within a verdict, yes-or-no checks are last; otherwise the order of judging stays."""
     return [_gate_row(found) for found in worst_first(judgement)]
 
 
@@ -89,7 +89,7 @@ def _gate_row(found: GateVerdict) -> GateRow:
 
 
 def _waiver(found: GateVerdict) -> str:
-    """Who waived the gate until when and why; empty if nobody did."""
+    """Who waived the gate, until when and why; empty without a waiver."""
     given = found.waiver or found.expired
     if given is None:
         return ""
@@ -99,7 +99,7 @@ def _waiver(found: GateVerdict) -> str:
 
 
 def levels(judgement: Judgement) -> str:
-    """How sure the verdicts are, in a sentence."""
+    """How certain the verdicts are, in one sentence."""
     noisy = sum(found.gate.has_noise for found in judgement.gates)
     missed, met = judgement.levels.false_pass, judgement.levels.false_fail
     return (
@@ -115,7 +115,7 @@ def share(number: float) -> str:
 
 
 def compared(plan: CellPlan) -> str:
-    """What the cell was compared with, in a sentence; empty if it has no gate for that."""
+    """What the cell was compared with, in one sentence; empty if no gate compares it."""
     if plan.establishes:
         names = ", ".join(gate.label for gate in plan.comparing)
         return f"this run is to be the baseline of later ones; not judged: {names}"
@@ -151,7 +151,7 @@ def _note(found: Measurement) -> str:
 
 
 def fold_repeats(reasons: Sequence[str]) -> list[str]:
-    """The reasons, where a long one that only repeats the one before it becomes AS_ABOVE."""
+    """The reasons. A long reason that only repeats the one before it becomes AS_ABOVE."""
     before = ["", *reasons]
     return [
         AS_ABOVE if reason == last and len(reason) > WORTH_FOLDING else reason
@@ -171,7 +171,7 @@ def tally(judgement: Judgement) -> str:
 
 
 def value(number: float | None, unit: str, apart_from: Sequence[float] = ()) -> str:
-    """A measured value with its unit, with as many digits as it takes to differ from each different number of `apart_from`."""
+    """A measured value with its unit. It has enough digits to look different from each different number in `apart_from`."""
     return _with_unit([number], unit, apart_from) if number is not None else DASH
 
 
@@ -198,7 +198,7 @@ def _exact(number: float, unit: str) -> str:
 
 
 def change(number: float | None, unit: str) -> str:
-    """A difference between two values of `unit`; between shares in POINTS, since a `%` could mean a share of the share."""
+    """A difference between two values of `unit`. Between shares it is in POINTS: a `%` could mean a share of the share."""
     if number is None or unit == "bool":
         return DASH
     if unit in SHARES:
@@ -261,7 +261,7 @@ def hardware(found: Fingerprint) -> str:
 
 
 def plain(text: str) -> str:
-    """Outside text whose control, format and surrogate characters show as escapes; line ends and tabs stay."""
+    """Outside text with control, format and surrogate characters as escapes. Line ends and tabs stay."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
@@ -281,7 +281,7 @@ def _with_unit(numbers: list[float], unit: str, apart_from: Sequence[float], bet
 
 
 def _decimals_apart(figure: Callable[[float, int], str], unit: str, numbers: list[float], apart_from: Sequence[float]) -> int:
-    """Rounding never makes two different numbers look equal, nor a small one look like nothing."""
+    """The number of decimals: enough that different numbers look different, and a small one does not look like zero."""
     others = [*apart_from, 0.0, *([1.0] if unit == "fraction" else [])]
     least = SHARE_DECIMALS if unit in SHARES else min(_decimals(number, DIGITS) for number in numbers)
     pairs = [pair for number in numbers for pair in ((number, other) for other in others) if pair[0] != pair[1]]
@@ -293,7 +293,7 @@ def _decimals_apart(figure: Callable[[float, int], str], unit: str, numbers: lis
 
 
 def _decimals(number: float, digits: int) -> int:
-    """How many decimals show that many digits."""
+    """The number of decimals that shows `digits` digits."""
     return min(MOST_DECIMALS, max(0, digits - 1 - math.floor(math.log10(abs(number))))) if number else 0
 
 
@@ -306,7 +306,7 @@ def _percent(number: float, decimals: int) -> str:
 
 
 def _suffix(unit: str) -> str:
-    """The unit after its number; a short sign is never parted from it."""
+    """The unit after its number. A short sign is never separated from the number."""
     sign = "%" if unit == "fraction" else unit
     return f"{NO_BREAK if sign in ('%', POINTS, 's') else ' '}{sign}"
 

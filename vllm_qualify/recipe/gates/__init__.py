@@ -1,6 +1,6 @@
-"""Gates: rules over one metric. Each kind has a file of its own; all of them are listed here.
+"""Gates: rules over one metric. Each kind has its own file; all kinds are listed here.
 
-The keys of a gate tell its kind, so that nobody has to name it.
+The keys of a gate show its kind, so a recipe does not name the kind.
 """
 
 from typing import Annotated, Any, get_args
@@ -35,7 +35,7 @@ __all__ = [
     "refused_in_recipes",
 ]
 
-# Every kind, with its tag: the name in brackets, which no key of a document can be.
+# Every kind with its tag. The tag is the name in brackets, so that it cannot be a key of a document.
 _AnyKind = (
     Annotated[Minimum, Tag("[Minimum]")]
     | Annotated[Maximum, Tag("[Maximum]")]
@@ -55,13 +55,13 @@ _KEYS_OF_KINDS = frozenset(key for kind in KINDS for key in kind.own_keys())
 
 
 def _kind_of(keys: dict[str, Any]) -> type[BaseGate]:
-    """The kind of which most keys are given; of none of them, one that the metric takes."""
+    """The kind that has the most of the given keys. If several have the same number, a kind that fits the metric."""
     given, metric = _given(keys), _metric_in(keys)
     return max(KINDS, key=lambda kind: (len(given.intersection(kind.own_keys())), metric is None or kind.fits(metric)))
 
 
 def _given(keys: dict[str, Any]) -> set[str]:
-    """The keys that only some kinds have. One that is null counts as left out."""
+    """The given keys that only some kinds have. A key that is null counts as left out."""
     return {key for key, value in keys.items() if key in _KEYS_OF_KINDS and value is not None}
 
 
@@ -75,9 +75,9 @@ def _tag_of(gate: Any) -> str:
 
 
 def _of_one_kind(gate: Any) -> Any:
-    """The keys without those of other kinds. Raises ValueError where they are not just those of one kind.
+    """The gate without the keys of other kinds. Raises ValueError unless its keys are exactly those of one kind.
 
-    Unknown keys are left for the kind to refuse: they tell better what is wrong.
+    Unknown keys stay: the kind refuses them with a better error.
     """
     if isinstance(gate, BaseGate):
         return gate
@@ -102,7 +102,7 @@ _GATE: TypeAdapter[Gate] = TypeAdapter(Gate)
 
 
 def gate_of(**keys: Any) -> Gate:
-    """The gate that has these keys, as a recipe would write them. Raises pydantic.ValidationError."""
+    """The gate with these keys, which are written as in a recipe. Raises pydantic.ValidationError."""
     return _GATE.validate_python(keys)
 
 

@@ -13,7 +13,7 @@ POINTS = "pp"
 """Percentage points: the unit of a difference between two shares."""
 
 Comparison = Literal["answers", "load"]
-"""What of a run is held against its baseline: each question's answers, or the load's figures."""
+"""What is compared with the baseline: the answers to each question, or the figures of the load."""
 
 
 class Limits(NamedTuple):
@@ -35,7 +35,7 @@ AboveZero = Annotated[Number, AfterValidator(_above_zero)]
 class BaseGate(Frozen):
     """A rule over one metric.
 
-    The unit is the metric's; against a baseline it is `fraction`. Without a `task` the gate is on the recipe's only one.
+    The unit is the metric's unit; against a baseline it is `fraction`. Without a `task`, the gate is on the recipe's only task.
     """
 
     against: ClassVar[Comparison | None] = None
@@ -58,16 +58,16 @@ class BaseGate(Frozen):
     @property
     @abstractmethod
     def limits(self) -> Limits:
-        """Between which values it is met."""
+        """The range of values in which it is met."""
 
     @property
     def meaning(self) -> str:
-        """What is judged, for people."""
+        """The judged quantity, in words for people."""
         return METRICS[self.metric].meaning
 
     @property
     def shown_unit(self) -> str:
-        """The unit in which people read its value and its bounds."""
+        """The unit in which its value and bounds are shown to people."""
         return self.unit
 
     @classmethod

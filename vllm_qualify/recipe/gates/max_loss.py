@@ -1,4 +1,4 @@
-"""Gates on what was lost of a score against the baseline, question by question."""
+"""Gates on the loss of a score against the baseline, question by question."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from vllm_qualify.recipe.metrics import METRICS, Metric
 
 
 class MaxLoss(BaseGate):
-    """Of a score: at most the share `max_loss` of the questions may be lost against the baseline, question by question."""
+    """For a score: at most the share `max_loss` of the questions may be lost against the baseline, question by question."""
 
     against: ClassVar[Comparison | None] = "answers"
 

@@ -9,9 +9,9 @@ from vllm_qualify.recipe.metrics import METRICS, Metric
 
 
 class MaxWorsening(BaseGate):
-    """Of the load: how many times worse than the baseline's it may be, less 1.
+    """For the load: how many times worse than the baseline's figure it may be, minus 1.
 
-    With a `max_worsening` of 0.05 a time may be 1.05 times as long, and a rate 1.05 times as low.
+    With a `max_worsening` of 0.05, a time may be 1.05 times as long, and a rate may fall to 1/1.05.
     """
 
     against: ClassVar[Comparison | None] = "load"

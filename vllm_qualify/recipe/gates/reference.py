@@ -21,7 +21,7 @@ class Reference(BaseGate):
 
     @property
     def limits(self) -> Limits:
-        # In decimals, as people write it: .92 less .02 is .9.
+        # In decimals, as people calculate: 0.92 - 0.02 is 0.9.
         reference, margin = Decimal(str(self.reference)), Decimal(str(self.margin))
         if METRICS[self.metric].direction == "higher":
             return Limits(at_least=float(reference - margin))

@@ -8,7 +8,7 @@ from vllm_qualify.recipe.values import Frozen, Name, Text
 
 
 class Waiver(Frozen):
-    """One gate of one cell that need not be passed until a day, and who answers for that."""
+    """A gate of one cell that need not be passed until a given day, and the person who is responsible for that."""
 
     gate: Text = Field(
         description="the gate's name as reports have it, like `exact_match (gsm8k, strict-match) against the baseline`"

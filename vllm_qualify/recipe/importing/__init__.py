@@ -1,10 +1,11 @@
-"""Import from vllm-project/recipes: a command that it publishes for a model and a GPU type, as a recipe of ours.
+"""Import from vllm-project/recipes: turns its published commands for a model and GPU types into a recipe of ours.
 
-Two sources. The published JSON (`<org>/<repo>/hw/<gpu>.json`) has whole commands, which are translated word by word. The YAML
-(`models/<org>/<model>.yaml`, with taxonomy.yaml and strategies/ beside it) has the parts of a command; they are put together
-for one server on one node only, and where the JSON is at hand it is believed instead.
+There are two sources. The published JSON (`<org>/<repo>/hw/<gpu>.json`) has whole commands, which are translated word by word.
+The YAML (`models/<org>/<model>.yaml`, with taxonomy.yaml and strategies/ beside it) has the parts of a command. They are put
+together only for one server on one node. If the JSON is available too, it is used instead.
 
-A server of the imported recipe gets exactly the published arguments and environment. What a recipe cannot say is refused.
+A server of the imported recipe gets exactly the published arguments and environment. Anything that a recipe cannot express is
+refused.
 """
 
 from vllm_qualify.recipe.importing.conversion import import_recipe

@@ -15,7 +15,7 @@ _PREFILL_DECODE = "pd_cluster"
 _MULTI_NODE = "multi_node_"
 _MOST_NODES = 16
 _OTHERWISE = ": it takes a deployment on several nodes, or another variant"
-# What it takes to run the smallest floating-point formats, where a variant does not say so itself.
+# The hardware for the smallest floating-point formats, if a variant does not name it itself.
 _ONLY_ON = {name: {"brand": "NVIDIA", "generation": "blackwell"} for name in ("nvfp4", "fp4")}
 
 
@@ -32,12 +32,12 @@ class _Hardware:
     scalable: bool
 
     def chosen(self, by_hardware: Part) -> Part:
-        """The entry of a mapping for its name, else its generation, its brand, or `default`."""
+        """The entry of a mapping for its name, else for its generation, its brand, or `default`."""
         keys = (self.name, self.generation, self.brand.lower(), "default")
         return _first(by_hardware[key] for key in keys)
 
     def override(self, overrides: Part) -> Part:
-        """The entry for its generation; for NVIDIA's the one of all of them if there is none."""
+        """The entry for its generation; for NVIDIA hardware without one, the entry `nvidia`."""
         own = overrides[self.generation]
         return overrides["nvidia"] if not own and self.brand == "NVIDIA" else own
 
@@ -78,11 +78,11 @@ class _Case:
 
     @property
     def own(self) -> Part:
-        """What the model has for the strategy."""
+        """The model's own settings for the strategy."""
         return self.model["strategy_overrides"][self.strategy_name]
 
     def least_gpus(self, strategy: str) -> tuple[int, Part]:
-        """The least number of GPUs for a strategy, with its place: that of the strategy or of the hardware, the higher one."""
+        """The least number of GPUs for a strategy, and its place: the higher one of the strategy's and the hardware's bound."""
         bounds = self.model["strategy_min_gpus"]
         by_hardware = bounds[self.hardware.name] if isinstance(bounds.value, dict) else bounds
         found = [part[strategy] if isinstance(part.value, dict) else part for part in (bounds, by_hardware)]
@@ -90,7 +90,7 @@ class _Case:
 
     @cached_property
     def _offered(self) -> list[str]:
-        """The compatible strategies, and others that are granted to some hardware."""
+        """The compatible strategies, and others that some hardware supports."""
         listed = self.model["compatible_strategies"].words()
         granted = [name for name, by_hardware in self._gates() if "supported" in by_hardware.mapping().values()]
         return [*listed, *(name for name in granted if name not in listed)]
@@ -116,9 +116,9 @@ class _Case:
 
 
 def assembled(model: Part, variant: str, repository: Path) -> list[tuple[str, Callable[[], Command]]]:
-    """For each hardware that the variant is meant for and that is a GPU type of ours, its name and how to get its command.
+    """For each GPU type of ours that the variant supports: the name of the hardware, and a function that gives its command.
 
-    That raises InexpressibleError if it takes more than one server on one node.
+    The function raises InexpressibleError if the command needs more than one server on one node.
     """
     profiles = sorted(read_yaml(repository / "taxonomy.yaml")["hardware_profiles"].items(), key=lambda item: item[0])
     every = [_hardware(part, name) for name, part in profiles if name in GPU_TYPES]
@@ -164,7 +164,7 @@ def _command(case: _Case) -> Command:
 
 
 def _check_size(case: _Case) -> None:
-    """Raises InexpressibleError if more memory or GPUs are asked for than one node has, where there is a way to get them."""
+    """Raises InexpressibleError if the model needs more memory or GPUs than one node has, and other ways to serve it exist."""
     hardware, memory = case.hardware, case.variant["vram_minimum_gb"]
     if memory and memory.number() > hardware.memory_gb and (case.scales_out or not hardware.scalable):
         raise memory.refused(
@@ -176,7 +176,7 @@ def _check_size(case: _Case) -> None:
 
 
 def _words(case: _Case) -> list[str]:
-    """In the order of vllm-project/recipes, in which the last one of an option counts. Empty words are none there."""
+    """The command's words, in the order of vllm-project/recipes: an option's last value counts. Empty words are left out."""
     return [
         *case.model["model"]["base_args"].words(),
         *_extra_args(_early_layers(case)),
@@ -208,7 +208,7 @@ def _early_layers(case: _Case) -> list[Part]:
 
 
 def _late_layers(case: _Case) -> list[Part]:
-    """The strategy's layer for a generation takes the place of the model's and the variant's; its GPU type's adds to it."""
+    """The strategy's layer for a generation replaces those of the model and the variant; that for the GPU type is added."""
     of_strategy = case.hardware.override(case.own["hardware_overrides"])
     of_model = [case.hardware.override(part["hardware_overrides"]) for part in (case.model, case.variant)]
     layers = [of_strategy] if of_strategy else of_model
@@ -216,21 +216,21 @@ def _late_layers(case: _Case) -> list[Part]:
 
 
 def _parallel_size(case: _Case) -> int:
-    """All GPUs of the node. With tensor parallelism alone what variant or strategy declares, or 1 if one holds the weights."""
+    """All GPUs of the node; with tensor parallelism alone, the declared number, or 1 if one GPU holds the weights."""
     hardware, memory = case.hardware, case.variant["vram_minimum_gb"]
     if case.strategy_name != _TENSOR_PARALLEL:
         return hardware.gpu_count
     for declared in (case.variant["tp"], case.own["tp"]):
         size = hardware.chosen(declared) if isinstance(declared.value, dict) else declared
         if size:
-            # A CPU has as many ranks as asked for: taxonomy.yaml's count is none of its parts.
+            # A CPU has as many ranks as declared: the count in taxonomy.yaml does not limit it.
             return size.count() if hardware.generation == "cpu" else min(size.count(), hardware.gpu_count)
     fits = memory and 0 < memory.number() <= hardware.memory_gb / hardware.gpu_count
     return 1 if fits else hardware.gpu_count
 
 
 def _feature_args(case: _Case) -> list[str]:
-    """Of the features that are on unless chosen off, and of those that the variant turns on."""
+    """The arguments of the features that are on by default, and of those that the variant turns on."""
     optional = case.model["opt_in_features"].words() + case.model["hardware_opt_in_features"][case.hardware.name].words()
     forced = case.variant["default_modes"].mapping()
     features = [(name, part) for name, part in case.model["features"].items() if name in forced or name not in optional]
@@ -250,7 +250,7 @@ def _args_of(case: _Case, name: str, feature: Part) -> list[str]:
 
 
 def _mode(case: _Case, name: str, feature: Part) -> Part:
-    """Of the modes for variant and hardware the one that the variant names, else the feature, else the first; or none."""
+    """The mode for this variant and hardware: the one that the variant names, else the feature's default, else the first."""
     modes = {key: mode for key, mode in feature["modes"].items() if _is_mode_for(case, mode)}
     named = (case.variant["default_modes"][name], feature["default_mode"])
     return _first([*(modes[part.text()] for part in named if part and part.text() in modes), *modes.values()])
@@ -265,7 +265,7 @@ def _is_mode_for(case: _Case, mode: Part) -> bool:
 
 
 def _image(case: _Case) -> str | None:
-    """The image that the YAML names, if it names one; which one is the default, only the JSON says."""
+    """The image that the YAML names, if any. Only the JSON has the default image."""
     brand = "intel" if case.hardware.generation == "cpu" else case.hardware.brand.lower()
     exact = case.variant["hardware_overrides"][case.hardware.name]["docker_image"]
     named = [
@@ -276,7 +276,7 @@ def _image(case: _Case) -> str | None:
 
 
 def _image_for(brand: str, part: Part) -> object:
-    """One image, or one for each brand; NVIDIA's, which is also meant by one without a brand, may be by CUDA's version."""
+    """The image for a brand. An image without a brand is NVIDIA's. NVIDIA's image may depend on the version of CUDA."""
     by_cuda = isinstance(part.value, dict) and bool({"cu129", "cu130"} & part.value.keys())
     if isinstance(part.value, dict) and not by_cuda:
         part = part[brand]
@@ -286,6 +286,6 @@ def _image_for(brand: str, part: Part) -> object:
 
 
 def _first(parts: Iterable[Part]) -> Part:
-    """The first one that is there, or else one that is not."""
+    """The first part that has a value; else a part without a value."""
     every = list(parts)
     return next((part for part in every if part), every[-1] if every else Part(None, Path()))

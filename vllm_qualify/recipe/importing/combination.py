@@ -1,4 +1,4 @@
-"""A model's YAML, together with its published JSON where that is at hand."""
+"""A model's YAML, together with its published JSON if that is available."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,11 +12,11 @@ from vllm_qualify.recipe.importing.published import gathered_json, label
 
 
 def gathered_yaml(source: Path, variant: str, published: Path | None) -> Gathered:
-    """The variant's commands: the published ones if there are any, with notes on where the YAML says something else.
+    """The variant's commands: the published ones if there are any, with notes where the YAML differs.
 
     Raises:
         CallerError: not readable, a key missing or of a wrong type, no such variant.
-        InexpressibleError: no recipe can say it for any GPU type.
+        InexpressibleError: no recipe can express a command for any GPU type.
     """
     model, repository = read_yaml(source), _repository(source)
     _check_tasks(model["meta"]["tasks"])
@@ -38,7 +38,7 @@ def gathered_yaml(source: Path, variant: str, published: Path | None) -> Gathere
 
 
 def by_note(notes: Iterable[tuple[str, str]]) -> list[str]:
-    """Each note once, with the names that it holds for; an empty one is none."""
+    """Each note once, with the names that it holds for. Empty notes are left out."""
     holding: dict[str, dict[str, None]] = {}
     for name, note in notes:
         if note:
@@ -75,7 +75,7 @@ def _notes(model: Part, variant: str) -> Iterator[str]:
 
 
 def _by_json(source: Path, model: Part, variant: str, roots: list[Path]) -> Gathered | None:
-    """What the variant's JSON has, if there is any: a model of that name may as well be another variant or recipe."""
+    """The commands of the variant's JSON, if there are any. A model with that name may also be another variant or recipe."""
     own = model["variants"][variant]["model_id"]
     model_id = own.text() if own and variant != "default" else f"{source.absolute().parent.name}/{source.stem}"
     if model_id.startswith("/") or ".." in model_id.split("/"):
@@ -86,7 +86,7 @@ def _by_json(source: Path, model: Part, variant: str, roots: list[Path]) -> Gath
 
 
 def _difference(commands: list[Translated], command_of: Callable[[], Command]) -> str:
-    """A note on where the YAML says something else than the JSON, which was believed; empty if they agree."""
+    """A note where the YAML differs from the JSON, which is used; empty if they agree."""
     try:
         own = translated(command_of())
     except InexpressibleError as error:

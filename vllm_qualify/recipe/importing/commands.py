@@ -1,4 +1,4 @@
-"""Commands as a source has them, and in the words of a recipe; what of a command no recipe can have is refused here."""
+"""Commands of a source, and their translation for a recipe. Parts that no recipe can have are refused here."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from vllm_qualify.recipe.importing.documents import InexpressibleError, Part, sh
 from vllm_qualify.recipe.importing.options import positional_and_arguments
 from vllm_qualify.recipe.serving import Environment, ServerArguments
 
-# The hardware of recipes → our GPU type, where the product's name in NVML tells it.
+# The hardware names of vllm-project/recipes → our GPU types, if the product's name in NVML identifies the type.
 GPU_TYPES = {hardware: each.name for each in gpu_types.GPU_TYPES for hardware in each.imported}
 
 DEPLOYMENTS = {
@@ -20,7 +20,7 @@ DEPLOYMENTS = {
     "pd_cluster": "prefill and decode on separate servers",
     "kv_store_lb": "several servers behind a router with a shared KV store",
 }
-# Options that vllm-qualify sets itself → what becomes of them. Model, its name and revision are read, not dropped.
+# Options that vllm-qualify sets itself → why they are dropped. The model, its name and its revision are used, not dropped.
 _DROPPED = {
     "host": "vllm-qualify chooses where the server listens",
     "port": "vllm-qualify chooses where the server listens",
@@ -36,9 +36,9 @@ _REFUSED = {
     "omni": "an omni model",
     "config": "a configuration file, whose content is not known here",
 }
-# What the values of these name has to be in the image.
+# The values of these options name files, which must be in the image.
 _FILES = ("chat-template", "reasoning-parser-plugin", "tool-call-parser-plugin", "tool-parser-plugin")
-# A variable of a shell, or something to fill in; words in angle brackets are also a model's own, like <think>.
+# A shell variable, or text to fill in. Not every word in angle brackets: models have their own, like <think>.
 _PLACEHOLDER = re.compile(
     r"\$\{?[A-Za-z_]\w*\}?|(?:^|/)path/to/|<[A-Z][A-Z0-9_ -]*>|<ip>"
     r"|<[^<>]*(?:path|your|folder|file|host|addr|port|model)[^<>]*>"
@@ -47,7 +47,7 @@ _PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Command:
-    """`vllm serve` as a source has it for one GPU type. `words` come after `vllm serve`; `origin` is their place."""
+    """A source's `vllm serve` command for one GPU type. `words` follow `vllm serve`; `origin` is their place."""
 
     gpu_type: str
     variant: str
@@ -59,7 +59,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Translated:
-    """A command in the words of a recipe."""
+    """A command, translated into the parts of a recipe."""
 
     command: Command
     model: str
@@ -71,7 +71,7 @@ class Translated:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a source has in all: its name, one command for each GPU type, and what the reader is to know."""
+    """The content of a source: its name, one command for each GPU type, and notes for the reader."""
 
     label: str
     commands: list[Translated]
@@ -79,10 +79,10 @@ class Gathered:
 
 
 def expressible(sources: Iterable[tuple[str, Callable[[], Command]]]) -> tuple[list[Translated], list[str]]:
-    """By name and a way to get it: the commands that a recipe can express, and a note for each that it cannot.
+    """The commands that a recipe can express, and a note for each that it cannot. Each source is a name and a function.
 
     Raises:
-        InexpressibleError: the first one's, if none can be expressed.
+        InexpressibleError: no command can be expressed; this is the first one's error.
     """
     commands: dict[str, Translated] = {}
     names, errors, notes = dict[str, str](), list[InexpressibleError](), list[str]()
@@ -104,14 +104,14 @@ def expressible(sources: Iterable[tuple[str, Callable[[], Command]]]) -> tuple[l
 
 
 def check_deployment(part: Part) -> None:
-    """Raises InexpressibleError unless it is `single_node`."""
+    """Raises InexpressibleError unless the deployment is `single_node`."""
     deployment = part.text()
     if deployment != "single_node":
         raise part.refused(f"{deployment}, {DEPLOYMENTS.get(deployment, 'a deployment unknown here')}")
 
 
 def translated(command: Command) -> Translated:
-    """Raises InexpressibleError for an option, a value or a placeholder that no recipe can have."""
+    """The command, translated. Raises InexpressibleError for an option, a value or a placeholder that no recipe can have."""
     origin, notes = command.origin, list[str]()
     _check_placeholders(command)
     words, arguments = positional_and_arguments(command.words, origin, notes)
@@ -163,7 +163,7 @@ def _revision(arguments: ServerArguments, origin: Part, notes: list[str]) -> str
 
 
 def _served_model_name(arguments: ServerArguments, notes: list[str]) -> str | None:
-    """The name if there is one; of several a recipe can only have the first, by which vLLM itself names the model."""
+    """The served name, if there is one. Of several, a recipe can have only the first, which vLLM itself uses for the model."""
     given = arguments.pop("served-model-name", "")
     names = _as_words(given).split(" ") if isinstance(given, list) else [_as_words(given)]
     if len(names) > 1:

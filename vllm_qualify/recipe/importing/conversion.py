@@ -1,4 +1,4 @@
-"""The import: gathered commands become a recipe, whose gate is the caller's."""
+"""The import: turns gathered commands into a recipe. The caller gives its gate."""
 
 import math
 import re
@@ -36,20 +36,21 @@ def import_recipe(
     variant: str | None = None,
     published: Path | None = None,
 ) -> Imported:
-    """A recipe with everything that `source` says, and nothing else as its server's arguments and environment.
+    """A recipe whose server has exactly the arguments and environment of `source`.
 
     Args:
-        source: a published JSON file; a folder `<org>/<repo>` or `<org>/<repo>/hw` of them, whose GPU types become those of one
-            recipe; or a YAML file models/<org>/<model>.yaml in its repository.
+        source: a published JSON file; a folder `<org>/<repo>` or `<org>/<repo>/hw` with such files, whose GPU types become
+            those of one recipe; or a YAML file models/<org>/<model>.yaml in its repository.
         exact_match_minimum: the bound of the gate on gsm8k, above 0 and at most 1. Recipes of vllm-project/recipes have no
-            scores, and a bound made up here could approve what must not pass.
+            scores, and an invented bound could approve a release that must not pass.
         exact_match_filter: `strict-match` or `flexible-extract`, whichever fits the model.
-        variant: which of the YAML's variants; `default` if not given. JSON is of one variant already.
+        variant: one of the YAML's variants; `default` if not given. JSON already has only one variant.
         published: for a YAML file, the folder that holds `<org>/<repo>/hw`; if not given, `api` or `public` of its repository.
 
     Raises:
         CallerError: no such source, not readable, a key missing or of a wrong type, no bound or no filter.
-        InexpressibleError: no recipe can say it; of several GPU types, only if that holds for each. Else a note names the one.
+        InexpressibleError: no recipe can express it for any GPU type. If only some GPU types cannot be expressed, notes name
+            them.
     """
     gate = _gate(exact_match_minimum, exact_match_filter)
     try:
@@ -81,7 +82,7 @@ def _gathered(source: Path, variant: str | None, published: Path | None) -> Gath
 
 
 def _gate(minimum: float | None, filter_: str | None) -> dict[str, Any]:
-    """The gate on accuracy. A bound of 0 is refused: nothing fails it."""
+    """The gate on accuracy. A bound of 0 is refused, because every score would pass it."""
     if minimum is None or not 0 < minimum <= 1:
         told = "which the source does not have" if minimum is None else f"above 0 and at most 1, not {minimum}"
         raise CallerError(
@@ -123,7 +124,7 @@ def _as_recipe(gathered: Gathered, gate: dict[str, Any], source: Path) -> Import
 
 
 def _other_name(one: Translated, served_name: str) -> str:
-    """A note if the command has another served name than the recipe, which has one for all GPU types."""
+    """A note if the command's served name is not the recipe's, which has one name for all GPU types."""
     own = one.served_model_name
     return "" if own in (None, served_name) else f"dropped --served-model-name {own}: the recipe has {served_name}"
 
@@ -139,7 +140,7 @@ def _validated(document: dict[str, Any], source: Path) -> Recipe:
 
 
 def _name(text: str, source: Path) -> str:
-    """A name by our rule from the last part of a model's."""
+    """A valid name, made from the last part of a model's name."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", text.rstrip("/").rpartition("/")[2].lower())
     name = re.sub(r"^[^a-z0-9]+", "", plain)[:100]
     if not name:
@@ -148,7 +149,7 @@ def _name(text: str, source: Path) -> str:
 
 
 def _variant_names(served: list[Translated], source: Path) -> list[str]:
-    """The source's own names of the variants; the models' where one name stands for several models."""
+    """The source's names of the variants. If one name stands for several models, the names of the models."""
     weights = [(one.model, one.revision) for one in served]
     by_source = [_name(one.command.variant, source) for one in served]
     if len(set(zip(by_source, weights, strict=True))) == len(set(by_source)):
@@ -178,7 +179,7 @@ def _load(arguments: ServerArguments) -> dict[str, int]:
     longest = _whole(arguments.get("max-model-len")) or math.inf
     length = int(max(1, min(_LENGTH, (longest - _LENGTH_MARGIN) // 2)))
     prompts = LEAST_PROMPTS_PER_CLIENT * concurrency
-    # Warm-ups repeat one prompt. Where prefixes are cached, more than 1 % of hits would make the load's measurements invalid.
+    # Warm-ups repeat one prompt. With prefix caching, more than 1 % of hits would make the load's measurements invalid.
     warmups = _WARMUPS if arguments.get("no-enable-prefix-caching") is True else min(_WARMUPS, prompts // 200)
     return {
         "input_len": length,
@@ -194,7 +195,7 @@ def _whole(value: JsonValue) -> int | None:
 
 
 def _check_round_trip(imported: Imported, source: Path) -> None:
-    """Raises InexpressibleError if the YAML would not say what the recipe says."""
+    """Raises InexpressibleError if the written YAML would not give the same recipe again."""
     try:
         again = Recipe.model_validate(YAML(typ="safe", pure=True).load(rendered(imported)))
     except (YAMLError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Reading the source's documents: every wrong type is one error that names file and key."""
+"""Reads the source's documents. A value of a wrong type is an error that names the file and the key."""
 
 import json
 import math
@@ -17,12 +17,12 @@ _LONGEST_SHOWN = 60
 
 
 class InexpressibleError(CallerError):
-    """The source is in order and says what no recipe of ours can say."""
+    """The source is valid, but no recipe of ours can express it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a document with its place in it. What a mapping lacks is a part that is None."""
+    """A part of a document, and its place in it. For a missing key of a mapping, the value is None."""
 
     value: Any
     file: Path
@@ -36,7 +36,7 @@ class Part:
         return Part(self.mapping().get(key), self.file, (*self.keys, key))
 
     def __bool__(self) -> bool:
-        """Whether there is anything, be it 0 or empty."""
+        """Whether it has a value; 0 and empty values count."""
         return self.value is not None
 
     def wrong(self, wanted: str) -> CallerError:
@@ -49,7 +49,7 @@ class Part:
         return InexpressibleError(f"a recipe cannot express {what}", remedy, place=self.place)
 
     def mapping(self) -> dict[str, Any]:
-        """Raises CallerError if it is anything but a mapping with text as keys; None is an empty one."""
+        """The mapping; empty if the value is None. Raises CallerError if the value is not a mapping with text keys."""
         value = self.value if self else {}
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             raise self.wrong("a mapping")
@@ -74,7 +74,7 @@ class Part:
         return self.value
 
     def words(self) -> list[str]:
-        """A list of words; a whole number is as good as its digits. None is an empty list."""
+        """A list of words; a whole number becomes its digits. If the value is None, the list is empty."""
         value = self.value if self else []
         if not isinstance(value, list):
             raise self.wrong("a list of words")
@@ -96,7 +96,7 @@ def read_json(path: Path) -> Part:
 
 
 def read_yaml(path: Path) -> Part:
-    # The pure loader reads YAML 1.2, as the source's own tools do; the one in C reads 1.1.
+    # The pure loader reads YAML 1.2, as the source's own tools do; the C loader reads 1.1.
     return _read(path, YAML(typ="safe", pure=True).load, "YAML")
 
 
@@ -105,13 +105,13 @@ def _read(path: Path, parse: Callable[[str], Any], form: str) -> Part:
         return Part(parse(path.read_text(encoding="utf-8")), path)
     except OSError as error:
         raise CallerError(f"cannot be read: {error.strerror}", "check the path and its permissions", place=str(path)) from error
-    # ruamel lets some errors of its own code out on documents that are none.
+    # For invalid documents, ruamel also raises some internal errors of its code.
     except (YAMLError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
         problem = " ".join(str(error).split())
         raise CallerError(f"not valid {form}: {problem}", f"give it as UTF-8 {form}", place=str(path)) from error
 
 
 def short(value: object) -> str:
-    """The value as Python writes it, cut to what fits into a message."""
+    """The value as Python writes it, cut so that it fits into a message."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."

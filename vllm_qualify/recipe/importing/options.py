@@ -1,4 +1,4 @@
-"""The words of a command as server arguments, read as vLLM's own parser reads them."""
+"""Turns the words of a command into server arguments, as vLLM's own parser does."""
 
 import json
 import math
@@ -39,7 +39,7 @@ SHORT_FORMS = {
     "-sc": "--speculative-config",
     "-tp": "--tensor-parallel-size",
 }
-# vLLM keeps every value of these; of all others the last one counts.
+# vLLM keeps every value of these options. For all others the last value counts.
 _COLLECTED = ("middleware",)
 _LEVELS = ("0", "1", "2", "3")
 _NEGATIVE_NUMBER = re.compile(r"-[0-9]+|-[0-9]*\.[0-9]+")
@@ -49,7 +49,7 @@ _LONGEST_NUMBER = 18
 
 @dataclass(frozen=True)
 class _Option:
-    """An option of a command: `name` as written up to a dot, `long` its long form without dashes, `path` what follows."""
+    """An option of a command: `name` is its text up to a dot, `long` its long form without dashes, `path` what follows."""
 
     name: str
     long: str
@@ -58,10 +58,10 @@ class _Option:
 
 
 def positional_and_arguments(words: list[str], origin: Part, notes: list[str]) -> tuple[list[str], ServerArguments]:
-    """The words before the first option, and all options as server arguments. Adds to `notes` what the reader is to know.
+    """The words before the first option, and all options as server arguments. Adds notes for the reader to `notes`.
 
     Raises:
-        InexpressibleError: words that vLLM would not read, or not as one value for each option.
+        InexpressibleError: vLLM would not read the words, or not as one value for each option.
     """
     separated = [part for word in words for part in _separated(word, notes)]
     starts = [index for index, word in enumerate(separated) if _is_option(word)]
@@ -71,7 +71,7 @@ def positional_and_arguments(words: list[str], origin: Part, notes: list[str]) -
 
 
 def _separated(word: str, notes: list[str]) -> list[str]:
-    """Some commands have an option and its value as one word; a shell would make two of it."""
+    """The word, split if it contains both an option and its value. A shell would read it as two words."""
     if not re.fullmatch(r"--[A-Za-z0-9_.-]+\s+[^\s'\"\\]+", word):
         return [word]
     notes.append(f"{word.split()[0]} and its value are one word in the source, and two in what it means to a shell")
@@ -103,7 +103,7 @@ def _option(word: str, values: list[str], origin: Part) -> _Option:
 
 
 def _optimization_level(word: str, values: list[str], origin: Part) -> _Option:
-    """`-O3`, `-O=3` or `-O 3`; in earlier versions of vLLM -O took a compilation config."""
+    """The option `-O3`, `-O=3` or `-O 3`. In earlier versions of vLLM, -O took a compilation config."""
     given = [part for part in [word.removeprefix("-O").removeprefix("="), *values] if part]
     if len(given) != 1 or given[0] not in _LEVELS:
         raise origin.refused(f"{short(' '.join([word, *values]))}: -O takes a level of 0 to 3", "use -cc for the rest")
@@ -111,7 +111,7 @@ def _optimization_level(word: str, values: list[str], origin: Part) -> _Option:
 
 
 def _arguments(options: list[_Option], origin: Part, notes: list[str]) -> ServerArguments:
-    """Every option once, the last one given."""
+    """Every option once, with its last value."""
     arguments: ServerArguments = {}
     for name, value in _named_values(options, origin):
         opposite = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
@@ -126,7 +126,7 @@ def _arguments(options: list[_Option], origin: Part, notes: list[str]) -> Server
 
 
 def _named_values(options: list[_Option], origin: Part) -> Iterator[tuple[str, JsonValue]]:
-    """As vLLM does it, dotted options of one name make up one mapping, which comes after all other options."""
+    """Names and values, as in vLLM: dotted options of one name become one mapping, which comes after all other options."""
     mappings: dict[str, tuple[str, dict[str, JsonValue]]] = {}
     for option in options:
         if option.path:
@@ -152,7 +152,7 @@ def _insert(mapping: dict[str, JsonValue], option: _Option, origin: Part) -> Non
 
 
 def _dotted_value(text: str, is_list: bool) -> JsonValue:
-    """The value of a dotted option, which vLLM reads as JSON, as a number like 80g, or as text."""
+    """The value of a dotted option. vLLM reads it as JSON, as a number like 80g, or as text."""
     if is_list:
         return list[JsonValue](text.split(","))
     try:
@@ -173,7 +173,7 @@ def _human_number(text: str) -> JsonValue:
 
 
 def _value(values: tuple[str, ...]) -> JsonValue:
-    """A value that vLLM's `--config` file turns into the same words again; a mapping into JSON that says the same."""
+    """A value that vLLM's `--config` file turns into the same words again. A mapping becomes JSON with the same content."""
     if not values:
         return True
     if len(values) > 1:
@@ -186,20 +186,20 @@ def _value(values: tuple[str, ...]) -> JsonValue:
 
 
 def _finite_json(text: str) -> JsonValue:
-    """Raises ValueError if it is not JSON, or has a number that a recipe cannot have."""
+    """The parsed JSON. Raises ValueError if it is not JSON, or has a number that a recipe cannot have."""
     parsed: JsonValue = json.loads(text)
     json.dumps(parsed, allow_nan=False)
     return parsed
 
 
 def _has_no_null(value: JsonValue) -> bool:
-    """A recipe has no null; JSON that has one stays text."""
+    """Whether the value has no null. A recipe cannot have null, so JSON with a null stays text."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return value is not None and all(map(_has_no_null, inner))
 
 
 def _plain_value(word: str) -> JsonValue:
-    """The number that is written just so, or the word."""
+    """The number, if Python writes it exactly like the word; else the word."""
     if len(word) > _LONGEST_NUMBER:
         return word
     for number in (int, float):

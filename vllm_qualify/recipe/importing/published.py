@@ -8,18 +8,20 @@ from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.importing.commands import GPU_TYPES, Command, Gathered, check_deployment, expressible, translated
 from vllm_qualify.recipe.importing.documents import Part, read_json, short
 
-# The end of a path that says the same on every machine.
+# The end of a path that is the same on every machine.
 _IN_ITS_PLACE = re.compile(
     r"[^/]+/[^/]+/(hw(/[^/]+\.json|/[^/]+/strategies/[^/]+)?|strategies/[^/]+)$|models/[^/]+/[^/]+\.ya?ml$"
 )
 
 
 def gathered_json(source: Path, variant: str | None = None) -> Gathered:
-    """The command of a file; or those of a folder `<org>/<repo>` or `<org>/<repo>/hw`, all or one variant's, which may be none.
+    """The command of a file, or the commands of a folder `<org>/<repo>` or `<org>/<repo>/hw`.
+
+    For a folder, `variant` chooses one variant's commands, of which there may be none.
 
     Raises:
-        CallerError: nothing there, not readable, a key missing or of a wrong type.
-        InexpressibleError: no recipe can say it; of a folder, only if that holds for each file.
+        CallerError: nothing is there, not readable, a key missing or of a wrong type.
+        InexpressibleError: no recipe can express it; for a folder, if this holds for every file.
     """
     if not source.is_dir():
         return Gathered(label(source), [translated(_command(read_json(source)))], [])
@@ -32,7 +34,7 @@ def gathered_json(source: Path, variant: str | None = None) -> Gathered:
             place=str(source),
         )
     documents = {file.name: read_json(file) for file in files}
-    # Hardware that is too small for a variant has another variant's command in its place.
+    # For hardware that is too small for a variant, the file has the command of another variant.
     others = [name for name, document in documents.items() if variant not in (None, document["variant"].value)]
     asked = ((name, partial(_command, document)) for name, document in documents.items() if name not in others)
     commands, notes = expressible(asked)
@@ -41,7 +43,7 @@ def gathered_json(source: Path, variant: str | None = None) -> Gathered:
 
 
 def label(path: Path) -> str:
-    """The path from the organization on, or only the name of what does not lie in its place."""
+    """The path, starting at the organization. Only the file name if the file is not in its usual place."""
     found = _IN_ITS_PLACE.search(path.absolute().as_posix())
     return found.group() if found else path.name
 
@@ -62,7 +64,7 @@ def _command(document: Part) -> Command:
 
 
 def _check_one_server(document: Part) -> None:
-    """Raises InexpressibleError unless it is one command for one node."""
+    """Raises InexpressibleError unless the document has one command for one node."""
     check_deployment(document["deploy_type"])
     if document["node_count"].count() > 1:
         raise document["node_count"].refused(f"a deployment on {document['node_count'].count()} nodes")

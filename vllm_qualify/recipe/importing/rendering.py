@@ -1,4 +1,4 @@
-"""An imported recipe, and the YAML file that people get of it."""
+"""An imported recipe, and its YAML file for people."""
 
 import io
 import textwrap
@@ -27,7 +27,7 @@ _COMMENTS = {
 
 
 class Imported(Frozen):
-    """A recipe with what it came from. `images` are the published ones by GPU type; no recipe names an image itself."""
+    """A recipe and its source. `images` are the published images by GPU type; a recipe itself never names an image."""
 
     recipe: Recipe
     source: str
@@ -36,10 +36,10 @@ class Imported(Frozen):
 
 
 def write_recipe(imported: Imported, path: Path) -> None:
-    """Write the recipe as YAML, with comments that say where it comes from and what is not the source's.
+    """Write the recipe as YAML. Comments name its source, and the parts that the source does not have.
 
     Raises:
-        CallerError: there is such a file already.
+        CallerError: the file exists already.
         HostError: it cannot be written.
     """
     if path.exists():
@@ -76,7 +76,7 @@ def _image_lines(images: dict[str, str]) -> list[str]:
 
 
 def _comment(text: str, indent: str = "") -> str:
-    """Comment lines; what is not printable cannot end the comment."""
+    """Comment lines. Characters that are not printable become spaces, so that they cannot end the comment."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
     return textwrap.fill(
         plain, _WIDTH, initial_indent="# ", subsequent_indent=f"# {indent}", break_long_words=False, break_on_hyphens=False
@@ -84,7 +84,7 @@ def _comment(text: str, indent: str = "") -> str:
 
 
 def _section(key: str, value: object) -> str:
-    """One key of the top level with its comment."""
+    """One top-level key with its comment."""
     yaml = YAML()
     yaml.default_flow_style = False
     yaml.width = 2**16
