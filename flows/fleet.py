@@ -95,7 +95,7 @@ def watch_releases(request: WatchReleases) -> None:
 
 
 def qualification(request: WatchReleases, recipe: str, source: Source, sighting: Sighting) -> dict[str, Any]:
-    """The request that qualifies a release, as JSON: a new image with the recipe's model, or a new model on the newest image."""
+    """The request that qualifies a release, as JSON: a new image with the recipe's model, or a new model on the newest one."""
     return QualifyRelease(
         recipe=recipe,
         choice=choice_of(recipe, source, sighting),

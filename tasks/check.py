@@ -75,7 +75,7 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
 
 @contextmanager
 def asking(plans: list[CellPlan]) -> Iterator[Question]:
-    """Ask the engine whether it accepts the cells' configuration, while the block starts a server. The end of the block ends it.
+    """Ask the engine whether it accepts the cells' configuration, while the block starts a server. The question ends with it.
 
     It is asked before the block in two cases: the answer is already cached, so it costs no time; or a gate is on a start-up
     time, which the question would make longer.

@@ -34,7 +34,7 @@ SERVER_WAS_AWAY = ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout",
 
 
 class Lost(Frozen):
-    """A lost run, with the state in which it was found and the reason. It `can_start` if it has a deployment and no schedule."""
+    """A lost run, the state in which it was found, and the reason. It `can_start` if it has a deployment and no schedule."""
 
     run_id: UUID
     name: str
