@@ -68,7 +68,7 @@ class Times(NamedTuple):
 
 
 def times(rng: np.random.Generator, repeats: int, slowdown: float, noise: float, drift: float) -> Times:
-    """Times of pairs of repeats. `noise` is the standard deviation of a time's logarithm, `drift` that of a pair's shared part."""
+    """Paired times. `noise` is the standard deviation of a time's logarithm, `drift` that of the part that a pair shares."""
     common = drift * rng.standard_normal(repeats)
     candidate, baseline = (np.exp(common + noise * rng.standard_normal(repeats)) for _ in range(2))
     return Times([float(time) * (1 + slowdown) for time in candidate], [float(time) for time in baseline])
