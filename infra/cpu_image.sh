@@ -12,9 +12,9 @@ set -euo pipefail
 shopt -s inherit_errexit
 
 readonly REPOSITORY=vllm/vllm-openai
-# the environment's folder in the image
+# where the environment is in the image
 readonly HOME_IN_IMAGE=opt/vllm
-# Debian's packages that the server needs; all but the first two are for torch, which compiles the C++ that it generates
+# what the server needs of Debian; all but the first two are for torch, which compiles the C++ that it generates
 readonly DEBIAN_PACKAGES=(python3 libnuma1 g++ libc6-dev libpython3-dev openssl)
 readonly NOT_FROM_DEBIAN=('/usr/share/doc/*' '/usr/share/man/*' '/usr/share/info/*' '/usr/share/locale/*' '/usr/bin/*lto-dump*'
   '/usr/lib/gcc/*/*/lib?san*.a' '/usr/lib/*/libpython*.a' '/usr/lib/python*/config-*/*.a')
@@ -60,7 +60,7 @@ install_packages() {
   for program in mmdebstrap pigz curl; do
     command -v "$program" > /dev/null || missing+=("$program")
   done
-  # mmdebstrap reads the package lists that apt-get update wrote
+  # mmdebstrap reads what apt-get update has found out about the sources
   [[ -z $(debian_sources) ]] || ((${#missing[@]})) || return 0
   export DEBIAN_FRONTEND=noninteractive
   { [[ -n $(debian_sources) ]] && "${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}" >&2; } \
@@ -125,10 +125,10 @@ debian_sources() {
   apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' 'Origin: Debian' | sed 's/:[0-9]*$//' | sort -u
 }
 
-# The environment as it is in the checkout, except its scripts, which name the folder that they were installed to. Each path
-# must be in the archive once, so only those folders of the stage's lib are added that the checkout's lib lacks. Tar gets every
-# path separately: a server that starts meanwhile writes compiled modules beside the sources, and tar fails if a folder changes
-# while it is read.
+# The environment as it lies in the checkout, but for its scripts, which name the folder that they were installed to. Each path
+# must be in the archive once, so of the stage's lib come only the folders that the checkout's lacks. Tar gets every path by
+# itself: a server that starts meanwhile writes its compiled modules beside the sources, and a folder that changes between tar's
+# first look and its last file fails the archive.
 environment() {
   local stage=$WORK/stage home=$HOME_IN_IMAGE path not_wanted=()
   for path in "${NOT_FROM_ENGINE[@]}"; do
@@ -161,8 +161,8 @@ move_scripts() {
   ln -s "$PYTHON" "$home/bin/python"
 }
 
-# The compiled modules that command and server import, as setup left them: else a container would compile them at each start,
-# which takes longer than the import itself.
+# What command and server import, compiled, as setup left it: a container would do that again at each start, for longer than the
+# import itself.
 compiled_modules() {
   local site=$1 ours=.venv-engine/lib/$PYTHON/site-packages list=$WORK/compiled.list
   rm -f "$list"
@@ -174,7 +174,7 @@ from pathlib import Path
 
 def tell(path):
     site = Path(sysconfig.get_path("purelib"))
-    # Some modules of torch and transformers make any attribute on request, so no attribute is read here.
+    # Modules of torch and transformers make up what they are asked for, so nothing is asked of them.
     found = {Path(vars(module).get("__cached__") or "") for module in list(sys.modules.values())}
     of_site = sorted(str(file.relative_to(site)) for file in found if file.is_relative_to(site) and file.exists())
     Path(path).write_text("".join(f"{name}\n" for name in of_site))
@@ -203,8 +203,7 @@ push_blob() {
     "$upload&digest=$digest"
 }
 
-# Docker's own kind of manifest, as `docker push` sends it. The date is the newest layer's, so that the same layers give the
-# same digest.
+# Docker's own kind of manifest, as `docker push` sends it. The date is the newest layer's, so that the digest stays with them.
 push_image() {
   local base engine config=$WORK/config.json manifest=$WORK/manifest.json digest created
   read -r -a base < <(cut -d' ' -f2- "$WORK/base.layer")

@@ -1,9 +1,9 @@
-# Shared by setup.sh, lock.sh and test_pythons.sh: Python, uv and the one wheel that may come from another index.
+# Shared by setup.sh, lock.sh and test_pythons.sh: Python, uv and the one wheel that may lie elsewhere than the rest.
 
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 3; }
 
-# Install Debian packages if this user may; otherwise say what to do.
+# Install Debian packages where this user may; say what to do where not.
 debian_packages() {
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "installing from apt: $*"
@@ -44,7 +44,7 @@ new_environment() {
 locked() { sed -n "/^$1==/,/[^\\\\]\$/p" "infra/requirements/$2.txt"; }
 locked_version() { sed -n "s/^$1==\([^ ]*\).*/\1/p" "infra/requirements/$2.txt"; }
 
-# uv installs both environments from their locks, in seconds. pip installs uv into .venv, at the locked version.
+# uv installs both environments from their locks, in seconds; it comes into .venv by pip, at the locked version.
 uv=.venv/bin/uv
 bootstrap_uv() {
   [ -x .venv/bin/python ] || new_environment .venv
@@ -56,7 +56,7 @@ bootstrap_uv() {
 }
 
 # PyTorch's CPU wheel is on no general index: first where pip's own configuration looks, else PyTorch's index. Only this wheel
-# is ever requested from that index, so that no other install depends on it.
+# is ever asked of that index, so that no other install depends on it.
 torch_wheel() {
   local wanted
   wanted=$(grep -h '^torch==' infra/requirements/engine.in)
