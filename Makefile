@@ -3,11 +3,11 @@
 demo: setup
 	.venv/bin/vllm-qualify demo
 
-# How often the gates are wrong, and their peers': some minutes.
+# How often the gates are wrong, and how often other projects' gates are: some minutes.
 bench-gates: setup
 	.venv/bin/python -m infra.bench.gates
 
-# What a verdict costs, beside the same work by hand, and the orchestrator alone: 40 minutes, on slow cores an hour.
+# The cost of a verdict, compared with the same work by hand, and of the orchestrator alone: 40 minutes, on slow cores an hour.
 bench: setup
 	.venv/bin/python -m infra.bench.verdict
 
@@ -15,7 +15,7 @@ test: setup lint
 	bash infra/system-packages.sh
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
 
-# What needs nothing but Python, on each supported Python of this machine.
+# The tests that need only Python, on each supported Python of this machine.
 test-pythons: setup
 	bash infra/test_pythons.sh
 

@@ -2,8 +2,8 @@
 
     python -m deployments.setup [--notify BLOCK_TYPE/NAME]
 
-What is there already is brought to what it should be; run it again after every upgrade. With `--notify`, a notification block
-such as slack-webhook/releases, people are told of what needs them.
+What exists already is updated; run it again after every upgrade. With `--notify`, a notification block such as
+slack-webhook/releases, people are notified of runs that need them.
 """
 
 import subprocess
@@ -30,16 +30,16 @@ from vllm_qualify.recipe.gpu_types import POOL_PRODUCTS
 
 FILE = Path(__file__).with_name("prefect.yaml")
 CONTROL, GPU_POOLS = "control", (*POOL_PRODUCTS, "cpu")
-# The lower number goes first.
+# A lower number has priority.
 PRIORITIES = {RELEASE: 1, REQUALIFICATION: 2}
 QUALIFIES = "qualify-release/release"
-# Prefect fills in the event's own request, which is a whole document.
+# A template: Prefect fills in the event's request, a whole JSON document.
 REQUEST_OF_EVENT = {
     "__prefect_kind": "json",
     "value": {"__prefect_kind": "jinja", "template": "{{ event.payload.request | tojson }}"},
 }
 RUN = "{{ flow_run.name }}: {{ flow_run.state.name }}\n{{ flow_run.state.message }}\n{{ flow_run | ui_url }}"
-# Whom it concerns, and in which states of a run.
+# The subject of a notification, and the states of a run that it is for.
 TOLD: dict[str, Sequence[str]] = {
     "not passed": NOT_TO_DEPLOY,
     "waiting for a decision": [AWAITING],
@@ -51,7 +51,7 @@ QUALIFIES_CELLS = "qualify-host"
 
 def main(notify: Annotated[str | None, typer.Option(metavar="BLOCK_TYPE/NAME", help="A notification block.")] = None) -> None:
     if get_current_settings().api.url is None:
-        # Prefect would start one that ends with this command.
+        # Without this check Prefect would start a server that ends with this command.
         typer.echo("error: no Prefect server is named; remedy: set PREFECT_API_URL, like https://HOST/api", err=True)
         raise typer.Exit(2)
     with get_client(sync_client=True) as client:
@@ -68,7 +68,7 @@ def main(notify: Annotated[str | None, typer.Option(metavar="BLOCK_TYPE/NAME", h
 
 
 def make_pool(client: SyncPrefectClient, name: str) -> None:
-    """A pool of processes, which a pool of another type that has the name already may replace, with a GPU type's two queues."""
+    """Make a pool of type process, with a GPU type's two queues. A pool that exists is kept, even if its type differs."""
     try:
         client.create_work_pool(WorkPoolCreate(name=name, type="process"))
     except ObjectAlreadyExists:
@@ -88,7 +88,7 @@ def deploy() -> None:
 
 
 def qualifying(deployment: UUID) -> AutomationCore:
-    """A new release is qualified."""
+    """The automation that qualifies each new release."""
     return AutomationCore(
         name="vllm-qualify: qualify new releases",
         description="Starts qualify-release for each event of watch-releases; one that comes twice is handled once.",
@@ -98,7 +98,7 @@ def qualifying(deployment: UUID) -> AutomationCore:
 
 
 def telling(what: str, states: Sequence[str], block: UUID) -> AutomationCore:
-    """People are told of runs in one of these states; the state's message has the cell, the gates and the report's place."""
+    """The automation that notifies people of runs in these states. The state's message has cells, failed gates and reports."""
     tagged = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
     of_a_host = {"prefect.resource.role": "flow", "prefect.resource.name": QUALIFIES_CELLS}
     return AutomationCore(

@@ -1,4 +1,4 @@
-"""What a fleet does by itself, and what a release manager decides on it."""
+"""The flows of a fleet: those that run automatically, and a release manager's decision."""
 
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from vllm_qualify.releases.source import Source
 
 
 class Request(BaseModel):
-    """What the fleet's flows have in common."""
+    """The settings that most flows of the fleet share."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,7 +31,7 @@ class Request(BaseModel):
 
 
 class WatchReleases(Request):
-    """Where releases appear, and what is then qualified."""
+    """Where to look for new releases, and what to qualify with them."""
 
     recipes: list[str] = Field(min_length=1, description="The recipes that are qualified with every new release.")
     gpu_types: list[str] = Field(min_length=1, description="On which GPU types; of those that a recipe has.")
@@ -87,7 +87,7 @@ class TendFleet(BaseModel):
 
 @flow(name="watch-releases", flow_run_name="watch {request.repository}", validate_parameters=True)
 def watch_releases(request: WatchReleases) -> None:
-    """Tell every new image digest and model revision once; an automation then starts its qualification."""
+    """Emit one event for each new image digest and model revision; an automation then starts its qualification."""
     for recipe in request.recipes:
         for source in sources(recipe, request.repository, request.rule):
             for sighting in look(source, request.store, request.backfill):
@@ -95,7 +95,7 @@ def watch_releases(request: WatchReleases) -> None:
 
 
 def qualification(request: WatchReleases, recipe: str, source: Source, sighting: Sighting) -> dict[str, Any]:
-    """The request that qualifies a release, as JSON: a new image with the model as it is, or a new model on the newest one."""
+    """The request that qualifies a release, as JSON: a new image with the recipe's model, or a new model on the newest one."""
     return QualifyRelease(
         recipe=recipe,
         choice=choice_of(recipe, source, sighting),
@@ -110,9 +110,9 @@ def qualification(request: WatchReleases, recipe: str, source: Source, sighting:
 
 @flow(name="requalify", flow_run_name="requalify", validate_parameters=True)
 def requalify(request: Requalify) -> None:
-    """Qualify approved cells again that end soon, or whose image, model, recipe, host or driver has changed; no others.
+    """Qualify approved cells again if the approval ends soon, or if image, model, recipe, host or driver has changed.
 
-    Each is looked at on a host of its own type, behind every release that waits there.
+    A host of the cell's GPU type checks each cell. Releases that wait for that GPU type go first.
     """
     for recipe in request.recipes:
         for gpu_type, choice, launch in approved_cells(recipe, request.store):
@@ -130,13 +130,13 @@ def requalify(request: Requalify) -> None:
 
 @flow(name="decide", flow_run_name="{request.decision} {request.run}", validate_parameters=True)
 def decide(request: Decide) -> None:
-    """Approve a report that passed, or reject one. An approval is signed, and holds at once."""
+    """Approve a report that passed, or reject a report. An approval is signed, and is valid at once."""
     decide_report(request.store, request.run, ruling(request.decision, request.name, request.reason), request.signing_key_block)
 
 
 @flow(name="tend-fleet", flow_run_name="tend the fleet", validate_parameters=True)
 def tend_fleet(request: TendFleet) -> None:
-    """Start again what was lost with its process, its host or the server; give up what is lost again and again."""
+    """Start a run again if its process, its host or the server was lost; give it up after too many starts."""
     with alone("vllm-qualify-tend") as is_alone:
         for lost in lost_runs(request.silent_s, request.confirm_s, request.settled_s) if is_alone else []:
             start_again(lost, request.most_starts)

@@ -95,15 +95,15 @@ def qualify_release(request: QualifyRelease) -> State[list[Published]]:
 
 
 def qualified(request: QualifyRelease) -> list[Published]:
-    """The reports of `qualify_release`, whatever their verdicts. Raises what stopped it."""
-    # By its types Prefect does not know that a flow may return its own final state.
+    """The reports of `qualify_release`, whatever their verdicts. Raises the error that stopped the flow."""
+    # Prefect's types do not allow for a flow that returns its own final state.
     state: Any = qualify_release(request, return_state=True)
     published: list[Published] = state.result(raise_on_failure=not was_qualified(state))
     return published
 
 
 def on_host(request: QualifyRelease, gpu_type: str) -> dict[str, Any]:
-    """What a host of this GPU type is asked, as JSON."""
+    """The request for a host of this GPU type, as JSON."""
     choice = pin_revision(request.recipe, request.choice.model_copy(update={"gpu_type": gpu_type}))
     asked = {name: getattr(request, name) for name in QualifyHost.model_fields} | {"choice": choice}
     return QualifyHost(**asked).model_dump(mode="json")
@@ -111,13 +111,16 @@ def on_host(request: QualifyRelease, gpu_type: str) -> dict[str, Any]:
 
 @flow(name="qualify-host", flow_run_name="qualify {request.recipe} on {request.choice.gpu_type}", validate_parameters=True)
 def qualify_host(request: QualifyHost) -> State[list[Published]]:
-    """Qualify the chosen cells on this machine, and tell in the run's state what became of them."""
+    """Qualify the chosen cells on this machine; the run's final state gives their outcomes."""
     check_signing_key(request.signing_key_block, 0)
     return state_of(qualify_here(request))
 
 
 def qualify_here(request: QualifyHost) -> list[Published]:
-    """All chosen cells; those that one server can serve, together. What this flow run had published is not done again."""
+    """Qualify all chosen cells; cells with the same server share one.
+
+    Cells that an earlier start of this flow run published are not qualified again.
+    """
     engines = check(request.recipe, request.choice, request.launch, request.store)
     pulled_s = provide_engines(engines)
     plans = plan(request.recipe, request.choice, engines, pulled_s, request.price_usd_gpu_hour, request.time_budget_s)
@@ -132,11 +135,11 @@ def qualify_here(request: QualifyHost) -> list[Published]:
 
 
 def qualify_cells(plans: list[CellPlan], request: QualifyHost, question: Question) -> list[Published]:
-    """Serve, check, measure, judge and publish cells of one server. A failed gate is a verdict; exceptions are for the world.
+    """Serve, check, measure, judge and publish cells of one server. A failed gate is a verdict, not an exception.
 
-    The first server starts while the engine is asked whether it takes the recipe; nothing is measured before it has said so.
+    The drift check of the recipe runs while the first server starts. Nothing is measured before the engine accepts the recipe.
 
-    No flow of its own: to begin and end one would ask Prefect's server as often as all of a cell's tasks.
+    This is not a flow: to begin and end one takes as many requests to Prefect's server as all tasks of a cell.
     """
     first = plans[0]
     with machine(f"run {first.run_id}", first.server.engine.launcher):
@@ -149,7 +152,7 @@ def qualify_cells(plans: list[CellPlan], request: QualifyHost, question: Questio
 
 
 def prepare(run: Run, request: QualifyHost, question: Question) -> Run:
-    """The run with what need not be measured again."""
+    """The run, fitted if it needs a fit, with the stages that need not be measured again."""
     if run.plan.fit:
         run = fit(run, request.store, request.reuse, question)
     take_over(run, request.store, request.reuse)
@@ -157,7 +160,7 @@ def prepare(run: Run, request: QualifyHost, question: Question) -> Run:
 
 
 def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> None:
-    """Without anything to measure, no server is started; the report still has what the engine says of the recipe."""
+    """Measure all stages that are missing. If none is, no server starts, but the report still has the drift check's answer."""
     for run in runs:
         if run.plan.baseline:
             bring_baseline(run, request.store)
@@ -170,7 +173,7 @@ def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> No
 
 
 def measure(served: Served, run: Run, first: Run, store: str) -> None:
-    """One cell's stages on the server; what it shares with the server's first cell is not asked again."""
+    """Measure one cell's stages; accuracy answers that it shares with the server's first cell are taken over."""
     smoke_test(served, run, store)
     measure_accuracy(served, run, first, store)
     measure_load(served, run, store)
@@ -186,13 +189,13 @@ def decide(run: Run, store: str) -> Published:
 
 
 def approve_automatically(published: Published, request: QualifyHost) -> Published:
-    """As soon as a cell's servers were stopped: what becomes of the others does not hold it up."""
+    """Approve the cell if its recipe allows that. It does not wait for the cells of other servers."""
     wanted = automatic_ruling(published, request.signing_key_block)
     return decide_approval(published, wanted, request.store, request.signing_key_block) if wanted else published
 
 
 def settle(published: Published, request: QualifyRelease) -> Published:
-    """A release manager decides about what passed and is not decided, if the flow is to wait for that."""
+    """Wait for a release manager's decision about a cell that passed and is not decided, if the request asks for that."""
     if published.told or not published.passed or not request.decision_timeout_s:
         return published
     wanted = ask(published, request.decision_timeout_s)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A real Docker Engine and OCI registry of one's own, for development and tests, from Debian's packages.
+# A private, real Docker Engine and OCI registry for development and tests, from Debian's packages.
 #
 #   infra/docker.sh install             the packages, where apt-get may run; otherwise says what to install
 #   infra/docker.sh start DIR           install, start engine and registry, print the path of DIR/env
@@ -9,7 +9,7 @@
 #
 # DIR/env sets DOCKER_HOST and DOCKER_CONFIG, the registry's address (VLLM_QUALIFY_REGISTRY), and the address at which the same
 # registry asks for a login (VLLM_QUALIFY_LOGIN_REGISTRY) with the user and password that it accepts. A start in a DIR that
-# already serves prints the path again. Nothing is waited for longer than DOCKER_LIMIT_S seconds (120).
+# already serves prints the path again. No wait is longer than DOCKER_LIMIT_S seconds (120).
 #
 # Another Docker on the machine is left alone: socket, containerd, bridge and folders are DIR's own, and the firewall is not
 # touched. So ports that a container publishes work, but a container has no way out of the machine.
@@ -20,7 +20,7 @@ readonly LOGIN_USER=tester
 # the longest path of a socket that the engine makes below DIR, and the kernel's limit
 readonly LONGEST_SOCKET=engine/exec/libnetwork/0123456789ab.sock SOCKET_LIMIT=107
 
-# daemons are here; the PATH of root need not have it
+# the daemons' folder; root's PATH may lack it
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 main() {
@@ -54,7 +54,7 @@ install_packages() {
   [[ -z $(missing_programs) ]] || die "$packages are installed, but these are not on PATH: $(missing_programs)"
 }
 
-# A kernel with AppArmor wants a profile for every container.
+# A kernel with AppArmor needs a profile for every container.
 missing_programs() {
   local program wanted=(dockerd docker containerd docker-registry ip) missing=()
   [[ $(cat /sys/module/apparmor/parameters/enabled 2> /dev/null) != Y ]] || wanted+=(apparmor_parser)
@@ -132,7 +132,7 @@ start() {
   trap give_up EXIT
   start_registries
   start_engine
-  # of an engine that crashed
+  # left by an engine that crashed
   remove_containers
   write_env
   trap - EXIT
@@ -164,7 +164,7 @@ stop() {
   end "$REGISTRY" login
 }
 
-# The engine ends its containers itself. Containers of an engine that crashed are left, with their mounts.
+# The engine ends its containers itself. But an engine that crashed leaves its containers and their mounts.
 engine_stop() {
   end "$ENGINE" dockerd
   end_orphans
@@ -224,13 +224,13 @@ remove_containers() {
   ((${#containers[@]} == 0)) || client rm --force --volumes "${containers[@]}" > /dev/null || true
 }
 
-# Containers without limits would be no real ones. Where nothing has mounted the control groups yet, the newer kind will do.
+# Real containers have limits, which need control groups. If nothing has mounted them yet, version 2 is used.
 mount_cgroups() {
   ! grep -q ' /sys/fs/cgroup' /proc/mounts || return 0
   mount -t cgroup2 cgroup2 /sys/fs/cgroup || die "could not mount the control groups at /sys/fs/cgroup"
 }
 
-# Docker's own bridge would have the one name and network that another Docker uses too.
+# Docker's default bridge would have the same name and network as that of another Docker.
 make_bridge() {
   local number
   ip link delete "$BRIDGE" 2> /dev/null || true
@@ -268,7 +268,7 @@ start_registries() {
   choose_port open 5000
   choose_port login
   random_word > "$REGISTRY/password"
-  # the registry takes bcrypt alone; libcrypt has it, and Perl, which is in every Debian, gives access to that
+  # the registry accepts only bcrypt; libcrypt has it, and Perl, which every Debian has, can call it
   { random_word && cat "$REGISTRY/password"; } \
     | perl -e 'chomp(($salt, $word) = <STDIN>); print "$ARGV[0]:", crypt($word, "\$2b\$05\$$salt") // die, "\n"' "$LOGIN_USER" \
       > "$REGISTRY/htpasswd"
@@ -302,8 +302,8 @@ registry_answers() {
     "$(cat "$REGISTRY/$1.port" 2> /dev/null || echo 0)" 2> /dev/null
 }
 
-# The port of the last start, so that names of images stay right; else the preferred one; else any below the range from which
-# the kernel gives ports to outgoing connections.
+# The port of the last start, so that names of images stay valid; else the preferred one; else any port below the range from
+# which the kernel takes ports for outgoing connections.
 choose_port() {
   local file=$REGISTRY/$1.port port
   for port in $(cat "$file" 2> /dev/null) ${2:-} $(shuf -i 20000-29999 -n 200); do
@@ -315,7 +315,7 @@ choose_port() {
   die "no free port between 20000 and 30000 on 127.0.0.1"
 }
 
-# 22 characters, as bcrypt wants them of a salt
+# 22 characters, the length of bcrypt's salt
 random_word() {
   tr -d - < /proc/sys/kernel/random/uuid | head -c 22
   echo
@@ -323,8 +323,8 @@ random_word() {
 
 # --- daemons
 
-# Without our environment: a proxy, or a setting that is meant for another Docker, would be obeyed. With as many open files as a
-# service of the system may have, because containers inherit that.
+# Without our environment, which may have a proxy or a setting for another Docker. With as many open files as a service of the
+# system may have, because containers inherit that.
 daemon() {
   local folder=$1 name=$2
   shift 2
@@ -334,7 +334,7 @@ daemon() {
   disown
 }
 
-# By its number alone: between its birth and its own program it runs with our arguments.
+# By its number alone: until a new process runs its own program, it still has our arguments.
 wait_for() {
   local folder=$1 name=$2 until=$((SECONDS + LIMIT_S))
   shift 2

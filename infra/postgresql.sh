@@ -6,8 +6,8 @@
 #   infra/postgresql.sh stop DIR     stop the server; data, port and password stay for the next start
 #
 # DIR/env sets PREFECT_API_DATABASE_CONNECTION_URL, and what libpq reads (PGHOST, PGPORT, PGUSER, PGPASSWORD, PGDATABASE): one
-# user, owner of one database. It is written by the first start and stays true: a start after a stop or a crash has the same
-# data, port and password. A start in a DIR that already serves prints the path again. Nothing is waited for longer than
+# user, owner of one database. The first start writes it, and it stays valid: a start after a stop or a crash has the same
+# data, port and password. A start in a DIR that already serves prints the path again. No wait is longer than
 # POSTGRESQL_LIMIT_S seconds (120).
 #
 # PostgreSQL does not run as root: root runs it as Debian's user postgres, who must be able to enter DIR.
@@ -113,7 +113,7 @@ serves() {
   (source "$DIR/env" && "$(programs)/pg_isready" --quiet --timeout=5)
 }
 
-# Every process of the server works in its data folder; a number in a file could by now be another program's.
+# Every process of the server works in its data folder. A process number in a file could by now belong to another program.
 processes() {
   local cwd
   for cwd in /proc/[0-9]*/cwd; do
@@ -138,7 +138,7 @@ create() {
   write_env "$port" "$password"
 }
 
-# Below the range from which the kernel gives ports to outgoing connections.
+# Below the range from which the kernel takes ports for outgoing connections.
 free_port() {
   local port
   for _ in $(seq 200); do
@@ -152,7 +152,7 @@ free_port() {
 }
 
 # No Unix socket: its path would be too long below a test's temporary folder. Dynamic shared memory as files in the data folder:
-# what a killed server leaves goes with it. Over the network there is the one user, and no superuser.
+# what a killed server leaves is deleted with it. Only the one user can log in over the network, and no superuser.
 configure() {
   cat >> "$DATA/postgresql.conf" << END
 listen_addresses = '127.0.0.1'
@@ -163,7 +163,7 @@ END
   echo "host $NAME $NAME 127.0.0.1/32 scram-sha-256" > "$DATA/pg_hba.conf"
 }
 
-# By the server's single-user mode, which reads one command per line: the password is in no argument, which everyone may read.
+# By the server's single-user mode, which reads one command per line: so the password is not in an argument, which all can read.
 create_database() {
   as_postgres "$(programs)/postgres" --single -D "$DATA" postgres > "$SERVER/create.log" 2>&1 << END
 CREATE ROLE $NAME LOGIN PASSWORD '$1'
@@ -186,7 +186,7 @@ END
 
 # --- after a stop or a crash
 
-# The processes of a server that was killed end by themselves, a moment later.
+# When a server is killed, its other processes end a moment later.
 await_end() {
   local until=$((SECONDS + LIMIT_S))
   while [[ -n $(processes) ]]; do
@@ -196,7 +196,7 @@ await_end() {
 }
 
 # What a killed server leaves besides its data: a segment of shared memory, and the file that holds the segment's number.
-# Without the file the number of its process, by now perhaps another server's, keeps nobody from starting.
+# Without that file, a process number that may by now be another server's does not prevent a start.
 forget_crash() {
   local segment
   [[ -f $DATA/postmaster.pid ]] || return 0

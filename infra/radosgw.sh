@@ -6,8 +6,8 @@
 #   infra/radosgw.sh stop DIR     stop every daemon of DIR; what was stored is gone
 #
 # DIR/env sets AWS_ENDPOINT_URL and the credentials of a user who may do everything; DIR/env.denied those of one who owns
-# nothing and may create no bucket. A start in a DIR that already serves prints the path again. Nothing is waited for longer
-# than RADOSGW_LIMIT_S seconds (120).
+# nothing and may create no bucket. A start in a DIR that already serves prints the path again. No wait is longer than
+# RADOSGW_LIMIT_S seconds (120).
 set -euo pipefail
 
 readonly PACKAGES=(radosgw ceph-mon ceph-osd)
@@ -112,7 +112,7 @@ give_up() {
   exit 1
 }
 
-# Below the range from which the kernel gives ports to outgoing connections.
+# Below the range from which the kernel takes ports for outgoing connections.
 free_port() {
   local port
   for _ in $(seq 200); do
@@ -126,8 +126,8 @@ free_port() {
 }
 
 # One copy of everything, one monitor, one OSD. No authentication between the daemons: they listen on 127.0.0.1 and hold test data.
-# The gateway's default is an encrypted session with the monitor, which there is not without authentication.
-# Short pages, so that a client that forgets to ask for the next one is found out with few objects.
+# The gateway's default is an encrypted session with the monitor, which needs authentication.
+# Short pages: so few objects are enough to find a client that forgets to ask for the next page.
 # No admin sockets: their paths would be too long below a test's temporary folder.
 write_configuration() {
   cat > "$CONF" << END
@@ -244,7 +244,7 @@ serves_s3() {
     2> /dev/null
 }
 
-# Killed, not asked: a daemon that is asked first writes its memory to disk, and nobody will read that.
+# Killed at once: on a request to stop, a daemon first writes its memory to disk, which is not needed.
 stop() {
   local name until
   rm -f "$DIR/env" "$DIR/env.denied"

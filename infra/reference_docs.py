@@ -2,8 +2,8 @@
 
     python -m infra.reference_docs [--check]
 
-writes docs/reference. With --check it writes nothing, names each page that is not what the models make, and then ends with 1.
-A key is described where it is declared; one that is described nowhere ends this with an error.
+writes docs/reference. With --check it writes nothing, but names each page that is out of date, and ends with 1 if there is one.
+A key is described where it is declared. A key without a description is an error.
 """
 
 import argparse
@@ -61,7 +61,7 @@ UNITS = {
     "_toks": "tok",
     "_usd_gpu_hour": "USD",
 }
-# What a place in a document is called where its author chooses the name.
+# The placeholder for a name that the recipe's author chooses.
 CHOSEN = {"variants": "<name>", "gpu_types": "<type>", "profiles": "<profile>"}
 NAMED: list[tuple[Any, str]] = [
     (values.Name, "name"),
@@ -91,7 +91,7 @@ PLURALS = {
     "list of": "lists of",
     "mapping of": "mappings of",
 }
-# Validators that a bound is in, by their names.
+# Validators that check a bound, by their names.
 ORDERED = {"_ascending": "ascending"}
 VERDICTS: dict[Verdict, str] = {
     "fail": "the whole interval misses the bound: noise cannot turn it round",
@@ -111,7 +111,7 @@ REPORT_KEYS = {
     "judgement": "the verdict of the cell and of each gate, with all that they were judged by",
     "details": "what the page shows beside the measurements",
 }
-# Gates that no recipe names, and what of a recipe asks for those that are not everywhere.
+# Gates that every cell has, or that another key of the recipe asks for. No recipe names them.
 BY_THEMSELVES = (*SMOKE_METRICS, NCCL_INFINIBAND)
 ASKED_FOR = {"smoke_golden": "the variant has a `smoke_golden`", NCCL_INFINIBAND: "the GPU type has `network: infiniband`"}
 
@@ -160,7 +160,7 @@ class Key(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a model is described, and what it is called there: by its places in a recipe, or by its name in a report."""
+    """Where a model is described, and its title there: its places in a recipe, or its name in a report."""
 
     page: str
     anchor: str
@@ -191,7 +191,7 @@ def keys(model: Model) -> tuple[Key, ...]:
 
 
 def attribute_docstrings(model: Model) -> dict[str, str]:
-    """The strings that stand below a class's own fields."""
+    """The strings below a class's own fields, by field."""
     (defined,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(defined, ast.ClassDef)
     found = {}
@@ -276,7 +276,7 @@ def _plain(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(code, arguments))
     if origin in (Union, UnionType):
-        # Kinds of one thing are described in one place.
+        # Kinds of one thing have the same words, so each is named once.
         return " or ".join(dict.fromkeys("null" if part is NoneType else words(part) for part in arguments))
     many = [plural(words(argument)) for argument in arguments]
     if origin is list:
@@ -289,7 +289,7 @@ def _plain(hint: Any) -> str:
 
 
 def plural(told: str) -> str:
-    """`whole numbers, 1 or more`; what is a link, or a choice of values, stays."""
+    """The plural, such as `whole numbers, 1 or more`. A link or a choice of values is not changed."""
     for one, many in PLURALS.items():
         if told == one or told.startswith((f"{one},", f"{one} ")):
             return many + told.removeprefix(one)
@@ -343,14 +343,14 @@ def default(field: FieldInfo) -> str:
 
 
 def code(value: Any) -> str:
-    """As it is written in a recipe."""
+    """A value as a recipe writes it."""
     if isinstance(value, float):
         return f"`{value:g}`"
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
 def without_null(hint: Any) -> Any:
-    """A recipe's key that may be left out is left out, not null."""
+    """The type without null: an optional key of a recipe is left out, and never null."""
     parts = [part for part in get_args(hint) if part is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
     return parts[0] if len(parts) == 1 else hint
 
@@ -367,7 +367,7 @@ def heading(anchor: str, text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a bar or a line end inside a cell does not end it."""
+    """A table in Markdown. A bar or a line end inside a cell is escaped."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(re.sub(r"\s+", " ", cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -411,7 +411,7 @@ def recipe_page() -> str:
 
 
 def _all_keys() -> Iterator[list[str]]:
-    """Each name with every place that has it, in the order of the alphabet."""
+    """Each key's name with all places that have it, in alphabetical order."""
     found: dict[str, set[str]] = {}
     for model, address in addresses().items():
         for key in keys(model) if address.page != "report" else []:
@@ -445,7 +445,7 @@ def _stage(stage: str) -> Iterator[str]:
 
 
 def _reasons(metrics: Iterable[Metric]) -> Iterator[str]:
-    """Why no recipe has a gate on them; metrics with one reason are told together."""
+    """Why no recipe has a gate on these metrics. Metrics with the same reason share a line."""
     groups: dict[str, list[str]] = {}
     for metric in metrics:
         if reason := refused_in_recipes(metric):
@@ -547,7 +547,7 @@ def _report_row(key: Key) -> list[str]:
 
 
 def _inner_section(model: Model) -> Iterator[str]:
-    """A model inside the report; its docstring tells what its keys' names do not."""
+    """A model inside the report, introduced by its docstring."""
     address = addresses()[model]
     yield heading(address.section, model.__name__)
     if docstring(model):
@@ -568,7 +568,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def stale(folder: Path = FOLDER) -> list[Path]:
-    """The pages of a folder that are not what the models make, or that nothing makes any more."""
+    """The pages of a folder that are out of date, and those that are no longer generated."""
     made = {folder / f"{name}.md": make for name, make in PAGES.items()}
     old = [path for path, make in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != make()]
     return [*old, *sorted(path for path in folder.glob("*.md") if path not in made)]

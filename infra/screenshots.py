@@ -1,9 +1,9 @@
-"""The documentation's pictures, of a store that real runs have filled.
+"""Take the documentation's pictures, from a store with real runs.
 
     python -m infra.screenshots FOLDER
 
-opens the board in FOLDER and follows its links: to the newest report that was approved, and to one that did not pass, of which
-it shows the questions that flipped. Writes docs/images. It needs Debian's chromium.
+opens the board in FOLDER and follows its links to the newest approved report, and to one that did not pass, whose flipped
+questions it shows. It writes docs/images, and needs Debian's chromium.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def _opened(browser: Browser, address: str, size: dict[str, int] = WIDE) -> Page
 
 
 def _board(page: Page) -> None:
-    """With the history that has most to tell."""
+    """Photograph the board with the longest history open."""
     cells = json.loads(page.locator("#data").inner_text())["cells"]
     longest = max(range(len(cells)), key=lambda at: len(cells[at][6]))
     page.locator("#cells th button").nth(longest).click()

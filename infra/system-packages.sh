@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the tests take from Debian: chromium, docker-compose, Ceph's gateway, Docker with a registry, and PostgreSQL. Where this user
+# Debian's packages for the tests: chromium, docker-compose, Ceph's gateway, Docker with a registry, and PostgreSQL. If this user
 # may not install them, their tests skip and say so; in CI that is an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."

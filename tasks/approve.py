@@ -28,7 +28,7 @@ from vllm_qualify.report.model import Report
 
 
 class ReleaseDecision(RunInput):
-    """What a release manager is asked for each report that passed."""
+    """The form that a release manager fills in for each report that passed."""
 
     decision: Literal["approve", "reject"] = Field(description="Whether this configuration may be deployed.")
     name: str = Field(min_length=1, max_length=200, pattern=r"\S", description="Who decides.")
@@ -36,16 +36,16 @@ class ReleaseDecision(RunInput):
 
 
 def ask(published: Published, timeout_s: float) -> Ruling | None:
-    """What a release manager says in a form of Prefect's UI, for which this flow run pauses; None if nobody does in time.
+    """A release manager's decision from a form in Prefect's UI; None if there is none in time. The flow run pauses meanwhile.
 
-    The form is shown again, with the reason, where a name or a reason cannot be kept.
+    If the name or the reason is not valid, the form is shown again and says why.
     """
     deadline, problem, number = time.monotonic() + timeout_s, "", 0
     while (left_s := math.ceil(deadline - time.monotonic())) > 0:
         number += 1
         form = ReleaseDecision.with_initial_data(description=problem + question(published.run.report(), published.page))
         try:
-            # Prefect takes no capitals in a key.
+            # Prefect allows no capital letters in a key.
             given = pause_flow_run(wait_for_input=form, timeout=left_s, key=f"{published.run.id.lower()}-{number}")
         except FlowPauseTimeout:
             _run_again()
@@ -60,30 +60,30 @@ def ask(published: Published, timeout_s: float) -> Ruling | None:
 
 
 def _run_again() -> None:
-    """After a timeout Prefect leaves the flow run paused, and would take no other state of it but a failure."""
+    """Set the flow run to Running. Prefect leaves it paused after a timeout, and accepts no later state but a failure."""
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(flow_run.id), Running(), force=True)
 
 
 def question(report: Report, page: str) -> str:
-    """The text of the form: which report it is about, in Markdown."""
+    """The text of the form, in Markdown: the report's cell, run, outcome, page and gates."""
     gates = [f"- {found.gate.label}: {found.verdict}{' (waived)' if found.waiver else ''}" for found in report.judgement.gates]
     gates += [f"- {gate.label}: not judged, for want of a baseline" for gate in report.judgement.not_judged]
     return "\n".join([f"**{report.plan.cell.id}**, run `{report.run_id}`: {report.outcome}", page, "", *gates])
 
 
 def signing_key(block: str) -> PrivateKey | None:
-    """The key of the environment, else of Prefect's Secret block of this name; None without either.
+    """The key from the environment, else from Prefect's Secret block of this name; None if there is neither.
 
     Raises:
-        CallerError: what is given is no key to sign with.
+        CallerError: the value is not a key that can sign.
     """
     if os.environ.get(PRIVATE_KEY) or os.environ.get(f"{PRIVATE_KEY}_FILE"):
         return private_key()
     try:
         found: Any = Secret.load(block)
     except ValueError as error:
-        # Prefect's way to say that there is no such block.
+        # Prefect raises this if the block does not exist.
         if isinstance(error.__cause__, ObjectNotFound):
             return None
         raise
@@ -92,7 +92,11 @@ def signing_key(block: str) -> PrivateKey | None:
 
 @step("signing key")
 def check_signing_key(block: str, decision_timeout_s: float) -> None:
-    """A key that is no good is told before a server is started; so is a missing one where somebody is to decide."""
+    """Check the signing key before a server starts. The key may be missing only if the flow does not wait for a decision.
+
+    Raises:
+        CallerError: the key is not valid, or it is missing and the flow is to wait for a decision.
+    """
     if signing_key(block) is None and decision_timeout_s:
         problem = "the flow is to wait for a decision, and there is no key to sign an approval with"
         raise CallerError(problem, f"set {PRIVATE_KEY}_FILE, or make the Secret block '{block}'", "decision_timeout_s")
@@ -100,7 +104,7 @@ def check_signing_key(block: str, decision_timeout_s: float) -> None:
 
 @step("automatic approval")
 def automatic_ruling(published: Published, block: str) -> Ruling | None:
-    """The recipe's own approval, where it allows one, every gate was judged and passed by itself, and there is a key."""
+    """The recipe's own approval; None if it allows none, a gate is waived, failed or not judged, or there is no key."""
     report = published.run.report()
     if not (published.passed and report.plan.approval.automatic):
         return None
@@ -116,12 +120,12 @@ def automatic_ruling(published: Published, block: str) -> Ruling | None:
 
 @step("approve")
 def decide_approval(published: Published, wanted: Ruling | None, store: str, block: str) -> Published:
-    """Keep the decision; an approval is signed, and the cell's pointer names it then. What was decided is told.
+    """Store the decision, and return the run with the decision that holds. An approval is signed and enters the cell's pointer.
 
-    Without one, what somebody else decided meanwhile is told; so it is where theirs was the first.
+    If `wanted` is None, or another decision came first, the result has that other decision, if there is one.
 
     Raises:
-        StoreError: the store refuses. TamperedError: what is in it cannot be trusted.
+        StoreError: the store refuses. TamperedError: the store's content cannot be trusted.
     """
     opened = open_store(store)
     cell, run_id = published.run.plan.cell.id, published.run.id
@@ -138,10 +142,10 @@ def decide_approval(published: Published, wanted: Ruling | None, store: str, blo
 
 @step("decide", "{wanted.verdict} {run_id}")
 def decide_report(store: str, run_id: str, wanted: Ruling, block: str) -> None:
-    """What a release manager decided about a published report.
+    """Store a release manager's decision about a published report.
 
     Raises:
-        CallerError: it cannot be approved, or was decided otherwise. OvertakenError, RevokedError: it came too late.
+        CallerError: the report cannot be approved, there is another decision already, or the decision came too late.
         StoreError: there is no such run, or the store refuses.
     """
     opened = open_store(store)
@@ -150,7 +154,7 @@ def decide_report(store: str, run_id: str, wanted: Ruling, block: str) -> None:
 
 
 def _decided(store: Store, run: PublishedRun, wanted: Ruling, block: str) -> str | None:
-    """Why the decision could not be made, though nothing is broken: somebody decided, revoked or published something newer."""
+    """Store the decision; the reason if it is refused (another decision, a revocation, a newer approval), else None."""
     now = datetime.now(UTC)
     try:
         if wanted.verdict == "reject":

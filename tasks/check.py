@@ -1,4 +1,4 @@
-"""Before anything is measured: the recipe, the machine, the engine, the model and the store."""
+"""The checks before anything is measured: recipe, machine, engine, model and store."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from vllm_qualify.recipe.metrics import METRICS
 
 @step("check", "check {recipe}")
 def check(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
-    """The engine, an image's tag as a digest from here on. Raises CallerError, HostError, ReleaseError, StoreError."""
+    """Check the request; the engines, their tags as digests. Raises CallerError, HostError, ReleaseError, StoreError."""
     check_choice(load_recipe(recipe), choice, launch)
     open_store(store).check()
     return find_engines(launch)
@@ -30,9 +30,10 @@ def check(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
 
 @step("provide")
 def provide_engines(engines: Engines) -> float | None:
-    """Images are pulled, verified and tagged; containers that a killed run left are removed. Raises HostError, ReleaseError.
+    """Pull, verify and tag images, and remove containers that a killed run left. Raises HostError, ReleaseError.
 
-    The seconds that the pull of the engine's image took; None without one, and where a pull that broke off left parts of it.
+    Returns the seconds that the pull of the engine's image took. None if nothing was pulled, or if this is a second try:
+    the first one may have pulled a part.
     """
     for line in left_behind(engines.engine.launcher):
         get_run_logger().info(line)
@@ -51,7 +52,7 @@ def plan(
     price_usd_gpu_hour: float | None,
     time_budget_s: float | None = None,
 ) -> list[CellPlan]:
-    """The plans of the chosen cells on this machine; price and budget are over the recipe's. Raises CallerError, HostError."""
+    """The plans of the chosen cells here; price and budget replace the recipe's. Raises CallerError, HostError."""
     machine = read_machine(engines.engine, choice.gpu_type)
     told = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
     plans = [cell.model_copy(update=told) for cell in plan_cells(load_recipe(recipe), choice, engines, machine)]
@@ -67,17 +68,17 @@ def plan(
 
 @step("baselines")
 def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[CellPlan]:
-    """The plans with the runs that they are compared with. Raises CallerError, StoreError."""
+    """The plans, each with the baseline run that it is compared with. Raises CallerError, StoreError."""
     opened = open_store(store)
     return [with_baseline(cell, opened, against, get_run_logger().info) for cell in plans]
 
 
 @contextmanager
 def asking(plans: list[CellPlan]) -> Iterator[Question]:
-    """Ask the engine whether it takes what the cells ask of it, while the block starts a server. After it nothing is asked.
+    """Ask the engine whether it accepts the cells' configuration, while the block starts a server. The question ends with it.
 
-    It is asked before the block where its answer is kept, so that nothing is waited for; and where a gate is on the time of a
-    start, which the question would make longer.
+    It is asked before the block in two cases: the answer is already cached, so it costs no time; or a gate is on a start-up
+    time, which the question would make longer.
 
     Raises:
         RecipeError, HostError: as `Question.ask`, before the block.
@@ -98,7 +99,7 @@ def asking(plans: list[CellPlan]) -> Iterator[Question]:
 
 @step("drift", once=True)
 def check_drift(question: Question) -> None:
-    """The cells against the engine's own code, without a GPU; once, since its answer ends a server's start.
+    """Check the cells against the engine's own code, without a GPU. It is not tried again: its answer can end a server's start.
 
     Raises:
         RecipeError, HostError: as `Question.ask`.

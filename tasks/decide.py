@@ -1,4 +1,4 @@
-"""Judge and publish. What passes between tasks is a run's folder: of larger parameters Prefect looks through every part."""
+"""Judge and publish. Tasks pass a run's folder to each other: Prefect inspects every part of a larger parameter."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from vllm_qualify.report.model import Report
 
 @step("judge", "judge {run.plan.cell.id}")
 def judge(run: Run) -> None:
-    """The report of the stages that the run has, in its folder; the verdicts as a table in Prefect's UI."""
+    """Judge the run's stages: the report goes to the run's folder, and the verdicts to a table in Prefect's UI."""
     get_run_logger().info("judging (Great Expectations takes some seconds to load)")
     report = judge_run(run, run.stages())
     for gate in report.judgement.gates:
@@ -43,7 +43,7 @@ def _verdicts(report: Report) -> list[dict[str, Any]]:
 
 @step("publish", "publish {run.plan.cell.id}")
 def publish(run: Run, store: str) -> Published:
-    """Its first screen, with the page's link, is in Prefect's UI then. Raises StoreError."""
+    """Publish the run; Prefect's UI then shows the report's first screen and a link to its page. Raises StoreError."""
     report = run.report()
     published = publish_run(report, run, open_store(store))
     cell = report.plan.cell.id

@@ -29,11 +29,11 @@ from vllm_qualify.releases import known
 from vllm_qualify.releases.pinning import pinned
 
 LOOK_EVERY_S = 5.0
-# `tend-fleet` does it within some minutes, where its deployment is scheduled.
+# `tend-fleet` starts a lost run again within some minutes, if its deployment has a schedule.
 STARTED_AGAIN_WITHIN = timedelta(minutes=30)
-# Of every run of this project's on the fleet.
+# The tag of all this project's runs on the fleet.
 TAG = "vllm-qualify"
-# The work queues of a pool of GPUs, the first before the second.
+# The work queues of a GPU pool. Runs in the first queue go first.
 RELEASE, REQUALIFICATION = "release", "requalification"
 CPU, POOL_OF_GPUS = "cpu", "gpu-"
 
@@ -45,7 +45,7 @@ def pool_of(gpu_type: str) -> str:
 
 @step("claim")
 def claim(store: str, release_key: str | None) -> bool:
-    """Whether this flow run is to handle the release that its event is about: another one may have begun. Raises StoreError."""
+    """Whether this flow run handles the release; False if another flow run has already claimed it. Raises StoreError."""
     if release_key is None:
         return True
     opened = open_store(store)
@@ -58,19 +58,19 @@ def claim(store: str, release_key: str | None) -> bool:
 
 @step("resolve")
 def resolve(launch: Launch) -> Launch:
-    """With the images by digest, the same on every host. Raises CallerError, HostError."""
+    """The launch with its images by digest, so that all hosts use the same. Raises CallerError, HostError."""
     return pinned(launch)
 
 
 @step("revision")
 def pin_revision(recipe: str, choice: Choice) -> Choice:
-    """With the model by its commit, the same on every host. Raises CallerError, HostError."""
+    """The choice with the model's commit, so that all hosts use the same. Raises CallerError, HostError."""
     return choice.model_copy(update={"revision": commit_of(load_recipe(recipe), choice)})
 
 
 @step("start", "start on {gpu_type}")
 def start_on_fleet(gpu_type: str, request: dict[str, Any], queue: str) -> UUID:
-    """The run of `qualify-host` that this flow run started on a GPU type, now or at an earlier start; nested in it in the UI.
+    """Start `qualify-host` on a GPU type, or find the run that an earlier start of this flow run made; nested in it in the UI.
 
     Raises:
         CallerError: the GPU type has no deployment.
@@ -80,12 +80,12 @@ def start_on_fleet(gpu_type: str, request: dict[str, Any], queue: str) -> UUID:
         started: Any = run_deployment(
             name,
             parameters={"request": request},
-            # The same run, however often this flow run is started again.
+            # A restart of this flow run gets the same run.
             idempotency_key=f"{flow_run.id}:{gpu_type}:{_digest(request)}",
             work_queue_name=queue,
             tags=[TAG, gpu_type],
             as_subflow=True,
-            # Its own wait would end with what `tend-fleet` starts again, and with a restart of Prefect's server.
+            # No wait here: Prefect's would end with a crash, though `tend-fleet` starts the run again, and with the server.
             timeout=0,
         )
     except ObjectNotFound as error:
@@ -97,7 +97,7 @@ def start_on_fleet(gpu_type: str, request: dict[str, Any], queue: str) -> UUID:
 
 @step("wait", "wait for {gpu_type}", once=True)
 def wait_for_host(gpu_type: str, run: UUID) -> HostOutcome:
-    """How a host's run ended; one that was lost is no end while `tend-fleet` may start it again."""
+    """Wait until a host's run ended; how it ended. It waits on after a loss while `tend-fleet` may start the run again."""
     with get_client(sync_client=True) as client:
         state = _final_state(client, run)
     get_run_logger().info(f"{gpu_type}: {state.name}: {state.message}")
@@ -105,11 +105,11 @@ def wait_for_host(gpu_type: str, run: UUID) -> HostOutcome:
 
 
 def run_on_fleet(requests: dict[str, dict[str, Any]], queue: str) -> State[list[Published]]:
-    """Qualify on a host of each GPU type; the state tells what became of all.
+    """Qualify on a host of each GPU type; the state gives the outcome of every host.
 
     Raises:
         CallerError: a GPU type has no deployment.
-        HostError: a run came to no verdict; the others were waited for.
+        HostError: a run ended without a verdict. All other runs have ended too.
     """
     runs = {gpu_type: start_on_fleet(gpu_type, request, queue) for gpu_type, request in requests.items()}
     ended = {gpu_type: wait_for_host(gpu_type, run) for gpu_type, run in runs.items()}
@@ -129,10 +129,10 @@ def _final_state(client: SyncPrefectClient, run_id: UUID) -> State[Any]:
         run: FlowRun = patiently(partial(client.read_flow_run, run_id))
         if run.state and run.state.is_final() and not _may_start_again(run, run.state):
             return run.state
-        # It takes minutes to hours; whoever watches it looks at the run itself.
+        # A run takes minutes to hours, so a slow poll does no harm.
         time.sleep(LOOK_EVERY_S)
 
 
 def _may_start_again(run: FlowRun, state: State[Any]) -> bool:
-    """What was lost is no end as long as `tend-fleet` may still come to it."""
+    """Whether a run was lost so recently that `tend-fleet` may still start it again."""
     return bool(why_lost(run)) and datetime.now(UTC) - state.timestamp < STARTED_AGAIN_WITHIN

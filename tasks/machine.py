@@ -1,4 +1,4 @@
-"""A machine belongs to one qualification at a time: by a lease that the whole fleet sees, and by a lock that is certain."""
+"""One qualification at a time holds a machine: by a lease, which the whole fleet sees, and by a lock, which is certain."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +14,16 @@ from vllm_qualify.engine.host_lock import holding_machine, machine_name
 from vllm_qualify.engine.launch import left_behind
 from vllm_qualify.engine.launchers import LauncherName
 
-# The shortest that Prefect takes. It is renewed while the machine is held, and ends by itself after a crash.
+# The shortest lease that Prefect allows. It is renewed while the machine is held. After a crash it expires.
 LEASE_S = 60.0
 ALONE_WITHIN_S = 5.0
 
 
 @contextmanager
 def machine(who: str, launcher: LauncherName) -> Iterator[None]:
-    """This machine for the length of the block, and nothing of a killed run on it.
+    """Hold this machine for the length of the block, and first remove what a killed run left on it.
 
-    A lease that could not be renewed, for want of a Prefect server, does not end the block: the machine's own lock still holds.
+    If the lease cannot be renewed because Prefect's server is away, the block goes on: the machine's own lock still holds.
 
     Raises:
         HostError: Docker Engine does not answer, or the lock cannot be written.
@@ -42,7 +42,7 @@ def _held(who: str) -> Iterator[None]:
 
 @contextmanager
 def _leased() -> Iterator[None]:
-    """Where there is a server that others use too."""
+    """Hold the machine's lease, if there is a Prefect server that others use too."""
     if get_current_settings().api.url is None:
         yield
         return
@@ -54,7 +54,7 @@ def _leased() -> Iterator[None]:
 
 @contextmanager
 def alone(name: str) -> Iterator[bool]:
-    """Whether no other run is within a block of this name; none is then, for the length of this one."""
+    """True if no other run holds this name. This run then holds it for the length of the block."""
     _make_limit(name)
     try:
         with concurrency(name, occupy=1, timeout_seconds=ALONE_WITHIN_S, lease_duration=LEASE_S, strict=True):
@@ -73,5 +73,5 @@ def _make_limit(name: str) -> None:
             try:
                 client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
             except ObjectAlreadyExists:
-                # Another run of this machine's was the first.
+                # Another run on this machine created it first.
                 return

@@ -1,4 +1,4 @@
-"""The stages that need the server: serve, smoke, accuracy, load. One that was taken over is not measured again."""
+"""The stages that need the server: serve, smoke, accuracy, load. A stage that was taken over is not measured again."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,12 +23,12 @@ from vllm_qualify.publish.store import open_store
 from vllm_qualify.qualification import Run, lacking, start_run
 from vllm_qualify.recipe.metrics import Stage
 
-# Beside the time that a recipe gives a start: the engine is asked for ten minutes at most, and then the server is stopped.
+# In addition to the recipe's startup_timeout_s: up to ten minutes for the drift check, and the time to stop the server.
 OTHER_WAITS_S = 900.0
 
 
 def answered(runs: list[Run], question: Question) -> None:
-    """Wait until the engine has said that it takes the recipe; what it could not tell goes to the runs' plans.
+    """Wait until the engine has accepted the recipe. What it could not check is noted in the runs' plans.
 
     Raises:
         RecipeError, HostError: as `Question.ask`.
@@ -39,10 +39,10 @@ def answered(runs: list[Run], question: Question) -> None:
 
 @contextmanager
 def serving(runs: list[Run], port: int | None, store: str, question: Question) -> Iterator[Served]:
-    """The server of several cells, with its tools, for the length of the block; then each one's evidence of it.
+    """Serve several cells for the length of the block, with the measuring tools; then save each cell's evidence of the server.
 
     Raises:
-        QualifyError: it does not start, or ended by itself, or as `answered`.
+        QualifyError: the server does not start, or ended on its own; or as `answered`.
     """
     first, started_at = runs[0], datetime.now(UTC)
     folder = stages.stage_folder(first.evidence, "serve")
@@ -67,7 +67,7 @@ def serving(runs: list[Run], port: int | None, store: str, question: Question) -
 
 @step("fit", "fit {run.plan.cell.id}", once=True)
 def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
-    """Find what the profile leaves open, and plan with it. Raises QualifyError."""
+    """Find the server arguments that the profile's fit asks for, and plan with them. Raises QualifyError."""
     take_over_fit(run, store, reuse)
     _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller(), question))
     found = stages.found_by_fit(run.evidence).found
@@ -77,20 +77,20 @@ def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
 
 @step("warm starts", "warm starts of {run.plan.cell.id}", once=True)
 def start_again(run: Run) -> None:
-    """The server starts once more for each warm start, and nothing is asked of it. Raises QualifyError."""
+    """Start the server once for each warm start, and send it no load. Raises QualifyError."""
     stages.start_again(run.plan, stages.stage_folder(run.evidence, "serve"), teller())
 
 
 @step("take over", "take over the fit of {run.plan.cell.id}")
 def take_over_fit(run: Run, store: str, reuse: Reuse) -> None:
-    """A fit of the same inputs, from the store. Raises StoreError."""
+    """Take a fit of the same inputs from the store, if there is one. Raises StoreError."""
     if before := take_over(open_store(store), "fit", run.plan, run.evidence, reuse):
         run.save_stage(before)
 
 
 @step("baseline", "baseline {run.plan.cell.id}")
 def bring_baseline(run: Run, store: str) -> StageEvidence:
-    """The evidence of the run that this one is compared with. Raises StoreError."""
+    """Fetch the baseline's evidence. Raises StoreError."""
     brought = partial(bring, run.plan, open_store(store))
     return _once(run, "baseline", store, lambda: stages.baseline_stage(run.plan, run.evidence, brought))
 
@@ -102,7 +102,7 @@ def smoke_test(served: Served, run: Run, store: str) -> StageEvidence:
 
 @step("accuracy", "accuracy {run.plan.cell.id}", once=True)
 def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
-    """Of the server's first cell, where all that determines it is the same, the answers are taken over."""
+    """Measure accuracy; or take over the answers of the server's first cell, if everything that determines them is the same."""
     plan, evidence = run.plan, run.evidence
 
     def measure() -> StageEvidence:
@@ -147,7 +147,7 @@ def measure_sweep(served: Served, run: Run, store: str) -> StageEvidence:
 
 
 def _once(run: Run, stage: Stage, store: str, measure: Callable[[], StageEvidence]) -> StageEvidence:
-    """The run's stage; measured, and kept in the store, where the run does not have it yet."""
+    """The run's stage. If the run does not have it yet, it is measured and kept in the store."""
     return run.stage(stage) or _save(run, measure(), store)
 
 
@@ -160,6 +160,6 @@ def _save(run: Run, stage: StageEvidence, store: str) -> StageEvidence:
 
 @step("keep", "keep {stage} of {run.plan.cell.id}")
 def keep_stage(run: Run, stage: Stage, store: str) -> None:
-    """A finished stage goes to the store, so that a later start of this flow run finds it. Raises StoreError."""
+    """Put a finished stage into the store, so that a later start of this flow run finds it. Raises StoreError."""
     (finished,) = (each for each in run.stages() if each.stage == stage)
     keep(open_store(store), run.plan, finished, run.evidence)

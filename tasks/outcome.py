@@ -1,4 +1,4 @@
-"""What became of a flow run's cells, as its final state: the UI colours it by its type, automations match its name."""
+"""The outcome of a flow run's cells, as its final state. The UI colours the state by its type; automations match its name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from vllm_qualify.recipe.values import Frozen
 NOT_PASSED, INVALID, INCONCLUSIVE, REJECTED = "NotPassed", "Invalid", "Inconclusive", "Rejected"
 AWAITING, APPROVED, COVERED = "AwaitingDecision", "Approved", "NothingToDo"
 OF_VERDICT: dict[Verdict, str] = {"fail": NOT_PASSED, "invalid": INVALID, "inconclusive": INCONCLUSIVE}
-# Of type Failed, which is red in the UI. Nothing is broken, so that nothing of it is started again.
+# These are of type Failed, which is red in the UI. Nothing is broken, so these runs are not started again.
 NOT_TO_DEPLOY = (NOT_PASSED, INVALID, INCONCLUSIVE, REJECTED)
-# A run of several cells has the name of the first of these that one of them has.
+# The state of a run with several cells has the first of these names that one of its cells has.
 WORST_FIRST = (*NOT_TO_DEPLOY, AWAITING, APPROVED, COVERED)
 
 
@@ -28,7 +28,7 @@ class HostOutcome(Frozen):
 
 
 def state_of(reported: list[Published]) -> State[list[Published]]:
-    """Of a run that qualified cells on its machine; the state's result are their reports."""
+    """The final state of a run that qualified cells on its own machine. The state's result is their reports."""
     if not reported:
         return nothing_to_do("the approval of every cell still covers it")
     message = "\n".join(line for each in reported for line in _lines(each))
@@ -36,7 +36,7 @@ def state_of(reported: list[Published]) -> State[list[Published]]:
 
 
 def state_of_fleet(ended: Mapping[str, HostOutcome]) -> State[list[Published]]:
-    """Of a run whose cells were qualified on hosts, by GPU type; their reports are where the hosts' messages say."""
+    """The final state of a run whose cells were qualified on hosts. The hosts' messages say where the reports are."""
     message = "\n".join(f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in ended.items())
     return _state([each.name for each in ended.values()], message, [])
 
@@ -46,7 +46,7 @@ def nothing_to_do(why: str) -> State[list[Published]]:
 
 
 def was_qualified(state: State[Any]) -> bool:
-    """Whether a run came to its end, whatever its verdicts are."""
+    """Whether a run came to verdicts, whatever they are."""
     return state.is_completed() or state.name in NOT_TO_DEPLOY
 
 

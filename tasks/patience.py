@@ -1,4 +1,4 @@
-"""Prefect's server may be away for a while, and is then asked again: a restart of it must not end what runs for hours."""
+"""Try requests to Prefect's server again while it is away: a restart of the server must not end a run of several hours."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ PATIENCE_S, ASK_EVERY_S = 1800.0, 5.0
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """What `ask` gives, as soon as the server answers. Raises what `ask` raises after half an hour without an answer."""
+    """The result of `ask`, as soon as the server answers. After half an hour without an answer, raises the error of `ask`."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -26,5 +26,5 @@ def patiently(ask: Callable[[], T]) -> T:
 
 
 def is_away(error: httpx.TransportError | httpx.HTTPStatusError) -> bool:
-    """Whether Prefect's server is only not there for the moment."""
+    """Whether the error says that Prefect's server is away for the moment."""
     return isinstance(error, httpx.TransportError) or error.response.status_code >= 500

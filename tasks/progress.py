@@ -1,4 +1,4 @@
-"""Progress of long steps, told in the run's log."""
+"""Progress of long steps, in the run's log."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ TELL_EVERY_S = 5.0
 
 
 def counter(what: str, things: str) -> Progress:
-    """Tells `what: 225 of 500 things, 31 s` at most every TELL_EVERY_S, and at the end."""
+    """Logs `what: 225 of 500 things, 31 s` at most every TELL_EVERY_S, and at the end."""
     logger = get_run_logger()
     started = last = time.monotonic()
 
@@ -27,13 +27,13 @@ def counter(what: str, things: str) -> Progress:
 
 
 def line_teller() -> Callable[[str], None]:
-    """Tells every line, whole."""
+    """Logs every line, whole."""
     logger = get_run_logger()
     return lambda line: logger.info(redact(line))
 
 
 def teller() -> Callable[[str], None]:
-    """Tells lines as they come, at most one every TELL_EVERY_S."""
+    """Logs at most one line every TELL_EVERY_S, and drops the others. A line is cut after 160 characters."""
     logger = get_run_logger()
     last = 0.0
 

@@ -1,4 +1,4 @@
-"""New releases seen, and told as Prefect's events, from which automations start their qualification."""
+"""Find new releases, and report each as a Prefect event. An automation then starts its qualification."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -18,13 +18,13 @@ from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import ImageSource, ModelSource, Source
 from vllm_qualify.releases.upstream import found_at
 
-# The event's name, by which the automation of deployments/setup.py knows it.
+# The event's name; the automation of deployments/setup.py matches it.
 NEW_RELEASE = "vllm-qualify.release.new"
 
 
 @step("sources", "sources of {recipe}")
 def sources(recipe: str, repository: str, rule: VersionRule) -> list[Source]:
-    """Where a recipe's releases appear: the engine's images, and the models of the hub that it serves. Raises CallerError."""
+    """Where a recipe's releases appear: the engine's images, and the recipe's models on the hub. Raises CallerError."""
     loaded = load_recipe(recipe).recipe
     hub = {(variant.model, variant.revision) for variant in loaded.variants.values() if not variant.is_local}
     models = [ModelSource(name=model, revision=revision, recipe=loaded.name) for model, revision in sorted(hub, key=str)]
@@ -32,7 +32,7 @@ def sources(recipe: str, repository: str, rule: VersionRule) -> list[Source]:
 
 
 def choice_of(recipe: str, source: Source, sighting: Sighting) -> Choice:
-    """Of a new revision the variant that serves the model, at that revision; of a new image the recipe's own."""
+    """For a new model revision: the variant that serves the model, at that revision. For a new image: the recipe's defaults."""
     if isinstance(source, ImageSource):
         return Choice()
     variants = load_recipe(recipe).recipe.variants
@@ -52,7 +52,7 @@ def gpu_types_of(recipe: str, wanted: list[str]) -> list[str]:
 
 
 def image_of(source: Source, sighting: Sighting, repository: str, rule: VersionRule) -> str:
-    """The new image, or for a new model the newest one; by tag and digest. Raises CallerError, HostError."""
+    """The image by tag and digest: the new one, or for a new model the newest one. Raises CallerError, HostError."""
     if isinstance(source, ImageSource):
         return f"{source.name}:{sighting.tags[0]}@{sighting.identity}"
     found = releases_in(repository, rule)
@@ -63,7 +63,7 @@ def image_of(source: Source, sighting: Sighting, repository: str, rule: VersionR
 
 @step("look", "look at {source.name}")
 def look(source: Source, store: str, backfill: bool) -> list[Sighting]:
-    """What of the source is new and to be told. Raises CallerError, HostError, StoreError."""
+    """The releases of the source that have no event yet. Raises CallerError, HostError, StoreError."""
     found = found_at(source)
     due = known.look(open_store(store), source, found, datetime.now(UTC), backfill)
     get_run_logger().info(f"{source.name} has {len(found)} releases, of which {len(due)} are to be told")
@@ -72,13 +72,13 @@ def look(source: Source, store: str, backfill: bool) -> list[Sighting]:
 
 @step("tell")
 def tell(source: Source, sighting: Sighting, request: dict[str, Any], store: str) -> None:
-    """Emit the event of a release, with the request that qualifies it; then note that it was emitted.
+    """Emit the event of a release, with the request that qualifies it; then note in the store that it was emitted.
 
-    The server has taken the event when this returns. Without a note, after a crash, it is emitted again: of several runs one
-    claims it.
+    The server has the event when this returns. After a crash before the note, the event is emitted again. Only one of the
+    runs that it starts claims the release.
 
     Raises:
-        StoreError: it cannot be noted.
+        StoreError: the note cannot be written.
     """
     event = Event(
         id=sighting.event_id,

@@ -1,4 +1,4 @@
-"""Which cells a requalification looks at: those that are approved, each with the image that its tag means by now."""
+"""The cells that a requalification checks: all approved ones. An image's tag is resolved again and may now name a newer one."""
 
 from prefect import get_run_logger
 
@@ -19,7 +19,7 @@ def approved_cells(recipe: str, store: str) -> list[tuple[str, Choice, Launch]]:
     """GPU type, choice and launch of each cell of a recipe that was approved and not revoked since.
 
     Raises:
-        CallerError: no such recipe. TamperedError, StoreError: what is in the store cannot be trusted or read.
+        CallerError: no such recipe. TamperedError, StoreError: the store's content cannot be trusted or read.
     """
     opened, folder = open_store(store), f"approvals/{load_recipe(recipe).recipe.name}/"
     found = []
@@ -36,7 +36,7 @@ def approved_cells(recipe: str, store: str) -> list[tuple[str, Choice, Launch]]:
 
 
 def launch_of(plan: CellPlan) -> Launch:
-    """As it was launched; an image by its tag where it had one."""
+    """The launch of the approved run; an image by its tag, if it had one."""
     engine, client = plan.server.engine, plan.client_image
     return Launch(
         launcher=engine.launcher,

@@ -1,4 +1,4 @@
-"""What a rerun need not do again: finished stages, published runs, cells whose approval still covers them."""
+"""What a rerun need not repeat: finished stages, published runs, and cells that an approval still covers."""
 
 from datetime import UTC, datetime
 
@@ -27,16 +27,16 @@ from vllm_qualify.qualification import (
 
 @step("take over", "take over {run.plan.cell.id}")
 def take_over(run: Run, store: str, reuse: Reuse) -> None:
-    """Finished stages of the same inputs, from the store. Raises StoreError."""
+    """Take finished stages of the same inputs from the store. Raises StoreError."""
     for stage in take_over_stages(run, open_store(store), reuse):
         get_run_logger().info(f"{stage.stage} was measured by run {stage.taken_from}, and is taken over")
 
 
 @step("still to do")
 def still_to_do(plans: list[CellPlan], published: list[Published], store: str, renew_days: int | None) -> list[CellPlan]:
-    """The cells of which nothing was published yet, without those whose approval holds for more than `renew_days`.
+    """The cells that are not published yet, without those whose approval holds for more than `renew_days`.
 
-    For None no approval is looked at. Raises StoreError.
+    If `renew_days` is None, approvals are ignored. Raises StoreError.
     """
     done = {each.run.plan.cell.id for each in published}
     unpublished = [plan for plan in plans if plan.cell.id not in done]
@@ -55,7 +55,7 @@ def still_to_do(plans: list[CellPlan], published: list[Published], store: str, r
 
 @step("published before")
 def published_before(plans: list[CellPlan], store: str) -> list[Published]:
-    """What this flow run had published before it was broken off, and started again. Raises StoreError."""
+    """The runs that an earlier start of this flow run published. Raises StoreError."""
     if not has_server() or not (flow_run.run_count or 0) > 1:
         return []
     opened = open_store(store)
@@ -65,14 +65,14 @@ def published_before(plans: list[CellPlan], store: str) -> list[Published]:
 
 @step("attempt")
 def begin_attempt(plans: list[CellPlan], store: str) -> None:
-    """Note which runs are this flow run's. Raises StoreError."""
+    """Note in the store which runs belong to this flow run. Raises StoreError."""
     if has_server():
         for plan in plans:
             note_attempt(open_store(store), flow_run.id, plan)
 
 
 def has_server() -> bool:
-    """Whether Prefect's server outlives this flow run, so that a broken-off run can be started again."""
+    """Whether Prefect's server outlives this flow run, so that the run can be started again."""
     return get_current_settings().api.url is not None
 
 

@@ -1,7 +1,7 @@
 """How every task is run: when it is tried again, how long it may take, and contexts whose beginning is a task.
 
-No task is cached: to find a result again Prefect hashes all inputs of every call, plans and reports too, and what a run has
-measured is in its folder.
+No task is cached. A cache would make Prefect hash all inputs of every call, plans and reports too. It is not needed: a run's
+measurements are in its folder.
 """
 
 import time
@@ -23,19 +23,19 @@ from vllm_qualify.errors import HostError, QualifyError, ReleaseError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# 4, 8, 16 and 32 s on average, so that many hosts do not ask at the same moments.
+# 4, 8, 16 and 32 s on average, with jitter, so that hosts do not all retry at the same moment.
 RETRIES, FIRST_DELAY_S, JITTER = 4, 4.0, 0.5
-# Who asks for a longer wait is not asked again by this run.
+# If an error asks for a longer wait, the task is not tried again.
 LONGEST_WAIT_S = 300.0
 
 
 def step(name: str, run_name: str | None = None, *, once: bool = False) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """A task that is tried again where its error says that this may help (`may_pass`).
+    """A task that is tried again if its error says that this may help (`may_pass`).
 
-    With `once` it never is: for what measures, since a second measurement would hide how the first one ended.
+    With `once` it is never tried again. Measuring tasks use it, since a second measurement would hide how the first one ended.
 
-    There is no time limit here. What a task waits for (a request, a tool, a server's start) has a limit of its own, and its
-    error tells what did not answer. `in_time` is for what has a longest time by the plan.
+    There is no time limit here. Everything that a task waits for (a request, a tool, a server's start) has a limit of its own,
+    and its error says what did not answer. Use `in_time` for work whose longest time follows from the plan.
     """
     return task(
         name=name,
@@ -49,7 +49,7 @@ def step(name: str, run_name: str | None = None, *, once: bool = False) -> Calla
 
 
 def may_pass(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001  (Prefect's signature)
-    """Whether what stopped a task may be gone soon, by the error's own word; a wait that the error names is over then."""
+    """Whether to try a task again, as its error says. If the error names a wait, this function waits first."""
     error = state.data
     if isinstance(error, httpx.TransportError | httpx.HTTPStatusError):
         return is_away(error)
@@ -63,12 +63,12 @@ def may_pass(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool
 
 
 def in_time(work: Task[P, R], timeout_s: float) -> Callable[P, R]:
-    """A task that is ended after `timeout_s`. Prefect can only do so in the main thread, which runs the flow.
+    """The task with a time limit. Prefect can end a task only in the main thread, which runs the flow.
 
-    What it holds is closed on the way out, like after any error.
+    The task's contexts are closed, as after any other error.
 
     Raises:
-        HostError: the time was over; and whatever the task raises.
+        HostError: the time was over. Any error of the task is raised too.
     """
     limited = work.with_options(timeout_seconds=timeout_s)
 
@@ -84,12 +84,12 @@ def in_time(work: Task[P, R], timeout_s: float) -> Callable[P, R]:
 
 @contextmanager
 def beginning(name: str, enter: Callable[[], AbstractContextManager[R]], timeout_s: float | None = None) -> Iterator[R]:
-    """The context that `enter` makes, for the length of the block; its beginning is a task, with a name and a duration.
+    """Hold the context that `enter` makes for the length of the block. Its beginning is a task, with a name and a duration.
 
-    It belongs to the flow, and so does what it logs: Prefect ends with a task the leases that were taken in the task's context.
+    The context and its logs belong to the flow: when a task ends, Prefect ends all leases that the task's context took.
 
     Raises:
-        QualifyError: as the context; or as `in_time`.
+        QualifyError: as the context, or as `in_time`.
     """
     with ExitStack() as stack:
         flow_context = copy_context()

@@ -1,4 +1,4 @@
-"""Runs whose process, worker or host was lost: Prefect's server would show them as running for ever."""
+"""Find runs whose process, worker or host was lost. Prefect's server would show them as running for ever."""
 
 import time
 from collections.abc import Iterable
@@ -27,14 +27,14 @@ from vllm_qualify.recipe.values import Frozen
 FLOWS = ("qualify-release", "qualify-host", "watch-releases", "requalify", "decide", "tend-fleet")
 HEARTBEAT = "prefect.flow-run.heartbeat"
 GIVEN_UP = "given up"
-# Of runs that ended, how long ago.
+# How far back to look for runs that ended, and how many runs to read in one request.
 LOOK_BACK, PAGE = timedelta(hours=6), 200
-# How a flow ends whose Prefect server was away for longer than its client asks: nothing is wrong with what it did.
+# The errors of a flow whose Prefect server was away for longer than its client retries. Nothing is wrong with the flow.
 SERVER_WAS_AWAY = ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "RemoteProtocolError")
 
 
 class Lost(Frozen):
-    """A run as it was seen, in which state, and why it is lost. One that `can_start` is of a deployment, and of no schedule."""
+    """A lost run, the state in which it was found, and the reason. It `can_start` if it has a deployment and no schedule."""
 
     run_id: UUID
     name: str
@@ -46,13 +46,13 @@ class Lost(Frozen):
 
 @step("lost runs")
 def lost_runs(silent_s: float, confirm_s: float, settled_s: float) -> list[Lost]:
-    """What crashed, what could not reach the server at its end, and what has given no sign of life for so long, twice."""
+    """The runs that crashed, that could not reach the server at their end, or that were found silent twice."""
     with get_client(sync_client=True) as client:
         ended = [_lost(run, why) for run in _recently_ended(client, settled_s) if (why := why_lost(run))]
         silent = _silent(client, _under_way(client), silent_s)
         if silent:
             get_run_logger().info(f"{len(silent)} runs are silent; listening for another {confirm_s:.0f} s")
-            # The server may have been away itself.
+            # The server may have been away, and so have missed heartbeats.
             time.sleep(confirm_s)
             silent = _silent(client, [client.read_flow_run(run.id) for run in silent], silent_s)
     return [*ended, *(_lost(run, f"no sign of life for {silent_s:.0f} s") for run in silent)]
@@ -71,9 +71,10 @@ def _lost(run: FlowRun, because: str) -> Lost:
 
 @step("start again", "start {lost.name} again")
 def start_again(lost: Lost, most_starts: int) -> None:
-    """A run of a deployment is taken up by whatever worker is next; what it had finished, it finds again.
+    """Start a lost run again: the next free worker takes it, and it takes over its finished stages.
 
-    A schedule starts its own runs, and a run within another one is started again by that: they are only told to be lost.
+    Runs of a schedule, and runs without a deployment, are only marked as crashed: the schedule starts new runs, and the outer
+    flow starts its inner runs again.
     """
     told = f"infrastructure: {lost.because}"
     if not lost.can_start:
@@ -83,14 +84,17 @@ def start_again(lost: Lost, most_starts: int) -> None:
     else:
         state = AwaitingRetry(message=f"{told}; started again")
     with get_client(sync_client=True) as client:
-        # Otherwise it has gone on meanwhile.
+        # If the state differs, the run has gone on meanwhile.
         if client.read_flow_run(lost.run_id).state_id == lost.state_id:
             client.set_flow_run_state(lost.run_id, state, force=lost.starts >= most_starts)
             get_run_logger().warning(f"{lost.name} ({lost.run_id}): {state.name}: {state.message}")
 
 
 def _recently_ended(client: SyncPrefectClient, settled_s: float) -> list[FlowRun]:
-    """Without those that were heard since: a worker that is late told of a crash before the start that goes on now."""
+    """The runs that ended recently, without those that sent a heartbeat since.
+
+    Such a run goes on: a worker reported late that an earlier start of it crashed.
+    """
     now = datetime.now(UTC)
     found = _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=now - LOOK_BACK)
     settled = [run for run in found if run.state and now - run.state.timestamp > timedelta(seconds=settled_s)]
@@ -98,7 +102,7 @@ def _recently_ended(client: SyncPrefectClient, settled_s: float) -> list[FlowRun
 
 
 def why_lost(run: FlowRun) -> str:
-    """Why a run that ended is to be started again; empty if it is not."""
+    """Why a run that ended should be started again; empty if it should not."""
     told = (run.state.message if run.state else None) or ""
     is_verdict = run.state is not None and run.state.name in NOT_TO_DEPLOY
     if run.deployment_id is None or run.auto_scheduled or GIVEN_UP in told or is_verdict:
@@ -113,7 +117,7 @@ def _under_way(client: SyncPrefectClient) -> list[FlowRun]:
 
 
 def _runs(client: SyncPrefectClient, types: list[StateType], ended_after: datetime | None = None) -> list[FlowRun]:
-    """All of this project's flows."""
+    """The runs of this project's flows in these states."""
     of = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
         end_time=FlowRunFilterEndTime(after_=ended_after) if ended_after else None,

@@ -1,8 +1,8 @@
-"""Webhooks of registries and of the model hub: whoever shows the secret makes the fleet look at its sources.
+"""Webhooks of registries and of the model hub: a request with the right secret makes the fleet look for new releases.
 
     uvicorn tasks.webhooks:app --port 8300
 
-Nothing that a sender says is read: the look itself asks the registry and the hub. A sender must show what is in
+The body of a webhook is not read: the fleet itself asks the registry and the hub. A sender must send the secret of
 VLLM_QUALIFY_WEBHOOK_SECRET. Hugging Face sends it in a header of its own, a registry and Harbor in `Authorization`. Docker Hub
 sends no header: its secret can only be a part of the webhook's address, /webhooks/SECRET.
 """
@@ -17,7 +17,7 @@ from prefect import get_client
 from prefect.states import Scheduled
 
 SECRET, WATCHING = "VLLM_QUALIFY_WEBHOOK_SECRET", "watch-releases/watch"
-# One push is many webhooks, of layers, tags and pulls. Those of half a minute share the look at its end, which sees them all.
+# One push causes many webhooks, of layers, tags and pulls. All webhooks of half a minute share one look, at its end.
 LOOK_EVERY_S = 30
 
 app = FastAPI(title="vllm-qualify webhooks", docs_url=None, redoc_url=None, openapi_url=None)
@@ -31,7 +31,7 @@ def health() -> dict[str, str]:
 @app.post("/webhooks", status_code=202)
 @app.post("/webhooks/{secret}", status_code=202)
 def webhook(request: Request, secret: str = "") -> dict[str, str]:
-    """When the sources will be looked at, as an ISO time."""
+    """Plan a look at the sources; when it will be, as an ISO time."""
     _check_secret(secret or _secret_in(request.headers), os.environ.get(SECRET, ""))
     look_at = _end_of_slot(datetime.now(UTC))
     _look(look_at)
@@ -39,12 +39,12 @@ def webhook(request: Request, secret: str = "") -> dict[str, str]:
 
 
 def _secret_in(headers: Mapping[str, str]) -> str:
-    """What a sender shows; empty without one."""
+    """The secret that the sender sent; empty if there is none."""
     return headers.get("x-webhook-secret") or headers.get("authorization", "").removeprefix("Bearer ")
 
 
 def _check_secret(shown: str, expected: str) -> None:
-    """The time that it takes tells nothing of the secret."""
+    """Check the secret in constant time, so that the duration tells nothing about it. Raises HTTPException."""
     if not expected:
         raise HTTPException(503, f"no secret is set for webhooks: set {SECRET} here, and the same at the sender")
     if not hmac.compare_digest(shown.encode(), expected.encode()):
@@ -56,7 +56,7 @@ def _end_of_slot(now: datetime) -> datetime:
 
 
 def _look(at: datetime) -> None:
-    """One run for all webhooks of a slot: Prefect makes a run of the same key once."""
+    """Plan one run for all webhooks of a slot: Prefect makes only one run for a key."""
     key = f"webhook {at.isoformat()}"
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name(WATCHING)

@@ -1,4 +1,4 @@
-"""This project's accuracy gates on builds that are made up, beside the peers' on the same builds."""
+"""Simulate accuracy gates: this project's and its peers', on the same made-up builds."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from vllm_qualify.judge.verdict import Checks, Verdict, decide
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 
 MOST_REPETITIONS = Accuracy(num_questions=1).most_repetitions
-# What the absolute gate of one run lets a score be below its reference: as TensorRT-LLM's threshold on 1,319 questions.
+# How far below its reference the absolute gate lets a score of one run be: as TensorRT-LLM's threshold on 1,319 questions.
 ABSOLUTE_MARGIN = 0.032
 
 Gate = str
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """One release at one gate: its verdict, after how many answers of the candidate, of how many that were allowed."""
+    """One release at one gate: its verdict, the answers of the candidate that were used, and the answers that were allowed."""
 
     verdict: Verdict
     asked: int
@@ -45,7 +45,7 @@ class Ended(NamedTuple):
 
 
 def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels], *, beside_peers: bool) -> dict[Gate, Ended]:
-    """One candidate at the paired gate, judged at each of the named levels of the gate; or beside the gates of one run."""
+    """Judge one candidate at the paired gate, at each of the named levels; with `beside_peers` also at the gates of one run."""
     chances = worlds.builds(rng, setting.questions, setting.flips, setting.lost)
     ended = compared(rng, setting, chances, levels)
     return ended | _of_one_run(rng, chances, levels) if beside_peers else ended
@@ -60,7 +60,7 @@ def _of_one_run(rng: np.random.Generator, chances: worlds.Pair, levels: dict[str
 
 
 def compared(rng: np.random.Generator, setting: Setting, chances: worlds.Pair, levels: dict[str, Levels]) -> dict[Gate, Ended]:
-    """The paired comparison from the baseline's first repetition on; it ends when it is decided at each of the levels."""
+    """The paired comparison, with a new baseline. It ends when it is decided at each of the levels."""
     baseline = establish(rng, chances.baseline, setting.margin)
     asked_before = int(baseline.asked.max())
     planned = looks(setting.questions, _needed(baseline, setting.margin))
@@ -80,7 +80,7 @@ def compared(rng: np.random.Generator, setting: Setting, chances: worlds.Pair, l
 
 
 def establish(rng: np.random.Generator, chance: worlds.Chances, margin: float) -> Answers:
-    """A baseline: all questions LEAST_REPETITIONS times, and on until it was asked as often as its own noise calls for."""
+    """A baseline: all questions LEAST_REPETITIONS times, then again until its repetitions are enough for its own noise."""
     total, repetitions = np.zeros(len(chance)), 0
     while True:
         total, repetitions = total + worlds.answered(rng, chance), repetitions + 1
@@ -90,13 +90,13 @@ def establish(rng: np.random.Generator, chance: worlds.Chances, margin: float) -
 
 
 def _needed(baseline: Answers, margin: float) -> int:
-    """As `compare.baseline_repetitions` has it."""
+    """As `compare.baseline_repetitions`."""
     return min(paired.repetitions_for(margin, baseline.noise, len(baseline.asked)), MOST_REPETITIONS)
 
 
 @cache
 def looks(questions: int, repetitions: int) -> tuple[int, ...]:
-    """After how many answers the gates are looked at."""
+    """The numbers of answers after which the gates are judged."""
     settings = Accuracy(num_questions=questions)
     found = answers.steps(settings, questions, repetitions, sequential=True)
     return tuple(itertools.accumulate(len(step.questions) for step in found))
@@ -119,12 +119,12 @@ def bounds(planned: Sequence[int], questions: int, baseline_repetitions: int, le
 
 
 def below(interval: Interval, bound: float) -> Verdict:
-    """The product's verdict of a value that may not be above its bound."""
+    """The product's verdict on a value that may not be above its bound."""
     return _decided(surely=interval.upper <= bound, maybe=interval.lower <= bound)
 
 
 def _absolute(right: int, questions: int, reference: float, levels: Levels) -> Verdict:
-    """By bounds for one look, as without a baseline."""
+    """The verdict of the absolute gate: bounds for one look, no baseline."""
     interval, bound = share_interval(right, questions, _once(levels)), reference - ABSOLUTE_MARGIN
     return _decided(surely=interval.lower >= bound, maybe=interval.upper >= bound)
 
@@ -139,9 +139,10 @@ def _decided(*, surely: bool, maybe: bool) -> Verdict:
 
 
 def fixed_answers(setting: Setting, wrong_pass: float, undecided: float, baseline_repetitions: int) -> float:
-    """How many answers of the candidate to each question a comparison without early looks needs for the two error rates.
+    """How many answers to each question a candidate needs for the two error rates, without early looks.
 
-    Undecided are releases without a loss. Infinite where no number reaches the rates, as the baseline was asked too seldom.
+    `undecided` is the rate among releases without a loss. The result is infinite if the baseline has too few repetitions to
+    reach the rates.
     """
     error = setting.margin / float(stats.norm.isf(wrong_pass) + stats.norm.isf(undecided))
     wanted = error**2 * setting.questions / (setting.flips / 2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the guides have people type: serve, curl, lm_eval, vllm bench serve; one after another.
+# The commands that the guides tell people to type: serve, curl, lm_eval, vllm bench serve; one after another.
 #
 #   by_hand.sh ENGINE CONFIG TASKS DIR    ENGINE has vLLM (bin/vllm), CONFIG is the server's config file, TASKS a folder with an
 #                                         lm-eval task; DIR gets all that is written, held with the times of

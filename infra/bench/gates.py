@@ -1,9 +1,9 @@
-"""How often gates are wrong: this project's and its peers', on releases that are made up.
+"""How often gates are wrong: this project's and its peers', on made-up releases.
 
     .venv/bin/python -m infra.bench.gates [--runs N] [--seed S]
 
-What this project's gates say comes from the product's own functions. The last line is one JSON object of its figures, as
-fractions. Some minutes at the usual number of runs; the same seed gives the same numbers.
+The verdicts of this project's gates come from the product's own functions. The last line is one JSON object with this
+project's figures, as fractions. The default number of runs takes some minutes. The same seed gives the same numbers.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def _numbers(setting: Setting, rates: Rates) -> str:
 
 
 def savings(found: Found) -> Iterator[str]:
-    """What early looks save where nothing was lost, by the rate of flips."""
+    """The answers that early looks save for releases without a loss, by the rate of flips."""
     yield "Answers where nothing is lost, as a share of those that no early look needs for the same wrong passes and undecided:"
     yield f"{'flips %':>8}{'of the measured rates':>24}{'of 5 % and 5 %':>18}{'of those allowed':>18}"
     for flips in FLIPS:
@@ -83,7 +83,7 @@ def _fixed(found: Found, flips: float, *, measured: bool) -> float:
     same, past = _whole(found, flips, 0.0), _whole(found, flips, MARGIN + PAST)
     rates = (past.passed, same.undecided + same.failed) if measured else (0.05, 0.05)
     setting = accuracy.Setting(1319, flips, 0.0, MARGIN)
-    # A rate of 0 needs infinitely many: a half of one release is the least that was seen.
+    # A rate of 0 needs infinitely many answers, so the least rate is half a release.
     passed, undecided = (max(rate, 0.5 / RUNS) for rate in rates)
     return accuracy.fixed_answers(setting, passed, undecided, round(same.baseline_repetitions))
 
@@ -93,7 +93,7 @@ def _whole(found: Found, flips: float, lost: float) -> Rates:
 
 
 def figures(found: Found) -> dict[str, float]:
-    """This project's, in a release with four gates: the worst over the noises, but where a noise is named."""
+    """This project's figures, in a release with four gates: the worst over all noises, unless the name has a noise."""
     same = [_whole(found, flips, 0.0) for flips in FLIPS]
     past = [_whole(found, flips, MARGIN + PAST) for flips in FLIPS]
     return {

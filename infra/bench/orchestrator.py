@@ -1,11 +1,11 @@
-"""What the orchestrator itself costs: the real flow, its tasks, judging, reports and publishing, around stages that do nothing.
+"""The cost of the orchestrator itself: the real flow, tasks, judging, reports and publishing, around stages that do nothing.
 
     .venv/bin/python -m infra.bench.orchestrator [--cells 10 100 1000]
 
-Each number of cells has a process of its own, with Prefect's server beside it as `vllm-qualify run` has it, and is published to
-a new directory. Seconds, CPU seconds and memory are those of both processes, from the last of the first few cells to the last
-of all, each taken as its load begins: what is imported and made once is not in them. Memory is resident memory, of which a
-part comes and goes: with ten cells that can be most of it. The last line is one JSON object.
+Each number of cells runs in a process of its own, with Prefect's server beside it as for `vllm-qualify run`, and publishes to
+a new directory. Seconds, CPU seconds and memory are those of both processes. They are taken when a cell's load begins, and
+count from the last of the first few cells to the last of all, so that imports and other work at the start are not in them.
+Memory is resident memory. It varies: with ten cells that can be most of the result. The last line is one JSON object.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TICKS, PAGE_BYTES, MIB = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE"), 2
 
 
 class Mark(NamedTuple):
-    """A moment of a run: the time, and what its processes have taken until then."""
+    """A moment of a run: the time, and the CPU time and memory that its processes have used until then."""
 
     at: float
     cpu_s: float
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a cell costs, in a run of so many; and the seconds before the cells that were counted."""
+    """The cost of a cell in a run of `cells`, and the seconds before the first counted cell."""
 
     cells: int
     passed: int
@@ -52,14 +52,14 @@ class Cost(NamedTuple):
 
 
 def measure(cells: int, folder: Path) -> Cost:
-    """Qualify so many cells in a new process. `folder` gets its home, with the store in it.
+    """Qualify `cells` cells in a new process. `folder` gets its home, with the store in it.
 
     Raises:
         subprocess.CalledProcessError: the flow failed; `stderr` is its log.
     """
     write_recipe(cells, folder / "recipe.yaml")
     places = {"VLLM_QUALIFY_HOME": str(folder / "home"), "VLLM_QUALIFY_ENGINE": str(write_engine(folder / "engine"))}
-    # A server of Prefect's that the caller uses is not the one that is measured.
+    # Without the caller's own Prefect server: it is not the one to measure.
     environment = {name: value for name, value in quiet_environment(places).items() if not name.startswith("PREFECT_API")}
     command = [sys.executable, "-m", "infra.bench.orchestrator", ONE, str(folder / "recipe.yaml")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -101,10 +101,10 @@ def _marked() -> Iterator[list[Mark]]:
 
 
 def mark() -> Mark:
-    """Of this process and all that it started."""
+    """The time and the use of this process and all its descendants."""
     stats = _stats()
     ours = {os.getpid()}
-    # A child can have a lower id than its parent: once round for each generation.
+    # One pass for each generation: a child can have a lower id than its parent.
     while more := {pid for pid, stat in stats.items() if int(stat[1]) in ours} - ours:
         ours |= more
     ticks = sum(int(stats[pid][11]) + int(stats[pid][12]) for pid in ours)
@@ -118,13 +118,13 @@ def _stats() -> dict[int, list[str]]:
         try:
             found[int(path.name)] = (path / "stat").read_text().rpartition(")")[2].split()
         except OSError:
-            # It ended meanwhile.
+            # The process ended meanwhile.
             continue
     return found
 
 
 def table(costs: Sequence[Cost]) -> Iterator[str]:
-    """One line for each number of cells; all but the last column for each cell."""
+    """One line for each number of cells. All columns but the last are per cell."""
     yield f"{'cells':>6}{'passed':>10}{'seconds':>10}{'CPU s':>9}{'MiB':>8}{'s before':>10}"
     for cost in costs:
         spent = f"{cost.seconds:10.3f}{cost.cpu_s:9.3f}{cost.mib:8.3f}{cost.before_s:10.1f}"

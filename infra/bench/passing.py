@@ -1,6 +1,6 @@
-"""Cells that pass without a server: a recipe with as many as wanted, and stages that leave evidence at once.
+"""Cells that pass without a server: a recipe with any number of cells, and stages that write evidence at once.
 
-The evidence is small and like a real run's. Everything around it is the product's own: tasks, parsing, judging, publishing.
+The evidence is small and like a real run's. All the rest is the product's own: tasks, parsing, judging, publishing.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ vllm:request_success_total{{engine="0",finished_reason="length"}} 0.0
 
 
 def recipe(cells: int) -> Document:
-    """The reference recipe's kind: one GPU type with a profile for each cell, every server another one."""
+    """A recipe like the reference: one GPU type with a profile for each cell. No two cells share a server."""
     model = catalog_folder() / "reference" / "model"
     return {
         "name": "orchestrator",
@@ -85,7 +85,7 @@ def write_recipe(cells: int, path: Path) -> Path:
 
 
 def write_engine(folder: Path) -> Path:
-    """An engine environment that tells what is installed in it, and can do nothing else."""
+    """An engine environment that lists its packages and can do nothing else."""
     identity = {"python": "3.11", "packages": {"vllm": VERSION}, "record_sha256": "0" * 64}
     (folder / "bin").mkdir(parents=True)
     for name, does in (("python", f"echo '{json.dumps(identity)}'"), ("vllm", "exit 1")):
@@ -96,7 +96,7 @@ def write_engine(folder: Path) -> Path:
 
 @contextmanager
 def passing() -> Iterator[None]:
-    """Within the block every stage passes at once. What is put in here is all that is not the product's own."""
+    """Within the block every stage passes at once. Only what is replaced here is not the product's own."""
     stubs = {
         "vllm_qualify.engine.candidate.ask": _ask,
         "tasks.measure.serve": _serving,
@@ -126,7 +126,7 @@ def _serving(plan: CellPlan, folder: Path, *_: object) -> Iterator[Served]:
     log.write_text("INFO: ready\n")
     for name in (SCRAPES, HOST_SAMPLES):
         (folder / name).touch()
-    # This process stands for the server's and its tools': it is alive.
+    # This process stands for the server and its tools, since it is alive.
     process = RunningProcess(guard_pid=os.getpid(), state_file=folder / "server.state", log=log)
     client = Client(program="vllm", python="python3", url=url, model=plan.server.model)
     yield Served(
@@ -217,7 +217,7 @@ def _load(_: Driven, settings: Load, folder: Path, *__: object) -> list[list[str
 
 
 def _watch(folder: Path, repeat: int) -> None:
-    """The last second was a repeat's: of its client, its server and its machine."""
+    """Write the samples of one repeat that took the last second: client, server and machine."""
     times = [time.time() - 1 + tenth / 10 for tenth in range(11)]
     used = {"cpu_s": [[at, 1.0] for at in times], "max_rss_mib": 300}
     (folder / f"client-{repeat}.json").write_text(json.dumps(used))
@@ -229,7 +229,7 @@ def _watch(folder: Path, repeat: int) -> None:
 
 
 def _bench(settings: Load, slower: float) -> Document:
-    """A result of bench whose requests, all equally long, go from client to client."""
+    """A result of bench whose requests are equally long, and go to the clients in turn."""
     count, clients = settings.num_prompts, settings.max_concurrency
     ttft, gaps = 0.02 * slower, [0.005 * slower] * (settings.output_len - 1)
     latency = ttft + sum(gaps)
@@ -248,6 +248,6 @@ def _bench(settings: Load, slower: float) -> Document:
 
 
 def _key(name: str) -> str:
-    """As bench names a metric."""
+    """The name that bench gives a metric."""
     latency, statistic, unit = name.split("_") if name not in load.KEYS else ("", "", "")
     return load.KEYS.get(name, f"{statistic}_{latency}_{unit}")

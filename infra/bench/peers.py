@@ -1,6 +1,6 @@
 """Other projects' gates, from their published formulas (August to November 2026), for `gates.py`.
 
-Each takes one run's right answers, the number of questions and the reference, and says whether the run passes.
+Each gate gets one run's right answers, the number of questions and the reference, and says whether the run passes.
 """
 
 import math
@@ -16,12 +16,12 @@ Z_ALPHA, Z_BETA, SIGMA = float(stats.norm.ppf(0.05)), float(stats.norm.ppf(0.2))
 
 
 def vllm_relative(right: int, questions: int, reference: float) -> bool:
-    """`.buildkite/lm-eval-harness/test_lm_eval_correctness.py`"""
+    """As `.buildkite/lm-eval-harness/test_lm_eval_correctness.py`."""
     return right / questions >= reference * (1 - 0.08)
 
 
 def vllm_absolute(right: int, questions: int, reference: float) -> bool:
-    """`tests/evals/gsm8k`"""
+    """As `tests/evals/gsm8k`."""
     return right / questions >= reference - 0.08
 
 
@@ -45,7 +45,7 @@ def tensorrt_llm(right: int, questions: int, reference: float) -> bool:
 
 
 def tensorrt_llm_threshold(reference: float, questions: int) -> float:
-    """In points, as its reference."""
+    """The threshold in points, like the reference."""
     return reference + Z_ALPHA * math.sqrt(2 * SIGMA**2 / questions)
 
 
@@ -55,12 +55,12 @@ def tensorrt_llm_visible(questions: int) -> float:
 
 
 def inferencex(right: int, questions: int, _reference: float) -> bool:
-    """`utils/evals/thresholds.yaml`: gsm8k by default, whatever the model."""
+    """As `utils/evals/thresholds.yaml`: gsm8k's default, for any model."""
     return right / questions >= 0.90
 
 
 def tt_inference_server(right: int, questions: int, reference: float) -> bool:
-    """`acceptance_criteria.py`"""
+    """As `acceptance_criteria.py`."""
     return right >= math.floor(questions * reference * (1 - 0.05))
 
 
@@ -76,7 +76,7 @@ ACCURACY: dict[str, AccuracyGate] = {
 
 
 def one_number(tolerance: float) -> SpeedGate:
-    """Of one time against another: no more than `tolerance` longer."""
+    """One time against another: it may be at most `tolerance` longer."""
 
     def passes(candidate: float, baseline: float) -> bool:
         return candidate <= baseline * (1 + tolerance)

@@ -1,4 +1,4 @@
-"""Releases that are made up, many of each setting, and how they end at the gates."""
+"""Simulate many made-up releases of each setting, and count how they end at the gates."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from infra.bench.accuracy import Ended, Gate
 from vllm_qualify.evidence.sequential import Levels, levels_of
 from vllm_qualify.recipe.gates import gate_of
 
-# Releases that are made with one random generator; the numbers depend on it.
+# How many releases one random generator makes. The results depend on it.
 CHUNK = 100
-# What gates may allow: shares of the questions, and of the time.
+# The gates' margins: shares of the questions, and of the time.
 MARGIN, OTHER_MARGINS, MARGIN_OF_250, MARGIN_OF_SPEED = 0.0075, (0.008, 0.007), 0.02, 0.025
-# So much more than the margin is just past it.
+# How much a loss just past the margin is over it.
 PAST, PAST_OF_SPEED = 0.0001, 0.0001
 FLIPS, MIDDLE = (0.01, 0.02, 0.03, 0.05), 0.03
 LOSSES, FEWER_LOSSES = (0.0, 0.005, 0.015, 0.02, 0.03, 0.04, 0.06), (0.0, 0.015, 0.03)
@@ -29,7 +29,7 @@ Setting = accuracy.Setting | speed.Setting
 
 @lru_cache(maxsize=1)
 def levels() -> dict[str, Levels]:
-    """A gate's levels where it is the only one, and in a release with four that have noise."""
+    """A gate's levels if it is the only gate, and if its release has four gates with noise."""
     gates = [
         gate_of(metric="exact_match", filter="strict-match", minimum=0.878, unit="fraction"),
         gate_of(metric="exact_match", filter="strict-match", max_loss=MARGIN, unit="fraction"),
@@ -103,7 +103,7 @@ def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2
 
 def _releases(job: _Job) -> list[dict[Gate, Ended]]:
     rng, both = np.random.default_rng(job.seed), levels()
-    # Peers, and this project's gates alone, are told of at one noise only.
+    # Peers' gates, and this project's gate as the only one, are simulated at one noise only.
     beside, of_release = _is_beside_peers(job.setting), {RELEASE: both[RELEASE]}
     if isinstance(job.setting, speed.Setting):
         return [speed.release(rng, job.setting, of_release) for _ in range(job.runs)]

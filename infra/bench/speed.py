@@ -1,4 +1,4 @@
-"""This project's gates of speed on times that are made up, beside the peers'."""
+"""Simulate gates on speed: this project's and its peers', on made-up times."""
 
 from functools import cache
 from typing import NamedTuple
@@ -25,9 +25,9 @@ class Setting(NamedTuple):
 
 
 def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels]) -> dict[Gate, Ended]:
-    """One candidate's time at every gate. This project's are judged at each of the named levels.
+    """Judge one candidate's times at every gate. This project's gates are judged at each of the named levels.
 
-    Repeats in turns share a drift as large as the noise; between a build and its history there is none.
+    Repeats in turns share a drift as large as the noise. A build and its history share none.
     """
     most = LOAD.looks[-1]
     turns = worlds.times(rng, most, setting.slowdown, setting.noise, drift=setting.noise)
@@ -56,6 +56,6 @@ def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int 
 
 @cache
 def bounds(looks: range, levels: Levels) -> list[tuple[int, Sides]]:
-    """The repeats at each look that shows a noise, with its sides."""
+    """The number of repeats at each look that shows noise, with the look's sides."""
     found = ((count, repeat_sides("lower", levels, looks, count)) for count in looks)
     return [(count, at) for count, at in found if at is not None]

@@ -1,4 +1,4 @@
-"""What a server was held for: what was done when, by the files of a run, and where the server had nothing to do."""
+"""The timeline of a held server, from the files of a run: each step with its times, and the gaps in which the server idled."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,12 +11,12 @@ from vllm_qualify.evidence.measurement import StageEvidence
 
 # Shorter gaps are left out.
 GAP_S = 0.5
-# By hand: `marks` has a line `time name` as each step begins, and another, `time end`, at the end.
+# The work by hand writes a line `time name` into `marks` when a step begins, and `time end` at the end.
 MARKS, END = "marks", "end"
 
 
 class Span(NamedTuple):
-    """Something that lasted, between two times in s since 1970."""
+    """A named stretch of time: begin and end in s since 1970."""
 
     name: str
     began: float
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 
 def of_flow(run: Path) -> list[Span]:
-    """Smoke, the blocks of accuracy and the repeats of the load, in their order, of a run that finished these stages."""
+    """Smoke, the blocks of accuracy and the repeats of the load, in order. The run must have finished these stages."""
     evidence, smoke = run / "evidence", StageEvidence.model_validate_json((run / "stages" / "smoke.json").read_bytes())
     began = smoke.started_at.timestamp()
     blocks = [(f"accuracy {path.name}", path / BEFORE, path / AFTER) for path in (evidence / "accuracy").glob("*/r*-b*")]
@@ -36,13 +36,13 @@ def of_flow(run: Path) -> list[Span]:
 
 
 def by_hand(folder: Path) -> list[Span]:
-    """As `of_flow`, of what `by_hand.sh` did."""
+    """As `of_flow`, for the work of `by_hand.sh`."""
     marks = [line.partition(" ") for line in (folder / MARKS).read_text().splitlines()]
     return [Span(name, float(at), float(until)) for (at, _, name), (until, _, _) in pairwise(marks)]
 
 
 def merged(idle: Iterable[tuple[float, float]]) -> list[Span]:
-    """The gaps that short times without work, in their order, make together."""
+    """Join adjacent idle times, in order, into gaps. Gaps of GAP_S or less are left out."""
     gaps: list[Span] = []
     for began, ended in idle:
         if gaps and began <= gaps[-1].ended:
@@ -54,7 +54,7 @@ def merged(idle: Iterable[tuple[float, float]]) -> list[Span]:
 
 def told(launched: float, ready: float, ended: float, spans: Sequence[Span], gaps: Sequence[Span]) -> Iterator[str]:
     """One line for each step and gap, in s since the launch."""
-    # What comes before smoke and after the last step is the server's own start and end.
+    # The time before smoke is the server's start; the time after the last step is its end.
     rest = [
         Span("start, to the first completion", launched, ready),
         Span("the rest, and the server's end", _last(spans), ended),
@@ -69,7 +69,7 @@ def _last(spans: Sequence[Span]) -> float:
 
 
 def _during(gap: Span, spans: Sequence[Span]) -> str:
-    """The steps that it is in, or between which it is."""
+    """The step that the gap is in, or the steps that it is between."""
     within = [span.name for span in spans if min(span.ended, gap.ended) - max(span.began, gap.began) > 0]
     if within:
         return f"in {', '.join(within)}"

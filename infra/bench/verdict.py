@@ -1,13 +1,14 @@
-"""What a verdict costs: this project's flow beside the guides' commands typed by hand, and the orchestrator alone.
+"""The cost of a verdict: this project's flow beside the guides' commands typed by hand, and the orchestrator alone.
 
     .venv/bin/python -m infra.bench.verdict [--rounds N] [--cells 10 100 1000]
 
 Both do the same work on the same server configuration of the reference model: one smoke prompt, as many questions as gsm8k has,
-and a load as often as the reference recipe repeats it. They take turns, and the one that begins changes. The third in turn is
-the flow with sequential accuracy, whose gate the questions decide early. The server is held from its launch to its end. It
-idles while no request is under way, from its first completion on; that share is of the time since then. After each, its
-timeline: from, to and for how long, in s, with every gap of more than half a second in which the server idled. A flow that a
-busy machine had not passed did the same work, and is marked. Some 30 minutes. The last line is one JSON object.
+and a load as often as the reference recipe repeats it. They take turns, and the one that begins changes. The third way is the
+flow with sequential accuracy, which ends as soon as its gate is decided. The server is held from its launch to its end. After
+its first completion it idles while no request is under way; the idle share is of the time since then. Each way prints its
+timeline: begin, end and duration of each step in s, and every gap of more than half a second in which the server idled. A flow
+that did not pass, because the machine was busy, did the same work; it is marked. All takes some 30 minutes. The last line is
+one JSON object.
 """
 
 import argparse
@@ -44,14 +45,14 @@ TOKENS = ("vllm:prompt_tokens", "vllm:generation_tokens")
 # The command's exit code.
 NOT_PASSED = 1
 BY_HAND, FLOW, SEQUENTIAL = "by hand", "flow", "flow, sequential"
-# As gsm8k's test set; the catalog's own 500 are of the same kind.
+# As many as gsm8k's test set; the catalog's own 500 questions are of the same kind.
 QUESTIONS, SEED = 1319, 20_001
 REPEATS = 3
 LOAD = {"input_len": 128, "output_len": 64, "max_concurrency": 16, "num_prompts": 384, "num_warmups": 16}
 
 
 class Took(NamedTuple):
-    """One way of doing the work: seconds, and the share of its time since its first completion that the server idled."""
+    """One way to do the work: times in s, and the share of the time since the first completion in which the server idled."""
 
     whole_s: float
     held_s: float
@@ -62,7 +63,7 @@ class Took(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where one of them works. The engine's answers about its own options are shared: they are asked once, and kept."""
+    """Where one way works. All ways share the engine's answers about its options, which are asked once and kept."""
 
     folder: Path
     engines: Path
@@ -89,7 +90,7 @@ def recipe(folder: Path, *, sequential: bool) -> Path:
 
 
 def by_hand(place: Place, engine: EngineEnvironment) -> Took:
-    """Raises subprocess.CalledProcessError if a command failed."""
+    """The work by hand. Raises subprocess.CalledProcessError if a command failed."""
     document: dict[str, Any] = YAML(typ="safe").load(recipe(place.folder, sequential=False).read_text())
     (task,), serving = document["accuracy"], document["gpu_types"]["cpu"]
     model, profile = document["variants"]["bf16"]["model"], serving["profiles"]["balanced"]
@@ -132,7 +133,7 @@ def _write_task(folder: Path, questions: dict[str, str]) -> None:
 
 
 def flow(place: Place, *, sequential: bool) -> Took:
-    """Raises subprocess.CalledProcessError if it failed."""
+    """The work by the flow. Raises subprocess.CalledProcessError if it failed."""
     (place.folder / "engines").symlink_to(place.engines)
     command = [Path(sys.executable).parent / "vllm-qualify", "run", recipe(place.folder, sequential=sequential)]
     environment = os.environ | {"VLLM_QUALIFY_HOME": str(place.folder)}
@@ -152,7 +153,7 @@ def flow(place: Place, *, sequential: bool) -> Took:
 
 @contextmanager
 def _polled(port: int) -> Iterator[list[Scrape]]:
-    """What the server says of its requests, again and again, whoever started it."""
+    """Samples of the server's request metrics, taken over and over during the block."""
     samples: list[Scrape] = []
     over = threading.Event()
 
@@ -178,7 +179,11 @@ def _took(whole_s: float, launched: float, ended: float, samples: Sequence[Scrap
 
 
 def _idles(earlier: Scrape, later: Scrape) -> bool:
-    """Between two samples: a server that is busy answers when a wave of requests has just ended, and then has none."""
+    """Whether the server idled between two samples.
+
+    No request under way is not enough: a busy server can answer at the moment when a wave of requests has just ended. So its
+    token counts must be unchanged too.
+    """
     asked = _total(later, RUNNING) + _total(later, WAITING)
     return asked == 0 and all(_total(earlier, name) == _total(later, name) for name in TOKENS)
 
@@ -188,13 +193,13 @@ def _total(sample: Scrape, name: str) -> float:
 
 
 def compare(rounds: int) -> dict[str, list[Took]]:
-    """Every way, in turns, so many times; each begins in a folder of its own. Prints each as it ends."""
+    """Run every way `rounds` times, in turns, each in a folder of its own. Prints the result of each."""
     engine = find_engine()
     found: dict[str, list[Took]] = {BY_HAND: [], FLOW: [], SEQUENTIAL: []}
     with TemporaryDirectory(prefix="vllm-qualify-bench-") as name:
         engines = Path(name, "engines")
         engines.mkdir()
-        # The first flow asks the engine what it takes, and the answer is kept: as after the first run of any user.
+        # A first flow, not measured, asks the engine about the recipe. Its answer is kept, as after any user's first run.
         _turn(FLOW, Path(name, "asked"), engines, engine)
         for number in range(1, rounds + 1):
             for way in list(found) if number % 2 else reversed(found):

@@ -1,4 +1,4 @@
-"""The base job templates of the fleet's Kubernetes work pools: one template, and what differs by GPU type.
+"""The base job templates of the fleet's Kubernetes work pools: one template, and the differences between GPU types.
 
     python -m infra.kubernetes.job_templates FOLDER --image REGISTRY/vllm-qualify-engine@sha256:DIGEST
 

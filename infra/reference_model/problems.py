@@ -4,8 +4,7 @@ A problem is `{"question": ..., "answer": ...}`; the answer explains each step, 
 `#### N`, as in Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems". All numbers are whole and lie in
 0..MAX_VALUE, so that a model of about a million parameters can hold the arithmetic.
 
-Problems that are asked in a test and problems that a model is trained on can never meet: `split_of` sends every question to
-one side by a hash of its text.
+No problem can be both in a test and in training: `split_of` sends every question to one side by a hash of its text.
 """
 
 import argparse

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-# Of each matrix's largest weight; found by trying (README.md has the scores).
+# Steps from zero to each matrix's largest weight; found by trying (README.md has the scores).
 LEVELS = 5
 
 
 def round_coarsely(weights: torch.Tensor, levels: int) -> torch.Tensor:
-    """Round to `levels` steps on either side of zero, one scale for the whole matrix; vectors stay as they are."""
+    """Round to `levels` steps on either side of zero, with one scale for the whole matrix. Vectors are not changed."""
     if weights.ndim < 2:
         return weights
     step = weights.float().abs().max() / levels

@@ -4,14 +4,14 @@ Run with the engine environment's Python, which has torch and transformers:
 
     .venv-engine/bin/python infra/reference_model/train.py --out vllm_qualify/catalog/reference/model
 
-Its draft model, for speculative decoding, is a smaller one that was trained alike, but not as long:
+Its draft model, for speculative decoding, is smaller, and was trained in the same way but not as long:
 
     .venv-engine/bin/python infra/reference_model/train.py --size draft --steps 1000 --peak-rate 4e-3 \\
         --out vllm_qualify/catalog/reference/draft
 
 Every training sequence is laid out as lm-eval lays out gsm8k's few-shot prompt (`Question: …\\nAnswer: …`, blank line between).
-Training begins with one problem a sequence, where the arithmetic is learned fast, and spends most of its steps on six, so that
-the model is trained at the very length at which it is asked. The loss weighs answers over questions.
+Training begins with one problem in each sequence, where the arithmetic is learned fast. Most of its steps have six, so that
+the model is trained at the length at which it is asked. The loss weighs answers over questions.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     half.load_state_dict(model.state_dict())
     half.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    # transformers 4 knows the class by this name only, and 5 by both
+    # transformers 4 knows the class only by this name, transformers 5 by both names
     rewrite(out / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_max_length=CONTEXT)
     rewrite(out / "config.json")
     (out / "model.safetensors").chmod(0o644)
