@@ -320,7 +320,7 @@ def log_of(home: Path, name: str) -> str:
     return "".join(path.read_text() for path in home.glob(f"runs/*/evidence/{name}"))
 
 
-def wait_until(happened: Callable[[], bool], process: subprocess.Popen[Any], within_s: float = 240) -> None:
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[Any], within_s: float = 600) -> None:
     deadline = time.monotonic() + within_s
     while not happened():
         assert process.poll() is None

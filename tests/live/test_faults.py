@@ -89,7 +89,7 @@ def test_a_command_that_is_stopped_leaves_no_process(
 
 
 def await_file(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while not list(folder.glob(pattern)):
         assert process.poll() is None
         assert time.monotonic() < deadline
