@@ -64,6 +64,7 @@ CASES = [
     Case("hub-rate-limit-waiting", End(exit_code=None, waited_s=200), "hub-rate-limit", "hub", True, ["244.0 s", "429"]),
     Case("hub-rate-limit-older-client", FAILED, "hub-rate-limit", "hub", True, ["acme/tiny-1b", "429"]),
     Case("cuda-out-of-memory-weights", FAILED, "cuda-out-of-memory", "recipe", False, ["GPU 0", "512.00 MiB", "139.80 GiB"]),
+    Case("cuda-out-of-memory-loading-h200", FAILED, "cuda-out-of-memory", "recipe", False, ["weights", "GPU 0", "160.00 MiB"]),
     Case("cuda-out-of-memory-fragmented", FAILED, "cuda-out-of-memory", "recipe", False, ["70.00 GiB", "13.99 GiB"]),
     Case("cuda-out-of-memory-fraction", FAILED, "cuda-out-of-memory", "recipe", False, ["1024.00 MiB", "126.29 GiB"]),
     Case("cuda-out-of-memory-shared", FAILED, "cuda-out-of-memory", "recipe", False, ["512.00 MiB", "499.56 MiB"]),

@@ -1,5 +1,5 @@
-"""The network between nodes. The lines are made here, in NCCL's form of them (its src/transport/net.cc and init.cc); none is a
-copy of a real log."""
+"""The network between nodes. The lines between nodes are made here, in NCCL's form of them (its src/transport/net.cc and
+init.cc); those within a node are in a captured log."""
 
 from pathlib import Path
 
@@ -94,6 +94,13 @@ def test_a_log_without_channels_between_nodes_tells_nothing(lines: list[str], to
     found = infiniband("\n".join(lines), "serve/server.log")
     assert found.value is None
     assert told in (found.invalid_because or "")
+
+
+def test_the_log_of_two_gpus_of_one_host_names_their_transport() -> None:
+    log = (Path(__file__).parent / "captured/network/two-h200.log").read_text()
+    found = infiniband(log, "serve/server.log")
+    assert found.value is None
+    assert found.invalid_because == "none of NCCL's 48 channels goes between nodes: P2P/CUMEM"
 
 
 # --- as a stage

@@ -5,6 +5,7 @@ earliest known sign in the log wins. Only lines that say what happened count: no
 traceback, and nothing that the server survived. If the log has no sign, the way the server ended decides.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from signal import Signals
@@ -148,7 +149,8 @@ class Sign(NamedTuple):
     """A pattern for the log's telling lines, and the failure that it shows.
 
     The pattern's groups, and `whole` for the whole match, fill the problem's braces. In a match over several lines, the most
-    telling line is the one where the group `told` begins, or else the first.
+    telling line is the one where the group `told` begins, or else the first. With `through`, the match counts only as the end
+    of a traceback that has this path in a frame.
     """
 
     kind: FailureClass
@@ -156,6 +158,7 @@ class Sign(NamedTuple):
     problem: str
     remedy: str | None = None
     retry: bool | None = None
+    through: str | None = None
 
 
 def _sign(kind: FailureClass, pattern: str, problem: str, remedy: str | None = None, retry: bool | None = None) -> Sign:
@@ -170,6 +173,10 @@ _KV_CACHE_NEEDED = (
 # vLLM's words for GPU and CPU: the memory that was free at the start, and the share of all memory that it wants.
 _FREE = r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired"
 _SHARE = r"memory utilization \((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)"
+_ALLOCATION = (
+    r"Tried to allocate (?P<asked>[\d.]+ \w+)\. GPU (?P<gpu>\d+) has a total capacity of "
+    r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
+)
 _NO_CONNECTION = r"(?:ConnectError|ConnectTimeout|ReadTimeout|ConnectionError): "
 _NVCC_REMEDY = (
     "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or serve an image, which has it; for "
@@ -338,10 +345,17 @@ SIGNS = [
         "the GPU ran out of memory when the sampler was warmed up with {requests} requests",
         "lower max-num-seqs or gpu-memory-utilization",
     ),
+    # No setting of the KV cache helps here.
+    Sign(
+        "cuda-out-of-memory",
+        re.compile(rf"CUDA out of memory\. {_ALLOCATION}"),
+        "the weights do not fit: GPU {gpu} ran out of memory while they were loaded: {asked} asked for, {free} of {total} free",
+        "use more GPUs (tensor-parallel-size), a variant with smaller weights, or GPUs with more memory",
+        through="/model_executor/model_loader/",
+    ),
     _sign(
         "cuda-out-of-memory",
-        r"CUDA out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)\. GPU (?P<gpu>\d+) has a total capacity of "
-        r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free",
+        rf"CUDA out of memory\. {_ALLOCATION}",
         "GPU {gpu} ran out of memory: {asked} asked for, {free} of {total} free",
     ),
     # NCCL noticed it, but is not the cause.
@@ -513,6 +527,7 @@ _CONSEQUENCE = re.compile(
 # An exception whose message begins on the next line.
 _WITHOUT_MESSAGE = re.compile(r"[\w.]{0,200}(?:Error|Exception):$")
 _LONGEST_READ, _LONGEST_LINE = 2000, 1000
+_MOST_FRAME_LINES = 400
 _MESSAGE_WITHIN = 4
 _LONGEST_QUOTE = 300
 
@@ -578,7 +593,8 @@ def _message_of(lines: list[str], index: int) -> int | None:
 
 def _by_sign(lines: list[str], telling: list[str], signs: Sequence[Sign]) -> Failure | None:
     text = "\n".join(telling)
-    matches = [(text.count("\n", 0, match.start()), order, match) for order, match in _matches(text, signs)]
+    places = [(text.count("\n", 0, match.start()), order, match) for order, match in _matches(text, signs)]
+    matches = [place for place in places if _is_through(signs[place[1]].through, lines, place[0])]
     if not matches:
         return None
     first, order, match = min(matches, key=lambda found: found[:2])
@@ -595,6 +611,14 @@ def _matches(text: str, signs: Sequence[Sign]) -> Iterator[tuple[int, re.Match[s
         match = sign.pattern.search(text)
         if match:
             yield order, match
+
+
+def _is_through(path: str | None, lines: list[str], last: int) -> bool:
+    """Whether the traceback that ends in this line goes through the path."""
+    if path is None:
+        return True
+    frames = itertools.takewhile(lambda line: "Traceback (most recent call last)" not in line, reversed(lines[:last]))
+    return any(path in line for line in itertools.islice(frames, _MOST_FRAME_LINES))
 
 
 def _by_silent_death(lines: list[str], telling: list[str], alive: int) -> Failure | None:
