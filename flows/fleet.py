@@ -13,13 +13,13 @@ from tasks.releases import choice_of, gpu_types_of, image_of, look, sources, tel
 from tasks.requalify import approved_cells
 from tasks.tend import lost_runs, start_again
 from vllm_qualify.approval.decision import ruling
-from vllm_qualify.baseline import Against
 from vllm_qualify.engine.launch import Launch
-from vllm_qualify.home import default_store_url
 from vllm_qualify.publish.kept import Reuse
 from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import Source
+from vllm_qualify.runs.baseline import Against
+from vllm_qualify.runs.home import default_store_url
 
 
 class Request(BaseModel):

@@ -23,15 +23,19 @@ from tasks.measure import (
     smoke_test,
 )
 from tasks.outcome import nothing_to_do, state_of, was_qualified
-from tasks.reuse import begin_attempt, published_before, still_to_do, take_over
-from vllm_qualify.baseline import Against
+from tasks.reuse import begin_attempt, published_before, reuse_finished, still_to_do
+from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.launch import Launch
-from vllm_qualify.engine.plan import CellPlan, Choice, sharing_a_server
-from vllm_qualify.engine.question import Question
 from vllm_qualify.evidence.serving import Served
-from vllm_qualify.home import default_store_url
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import sharing_a_server
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.kept import Reuse
-from vllm_qualify.qualification import Published, Run, keeping_evidence, lacking, start_run
+from vllm_qualify.runs.baseline import Against
+from vllm_qualify.runs.failed import keeping_evidence
+from vllm_qualify.runs.folder import Run, lacking, start_run
+from vllm_qualify.runs.home import default_store_url
+from vllm_qualify.runs.publishing import Published
 
 
 class QualifyHost(BaseModel):
@@ -155,7 +159,7 @@ def prepare(run: Run, request: QualifyHost, question: Question) -> Run:
     """The run, fitted if it needs a fit, with the stages that need not be measured again."""
     if run.plan.fit:
         run = fit(run, request.store, request.reuse, question)
-    take_over(run, request.store, request.reuse)
+    reuse_finished(run, request.store, request.reuse)
     return run
 
 

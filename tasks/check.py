@@ -8,16 +8,18 @@ from prefect.runtime import task_run
 
 from tasks.progress import teller
 from tasks.step import step
-from vllm_qualify.baseline import Against, with_baseline
+from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
-from vllm_qualify.engine.plan import CellPlan, Choice, check_choice, plan_cells, within
-from vllm_qualify.engine.question import Question
-from vllm_qualify.home import engine_cache
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import check_choice, plan_cells, within
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.runs.baseline import Against, with_baseline
+from vllm_qualify.runs.home import engine_cache
 
 
 @step("check", "check {recipe}")

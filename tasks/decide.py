@@ -7,9 +7,11 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from tasks.step import step
 from vllm_qualify.publish.store import open_store
-from vllm_qualify.qualification import Published, Run, judge_run, publish_run
 from vllm_qualify.report.markdown import artifact_key, first_screen
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.judging import judge_run
+from vllm_qualify.runs.publishing import Published, publish_run
 
 
 @step("judge", "judge {run.plan.cell.id}")

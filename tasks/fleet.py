@@ -20,13 +20,13 @@ from tasks.patience import patiently
 from tasks.step import step
 from tasks.tend import why_lost
 from vllm_qualify.engine.launch import Launch
-from vllm_qualify.engine.plan import Choice, commit_of
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.plan.choice import Choice, commit_of
 from vllm_qualify.publish.store import open_store
-from vllm_qualify.qualification import Published
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.releases import known
 from vllm_qualify.releases.pinning import pinned
+from vllm_qualify.runs.publishing import Published
 
 LOOK_EVERY_S = 5.0
 # `tend-fleet` starts a lost run again within some minutes, if its deployment has a schedule.

@@ -9,19 +9,19 @@ from prefect import get_run_logger
 
 from tasks.progress import counter, line_teller, teller
 from tasks.step import beginning, in_time, step
-from vllm_qualify.baseline import bring
-from vllm_qualify.engine.plan import fitted
-from vllm_qualify.engine.question import Question
+from vllm_qualify.drift.question import Question
 from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.load import Following, Made
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.evidence.serving import Served, see_the_same
 from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.judge import compare, estimate, stopping
-from vllm_qualify.publish.kept import Reuse, keep, take_over
+from vllm_qualify.plan.cells import fitted
+from vllm_qualify.publish.kept import Reuse, keep, reuse_stage
 from vllm_qualify.publish.store import open_store
-from vllm_qualify.qualification import Run, lacking, start_run
 from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.runs.baseline import bring
+from vllm_qualify.runs.folder import Run, lacking, start_run
 
 # In addition to the recipe's startup_timeout_s: up to ten minutes for the drift check, and the time to stop the server.
 OTHER_WAITS_S = 900.0
@@ -68,7 +68,7 @@ def serving(runs: list[Run], port: int | None, store: str, question: Question) -
 @step("fit", "fit {run.plan.cell.id}", once=True)
 def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
     """Find the server arguments that the profile's fit asks for, and plan with them. Raises QualifyError."""
-    take_over_fit(run, store, reuse)
+    reuse_fit(run, store, reuse)
     _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller(), question))
     found = stages.found_by_fit(run.evidence).found
     get_run_logger().info(f"found: {found}")
@@ -82,9 +82,9 @@ def start_again(run: Run) -> None:
 
 
 @step("take over", "take over the fit of {run.plan.cell.id}")
-def take_over_fit(run: Run, store: str, reuse: Reuse) -> None:
+def reuse_fit(run: Run, store: str, reuse: Reuse) -> None:
     """Take a fit of the same inputs from the store, if there is one. Raises StoreError."""
-    if before := take_over(open_store(store), "fit", run.plan, run.evidence, reuse):
+    if before := reuse_stage(open_store(store), "fit", run.plan, run.evidence, reuse):
         run.save_stage(before)
 
 

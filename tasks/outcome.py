@@ -7,8 +7,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from vllm_qualify.judge.verdict import Verdict
-from vllm_qualify.qualification import Published
 from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.runs.publishing import Published
 
 NOT_PASSED, INVALID, INCONCLUSIVE, REJECTED = "NotPassed", "Invalid", "Inconclusive", "Rejected"
 AWAITING, APPROVED, COVERED = "AwaitingDecision", "Approved", "NothingToDo"

@@ -7,8 +7,8 @@ from prefect import get_client, get_run_logger
 from prefect.events import Event, Resource
 
 from tasks.step import step
-from vllm_qualify.engine.plan import Choice
 from vllm_qualify.errors import CallerError
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.releases import known

@@ -7,7 +7,8 @@ from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Launch
-from vllm_qualify.engine.plan import CellPlan, Choice
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.recipe.loading import load_recipe
 

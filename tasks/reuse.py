@@ -9,26 +9,19 @@ from prefect.settings import get_current_settings
 from tasks.step import step
 from vllm_qualify.approval.covering import covering
 from vllm_qualify.approval.pointer import Entry
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import CallerError
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.kept import Reuse
 from vllm_qualify.publish.store import open_store
-from vllm_qualify.qualification import (
-    Published,
-    Run,
-    attempts,
-    fetch_run,
-    find_run,
-    note_attempt,
-    published_as,
-    take_over_stages,
-)
+from vllm_qualify.runs.folder import Run, find_run
+from vllm_qualify.runs.publishing import Published, attempts, note_attempt, published_as
+from vllm_qualify.runs.stored import fetch_run, reuse_stages
 
 
 @step("take over", "take over {run.plan.cell.id}")
-def take_over(run: Run, store: str, reuse: Reuse) -> None:
+def reuse_finished(run: Run, store: str, reuse: Reuse) -> None:
     """Take finished stages of the same inputs from the store. Raises StoreError."""
-    for stage in take_over_stages(run, open_store(store), reuse):
+    for stage in reuse_stages(run, open_store(store), reuse):
         get_run_logger().info(f"{stage.stage} was measured by run {stage.taken_from}, and is taken over")
 
 

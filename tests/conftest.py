@@ -24,7 +24,7 @@ LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.
 SHARING = ("test_docker", "test_demo")
 # Files that take minutes are begun first (with --no-loadscope-reorder), so that no process is left alone with one at the end.
-LONG = ("tests/live/", "tests/engine/test_candidate.py")
+LONG = ("tests/live/", "tests/drift/test_candidate.py")
 RAN: Counter[str] = Counter()
 
 

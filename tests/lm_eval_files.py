@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.evidence.accuracy import AFTER, BEFORE
 from vllm_qualify.evidence.answers import Answered, QuestionBlock, read, steps, write
 from vllm_qualify.evidence.lm_eval_worker import TASK, TaskReply
+from vllm_qualify.plan.cell import TaskPlan
 
 CAPTURED = Path(__file__).parent / "evidence" / "captured" / "accuracy" / "gsm8k"
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"

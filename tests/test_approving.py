@@ -38,9 +38,10 @@ from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.errors import CallerError
 from vllm_qualify.publish.store import Store, open_store
-from vllm_qualify.qualification import Published, Run
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.publishing import Published
 
 AUTOMATIC = Approval(automatic=True, valid_days=VALID_DAYS)
 BY_HAND = Approval(automatic=False, valid_days=VALID_DAYS)

@@ -16,8 +16,8 @@ from tests.recipe.importing.documents import published_document, written
 from tests.recipes import Document, reference, write
 from vllm_qualify.cli import _check_early
 from vllm_qualify.engine.launch import Launch
-from vllm_qualify.engine.plan import Choice
 from vllm_qualify.errors import HostError
+from vllm_qualify.plan.choice import Choice
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 COMMAND = str(Path(sys.executable).parent / "vllm-qualify")

@@ -11,9 +11,10 @@ from tests.report.builder import image_report, not_passed_report, passed_report
 from vllm_qualify import cli
 from vllm_qualify.errors import ReleaseError
 from vllm_qualify.publish.store import open_store
-from vllm_qualify.qualification import Run, keeping_evidence
 from vllm_qualify.report.diff import ReportDiff
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs.failed import keeping_evidence
+from vllm_qualify.runs.folder import Run
 
 Command = Callable[..., tuple[int, str, str]]
 OLDER, NEWER, FAILED = "20260314T000000Z-000001", "20260315T000000Z-000002", "20260316T000000Z-000003"

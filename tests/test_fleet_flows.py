@@ -30,9 +30,10 @@ from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.errors import CallerError
 from vllm_qualify.judge.verdict import Verdict
 from vllm_qualify.publish.store import Store, open_store
-from vllm_qualify.qualification import Published, Run
 from vllm_qualify.releases import known
 from vllm_qualify.releases.source import Available, ImageSource, Source
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.publishing import Published
 
 DIGEST = "sha256:" + "a" * 64
 MOVED = "sha256:" + "b" * 64

@@ -34,7 +34,8 @@ from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.process import guarded, quiet_environment
 from vllm_qualify.errors import HostError, ReleaseError, StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import StageEvidence
-from vllm_qualify.qualification import Published, Run
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.publishing import Published
 
 CELL = SimpleNamespace(cell=SimpleNamespace(id="reference/bf16"))
 RUN: Any = SimpleNamespace(id="run", report=passed_report, plan=CELL, stage=lambda _: None)

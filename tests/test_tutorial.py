@@ -20,12 +20,14 @@ from tests.report.builder import image_report
 from vllm_qualify import cli
 from vllm_qualify.approval.signing import PRIVATE_KEY, PUBLIC_KEY
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.plan import Cell, Choice, select, server_plan
 from vllm_qualify.errors import QualifyError
-from vllm_qualify.home import default_store_url
+from vllm_qualify.plan.cell import Cell
+from vllm_qualify.plan.choice import Choice, select
+from vllm_qualify.plan.server import server_plan
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs.home import default_store_url
 
 DOCS = Path(__file__).parents[1] / "docs"
 TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")

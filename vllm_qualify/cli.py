@@ -23,9 +23,10 @@ from vllm_qualify.secrets import redact
 
 if TYPE_CHECKING:
     from vllm_qualify.engine.launch import Launch
-    from vllm_qualify.engine.plan import CellPlan, Choice
-    from vllm_qualify.qualification import Run
+    from vllm_qualify.plan.cell import CellPlan
+    from vllm_qualify.plan.choice import Choice
     from vllm_qualify.report.model import Report
+    from vllm_qualify.runs.folder import Run
 
 PASSED, NOT_PASSED, WORLD = 0, 1, 3
 PRIVATE_KEY = "VLLM_QUALIFY_PRIVATE_KEY"
@@ -125,7 +126,7 @@ def run(
 ) -> None:
     """Qualify the cells of a recipe on this machine."""
     from vllm_qualify.engine.launch import Launch
-    from vllm_qualify.engine.plan import Choice
+    from vllm_qualify.plan.choice import Choice
 
     choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
     launch = Launch(launcher=launcher, image=image, client_image=client_image)
@@ -166,9 +167,9 @@ def demo(
 
 
 def _has_baseline(store: str | None) -> bool:
-    from vllm_qualify.baseline import newest_baseline
-    from vllm_qualify.home import default_store_url
     from vllm_qualify.publish.store import open_store
+    from vllm_qualify.runs.baseline import newest_baseline
+    from vllm_qualify.runs.home import default_store_url
 
     opened = open_store(store or default_store_url())
     opened.check()
@@ -177,7 +178,7 @@ def _has_baseline(store: str | None) -> bool:
 
 def _demo(weights: Weights, store: str | None) -> int:
     from vllm_qualify.engine.launch import Launch
-    from vllm_qualify.engine.plan import Choice
+    from vllm_qualify.plan.choice import Choice
 
     establish = "none" if weights is Weights.bf16 else "never"
     return _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), Launch(), store, {"establish": establish})
@@ -229,10 +230,10 @@ def rejudge(
     store: StoreOption = None,
 ) -> None:
     """Judge stored evidence again, without a server, and publish the new report."""
-    from vllm_qualify.home import default_store_url
     from vllm_qualify.publish.store import open_store
-    from vllm_qualify.qualification import publish_run
-    from vllm_qualify.qualification import rejudge as judge_again
+    from vllm_qualify.runs.home import default_store_url
+    from vllm_qualify.runs.judging import rejudge as judge_again
+    from vllm_qualify.runs.publishing import publish_run
 
     target = open_store(store or default_store_url())
     target.check()
@@ -286,10 +287,11 @@ def recipe_check(
     json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
 ) -> None:
     """Compare a recipe with what a vLLM takes, without a GPU; by default with the engine that `run` would use."""
-    from vllm_qualify.engine.candidate import check_recipe, find_candidate, find_other
-    from vllm_qualify.engine.plan import Choice
-    from vllm_qualify.home import engine_cache
+    from vllm_qualify.drift.candidate import find_candidate, find_other
+    from vllm_qualify.drift.check import check_recipe
+    from vllm_qualify.plan.choice import Choice
     from vllm_qualify.recipe.loading import load_recipe
+    from vllm_qualify.runs.home import engine_cache
 
     loaded, choice = load_recipe(recipe), Choice(gpu_type=gpu_type, variant=variant, profile=profile)
     candidate = find_candidate(vllm, image, python, _tell)
@@ -313,10 +315,10 @@ def recipe_show(
     image: Annotated[str | None, typer.Option(help="By default vllm/vllm-openai of the version, or the newest known.")] = None,
 ) -> None:
     """Show config file, environment and docker command of the servers, for any GPU type and version."""
-    from vllm_qualify.engine.dry_run import shown
-    from vllm_qualify.engine.plan import Choice
-    from vllm_qualify.home import runs_folder
+    from vllm_qualify.plan.choice import Choice
+    from vllm_qualify.plan.dry_run import shown
     from vllm_qualify.recipe.loading import load_recipe
+    from vllm_qualify.runs.home import runs_folder
 
     choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
     typer.echo("\n\n".join(shown(load_recipe(recipe), choice, vllm, image, runs_folder())))
@@ -356,9 +358,9 @@ def _tell(line: str) -> None:
 
 
 def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) -> None:
-    from vllm_qualify.engine.dry_run import scripts
-    from vllm_qualify.home import runs_folder
+    from vllm_qualify.plan.dry_run import scripts
     from vllm_qualify.recipe.loading import load_recipe
+    from vllm_qualify.runs.home import runs_folder
 
     typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, runs_folder())))
 
@@ -373,7 +375,7 @@ def _qualify(
 ) -> int:
     """Run the flow and show its reports. Returns the exit code. `others` are settings of the flow's request."""
     from vllm_qualify.engine.launch import check_launch
-    from vllm_qualify.home import default_store_url
+    from vllm_qualify.runs.home import default_store_url
 
     check_launch(launch)
     store = store or default_store_url()
@@ -396,10 +398,10 @@ def _undecided(run_id: str) -> str:
 def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, against: "RunSettings") -> None:
     """Report a mistake before the orchestrator starts, which takes seconds. The flow checks again where it runs."""
     from vllm_qualify.engine.launch import find_engines
-    from vllm_qualify.engine.plan import check_choice
-    from vllm_qualify.home import make_home
+    from vllm_qualify.plan.cells import check_choice
     from vllm_qualify.publish.store import open_store
     from vllm_qualify.recipe.loading import load_recipe
+    from vllm_qualify.runs.home import make_home
 
     make_home()
     loaded, opened = load_recipe(recipe), open_store(store)
@@ -417,7 +419,7 @@ def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, ag
     opened.check()
     if selection:
         # Last, since it reads reports: their libraries take a second to import.
-        from vllm_qualify.baseline import Against, check_early
+        from vllm_qualify.runs.baseline import Against, check_early
 
         check_early(selection, loaded.recipe, opened, Against.model_validate(against))
 
@@ -448,7 +450,7 @@ def _is_for_people(record: logging.LogRecord) -> bool:
 
 def set_up_prefect() -> None:
     """Set Prefect's defaults: an ephemeral server, its home in ours, and log lines of time and message only."""
-    from vllm_qualify.home import make_home
+    from vllm_qualify.runs.home import make_home
 
     if "PREFECT_API_URL" not in os.environ and "PREFECT_PROFILE" not in os.environ:
         os.environ.setdefault("PREFECT_HOME", str(make_home() / "prefect"))
@@ -461,7 +463,7 @@ def set_up_prefect() -> None:
 
 def _report_file(name: str | None) -> Path:
     """The report file of a run, given by id, folder or the file itself; None means the latest report. Raises CallerError."""
-    from vllm_qualify.qualification import find_run
+    from vllm_qualify.runs.folder import find_run
 
     given = Path(name).expanduser() if name else None
     if given and given.suffix == ".json":
@@ -501,7 +503,7 @@ def _report_at(path: Path) -> _Found:
 
 def _stored_report(run_id: str, url: str) -> _Found:
     from vllm_qualify.publish.store import open_store
-    from vllm_qualify.qualification import trusted_report
+    from vllm_qualify.runs.stored import trusted_report
 
     store = open_store(url)
     try:
@@ -515,7 +517,8 @@ def _stored_report(run_id: str, url: str) -> _Found:
 
 
 def _find_or_fetch(name: str, store: str | None) -> "Run":
-    from vllm_qualify.qualification import fetch_run, find_run
+    from vllm_qualify.runs.folder import find_run
+    from vllm_qualify.runs.stored import fetch_run
 
     try:
         return find_run(name)
@@ -527,7 +530,7 @@ def _find_or_fetch(name: str, store: str | None) -> "Run":
 
 def _plan_by(recipe: str | None, run: "Run") -> "CellPlan":
     """The run's plan. If `recipe` is given, the plan judges its cell as that recipe says."""
-    from vllm_qualify.engine.plan import judged_by
+    from vllm_qualify.plan.gates import judged_by
     from vllm_qualify.recipe.loading import load_recipe
 
     return judged_by(run.plan, load_recipe(recipe).recipe) if recipe else run.plan

@@ -174,14 +174,15 @@ def _warn(problem: str | None) -> None:
 
 
 def _store(url: str | None) -> "Store":
-    from vllm_qualify.home import default_store_url
     from vllm_qualify.publish.store import open_store
+    from vllm_qualify.runs.home import default_store_url
 
     return open_store(url or default_store_url())
 
 
 def _run(store: "Store", name: str) -> "PublishedRun":
-    from vllm_qualify.qualification import published_run, run_id_of
+    from vllm_qualify.runs.folder import run_id_of
+    from vllm_qualify.runs.stored import published_run
 
     return published_run(store, run_id_of(name))
 

@@ -12,8 +12,8 @@ from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import check_driver, detect
 from vllm_qualify.engine.launchers.registry import LAUNCHERS
 from vllm_qualify.errors import QualifyError
-from vllm_qualify.home import home
 from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.runs.home import home
 
 LEAST_FREE_MIB = 2_000
 TOOLS = ("prefect", "lm-eval", "great-expectations", "docker", "boto3")

@@ -16,9 +16,9 @@ from unittest.mock import patch
 
 from ruamel.yaml import YAML
 
+from vllm_qualify.drift.asking import Subject
+from vllm_qualify.drift.candidate import Candidate
 from vllm_qualify.engine.bench import Bench
-from vllm_qualify.engine.candidate import Candidate, Subject
-from vllm_qualify.engine.plan import CellPlan, TaskPlan
 from vllm_qualify.engine.process import Progress, RunningProcess
 from vllm_qualify.engine.server import Client, Server, config_text
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, HostSample, Scrape
@@ -28,6 +28,7 @@ from vllm_qualify.evidence.answers import QuestionBlock, steps
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.load import Driven
 from vllm_qualify.evidence.serving import Served
+from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.tables import EngineJudgement, ProbeAnswer, table_of
 from vllm_qualify.recipe.workload import Load, Smoke
@@ -98,7 +99,7 @@ def write_engine(folder: Path) -> Path:
 def passing() -> Iterator[None]:
     """Within the block every stage passes at once. Only what is replaced here is not the product's own."""
     stubs = {
-        "vllm_qualify.engine.candidate.ask": _ask,
+        "vllm_qualify.drift.check.ask": _ask,
         "tasks.measure.serve": _serving,
         "vllm_qualify.evidence.smoke.measure": _smoke,
         "vllm_qualify.evidence.accuracy.asking": _asking,

@@ -12,9 +12,10 @@ from vllm_qualify.approval.signing import PrivateKey, new_key, private_key
 from vllm_qualify.evidence.measurement import describe
 from vllm_qualify.judge.verdict import GateVerdict, Verdict
 from vllm_qualify.publish.store import Store
-from vllm_qualify.qualification import Run, publish_run
 from vllm_qualify.recipe.gates import Waiver
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.publishing import publish_run
 
 CELL = "llama-3.1-8b/fp8/h200/throughput"
 OLDER, RUN, NEWER = "20260313T080000Z-ffffff", "20260314T092653Z-5f3d19", "20260314T092653Z-5f3d1a"

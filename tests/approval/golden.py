@@ -10,11 +10,11 @@ import pytest
 
 from tests.approval.builder import CELL, approved, made_key, publish_report, waiver, with_gate
 from tests.report.builder import image_report
-from vllm_qualify import qualification
 from vllm_qualify.approval.statement import STATEMENT_VERSION
 from vllm_qualify.approval.verify import export
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs import publishing
 
 
 def of_an_image(report: Report) -> Report:
@@ -42,6 +42,6 @@ def make(folder: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qualification, "render_page", lambda *_: "<!doctype html><title>A page</title>\n")
+        patch.setattr(publishing, "render_page", lambda *_: "<!doctype html><title>A page</title>\n")
         Path(folder, "store").mkdir()
         make(Path(folder), Path(sys.argv[1]))

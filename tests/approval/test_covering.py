@@ -11,7 +11,7 @@ from vllm_qualify.approval.covering import covering
 from vllm_qualify.approval.pointer import Entry, revocation
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.signing import PrivateKey
-from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.store import Store
 
 

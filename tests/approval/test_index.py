@@ -21,7 +21,7 @@ from tests.approval.builder import (
     with_gate,
 )
 from tests.report.builder import image_report, passed_report
-from tests.test_qualification import WITHOUT_BASELINE, captured_plan, captured_stage
+from tests.runs.test_runs import WITHOUT_BASELINE, captured_plan, captured_stage
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.index import INDEX_VERSION, REPORTS_SHOWN, ReportLine, refresh_index
 from vllm_qualify.approval.layout import INDEX_KEY, JSON, manifest_key
@@ -32,9 +32,10 @@ from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.publish.bundle import Score, Summary, read_manifest
 from vllm_qualify.publish.store import Store
-from vllm_qualify.qualification import publish_run, start_run
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.report.model import Report, make_report
+from vllm_qualify.runs.folder import start_run
+from vllm_qualify.runs.publishing import publish_run
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 OTHER_CELL = CELL.replace("fp8", "bf16")

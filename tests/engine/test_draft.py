@@ -13,9 +13,11 @@ from vllm_qualify.engine.environment import EngineEnvironment, content_digest
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
 from vllm_qualify.engine.server import DRAFT_INSIDE, MODEL_INSIDE, ServerPlan, config_text, container_of
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import plan_cells
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 

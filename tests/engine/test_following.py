@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_plan import CPU, H200, loaded
 from tests.fakes.vllm import make_engine
 from tests.judge.test_compare import DRAFTED, cell_plan, server_plan, task_plan
+from tests.plan.test_plan import CPU, H200, loaded
 from tests.recipes import Document, reference
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.plan import CellPlan, Choice, fitted, plan_cells, sharing_a_server
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import fitted, plan_cells, sharing_a_server
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.workload import Accuracy, Fit, LoadSettings
 

@@ -15,7 +15,6 @@ from scipy import stats
 
 from tests.evidence.commands import SERVER, STARTING
 from tests.fakes.openai_server import Book, serving
-from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
 from vllm_qualify.evidence.accuracy import Asking, asking, loading, parse
@@ -23,6 +22,7 @@ from vllm_qualify.evidence.answers import BLOCKS, read
 from vllm_qualify.evidence.lm_eval_worker import _keep_templates
 from vllm_qualify.evidence.measurement import Measurement, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
+from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
 
 CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"

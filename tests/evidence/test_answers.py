@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.evidence.answers import BLOCKS, LEAST_BLOCK, Answer, Answered, load, read, steps, write
 from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
 
 CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"

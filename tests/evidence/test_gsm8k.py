@@ -10,11 +10,11 @@ import pytest
 
 from tests.evidence.commands import SERVER, STARTING
 from tests.fakes.openai_server import Book, serving
-from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.evidence.accuracy import asking, loading, parse
 from vllm_qualify.evidence.answers import BLOCKS, Answered, read
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"

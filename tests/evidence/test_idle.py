@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.judge.test_compare import CPU, cell_plan, server_plan
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, GpuSample, HostSample
 from vllm_qualify.evidence.idle import Idle, Stretch, idle, measurement
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.stages import MACHINE, idle_gpus, parse
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import GPU_IDLE, METRICS
 
 CAPTURED = Path(__file__).parent / "captured" / "idle" / "gpus.jsonl"

@@ -21,7 +21,6 @@ from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Conditions, Counted
 from vllm_qualify.engine.kinds.vllm import PREEMPTION_REMEDY
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
@@ -45,6 +44,7 @@ from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.evidence.steady import UnsteadyError
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
 from vllm_qualify.recipe.workload import Load, Slo
 

@@ -12,12 +12,12 @@ from tests.evidence.commands import SERVER
 from tests.judge.test_compare import CANDIDATE, CPU, cell_plan, loss_gate, server_plan, task_plan
 from tests.lm_eval_files import STRICT, right_but
 from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.serving import see_the_same
 from vllm_qualify.evidence.stages import MACHINE, asks_alike, parse, serve_stage, stage_folder, taken_over
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
 from vllm_qualify.recipe.workload import Accuracy
 

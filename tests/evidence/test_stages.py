@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.test_sharing import cell
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.stages import TABLE, on_the_server, parse_unfinished, wanted
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import METRICS, STAGES, Stage
 from vllm_qualify.recipe.workload import Fit, Sweep
 

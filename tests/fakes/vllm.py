@@ -112,7 +112,7 @@ def make_engine(folder: Path) -> Path:
 
 
 def knows(question: str) -> None:
-    """As engine/probe.py answers, from the catalog's table, with nothing against any server unless FAKE_VLLM_UNCLEAR is."""
+    """As drift/probe.py answers, from the catalog's table, with nothing against any server unless FAKE_VLLM_UNCLEAR is."""
     servers = json.loads(question)["servers"]
     judged = {
         "build": "cpu",

@@ -22,7 +22,7 @@ from flows.qualify import QualifyHost
 from flows.qualify import qualify_host as real
 from infra.bench.passing import passing
 from vllm_qualify.evidence.stages import StageKind
-from vllm_qualify.qualification import Published
+from vllm_qualify.runs.publishing import Published
 
 HELD = "VLLM_QUALIFY_TEST_HELD"
 # As a worker tells the process of a flow run.

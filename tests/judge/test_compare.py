@@ -17,7 +17,6 @@ from tests.evidence.test_steady import bench_of
 from tests.lm_eval_files import CAPTURED, EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Answering, Asked, Reply, right_but
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.plan import Baseline, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence import load, steady
 from vllm_qualify.evidence.answers import BLOCKS, Answered, only, read
@@ -27,6 +26,7 @@ from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.judge.compare import LOAD_STAGE, SAME_QUESTIONS, answers_path, compare, load_differs, repetitions
 from vllm_qualify.judge.verdict import surely_misses
+from vllm_qualify.plan.cell import Baseline, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, Stage
 from vllm_qualify.recipe.serving import ServerArguments

@@ -31,7 +31,6 @@ from tests.judge.test_compare import (
     worsening_gate,
 )
 from tests.lm_eval_files import FLEXIBLE, RIGHT, STRICT, WRONG, Answering, Asked, Reply, right_but
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence import accuracy, load, stages
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.answers import BLOCKS, only
@@ -41,6 +40,7 @@ from vllm_qualify.evidence.stages import AskingLimits, parse_unfinished
 from vllm_qualify.judge.compare import answers_path, compare, repetitions
 from vllm_qualify.judge.stopping import accuracy_decided, load_undecided
 from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 

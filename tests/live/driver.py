@@ -22,7 +22,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.serving import Served
-from vllm_qualify.qualification import Run
+from vllm_qualify.runs.folder import Run
 
 STEPS = {"smoke": "smoke_test", "accuracy": "measure_accuracy", "load": "measure_load"}
 

@@ -7,10 +7,10 @@ import pytest
 
 from tests.live.conftest import COMMAND, Qualified, processes_of, run
 from tests.recipes import Document, small, write
-from vllm_qualify.baseline import newest_baseline
 from vllm_qualify.judge.verdict import GateVerdict
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs.baseline import newest_baseline
 
 pytestmark = pytest.mark.engine
 

@@ -26,10 +26,11 @@ from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
 from vllm_qualify.approval.verify import verify
 from vllm_qualify.engine import image
 from vllm_qualify.engine.launch import Launch, find_engines, provide, read_machine
-from vllm_qualify.engine.plan import Choice, plan_cells
 from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.load import UNFOLLOWED
 from vllm_qualify.evidence.serving import serving
+from vllm_qualify.plan.cells import plan_cells
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.store import open_store
 from vllm_qualify.recipe.loading import catalog_folder, load_recipe
 

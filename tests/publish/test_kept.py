@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_qualification import captured_plan, captured_stage, store_in
-from vllm_qualify.engine.plan import CellPlan, new_run_id, within
+from tests.runs.test_runs import captured_plan, captured_stage, store_in
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.publish.kept import Reuse, is_the_same, keep, stage_key, take_over
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import new_run_id, within
+from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_stage, stage_key
 from vllm_qualify.publish.store import Store
-from vllm_qualify.qualification import Run, lacking, start_run, take_over_stages
 from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.runs.folder import Run, lacking, start_run
+from vllm_qualify.runs.stored import reuse_stages
 
 ANY_AGE = 36_500.0
 UNFINISHED = Reuse(of="unfinished", most_age_days=ANY_AGE)
@@ -53,7 +55,7 @@ def finish(store: Store, run: Run, outcome: str) -> None:
 
 
 def taken(store: Store, run: Run, reuse: Reuse = UNFINISHED) -> list[str]:
-    return [stage.stage for stage in take_over_stages(run, store, reuse)]
+    return [stage.stage for stage in reuse_stages(run, store, reuse)]
 
 
 def test_a_rerun_takes_over_what_a_broken_off_run_measured(broken_off: Run, store: Store) -> None:
@@ -135,7 +137,7 @@ def test_a_stage_that_a_gate_cannot_judge_by_is_measured_once_more(plan: CellPla
     files = [describe(run.evidence / file.path, run.evidence) for file in measured.files]
     keep(store, plan, measured.model_copy(update={"files": files}), run.evidence)
     fresh = again(plan)
-    assert take_over(store, "load", fresh.plan, fresh.evidence, UNFINISHED) is None
+    assert reuse_stage(store, "load", fresh.plan, fresh.evidence, UNFINISHED) is None
     assert not [path for path in fresh.evidence.rglob("*") if path.is_file()]
 
 

@@ -7,10 +7,10 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
+from vllm_qualify.drift.finding import Finding
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.plan import Baseline, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.fitting import Tried, Try
 from vllm_qualify.evidence.idle import GpuIdle, Idle, Stretch
@@ -29,7 +29,7 @@ from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.sweep import OUTPUT, TPOT, CurvePoint, Point, Purpose, SloLevel, SweepLoad, Swept
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, waived, worst
-from vllm_qualify.recipe.drift import Finding
+from vllm_qualify.plan.cell import Baseline, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
 from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.workload import Accuracy, Fit, Load, Smoke, Sweep

@@ -11,10 +11,11 @@ from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
 from tests.report.builder import compared_report, detailed_report, image_report, page_link, passed_report
 from vllm_qualify.cli import app
 from vllm_qualify.engine.image import parse_reference
-from vllm_qualify.engine.plan import Baseline, CellPlan, within
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load import BESIDE
 from vllm_qualify.evidence.measurement import invalid
+from vllm_qualify.plan.cell import Baseline, CellPlan
+from vllm_qualify.plan.cells import within
 from vllm_qualify.recipe.workload import Load
 from vllm_qualify.report import points
 from vllm_qualify.report.before import Before, Drift, before, drifted

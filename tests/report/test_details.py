@@ -15,18 +15,18 @@ from tests.evidence.test_watched import CAPTURED as WATCHED
 from tests.evidence.test_watched import ENOUGH
 from tests.fakes.capacity import Capacity
 from tests.report.builder import course, detailed_report, passed_report
-from vllm_qualify import qualification
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.watch import SCRAPES
 from vllm_qualify.evidence import speculation, sweep
 from vllm_qualify.evidence.fitting import FOUND, Tried, Try
 from vllm_qualify.evidence.measurement import valid
 from vllm_qualify.evidence.stages import sweep_plan
 from vllm_qualify.evidence.watched import Series, read, series
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Fit, Load, Sweep
 from vllm_qualify.report.before import Drift
 from vllm_qualify.report.details import MOST_SAMPLES, Details, details_of, thinned
 from vllm_qualify.report.model import Report, read_report
+from vllm_qualify.runs import folder, judging
 
 # The measured part of the load: what bench did before it is warm-up.
 MEASURED = (ENOUGH[0] + 5, ENOUGH[1])
@@ -228,10 +228,10 @@ def test_a_run_that_is_judged_has_its_details_in_report_and_page(
 ) -> None:
     """Judging itself, which takes seconds to import, is not what is asked here."""
     monkeypatch.setenv("VLLM_QUALIFY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(qualification, "judge", lambda *_, **__: approved.judgement)
-    run = qualification.start_run(plan_of())
+    monkeypatch.setattr(judging, "judge", lambda *_, **__: approved.judgement)
+    run = folder.start_run(plan_of())
     evidence.rename(run.evidence)
-    report = qualification.judge_run(run, [])
+    report = judging.judge_run(run, [])
     assert report.details == details_of(run.plan, run.evidence)
     assert [name for name in SHOWN if getattr(report.details, name) is None] == []
     assert '<h2 id="course">' in (run.folder / "report.html").read_text()

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from tests.report.builder import HOSTILE, SCRIPT, detailed_report, image_report, not_passed_report, passed_report
 from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.plan import Baseline, CellPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement, invalid, valid
 from vllm_qualify.judge.compare import load_differs
+from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.workload import Load, Slo

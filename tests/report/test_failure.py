@@ -11,10 +11,11 @@ from tests.engine.test_failure import CASES, Case
 from tests.html import Reader
 from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, SCRIPT, image_report, passed_report
 from vllm_qualify.engine.failure import classify
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, StoreError
-from vllm_qualify.qualification import Run, keeping_evidence
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.report.failure import LONGEST_LINE, MOST_FILES, MOST_LINES, RunFailure, render_failure, run_failure
+from vllm_qualify.runs.failed import keeping_evidence
+from vllm_qualify.runs.folder import Run
 
 ERRORS: dict[str, type[QualifyError]] = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
 

@@ -14,9 +14,9 @@ from tests.judge.test_compare import QUESTIONS as ASKED
 from tests.judge.test_compare import ask, cell_plan, keep_baseline, loss_gate
 from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Reply, right_but
 from tests.report.builder import compared_report, passed_report
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.answers import read, write
 from vllm_qualify.judge.compare import answers_path
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import questions as room
 from vllm_qualify.report.details import details_of

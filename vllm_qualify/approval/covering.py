@@ -4,7 +4,7 @@ from datetime import date, timedelta
 
 from vllm_qualify.approval.pointer import Entry, read_pointer, state_of
 from vllm_qualify.approval.published import read_run
-from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.kept import is_the_same
 from vllm_qualify.publish.store import Store
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.engine.process import POLL_S, TAIL_BYTES, Progress, RunningProcess, guarded, quiet_environment, tail, text_of
 from vllm_qualify.engine.server import Server, Starting
 from vllm_qualify.errors import HostError, RecipeError, writing
@@ -24,6 +23,7 @@ from vllm_qualify.evidence.answers import Answer, Answered, QuestionBlock, finis
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, JOB, ORDER, TASK, Job, Order, TaskReply, write_whole
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
+from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Frozen
 

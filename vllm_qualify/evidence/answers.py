@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_qualify.engine.plan import TaskPlan
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.memory import Memory, digest_of
+from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
 from vllm_qualify.recipe.workload import Accuracy

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_qualify.engine.plan import CellPlan, fitted
 from vllm_qualify.errors import QualifyError, RecipeError
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import KvCache
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import fitted
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number
 

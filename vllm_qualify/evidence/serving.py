@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from vllm_qualify.drift.question import Question
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine import watch
 from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.launchers.registry import launcher_of
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Tell
-from vllm_qualify.engine.question import Question
 from vllm_qualify.engine.running import Running
 from vllm_qualify.engine.server import STAGE, Client, Server, ServerPlan, Starting
 from vllm_qualify.engine.start import await_ready, launch
@@ -23,6 +22,7 @@ from vllm_qualify.errors import QualifyError, writing
 from vllm_qualify.evidence import accuracy, load
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.load import Driven
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.recipe.workload import Load
 

@@ -12,7 +12,6 @@ from statistics import fmean
 
 import numpy as np
 
-from vllm_qualify.engine.plan import CellPlan, TaskPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence import accuracy, answers, load, speculation
 from vllm_qualify.evidence.answers import Answer, Answered
@@ -22,6 +21,7 @@ from vllm_qualify.evidence.sequential import Sides, levels_of, sides
 from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.judge import paired, relative
 from vllm_qualify.judge.paired import Answers
+from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.load import OUTPUT, Made
 from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
 
 # Settings that must be the same in two loads, so that the throughput of one says how long the other takes.

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan, TaskPlan
 from vllm_qualify.evidence import answers
 from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.judge.compare import UnlikeError, compare, paired_gates, repetitions_to_establish
 from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS

@@ -15,11 +15,12 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from vllm_qualify.engine.environment import EngineIdentity
-from vllm_qualify.engine.plan import CellPlan, within
 from vllm_qualify.errors import StoreError, writing
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import TABLE, parse
 from vllm_qualify.evidence.stages.stage import server_inputs
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import within
 from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import METRICS, Stage
@@ -70,7 +71,7 @@ def _note(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
         store.put_new(key, kept.model_dump_json(indent=2).encode(), "application/json")
 
 
-def take_over(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse) -> StageEvidence | None:
+def reuse_stage(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse) -> StageEvidence | None:
     """The newest kept stage that the plan can use, with its files copied into `evidence`; None if there is none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The catalog's tables of what each version of vLLM knows. engine/probe.py makes them from vLLM's own code."""
+"""The catalog's tables of what each version of vLLM knows. drift/probe.py makes them from vLLM's own code."""
 
 import gzip
 import json
@@ -132,7 +132,7 @@ def write_table(version: str, answer: Path) -> Path:
     missing = [kind for kind in get_args(ModelKind) if not table.resolved.get(kind)]
     if missing:
         problem = f"vLLM {version} made nothing of the probe's {' and '.join(missing)} model"
-        raise HostError(problem, "give the probe a model of that kind that this version knows", "engine/probe.py")
+        raise HostError(problem, "give the probe a model of that kind that this version knows", "drift/probe.py")
     text = json.dumps(table.model_dump(), separators=(",", ":"), sort_keys=True)
     path = folder() / f"{version}.json.gz"
     path.parent.mkdir(exist_ok=True)

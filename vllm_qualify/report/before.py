@@ -6,15 +6,15 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.drift import finding as drift
+from vllm_qualify.drift.finding import Finding
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence import load
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.evidence.sweep import CurvePoint
 from vllm_qualify.judge.compare import BASELINE
-from vllm_qualify.recipe import drift
-from vllm_qualify.recipe.drift import Finding
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import table_of
 from vllm_qualify.recipe.values import Frozen

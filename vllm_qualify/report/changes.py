@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import JsonValue
 
 from vllm_qualify.engine.environment import EngineIdentity
-from vllm_qualify.engine.plan import Baseline, CellPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.judge.verdict import GateVerdict, measurements_of
+from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.report import diff, words
 from vllm_qualify.report.diff import options

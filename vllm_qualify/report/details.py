@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence import load, speculation, startup, sweep, watched
 from vllm_qualify.evidence.fitting import Tried
@@ -19,6 +18,7 @@ from vllm_qualify.evidence.stages import found_by_fit, idle_gpus, sweep_plan
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.sweep import Swept
 from vllm_qualify.evidence.watched import Series
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.before import Before, Drift, before, drifted
 from vllm_qualify.report.questions import ScoredQuestions, questions

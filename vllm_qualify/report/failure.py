@@ -11,8 +11,8 @@ from typing import Literal
 from jinja2 import Template
 
 from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.plan import Cell, CellPlan
 from vllm_qualify.errors import QualifyError
+from vllm_qualify.plan.cell import Cell, CellPlan
 from vllm_qualify.recipe.metrics import STAGES, Stage
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.rerun import rerun

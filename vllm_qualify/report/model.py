@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import ValidationError
 
 from vllm_qualify.engine.host_lock import machine_name
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
 from vllm_qualify.judge.verdict import Judgement, Outcome
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.details import Details
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.load import STAGE as LOAD
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.estimate import taken
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.report import words

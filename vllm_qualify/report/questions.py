@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple, Self
 from markupsafe import escape
 from pydantic import model_validator
 
-from vllm_qualify.engine.plan import CellPlan, TaskPlan
 from vllm_qualify.evidence import answers
 from vllm_qualify.evidence.answers import Answer
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
 from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
+from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
 from vllm_qualify.report import words

@@ -1,7 +1,7 @@
 """The command that repeats a run."""
 
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.plan.cell import CellPlan
 
 COMMAND = ("vllm-qualify", "run")
 

@@ -15,9 +15,9 @@ from itertools import combinations
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import POINTS, Gate
 from vllm_qualify.recipe.metrics import METRICS
 

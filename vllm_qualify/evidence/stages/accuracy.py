@@ -7,13 +7,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_qualify.engine.plan import CellPlan, TaskPlan
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.evidence import accuracy, answers
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs
+from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 

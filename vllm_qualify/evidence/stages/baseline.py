@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.plan.cell import CellPlan
 
 
 def baseline_stage(plan: CellPlan, evidence: Path, bring: Callable[[Path], None]) -> StageEvidence:

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.evidence.stages.stage import dumped, judging_inputs
 from vllm_qualify.evidence.watched import WATCHED
+from vllm_qualify.plan.cell import CellPlan
 
 
 def tools(plan: CellPlan) -> dict[str, str]:

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.process import Tell
-from vllm_qualify.engine.question import Question
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence import load, startup
@@ -17,6 +16,7 @@ from vllm_qualify.evidence.serving import Served, another, watched
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind
 from vllm_qualify.evidence.startup import KvCache
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
 
 

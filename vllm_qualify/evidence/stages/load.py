@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Progress, Tell
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.evidence import load
@@ -16,6 +15,7 @@ from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs, server_inputs
 from vllm_qualify.evidence.watched import watched_in
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
 
 

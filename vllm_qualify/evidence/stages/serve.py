@@ -6,7 +6,6 @@ import statistics
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import Server
 from vllm_qualify.engine.watch import HOST_SAMPLES
@@ -17,6 +16,7 @@ from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEviden
 from vllm_qualify.evidence.serving import ENDED, LAUNCHED, started
 from vllm_qualify.evidence.stages.stage import StageKind
 from vllm_qualify.evidence.watched import read_host
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import GPU_IDLE, NCCL_INFINIBAND
 from vllm_qualify.secrets import redact_files
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.evidence import smoke
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages.stage import Commands, StageKind, dumped
+from vllm_qualify.plan.cell import CellPlan
 
 
 def smoke_stage(served: Served, plan: CellPlan, evidence: Path) -> StageEvidence:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence import accuracy, load, speculation
@@ -11,6 +10,7 @@ from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1
 from vllm_qualify.recipe.workload import Load
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import read_machine
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import writing
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, describe, in_words, invalid
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.secrets import redact_files
 

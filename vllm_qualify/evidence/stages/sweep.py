@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.evidence import load, sweep
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
 
 

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-from vllm_qualify.engine.plan import CellPlan
 from vllm_qualify.errors import writing
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.stages.accuracy import ACCURACY
@@ -15,6 +14,7 @@ from vllm_qualify.evidence.stages.smoke import SMOKE
 from vllm_qualify.evidence.stages.speculation import SPECULATION
 from vllm_qualify.evidence.stages.stage import StageKind
 from vllm_qualify.evidence.stages.sweep import SWEEP
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import Stage
 
 _IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, ACCURACY, LOAD, SPECULATION, SWEEP)

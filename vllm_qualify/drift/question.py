@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vllm_qualify.engine.candidate import check_plans, is_kept
-from vllm_qualify.engine.plan import CellPlan
+from vllm_qualify.drift.check import check_plans, is_kept
 from vllm_qualify.engine.process import POLL_S
 from vllm_qualify.errors import HostError, QualifyError, RecipeError
+from vllm_qualify.plan.cell import CellPlan
 
 
 class Question:

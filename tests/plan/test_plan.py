@@ -15,9 +15,12 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch
 from vllm_qualify.engine.launchers.process import process_environment
-from vllm_qualify.engine.plan import SMOKE_GATES, CellPlan, Choice, check_choice, judged_by, new_run_id, plan_cells, select
 from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import check_choice, new_run_id, plan_cells
+from vllm_qualify.plan.choice import Choice, select
+from vllm_qualify.plan.gates import SMOKE_GATES, judged_by
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.recipe.serving import EngineName, ServerArguments

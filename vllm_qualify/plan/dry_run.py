@@ -10,9 +10,11 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Launch, check_kind, check_launch, identity_of
 from vllm_qualify.engine.launchers.registry import LAUNCHERS, launcher_of
-from vllm_qualify.engine.plan import Choice, Selection, new_run_id, select, server_plan
 from vllm_qualify.engine.server import CONFIG_FILE, Engine, ServerPlan, config_text, gpu_count
 from vllm_qualify.errors import CallerError
+from vllm_qualify.plan.cells import new_run_id
+from vllm_qualify.plan.choice import Choice, Selection, select
+from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.tables import parse_version, versions
 

@@ -11,24 +11,27 @@ import pytest
 
 from tests.fakes.vllm import make_engine
 from tests.recipes import Document, reference
-from vllm_qualify.baseline import Against, bring, check_early, newest_baseline, with_baseline
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.plan import CellPlan, Choice, TaskPlan, plan_cells, select
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe, valid
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.home import home
 from vllm_qualify.judge.compare import LOAD_STAGE, answers_path
 from vllm_qualify.judge.verdict import Judgement
+from vllm_qualify.plan.cell import CellPlan, TaskPlan
+from vllm_qualify.plan.cells import plan_cells
+from vllm_qualify.plan.choice import Choice, select
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store, open_store
-from vllm_qualify.qualification import Run, publish_run
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, make_report
+from vllm_qualify.runs.baseline import Against, bring, check_early, newest_baseline, with_baseline
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.home import home
+from vllm_qualify.runs.publishing import publish_run
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 H200 = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=2, memory_mib=143_771, driver="580.159.04", devices=[0, 1])
@@ -608,7 +611,7 @@ def test_answers_that_tell_no_noise_are_told_before_a_server_is_started(
     store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = (HEAD | {"answers": 2}, *ASKED[:2])
-    monkeypatch.setattr("tests.test_baseline.ANSWERS", "".join(f"{json.dumps(line)}\n" for line in once).encode())
+    monkeypatch.setattr("tests.runs.test_baseline.ANSWERS", "".join(f"{json.dumps(line)}\n" for line in once).encode())
     established(store, then, tmp_path)
     plan, _ = found_in(store, now)
     with pytest.raises(CallerError, match="asked each question once"):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from vllm_qualify.drift.finding import Finding, changed_defaults, check, refusal
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.recipe.drift import Finding, changed_defaults, check, refusal
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.serving import Environment, ServerArguments
 from vllm_qualify.recipe.tables import parse_answer, table_of, versions

@@ -12,12 +12,13 @@ import pytest
 from tests.engine.test_process import alive
 from tests.fakes.vllm import make_engine
 from tests.recipes import reference, write
+from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.plan import Choice, plan_cells
-from vllm_qualify.engine.question import Question
 from vllm_qualify.errors import HostError, QualifyError, RecipeError, ReleaseError
+from vllm_qualify.plan.cells import plan_cells
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import load_recipe
 
 NOT_STARTED = ReleaseError("the server ended with exit code 1", "see its log", "serve")

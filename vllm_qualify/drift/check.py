@@ -1,82 +1,38 @@
-"""A version of vLLM, and what it says about recipes: by its table, or by its own code. No GPU is used."""
+"""Whether a version of vLLM accepts a recipe's or a plan's servers."""
 
-import hashlib
 import json
-import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from vllm_qualify.engine import image, probe
-from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, find_engine
+from vllm_qualify.drift import finding as drift
+from vllm_qualify.drift.asking import CHECK, CPU, Subject, answer_file, ask, kept_answer, questions_of, table_from
+from vllm_qualify.drift.candidate import Candidate, CandidateServer, Device, candidate_of
+from vllm_qualify.drift.finding import Finding
+from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint, compute_capability_of
-from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import identity_of
-from vllm_qualify.engine.launchers.base import Script
-from vllm_qualify.engine.launchers.registry import launcher_of
-from vllm_qualify.engine.plan import CellPlan, Choice, Selection, select, server_plan
-from vllm_qualify.engine.server import Engine, ServerPlan, config_text
-from vllm_qualify.errors import CallerError, HostError, RecipeError, writing
-from vllm_qualify.recipe import drift
-from vllm_qualify.recipe.drift import Finding
+from vllm_qualify.engine.server import ServerPlan, config_text
+from vllm_qualify.errors import CallerError, RecipeError
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.choice import Choice, Selection, select
+from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe
-from vllm_qualify.recipe.serving import VLLM, Environment
+from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import (
     EngineJudgement,
     EngineTable,
     ModelKind,
     ProbeAnswer,
-    parse_answer,
-    parse_version,
-    table_of,
 )
-from vllm_qualify.recipe.values import Frozen
 
-PROBE = Path(probe.__file__)
-CHECK, CPU = "check", "cpu"
-ASKING = "asking vLLM what it takes"
 UNASKED = "whether options refuse each other: a table cannot tell; give --image or --python"
-# Enough for three imports of vLLM side by side on a busy host.
-PROBE_LIMIT_S = 600
-# Linux allows 128 KiB in an argument.
-LONGEST_QUESTION = 100_000
 # Nothing listens there.
 PORT = 8000
 DEFAULT_BRANCH = "main"
 # A GPU type's name gives its capability. The memory only sets defaults, which change at 70 GiB; the count only bounds sizes.
 NOMINAL_MEMORY_MIB, ENOUGH_GPUS = 80 * 1024, 64
 MOST_NAMED = 3
-VERSION = re.compile(r"v?[0-9]+\.[0-9]+[^/:]*")
-# A commit of the hub, not a branch or a tag.
-PINNED = re.compile("[0-9a-f]{40}")
-
-
-class Device(Frozen):
-    """The GPUs of a server, as vLLM's platform for CUDA gets them."""
-
-    name: str
-    capability: tuple[int, int]
-    memory_mib: int
-    count: int
-
-
-class CandidateServer(Frozen):
-    """A server to judge: its config file's text, its environment, and its GPUs, or None for a CPU."""
-
-    config: str
-    environment: Environment
-    device: Device | None
-
-
-class Candidate(Frozen):
-    """A version of vLLM by its table alone, or an engine that can be asked. Engines with one `key` give the same answers."""
-
-    version: str
-    table: EngineTable | None = None
-    engine: Engine | None = None
-    key: str = ""
 
 
 class FindingOfCells(NamedTuple):
@@ -139,77 +95,6 @@ class Checked(NamedTuple):
         return json.dumps(answer | {"unknown": self.unknown, "left_out": self.left_out}, indent=2)
 
 
-def find_candidate(
-    vllm: str | None, image_reference: str | None, python: str | None, progress: Callable[[str], None]
-) -> Candidate:
-    """The candidate that a version, an image or an environment's folder names; without one, the engine that `run` would use.
-
-    Raises:
-        CallerError: more than one is given, or there is no table of this version or no such image.
-        HostError: there is no engine, or no Docker Engine.
-        ReleaseError: the image is not one of vLLM.
-    """
-    given = [option for option, value in (("--vllm", vllm), ("--image", image_reference), ("--python", python)) if value]
-    if len(given) > 1:
-        raise CallerError(f"{' and '.join(given)} name different engines", "give one of them", given[1])
-    if vllm:
-        return _of_table(vllm, "--vllm")
-    if image_reference:
-        return _of_image(image_reference, "--image", progress)
-    return _of_engine(_environment(python, "--python") if python else find_engine(), "--python")
-
-
-def find_other(name: str, progress: Callable[[str], None]) -> Candidate:
-    """What `--against` names: a version, an environment's folder, or an image. Raises as `find_candidate`."""
-    option = "--against"
-    if VERSION.fullmatch(name):
-        return _of_table(name, option)
-    if name.startswith(("/", "./", "../", "~")) or Path(name).is_dir():
-        return _of_engine(_environment(name, option), option)
-    return _of_image(name, option, progress)
-
-
-def _of_table(version: str, option: str) -> Candidate:
-    version = version.removeprefix("v")
-    return Candidate(version=str(parse_version(version, option)), table=table_of(version, option))
-
-
-def _of_image(reference: str, option: str, progress: Callable[[str], None]) -> Candidate:
-    found = image.resolve(reference, option)
-    image.pull(found, progress)
-    return _of_engine(found, option)
-
-
-def _of_engine(engine: Engine, option: str) -> Candidate:
-    identity = identity_of(engine)
-    if identity.kind != VLLM:
-        problem = f"{KINDS[identity.kind].title} does not tell what it knows, and vllm-qualify has no table of it"
-        raise CallerError(problem, "check a recipe's variants for vLLM against a vLLM", option)
-    return _candidate(engine, identity)
-
-
-def _candidate(engine: Engine, identity: EngineIdentity) -> Candidate:
-    """An engine as a candidate. The packages beside vLLM also decide what its configuration accepts."""
-    key = json.dumps([identity.digest, identity.python, identity.packages], sort_keys=True)
-    return Candidate(version=identity.version, engine=engine, key=key)
-
-
-def _environment(name: str, option: str) -> EngineEnvironment:
-    path = Path(name).expanduser().absolute()
-    python = path / "bin" / "python" if path.is_dir() else path
-    if not python.is_file():
-        raise CallerError(f"there is no Python at {python}", "give the folder of an environment with vLLM in it", option)
-    return EngineEnvironment(python=python)
-
-
-class Subject(NamedTuple):
-    """A cell to check, with its server and the question about it. `asked` is None if its GPU type is unknown."""
-
-    cell: str
-    server: ServerPlan
-    asked: CandidateServer | None
-
-
 def check_recipe(
     loaded: LoadedRecipe, choice: Choice, candidate: Candidate, cache: Path, against: Candidate | None = None
 ) -> Checked:
@@ -224,7 +109,7 @@ def check_recipe(
     checked = _check(subjects, candidate, cache)._replace(left_out=left_out)
     if against is None:
         return checked
-    before, now = _table(against, cache), _table(candidate, cache)
+    before, now = table_from(against, cache), table_from(candidate, cache)
     changed = [(subject.cell, drift.changed_defaults(subject.server.arguments, before, now)) for subject in subjects]
     unresolved = [
         f"what vLLM {table.version} makes of options that are left out, for {kind} models"
@@ -261,7 +146,9 @@ def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None
 def is_kept(plans: Sequence[CellPlan], cache: Path) -> bool:
     """Whether every answer that `check_plans` needs is in the cache, so that no engine is asked."""
     candidate, subjects = _of_plans(plans)
-    return candidate is None or all(_kept(_file(candidate, group, cache)) for group in _questions(candidate, subjects))
+    return candidate is None or all(
+        kept_answer(answer_file(candidate, group, cache)) for group in questions_of(candidate, subjects)
+    )
 
 
 def _of_plans(plans: Sequence[CellPlan]) -> tuple[Candidate | None, list[Subject]]:
@@ -269,7 +156,7 @@ def _of_plans(plans: Sequence[CellPlan]) -> tuple[Candidate | None, list[Subject
     of_vllm = [plan for plan in plans if plan.server.kind == VLLM]
     if not of_vllm:
         return None, []
-    candidate = _candidate(of_vllm[0].server.engine, of_vllm[0].cell.release.engine)
+    candidate = candidate_of(of_vllm[0].server.engine, of_vllm[0].cell.release.engine)
     return candidate, [
         Subject(plan.cell.id, plan.server, _asked(plan.server, _device_of(plan.fingerprint))) for plan in of_vllm
     ]
@@ -386,128 +273,3 @@ def _by_finding(found: Iterable[tuple[str, list[Finding]]]) -> list[FindingOfCel
         for finding in findings:
             cells.setdefault(finding, []).append(cell)
     return [FindingOfCells(finding, names) for finding, names in cells.items()]
-
-
-def _table(candidate: Candidate, cache: Path) -> EngineTable:
-    return candidate.table or ask(candidate, [], cache, resolve=True)[0].table
-
-
-# --- asking
-
-
-def ask(
-    candidate: Candidate,
-    subjects: Sequence[Subject],
-    cache: Path,
-    resolve: bool = False,
-    check: Callable[[], None] = lambda: None,
-) -> tuple[ProbeAnswer, dict[str, EngineJudgement]]:
-    """What the candidate's own code knows, and what it says about each cell's server. `check` is called until then.
-
-    Raises:
-        HostError: its Python does not run, or gave no answer.
-        whatever `check` raises.
-    """
-    groups = _questions(candidate, subjects)
-    answers = [_ask_once(candidate, group, cache, resolve, check) for group in groups]
-    judgements = {
-        subject.cell: judgement
-        for group, answer in zip(groups, answers, strict=False)
-        for subject, judgement in zip(group, answer.servers, strict=True)
-    }
-    return answers[0], judgements
-
-
-def _questions(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """The cells of each question. If there are none, there is one question about what the engine knows."""
-    known = [subject for subject in subjects if subject.asked is not None]
-    return [portion for group in _groups(candidate, known) for portion in _portions(group)] or [[]]
-
-
-def _groups(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """Group by local models: a container has one place for local weights, and one for a draft model."""
-    is_image = isinstance(candidate.engine, EngineImage)
-    held = [_local_models(subject.server) if is_image else [] for subject in subjects]
-    # A container with a draft model can also answer about its model without the draft model.
-    places = sorted(held, key=len, reverse=True)
-    groups: dict[int, list[Subject]] = {}
-    for subject, models in zip(subjects, held, strict=True):
-        at = next(number for number, place in enumerate(places) if place[: len(models)] == models)
-        groups.setdefault(at, []).append(subject)
-    return list(groups.values())
-
-
-def _portions(group: Sequence[Subject]) -> Iterator[list[Subject]]:
-    """Parts of a group, each of which fits into one argument of a command."""
-    portion, length = list[Subject](), 0
-    for subject in group:
-        added = len(_question([subject]))
-        if portion and length + added > LONGEST_QUESTION:
-            yield portion
-            portion, length = [], 0
-        portion.append(subject)
-        length += added
-    yield portion
-
-
-def _question(group: Sequence[Subject], *, resolve: bool = False) -> str:
-    return json.dumps({"servers": [one.asked.model_dump() for one in group if one.asked], "resolve": resolve})
-
-
-def _local_models(server: ServerPlan) -> list[Path]:
-    """The folders of a server's weights and of its draft model's, if they are on this machine."""
-    return [*([Path(server.model)] if server.is_local else []), *([server.draft] if server.draft else [])]
-
-
-def _ask_once(
-    candidate: Candidate, group: Sequence[Subject], cache: Path, resolve: bool, check: Callable[[], None]
-) -> ProbeAnswer:
-    """Ask one question. A complete answer is kept in `cache`, if nothing that it depends on can change unnoticed."""
-    kept = _file(candidate, group, cache, resolve=resolve)
-    if found := _kept(kept):
-        return found
-    text = _answer(candidate, group, _question(group, resolve=resolve), check)
-    answer = parse_answer(text)
-    is_whole = not any(judgement.unclear for judgement in answer.servers) and all(answer.resolved.values())
-    if is_whole and all(one.server.is_local or PINNED.fullmatch(str(one.server.revision)) for one in group):
-        with writing(CHECK):
-            cache.mkdir(parents=True, exist_ok=True)
-            fresh = kept.with_suffix(f".{os.getpid()}")
-            fresh.write_text(text)
-            fresh.replace(kept)
-    return answer
-
-
-def _file(candidate: Candidate, group: Sequence[Subject], cache: Path, *, resolve: bool = False) -> Path:
-    """Where the answer about a group is kept."""
-    return cache / f"{_key(candidate, group, _question(group, resolve=resolve))}.json"
-
-
-def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
-    own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
-    # By content: the paths that the engine sees are in the question, and in a container they are always the same.
-    held = [_local_models(one.server) for one in group]
-    digests = {model: _configuration_digest(model) for models in held for model in models}
-    models = [[digests[model] for model in models] for models in held]
-    parts = [candidate.key, PROBE.read_text(), question, json.dumps([own, models], sort_keys=True)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _configuration_digest(model: Path) -> str:
-    """The digest of all files that vLLM makes its configuration from; weights are not read."""
-    files = sorted(path for path in model.glob("*") if path.suffix in (".json", ".py", ".jinja", ".model"))
-    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
-
-
-def _kept(path: Path) -> ProbeAnswer | None:
-    """The kept answer; None if there is none, or another version wrote it in another form."""
-    try:
-        return parse_answer(path.read_text())
-    except (OSError, HostError):
-        return None
-
-
-def _answer(candidate: Candidate, group: Sequence[Subject], question: str, check: Callable[[], None]) -> str:
-    assert candidate.engine is not None  # noqa: S101  (a table alone is not asked)
-    asked = Script(PROBE, question, [subject.server for subject in group], ASKING, CHECK, PROBE_LIMIT_S)
-    return launcher_of(candidate.engine).ask(candidate.engine, asked, check)

@@ -21,10 +21,10 @@ from tests.recipe.test_seed_recipes import (
     options_of,
 )
 from tests.recipes import reference, write
-from vllm_qualify.engine.dry_run import scripts
 from vllm_qualify.engine.launch import Launch
-from vllm_qualify.engine.plan import Choice
 from vllm_qualify.errors import CallerError
+from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.dry_run import scripts
 from vllm_qualify.recipe.loading import load_recipe
 
 IMAGE = "vllm/vllm-openai:v0.32.0"

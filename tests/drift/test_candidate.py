@@ -11,21 +11,10 @@ import pytest
 
 from tests.fakes.vllm import make_engine
 from tests.recipes import Document, reference, write
-from vllm_qualify.engine import candidate as candidates
-from vllm_qualify.engine.candidate import (
-    PROBE,
-    UNASKED,
-    Candidate,
-    CandidateServer,
-    Checked,
-    Device,
-    Subject,
-    ask,
-    check_plans,
-    check_recipe,
-    find_candidate,
-    find_other,
-)
+from vllm_qualify.drift import check
+from vllm_qualify.drift.asking import PROBE, Subject, ask
+from vllm_qualify.drift.candidate import Candidate, CandidateServer, Device, find_candidate, find_other
+from vllm_qualify.drift.check import UNASKED, Checked, check_plans, check_recipe
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage
@@ -33,8 +22,11 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.launchers.docker import DockerLauncher
-from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells, select, server_plan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import plan_cells
+from vllm_qualify.plan.choice import Choice, select
+from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.tables import table_of, versions
@@ -352,8 +344,8 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
     All recipes are in one question: vLLM is imported as often for one of them.
     """
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    servers = {name: list(candidates._subjects(load_recipe(name), Choice(), candidate, [])) for name in catalog_names()}
-    found = candidates._check([subject for each in servers.values() for subject in each], candidate, cache)
+    servers = {name: list(check._subjects(load_recipe(name), Choice(), candidate, [])) for name in catalog_names()}
+    found = check._check([subject for each in servers.values() for subject in each], candidate, cache)
     assert found.told == []
     assert found.unjudged == sum(len(servers[name]) for name in SEEDS)
     for unknown in found.unknown:

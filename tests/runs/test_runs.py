@@ -15,20 +15,25 @@ from tests.recipes import reference
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.plan import CellPlan, Choice, plan_cells
 from vllm_qualify.errors import AlreadyExistsError, CallerError, HostError, StoreError
 from vllm_qualify.evidence import load
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import MACHINE, parse
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import plan_cells
+from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store, Stored, open_store
-from vllm_qualify.qualification import Run, fetch_run, find_run, judge_run, publish_run, rejudge, start_run, trusted_report
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, load_report
+from vllm_qualify.runs.folder import Run, find_run, start_run
+from vllm_qualify.runs.judging import judge_run, rejudge
+from vllm_qualify.runs.publishing import publish_run
+from vllm_qualify.runs.stored import fetch_run, trusted_report
 
-CAPTURED = Path(__file__).parent / "evidence" / "captured"
+CAPTURED = Path(__file__).parent.parent / "evidence" / "captured"
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 WITHOUT_BASELINE: list[Stage] = ["serve", "smoke", "accuracy", "load"]
 SERVED = {"server.yaml": "model: reference\n", "server.log": "INFO: ready\n", "startup_s": "12.500\n"}

@@ -13,18 +13,20 @@ from vllm_qualify.engine.environment import content_digest
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import identity_of
 from vllm_qualify.engine.launchers.registry import launcher_of
-from vllm_qualify.engine.plan import Baseline, CellPlan, Selection
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, describe
 from vllm_qualify.judge.compare import LOAD_STAGE, answers_path, load_differs, task_differs, unusable_baseline
+from vllm_qualify.plan.cell import Baseline, CellPlan
+from vllm_qualify.plan.choice import Selection
 from vllm_qualify.publish.bundle import evidence_key, read_manifest
 from vllm_qualify.publish.store import Store
-from vllm_qualify.qualification import find_run, trusted_report
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report, load_report
+from vllm_qualify.runs.folder import find_run
+from vllm_qualify.runs.stored import trusted_report
 
 PLACE = "--baseline"
 

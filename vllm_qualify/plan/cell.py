@@ -1,0 +1,151 @@
+"""A cell's plan: what is served, checked, measured and judged."""
+
+from pathlib import Path
+
+from vllm_qualify.engine.environment import EngineIdentity
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.recipe.gates import Gate, Waiver
+from vllm_qualify.recipe.recipe import Approval
+from vllm_qualify.recipe.values import Frozen, Name
+from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smoke, Sweep
+
+
+class Release(Frozen):
+    """A model at a revision (a hub commit, or the digest of a local folder's content) with an engine.
+
+    `files` has the SHA-256 of each file of a local folder. It is empty for a model of the hub, whose commit has them.
+    """
+
+    model: str
+    revision: str
+    files: dict[str, str] = {}
+    engine: EngineIdentity
+
+
+class Cell(Frozen):
+    """The unit that is qualified and approved."""
+
+    recipe: Name
+    release: Release
+    variant: Name
+    gpu_type: Name
+    profile: Name
+
+    @property
+    def id(self) -> str:
+        return f"{self.recipe}/{self.variant}/{self.gpu_type}/{self.profile}"
+
+
+class TaskPlan(Frozen):
+    """One lm-eval task of a cell: its settings, completed for the cell's server and this machine.
+
+    All its questions are asked at most `repetitions` times: more than once only if they are compared with a baseline's. With
+    `sequential` it may end after any block of questions.
+    """
+
+    settings: Accuracy
+    num_concurrent: int
+    repetitions: int = 1
+    sequential: bool = False
+    questions: tuple[Path, Path] | None = None
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.settings.task
+
+
+class Baseline(Frozen):
+    """The run that a cell is compared with, and what must be the same for that.
+
+    `folder` is where the run is, if not in the store.
+    """
+
+    run_id: str
+    folder: Path | None = None
+    cell: Cell
+    fingerprint: Fingerprint
+    client_version: str
+    accuracy: list[Accuracy]
+    load: Load
+
+
+class CellPlan(Frozen):
+    """Everything that one qualification of one cell will do; written to the run's folder before anything starts.
+
+    - `client` and `client_image` are those of the load client, if it does not run beside the server in the same engine.
+    - `beside` is the baseline's server, if this machine can serve it too: then their loads are measured in turns.
+    - A run that `establishes` is made to be the baseline of later runs.
+    - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
+    - `prompts` is the workload's file.
+    - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
+    - `pulled_s` is how long the pull of the image took; None without a pull.
+    - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
+    - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
+    """
+
+    run_id: str
+    cell: Cell
+    fingerprint: Fingerprint
+    server: ServerPlan
+    smoke: Smoke
+    smoke_golden: str | None
+    accuracy: list[TaskPlan]
+    load: Load
+    prompts: Path | None = None
+    sweep: Sweep | None = None
+    fit: Fit | None = None
+    workload: LoadSettings | None = None
+    warm_starts: int = 0
+    price_usd_gpu_hour: float | None = None
+    undrafted: ServerPlan | None = None
+    pulled_s: float | None = None
+    watched: bool = False
+    unasked: list[str] = []
+    gates: list[Gate]
+    waivers: list[Waiver] = []
+    approval: Approval = Approval()
+    baseline_variant: Name
+    baseline: Baseline | None = None
+    establishes: bool = False
+    beside: ServerPlan | None = None
+    client_image: EngineImage | None = None
+    client: EngineIdentity | None = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of this cell's containers."""
+        return {"run": self.run_id, "cell": self.cell.id}
+
+    @property
+    def client_version(self) -> str:
+        """The version of `vllm bench serve` that measures the load."""
+        return (self.client or self.cell.release.engine).version
+
+    @property
+    def baseline_cell(self) -> str:
+        """The id of the cell whose run is the baseline."""
+        return self.cell.model_copy(update={"variant": self.baseline_variant}).id
+
+    @property
+    def compared_with(self) -> Baseline:
+        """The baseline. Raises ValueError for a cell that has none."""
+        if self.baseline is None:
+            raise ValueError("the run has no baseline")
+        return self.baseline
+
+    @property
+    def comparing(self) -> list[Gate]:
+        """The gates against the baseline."""
+        return [gate for gate in self.gates if gate.is_against_baseline]
+
+    @property
+    def is_speculative(self) -> bool:
+        return self.server.engine_kind.speculative in self.server.arguments
+
+    @property
+    def judged(self) -> list[Gate]:
+        """The gates that decide. A run that is made to be a baseline has only those that need none."""
+        return [gate for gate in self.gates if not (self.establishes and gate.is_against_baseline)]

@@ -1,0 +1,195 @@
+"""Make plans from a recipe: each cell's plan has all that determines how it is served, checked, measured and judged."""
+
+import secrets
+from datetime import UTC, datetime
+
+from vllm_qualify.engine.environment import EngineIdentity, content_of, digest_of
+from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
+from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.launch import Engines, Launch, check_kind, identity_of
+from vllm_qualify.engine.launchers.registry import LAUNCHERS
+from vllm_qualify.engine.server import ServerPlan, gpu_count
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.plan.cell import Cell, CellPlan, Release
+from vllm_qualify.plan.choice import Choice, Selection, commit_in, select
+from vllm_qualify.plan.gates import gates_of, waivers_of
+from vllm_qualify.plan.server import check_memory_limit, server_plan
+from vllm_qualify.plan.workload import least_prompts, load_plan, most_clients, num_concurrent, prompts_file, task_plan
+from vllm_qualify.recipe.recipe import LoadedRecipe
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments, Variant, covers
+
+
+def new_run_id() -> str:
+    """A new id. Ids sort by time and never repeat."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> Selection | None:
+    """The checks of `select` that need no image. None if only a container sees the GPUs. Raises as `select` does."""
+    machine = detect(choice.gpu_type)
+    if choice.gpu_type in loaded.recipe.gpu_types:
+        check_memory_limit(loaded.recipe.gpu_types[choice.gpu_type], launch.launcher)
+    from_image = LAUNCHERS[launch.launcher].from_image
+    sees_in_a_container = from_image and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
+    if sees_in_a_container and not choice.gpu_type:
+        return None
+    selection = select(loaded, choice, None if sees_in_a_container else machine)
+    check_kind(selection.variant.engine, launch.launcher, bool(launch.client_image))
+    return selection
+
+
+def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: Fingerprint) -> list[CellPlan]:
+    """The plans of the chosen cells, for engines that are here.
+
+    Raises:
+        CallerError: as `select` and `check_kind`, or an image holds another engine than the variant's.
+        HostError: as `select`, or the hub does not know the model, the machine has too few GPUs or too old a driver, or the
+            engine is the wrong build for it.
+    """
+    selection = select(loaded, choice, machine)
+    check_kind(selection.variant.engine, engines.engine.launcher, engines.client is not None)
+    check_driver(machine)
+    identity, client = identity_of(engines.engine), identity_of(engines.client) if engines.client else None
+    _check_holds(identity, selection.variant.engine, "--image")
+    if client is not None:
+        _check_holds(client, VLLM, "--client-image")
+    _check_build(identity, machine)
+    release = _release(loaded, selection.variant, identity)
+    return [_plan(loaded, selection, release, engines, client, machine, profile) for profile in selection.profiles]
+
+
+def within(plan: CellPlan, time_budget_s: float | None) -> CellPlan:
+    """The plan with this budget for its load, or None for no budget, instead of the recipe's; also for the load after a fit."""
+    budget = {"time_budget_s": time_budget_s}
+    workload = plan.workload and plan.workload.model_copy(update=budget)
+    return plan.model_copy(update={"load": plan.load.model_copy(update=budget), "workload": workload})
+
+
+def sharing_a_server(plans: list[CellPlan]) -> list[list[CellPlan]]:
+    """Group the cells by server, in the order of each group's first cell. Each server is started once.
+
+    The result of a fit is known only later: a cell with a fit has a server for itself.
+    """
+    groups: list[list[CellPlan]] = []
+    for plan in plans:
+        same = (group for group in groups if not plan.fit and not group[0].fit and group[0].server == plan.server)
+        group = next(same, None)
+        if group is None:
+            groups.append([plan])
+        else:
+            group.append(plan)
+    return groups
+
+
+def _plan(
+    loaded: LoadedRecipe,
+    selection: Selection,
+    release: Release,
+    engines: Engines,
+    client: EngineIdentity | None,
+    machine: Fingerprint,
+    profile_name: str,
+) -> CellPlan:
+    recipe, variant = loaded.recipe, selection.variant
+    server = server_plan(loaded, selection, profile_name, engines.engine, release.engine.version, release.revision)
+    profile, serving = selection.profiles[profile_name], selection.serving
+    gates = gates_of(recipe, serving, variant, profile)
+    server = server.model_copy(update={"gpus": _gpus(gpu_count(server.arguments, server.kind), profile_name, machine)})
+    return CellPlan(
+        run_id=new_run_id(),
+        cell=Cell(
+            recipe=recipe.name,
+            release=release,
+            variant=selection.variant_name,
+            gpu_type=selection.gpu_type,
+            profile=profile_name,
+        ),
+        fingerprint=machine,
+        server=server,
+        smoke=recipe.smoke,
+        smoke_golden=variant.smoke_golden,
+        accuracy=[task_plan(loaded, settings, server, gates) for settings in recipe.accuracy],
+        load=load_plan(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),
+        prompts=prompts_file(loaded, profile.load),
+        sweep=profile.sweep,
+        fit=profile.fit,
+        workload=profile.load if profile.fit else None,
+        warm_starts=serving.warm_starts,
+        price_usd_gpu_hour=serving.price_usd_gpu_hour,
+        undrafted=_undrafted(server, machine),
+        watched=True,
+        gates=gates,
+        baseline_variant=variant.baseline or selection.variant_name,
+        waivers=waivers_of(recipe, selection.gpu_type, selection.variant_name, profile_name),
+        approval=recipe.approval,
+        client_image=engines.client,
+        client=client,
+    )
+
+
+def _gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:
+    """The cell's GPUs: the machine's first ones of its type."""
+    if machine.gpu_type == "cpu":
+        return []
+    if needed > len(machine.devices):
+        problem = f"profile '{profile}' takes {needed} GPUs, and this machine has {len(machine.devices)} {machine.gpu_type}"
+        raise HostError(problem, "choose a profile with --profile, or run it on a larger host", "check")
+    return machine.devices[:needed]
+
+
+def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineIdentity) -> Release:
+    files = content_of(loaded.path(variant.model)) if variant.is_local else {}
+    revision = digest_of(files) if variant.is_local else commit_in(variant)
+    return Release(model=variant.model, revision=revision, files=files, engine=engine)
+
+
+def _check_holds(engine: EngineIdentity, wanted: EngineName, option: str) -> None:
+    kind, found = KINDS[wanted], f"{KINDS[engine.kind].title} {engine.version}"
+    if engine.kind != wanted:
+        raise CallerError(f"{kind.title} is needed, and this is {found}", f"name one like {kind.example_image}", option)
+    if kind.least_version and not covers(f">={kind.least_version}", engine.version):
+        raise CallerError(
+            f"{kind.title} {kind.least_version} or newer is needed, and this is {found}", "name a newer one", option
+        )
+
+
+def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
+    """Check the build: vLLM's CPU build runs on a GPU host too, but would measure its CPU."""
+    is_cpu_build = engine.version.endswith("+cpu")
+    if is_cpu_build != (machine.gpu_type == "cpu"):
+        build = "CPU" if is_cpu_build else "GPU"
+        raise HostError(
+            f"{KINDS[engine.kind].title} {engine.version} is a {build} build, and {machine.gpu_type} is to be qualified",
+            "take an image, or with VLLM_QUALIFY_ENGINE an environment, with the right build of it",
+            "check",
+        )
+
+
+def _undrafted(server: ServerPlan, machine: Fingerprint) -> ServerPlan | None:
+    """The server without its speculative decoding, on other GPUs. None if it has none, or there is no room for both."""
+    option = server.engine_kind.speculative
+    if option not in server.arguments:
+        return None
+    free = [gpu for gpu in machine.devices if gpu not in server.gpus]
+    if machine.gpu_type != "cpu" and len(free) < len(server.gpus):
+        return None
+    arguments = {name: value for name, value in server.arguments.items() if name != option}
+    return server.model_copy(update={"arguments": arguments, "gpus": free[: len(server.gpus)], "draft_digest": None})
+
+
+def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:
+    """The plan with the server options that a fit found, and all that follows from them. Raises HostError for too few GPUs."""
+    arguments = plan.server.arguments | found
+    gpus = _gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
+    server = plan.server.model_copy(update={"arguments": arguments, "gpus": gpus})
+    clients = most_clients(server, plan.fit)
+    load = plan.workload.of(clients, least_prompts(plan.workload, plan.gates)) if plan.workload else plan.load
+    changes = {
+        "server": server,
+        "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256}),
+        "undrafted": _undrafted(server, plan.fingerprint),
+        "accuracy": [
+            task.model_copy(update={"num_concurrent": num_concurrent(task.settings, server)}) for task in plan.accuracy
+        ],
+    }
+    return plan.model_copy(update=changes)

@@ -1,0 +1,48 @@
+"""The gates of a cell, and their waivers."""
+
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.choice import pick
+from vllm_qualify.recipe.gates import Gate, Minimum, Waiver
+from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
+from vllm_qualify.recipe.recipe import Profile, Recipe, Serving
+from vllm_qualify.recipe.serving import Variant
+
+SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "smoke_determinism")
+
+
+def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
+    """The plan with the gates, the waivers, the golden text and the rule of approval that `recipe` has for its cell.
+
+    Raises:
+        CallerError: the recipe does not have the cell.
+    """
+    cell = plan.cell
+    serving = pick(recipe.gpu_types, cell.gpu_type, "GPU type", "--recipe")
+    variant = pick(recipe.variants, cell.variant, "variant", "--recipe")
+    profile = pick(serving.profiles, cell.profile, "profile", "--recipe")
+    changes = {
+        "gates": gates_of(recipe, serving, variant, profile),
+        "waivers": waivers_of(recipe, cell.gpu_type, cell.variant, cell.profile),
+        "smoke_golden": variant.smoke_golden,
+        "approval": recipe.approval,
+    }
+    return plan.model_copy(update=changes)
+
+
+def waivers_of(recipe: Recipe, gpu_type: str, variant: str, profile: str) -> list[Waiver]:
+    cell = (gpu_type, variant, profile)
+    return [waiver for waiver in recipe.waivers if (waiver.gpu_type, waiver.variant, waiver.profile) == cell]
+
+
+def gates_of(recipe: Recipe, serving: Serving, variant: Variant, profile: Profile) -> list[Gate]:
+    return [*smoke_gates(variant), *network_gates(serving), *recipe.gates_of(profile)]
+
+
+def network_gates(serving: Serving) -> list[Gate]:
+    return [] if serving.network is None else [Minimum(metric=NCCL_INFINIBAND, minimum=1.0, unit="bool")]
+
+
+def smoke_gates(variant: Variant) -> list[Gate]:
+    """The gates on smoke, which a recipe cannot leave out."""
+    metrics = [*SMOKE_GATES, *(["smoke_golden"] if variant.smoke_golden is not None else [])]
+    return [Minimum(metric=metric, minimum=1.0, unit="bool") for metric in metrics]

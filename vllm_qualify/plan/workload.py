@@ -1,0 +1,102 @@
+"""The plans of a cell's accuracy tasks and of its load."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.gates import Gate
+from vllm_qualify.recipe.recipe import LoadedRecipe, Profile
+from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings
+
+# Questions asked at once: as many as the server runs at once, if the recipe says so, and no more than a client can send.
+CONCURRENT_BY_DEFAULT, MOST_CONCURRENT = 64, 256
+
+
+def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | None, gates: list[Gate]) -> TaskPlan:
+    """Raises HostError if a file or folder that the settings name is not there."""
+    files = settings.questions
+    questions = (loaded.path(files.test), loaded.path(files.shots)) if files else None
+    for path in questions or ():
+        if not path.is_file():
+            raise HostError(f"no questions at {path}", "restore the file, or mend accuracy.questions in the recipe", "check")
+    folder = loaded.path(settings.task_folder) if settings.task_folder else None
+    if folder and not folder.is_dir():
+        raise HostError(f"no tasks at {folder}", "restore the folder, or mend accuracy.task_folder in the recipe", "check")
+    compared = any(gate.task == settings.task and gate.against == "answers" for gate in gates)
+    return TaskPlan(
+        settings=settings,
+        num_concurrent=num_concurrent(settings, server),
+        repetitions=settings.most_repetitions if compared else 1,
+        sequential=settings.sequential,
+        questions=questions,
+        folder=folder,
+    )
+
+
+def num_concurrent(settings: Accuracy, server: ServerPlan | None) -> int:
+    most = server.most_requests if server else None
+    return settings.num_concurrent or min(most or CONCURRENT_BY_DEFAULT, MOST_CONCURRENT)
+
+
+def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
+    """Raises CallerError if the number of clients is unknown, or prompts are too few; HostError without the file of prompts."""
+    clients, option = profile.load.max_concurrency or most_clients(server, profile.fit), server.engine_kind.concurrency
+    if clients is None:
+        raise CallerError(
+            "nobody says how many clients there are",
+            f"give max_concurrency, or the server its {option}, which it follows",
+            f"{place}.max_concurrency",
+        )
+    try:
+        load = profile.load.of(clients, least_prompts(profile.load, gates))
+    except ValidationError as error:
+        raise CallerError(
+            f"{profile.load.num_prompts} prompts are too few for {clients} clients, as many as the server's {option}",
+            f"leave it out, or mend it: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
+            f"{place}.num_prompts",
+        ) from error
+    prompts = prompts_file(loaded, profile.load)
+    return load.model_copy(update={"prompts_sha256": _digest_of(prompts, load)}) if prompts else load
+
+
+def most_clients(server: ServerPlan, fit: Fit | None) -> int | None:
+    """As many as the server runs at once; a default while a fit has yet to find that number."""
+    return server.most_requests or (CONCURRENT_BY_DEFAULT if fit and fit.max_num_seqs else None)
+
+
+def least_prompts(settings: LoadSettings, gates: list[Gate]) -> int:
+    return max((settings.least_prompts(gate.metric) for gate in gates), default=1)
+
+
+def prompts_file(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
+    return loaded.path(settings.prompts) if settings.prompts else None
+
+
+def _digest_of(prompts: Path, load: Load) -> str:
+    """Raises HostError without the file; CallerError if a line has no prompt, or prompts would come twice."""
+    if not prompts.is_file():
+        raise HostError(f"no prompts at {prompts}", "restore the file, or mend load.prompts in the recipe", "check")
+    body = prompts.read_bytes()
+    # Split as bytes: in a text other characters end a line too.
+    lines = body.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not _is_prompt(line):
+            problem, remedy = f'line {number} is no {{"prompt": "…"}}', "write one JSON object in each line"
+            raise CallerError(problem, remedy, str(prompts))
+    if len(lines) < load.num_prompts:
+        problem = f"it has {len(lines)} prompts, and the load asks {load.num_prompts}: some would come twice"
+        raise CallerError(problem, "add prompts, or lower num_prompts", str(prompts))
+    return hashlib.sha256(body).hexdigest()
+
+
+def _is_prompt(line: bytes) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("prompt"), str) and bool(found["prompt"])

@@ -1,0 +1,40 @@
+"""What a run leaves when it fails: its evidence, and a page about the failure."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jinja2 import TemplateError
+
+from vllm_qualify.errors import QualifyError
+from vllm_qualify.report.failure import render_failure, run_failure
+from vllm_qualify.runs.folder import Run, write_text
+
+
+@contextmanager
+def keeping_evidence(runs: list[Run]) -> Iterator[None]:
+    """Add notes to an error of the block: where the evidence of each run is that has no report yet.
+
+    Each of these runs gets a page about the error, beside its evidence.
+    """
+    try:
+        yield
+    except QualifyError as error:
+        failed = [run for run in runs if not (run.folder / "report.json").exists()]
+        for run in failed:
+            error.add_note(_save_failure(run, error, [other.id for other in failed if other != run]))
+            error.add_note(f"evidence so far: {run.evidence}")
+            if run.stages():
+                error.add_note(f"to judge and publish it: vllm-qualify rejudge {run.id}")
+        raise
+
+
+def _save_failure(run: Run, error: QualifyError, ended_with: list[str]) -> str:
+    """Write the page. Returns where it is, or why there is none: no problem with it may hide the error itself."""
+    page = run.folder / "failure.html"
+    try:
+        failure = run_failure(error, run.plan, run.folder, [stage.stage for stage in run.stages()], ended_with)
+        write_text(run.folder / "failure.json", failure.model_dump_json(indent=2))
+        write_text(page, render_failure(failure))
+    except (QualifyError, OSError, ValueError, TemplateError) as problem:
+        return f"no page about it could be written: {problem}"
+    return f"page about it: {page}"

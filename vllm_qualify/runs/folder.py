@@ -1,0 +1,102 @@
+"""One qualification of one cell on disk: its folder, by its id or as the newest."""
+
+from pathlib import Path
+
+from vllm_qualify.errors import CallerError, writing
+from vllm_qualify.evidence.measurement import StageEvidence
+from vllm_qualify.evidence.stages import on_the_server
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.metrics import STAGES, Stage
+from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.report.model import Report, load_report
+from vllm_qualify.report.page import render_page
+from vllm_qualify.runs.home import runs_folder
+from vllm_qualify.secrets import redact
+
+DATA_DOCS = "data-docs"
+
+
+class Run(Frozen):
+    """The folder of one run: plan.json, stages/, evidence/, report.json, report.html, data-docs/. No file in it is edited."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @property
+    def evidence(self) -> Path:
+        return self.folder / "evidence"
+
+    @property
+    def data_docs(self) -> Path:
+        return self.folder / DATA_DOCS
+
+    @property
+    def plan(self) -> CellPlan:
+        return CellPlan.model_validate_json((self.folder / "plan.json").read_bytes())
+
+    def save_stage(self, stage: StageEvidence) -> None:
+        write_text(self.folder / "stages" / f"{stage.stage}.json", stage.model_dump_json(indent=2))
+
+    def stages(self) -> list[StageEvidence]:
+        """The finished stages, in their order."""
+        paths = [self.folder / "stages" / f"{stage}.json" for stage in STAGES]
+        return [StageEvidence.model_validate_json(path.read_bytes()) for path in paths if path.exists()]
+
+    def stage(self, name: Stage) -> StageEvidence | None:
+        """A stage; None if it is not finished."""
+        return next((each for each in self.stages() if each.stage == name), None)
+
+    def report(self) -> Report:
+        return load_report(self.folder)
+
+    def save_report(self, report: Report) -> None:
+        write_text(self.folder / "report.json", report.model_dump_json(indent=2))
+        write_text(self.folder / "report.html", render_page(report, lambda file: f"evidence/{file.path}"))
+
+
+def start_run(plan: CellPlan) -> Run:
+    """Create the run's folder, with its plan.
+
+    Raises:
+        HostError: the folder cannot be written.
+    """
+    run = Run(folder=runs_folder() / plan.run_id)
+    write_text(run.folder / "plan.json", plan.model_dump_json(indent=2), place="plan")
+    return run
+
+
+def lacking(run: Run) -> list[Stage]:
+    """The stages that still have to be measured, in their order."""
+    return [stage for stage in on_the_server(run.plan) if run.stage(stage) is None]
+
+
+def find_run(name: str | None) -> Run:
+    """A run by id or folder; without a name, the latest one that has a report. Raises CallerError if there is none."""
+    runs = runs_folder()
+    if name is None:
+        reported = sorted(path.parent for path in runs.glob("*/report.json"))
+        if not reported:
+            raise CallerError(f"no run with a report in {runs}", "qualify something first: vllm-qualify demo", "RUN")
+        return Run(folder=reported[-1])
+    for folder in (Path(name).expanduser(), runs / name):
+        if (folder / "plan.json").is_file():
+            return Run(folder=folder.resolve())
+    raise CallerError(f"no run '{name}' in {runs}", "give a run's id or its folder; --store finds it in a store", "RUN")
+
+
+def run_id_of(name: str) -> str:
+    """The id of a run that is given by id, folder or report.json. Raises CallerError if a path has no report."""
+    is_path = "/" in name or name.endswith(".json") or Path(name).is_dir()
+    return load_report(Path(name).expanduser()).run_id if is_path else name
+
+
+def write_text(path: Path, text: str, place: str = "") -> None:
+    """Write a file completely or not at all."""
+    with writing(place or str(path.parent)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_text(redact(text))
+        fresh.replace(path)

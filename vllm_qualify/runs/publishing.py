@@ -1,0 +1,130 @@
+"""Publish a judged run, and note which attempts a flow run made."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from vllm_qualify.approval.index import index_problem
+from vllm_qualify.approval.layout import JSON, manifest_key
+from vllm_qualify.engine.server import gpu_count
+from vllm_qualify.errors import AlreadyExistsError
+from vllm_qualify.evidence.measurement import EvidenceFile, Measurement
+from vllm_qualify.judge.verdict import Outcome
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.publish.bundle import ManifestHead, Score, Summary, evidence_key, publish
+from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.gates import label_of
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.page import render_page
+from vllm_qualify.runs.folder import DATA_DOCS, Run
+from vllm_qualify.secrets import redact
+
+
+class Published(Frozen):
+    """Where a report was published.
+
+    `told` is what was decided about it since then. `rejected` says that the decision was not to deploy it.
+    """
+
+    outcome: Outcome
+    passed: bool
+    run: Run
+    page: str
+    manifest: str
+    index_problem: str | None = None
+    told: str | None = None
+    rejected: bool = False
+
+
+def publish_run(report: Report, run: Run, store: Store) -> Published:
+    """Publish evidence, report, page and manifest, and update the cell's row of the index. Raises StoreError, HostError."""
+    documents = {
+        "report.json": redact(report.model_dump_json(indent=2)).encode(),
+        "report.html": redact(render_page(report, _link_in_store(report))).encode(),
+    }
+    documents |= {
+        f"{DATA_DOCS}/{path.relative_to(run.data_docs).as_posix()}": path.read_bytes()
+        for path in sorted(run.data_docs.rglob("*"))
+        if path.is_file()
+    }
+    head = ManifestHead(
+        run_id=report.run_id,
+        cell=report.plan.cell.id,
+        outcome=report.outcome,
+        establishes=report.is_baseline,
+        summary=_summary(report),
+    )
+    manifest = publish(store, report.prefix, head, run.evidence, report.files, documents)
+    problem = index_problem(store, report.plan.cell.id)
+    page = store.locate(f"{report.prefix}/report.html")
+    told = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}
+    return Published(run=run, page=page, manifest=manifest, **told)
+
+
+def _summary(report: Report) -> Summary:
+    plan = report.plan
+    engine = plan.cell.release.engine
+    gpus = None if plan.cell.gpu_type == "cpu" else gpu_count(plan.server.arguments, plan.server.kind)
+    output = _measured(report, "output_throughput_tok_s")
+    return Summary(
+        engine=engine.kind,
+        engine_version=engine.version,
+        image=redact(engine.image.reference) if engine.image else None,
+        gpus=gpus,
+        score=_score(report),
+        output_tok_s_per_gpu=output.value / (gpus or 1) if output and output.value is not None else None,
+    )
+
+
+def _score(report: Report) -> Score | None:
+    """The score that the first accuracy gate is about, even if that gate limits its loss against the baseline."""
+    gate = next((gate for gate in report.plan.gates if METRICS[gate.metric].is_score), None)
+    found = _measured(report, gate.metric, gate.task, gate.filter) if gate else None
+    if found is None or found.value is None:
+        return None
+    return Score(metric=found.label, value=found.value, interval=found.interval)
+
+
+def _measured(report: Report, metric: str, task: str | None = None, filter_name: str | None = None) -> Measurement | None:
+    """A stage's own measurement, not its comparison with the baseline."""
+    label = label_of(metric, task, filter_name, against_baseline=False)
+    return next((found for stage in report.stages for found in stage.measurements if found.label == label), None)
+
+
+def published_as(run: Run, store: Store) -> Published:
+    """What `publish_run` returned for a run that is already published."""
+    report = run.report()
+    page, manifest = (store.locate(f"{report.prefix}/{name}") for name in ("report.html", "manifest.json"))
+    return Published(outcome=report.outcome, passed=report.passed, run=run, page=page, manifest=manifest)
+
+
+def note_attempt(store: Store, flow_run: str, plan: CellPlan) -> None:
+    """Note in the store which run a flow run made, so that a restarted flow run finds it. Raises StoreError."""
+    noted = {"run_id": plan.run_id, "cell": plan.cell.id, "at": datetime.now(UTC).isoformat()}
+    # If the store's answer was lost, the second try finds what the first one wrote.
+    with suppress(AlreadyExistsError):
+        store.put_new(f"{_attempts(flow_run)}{plan.cell.id}/{plan.run_id}.json", json.dumps(noted, indent=2).encode(), JSON)
+
+
+def attempts(store: Store, flow_run: str, cell: str = "") -> list[str]:
+    """The completely published runs of a flow run, of one cell or of all. Raises StoreError."""
+    found = []
+    for key in store.keys(f"{_attempts(flow_run)}{cell}"):
+        of, _, name = key.removeprefix(_attempts(flow_run)).rpartition("/")
+        run_id = name.removesuffix(".json")
+        if store.exists(manifest_key(of, run_id)):
+            found.append(run_id)
+    return found
+
+
+def _attempts(flow_run: str) -> str:
+    return f"attempts/{flow_run}/"
+
+
+def _link_in_store(report: Report) -> Callable[[EvidenceFile], str]:
+    """Links from the page's folder to the evidence, which work on a disk and behind any web server."""
+    to_root = "../" * (report.prefix.count("/") + 1)
+    return lambda file: to_root + evidence_key(file)

@@ -1,0 +1,87 @@
+"""Runs in a store: read them, reuse their stages, or fetch one to this machine."""
+
+from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.errors import StoreError
+from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.publish import kept
+from vllm_qualify.publish.bundle import evidence_key
+from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.report.model import Report
+from vllm_qualify.runs.folder import DATA_DOCS, Run, lacking, start_run
+from vllm_qualify.runs.home import runs_folder
+
+
+def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:
+    """Take over other runs' finished stages that have the same inputs as this run's.
+
+    If nothing is left to measure then, the stage `serve` is taken over too.
+
+    Raises:
+        StoreError: as `kept.reuse_stage`.
+    """
+    taken = [found for stage in lacking(run) if (found := _reuse_stage(run, stage, store, reuse))]
+    if not lacking(run) and (found := _reuse_stage(run, "serve", store, reuse)):
+        taken.append(found)
+    return taken
+
+
+def _reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
+    found = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse)
+    if found:
+        run.save_stage(found)
+    return found
+
+
+def fetch_run(store_url: str, run_id: str) -> Run:
+    """Fetch a published run from the store into the folder of runs.
+
+    Raises:
+        StoreError: the store has no complete run with this id, or an object is not what the report says.
+    """
+    store = open_store(store_url)
+    report = trusted_report(store, run_id)
+    run = Run(folder=runs_folder() / run_id)
+    for file in report.files:
+        path = run.evidence / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.get(evidence_key(file)))
+        if describe(path, run.evidence) != file:
+            raise StoreError(
+                "a stored object is not what its report says", "do not trust this run", store.locate(evidence_key(file))
+            )
+    for stage in report.stages:
+        run.save_stage(stage)
+    _fetch_data_docs(store, report, run)
+    run.save_report(report)
+    # Last, since its plan makes a run findable: one that was refused half-way must not be found.
+    start_run(report.plan)
+    return run
+
+
+def _fetch_data_docs(store: Store, report: Report, run: Run) -> None:
+    """Fetch the pages for people, so that the links of the report's page work."""
+    pages = f"{report.prefix}/{DATA_DOCS}/"
+    for key in store.keys(pages):
+        path = run.data_docs / key.removeprefix(pages)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.get(key))
+
+
+def trusted_report(store: Store, run_id: str) -> Report:
+    """The report of a published run, checked against its manifest. Raises StoreError as `published_run`."""
+    return published_run(store, run_id).report
+
+
+def published_run(store: Store, run_id: str) -> PublishedRun:
+    """A published run of any cell, its report checked against its manifest.
+
+    Raises:
+        StoreError: the store has no complete run with this id, or the report is not what its manifest says.
+    """
+    end = f"/{run_id}/manifest.json"
+    manifests = [key for key in store.keys("reports/") if key.endswith(end)]
+    if len(manifests) != 1:
+        remedy = "check the id; a run without its manifest was not published whole"
+        raise StoreError(f"no whole run '{run_id}'", remedy, store.url)
+    return read_run(store, manifests[0].removeprefix("reports/").removesuffix(end), run_id)
