@@ -11,7 +11,7 @@ from tasks.progress import counter, line_teller, teller
 from tasks.step import beginning, in_time, step
 from vllm_qualify.drift.question import Question
 from vllm_qualify.evidence import stages
-from vllm_qualify.evidence.load import Following, Made
+from vllm_qualify.evidence.load.client import Following, Made
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.evidence.serving import Served, see_the_same
 from vllm_qualify.evidence.serving import serving as serve

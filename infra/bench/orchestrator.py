@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from infra.bench.passing import passing, write_engine, write_recipe
 from vllm_qualify.engine.process import quiet_environment
-from vllm_qualify.evidence import load
+from vllm_qualify.evidence.load import client
 
 ROOT = Path(__file__).parents[2]
 CELLS, FIRST_FEW = (10, 100, 1000), 5
@@ -90,13 +90,13 @@ def run_here(recipe: Path) -> Cost:
 def _marked() -> Iterator[list[Mark]]:
     """The marks of the cells, each made as its load begins."""
     marks: list[Mark] = []
-    measured = load.measure
+    measured = client.measure
 
     def marking(*arguments: Any) -> list[list[str]]:
         marks.append(mark())
         return measured(*arguments)
 
-    with patch("vllm_qualify.evidence.load.measure", marking):
+    with patch("vllm_qualify.evidence.load.client.measure", marking):
         yield marks
 
 

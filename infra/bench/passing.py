@@ -22,11 +22,12 @@ from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.process import Progress, RunningProcess
 from vllm_qualify.engine.server import Client, Server, config_text
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, HostSample, Scrape
-from vllm_qualify.evidence import accuracy, load, smoke, steady
+from vllm_qualify.evidence import accuracy, smoke
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.answers import QuestionBlock, steps
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
-from vllm_qualify.evidence.load import Driven
+from vllm_qualify.evidence.load import result, steady
+from vllm_qualify.evidence.load.client import Driven
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.loading import catalog_folder
@@ -103,7 +104,7 @@ def passing() -> Iterator[None]:
         "tasks.measure.serve": _serving,
         "vllm_qualify.evidence.smoke.measure": _smoke,
         "vllm_qualify.evidence.accuracy.asking": _asking,
-        "vllm_qualify.evidence.load.measure": _load,
+        "vllm_qualify.evidence.load.client.measure": _load,
     }
     with ExitStack() as patched:
         for name, stub in stubs.items():
@@ -250,5 +251,5 @@ def _bench(settings: Load, slower: float) -> Document:
 
 def _key(name: str) -> str:
     """The name that bench gives a metric."""
-    latency, statistic, unit = name.split("_") if name not in load.KEYS else ("", "", "")
-    return load.KEYS.get(name, f"{statistic}_{latency}_{unit}")
+    latency, statistic, unit = name.split("_") if name not in result.KEYS else ("", "", "")
+    return result.KEYS.get(name, f"{statistic}_{latency}_{unit}")

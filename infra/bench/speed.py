@@ -7,7 +7,7 @@ import numpy as np
 
 from infra.bench import peers, worlds
 from infra.bench.accuracy import Ended, Gate, below
-from vllm_qualify.evidence.repeats import repeat_sides
+from vllm_qualify.evidence.load.repeats import repeat_sides
 from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.judge import relative
 from vllm_qualify.recipe.workload import Load

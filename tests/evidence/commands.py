@@ -5,7 +5,7 @@ from pathlib import Path
 from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.process import RunningProcess
 from vllm_qualify.engine.server import Client, Server, Starting
-from vllm_qualify.evidence.load import Driven
+from vllm_qualify.evidence.load.client import Driven
 
 CLIENT = Client(program="/engine/bin/vllm", python="/engine/bin/python", url="http://127.0.0.1:8123", model="org/model")
 PROCESS = RunningProcess(guard_pid=1, state_file=Path("server.state"), log=Path("server.log"))

@@ -12,8 +12,8 @@ import pytest
 from tests.judge.test_compare import cell_plan, server_plan
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
-from vllm_qualify.evidence.fitting import BLOCK_TOK, MOST_CONFIRMATIONS, TOO_SMALL, Fitting, Started, Tried, Try, block_tok
-from vllm_qualify.evidence.load import OUTPUT
+from vllm_qualify.evidence.load.figures import OUTPUT
+from vllm_qualify.evidence.load.fitting import BLOCK_TOK, MOST_CONFIRMATIONS, TOO_SMALL, Fitting, Started, Tried, Try, block_tok
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.evidence.startup import KvCache
 from vllm_qualify.plan.cell import CellPlan

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from vllm_qualify.evidence.load.repeats import interval_over_looks, level, repeat_sides
 from vllm_qualify.evidence.measurement import Interval, geometric_mean, repeat_interval
-from vllm_qualify.evidence.repeats import interval_over_looks, level, repeat_sides
 from vllm_qualify.evidence.sequential import Levels, Sides
 
 RUNS = 400_000

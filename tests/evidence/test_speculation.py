@@ -17,10 +17,8 @@ from tests.judge.test_compare import DRAFTED as ARGUMENTS
 from tests.judge.test_compare import server_plan
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
-from vllm_qualify.evidence import speculation
-from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.evidence.speculation import (
+from vllm_qualify.evidence.load import speculation
+from vllm_qualify.evidence.load.speculation import (
     BATCH1,
     DRAFTED,
     PROFILE,
@@ -35,6 +33,8 @@ from vllm_qualify.evidence.speculation import (
     rates,
     same_text,
 )
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.recipe.workload import Load
 
 CAPTURED = Path(__file__).parent / "captured" / "speculation"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_qualify.evidence.steady import (
+from vllm_qualify.evidence.load.steady import (
     AT_ONCE_S,
     Requests,
     UnsteadyError,

@@ -18,9 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from tests.evidence.test_load import read_at_once
 from tests.fakes.capacity import Capacity, Document, poisson
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, HostSample, Scrape
-from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.steady import OverloadError, Requests, UnsteadyError, find_open
-from vllm_qualify.evidence.sweep import (
+from vllm_qualify.evidence.load.steady import OverloadError, Requests, UnsteadyError, find_open
+from vllm_qualify.evidence.load.sweep import (
     ASKED,
     Aim,
     LevelResult,
@@ -35,6 +34,7 @@ from vllm_qualify.evidence.sweep import (
     parse,
     read_points,
 )
+from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.gates import Gates
 from vllm_qualify.recipe.metrics import METRICS, Metric
 from vllm_qualify.recipe.workload import Load, Sweep

@@ -18,9 +18,10 @@ from tests.lm_eval_files import CAPTURED, EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG,
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence import load, steady
 from vllm_qualify.evidence.answers import BLOCKS, Answered, only, read
-from vllm_qualify.evidence.load import _key as key_of
+from vllm_qualify.evidence.load import figures, result, steady
+from vllm_qualify.evidence.load.ended import ENDED, Ended
+from vllm_qualify.evidence.load.result import key_of
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.stages import parse_unfinished
@@ -484,7 +485,7 @@ def keep_history(evidence: Path, folder: Path, settings: Load = LOAD) -> None:
         started_at=datetime(2026, 3, 1, 8, tzinfo=UTC),
         duration_s=8.0,
         files=[EvidenceFile(path="load/bench-1.json", sha256="0" * 64, size=1)],
-        measurements=load.parse(folder, settings, levels_of([])),
+        measurements=figures.parse(folder, settings, levels_of([])),
     )
     (evidence / "baseline").mkdir(parents=True, exist_ok=True)
     (evidence / "baseline" / LOAD_STAGE).write_text(stage.model_dump_json(indent=2))
@@ -493,7 +494,7 @@ def keep_history(evidence: Path, folder: Path, settings: Load = LOAD) -> None:
 def test_the_captured_repeats_are_worse_by_just_what_they_were_slowed(evidence: Path, tmp_path: Path) -> None:
     slower, faster = 1.2, 1 / 1.2
     captured_load(evidence / "load", slower)
-    captured_load(evidence / "load" / load.BESIDE)
+    captured_load(evidence / "load" / result.BESIDE)
     keep_history(evidence, captured_load(tmp_path / "then" / "load"))
     gates = [worsening_gate(name) for name in ("ttft_p50_ms", "tpot_mean_ms", "output_throughput_tok_s")]
     for plan in (in_turns(gates), cell_plan(gates)):
@@ -503,7 +504,7 @@ def test_the_captured_repeats_are_worse_by_just_what_they_were_slowed(evidence: 
         assert all(each.unit == "fraction" and each.sample_count == 2 * (32 + 20) for each in found)
     shutil.rmtree(evidence / "load")
     captured_load(evidence / "load", faster)
-    captured_load(evidence / "load" / load.BESIDE)
+    captured_load(evidence / "load" / result.BESIDE)
     for plan in (in_turns(gates), cell_plan(gates)):
         found = compare(plan, evidence, parse_unfinished("load", plan, evidence))
         assert [each.value for each in found] == pytest.approx([faster - 1] * 3)
@@ -512,7 +513,7 @@ def test_the_captured_repeats_are_worse_by_just_what_they_were_slowed(evidence: 
 def test_pairs_that_differ_alike_are_surer_than_a_history(evidence: Path, tmp_path: Path) -> None:
     """The captured repeats differ from each other, and each pair just by what it was slowed."""
     captured_load(evidence / "load", 1.2)
-    captured_load(evidence / "load" / load.BESIDE)
+    captured_load(evidence / "load" / result.BESIDE)
     keep_history(evidence, captured_load(tmp_path / "then" / "load"))
     gate = worsening_gate()
     beside, history = (one(plan, evidence, "load") for plan in (in_turns([gate]), cell_plan([gate])))
@@ -524,7 +525,7 @@ def test_pairs_that_differ_alike_are_surer_than_a_history(evidence: Path, tmp_pa
 
 def test_what_was_compared_is_traced_to_both(evidence: Path, tmp_path: Path) -> None:
     captured_load(evidence / "load")
-    captured_load(evidence / "load" / load.BESIDE)
+    captured_load(evidence / "load" / result.BESIDE)
     keep_history(evidence, captured_load(tmp_path / "then" / "load"))
     found = one(in_turns([worsening_gate()]), evidence, "load")
     assert found.source == "load/bench-*.json beside load/beside/bench-*.json"
@@ -561,7 +562,7 @@ def test_a_load_of_another_machine_client_or_workload_is_not_compared(
 @pytest.mark.parametrize(("changes", "told"), UNLIKE)
 def test_in_turns_it_does_not_matter_how_it_was_measured_then(evidence: Path, changes: dict[str, Any], told: str) -> None:
     captured_load(evidence / "load")
-    captured_load(evidence / "load" / load.BESIDE)
+    captured_load(evidence / "load" / result.BESIDE)
     plan = against(in_turns([worsening_gate()]), **changes)
     assert told in (load_differs(plan) or "")
     assert one(plan, evidence, "load").value == pytest.approx(0)
@@ -582,7 +583,7 @@ def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is
 def test_whose_measurement_is_invalid_is_told(
     evidence: Path, tmp_path: Path, make: Callable[[Sequence[Gate]], CellPlan]
 ) -> None:
-    ours, beside, then = evidence / "load", evidence / "load" / load.BESIDE, tmp_path / "then" / "load"
+    ours, beside, then = evidence / "load", evidence / "load" / result.BESIDE, tmp_path / "then" / "load"
     plan, told = make([worsening_gate()]), "repeat 2: 39 of 40 requests completed, 1 failed"
     for folder in (ours, beside, then):
         captured_load(folder)
@@ -607,14 +608,14 @@ def test_a_load_that_is_not_there_is_invalid(evidence: Path) -> None:
 
 def test_fewer_repeats_beside_than_of_the_candidate_are_invalid(evidence: Path) -> None:
     captured_load(evidence / "load")
-    for path in captured_load(evidence / "load" / load.BESIDE).glob("*-2*"):
+    for path in captured_load(evidence / "load" / result.BESIDE).glob("*-2*"):
         path.unlink()
     assert "1 of at least 2 repeats" in reason(one(in_turns([worsening_gate()]), evidence, "load"))
 
 
 def test_repeats_that_have_no_pair_are_invalid(evidence: Path) -> None:
     """The numbers of both are those of looks."""
-    ours, beside = (captured_load(evidence / place) for place in ("load", f"load/{load.BESIDE}"))
+    ours, beside = (captured_load(evidence / place) for place in ("load", f"load/{result.BESIDE}"))
     for folder, repeats in ((ours, (3, 4)), (beside, (3,))):
         for repeat in repeats:
             copy_repeat(folder, repeat, of=2)
@@ -628,22 +629,22 @@ def test_a_load_that_its_budget_ended_early_has_a_value_and_no_interval(
     evidence: Path, tmp_path: Path, make: Callable[..., CellPlan]
 ) -> None:
     """Surely no worse, had it been a look: two of at least three repeats are none."""
-    for folder in (evidence / "load", evidence / "load" / load.BESIDE, tmp_path / "then" / "load"):
+    for folder in (evidence / "load", evidence / "load" / result.BESIDE, tmp_path / "then" / "load"):
         captured_load(folder)
     keep_history(evidence, tmp_path / "then" / "load")
     settings = LOAD.model_copy(update={"repeats": 3, "time_budget_s": 100.0})
-    ended = load.Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=50.0)
-    (evidence / "load" / load.ENDED).write_text(ended.model_dump_json())
+    ended = Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=50.0)
+    (evidence / "load" / ENDED).write_text(ended.model_dump_json())
     found = one(make([worsening_gate()], load=settings), evidence, "load")
     assert found.value == pytest.approx(0)
     assert found.interval is None
     assert found.ended_because == ended.because
 
 
-@pytest.mark.parametrize("warming", ["load", f"load/{load.BESIDE}"])
+@pytest.mark.parametrize("warming", ["load", f"load/{result.BESIDE}"])
 def test_a_first_repeat_that_one_of_them_left_out_is_left_out_of_both(evidence: Path, warming: str) -> None:
     """The pairs that are left are those that were measured side by side: 1.2 times slower, the first aside."""
-    folders = captured_load(evidence / "load", 1.2), captured_load(evidence / "load" / load.BESIDE)
+    folders = captured_load(evidence / "load", 1.2), captured_load(evidence / "load" / result.BESIDE)
     for folder in folders:
         for repeat in (3, 4):
             copy_repeat(folder, repeat, of=2 - repeat % 2)
@@ -659,7 +660,7 @@ def test_a_first_repeat_that_one_of_them_left_out_is_left_out_of_both(evidence: 
 def test_the_bound_that_fails_a_release_is_the_surer(evidence: Path) -> None:
     """What may not be above its bound fails by its lower one. Several gates share the chance of that, and not of a pass."""
     captured_load(evidence / "load", 1.2)
-    captured_load(evidence / "load" / load.BESIDE)
+    captured_load(evidence / "load" / result.BESIDE)
     scale(evidence / "load", 1, 1.02)
     keep_baseline(evidence, right_but([]))
     ask(evidence, right_but(QUESTIONS[:8]))
@@ -674,7 +675,7 @@ def test_the_bound_that_fails_a_release_is_the_surer(evidence: Path) -> None:
 
 
 def test_a_repeat_of_0_is_not_so_many_times_worse(evidence: Path) -> None:
-    captured_load(evidence / "load" / load.BESIDE)
+    captured_load(evidence / "load" / result.BESIDE)
     shutil.copytree(CAPTURED_LOAD, evidence / "load", dirs_exist_ok=True)
     with_goodput_of_none(evidence / "load", (1, 2))
     plan = in_turns([worsening_gate(GOODPUT)], load=SLO_SETTINGS)
@@ -737,7 +738,7 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     for slower in (1.0, 1.2, 1 / 1.2):
         evidence = tmp_path_factory.mktemp("evidence")
         write_load(evidence / "load", slower)
-        shutil.copytree(then, evidence / "load" / load.BESIDE)
+        shutil.copytree(then, evidence / "load" / result.BESIDE)
         keep_history(evidence, then, LONG)
         beside, history = in_turns(gates, load=LONG), cell_plan(gates, load=LONG)
         ours = parse_unfinished("load", beside, evidence)

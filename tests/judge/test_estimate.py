@@ -7,7 +7,7 @@ import pytest
 
 from tests.evidence.test_load import CAPTURED
 from tests.judge.test_compare import cell_plan, keep_history, server_plan
-from vllm_qualify.evidence.load import Made
+from vllm_qualify.evidence.load.client import Made
 from vllm_qualify.judge.estimate import after, before, taken
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate, gate_of

@@ -10,9 +10,9 @@ import pytest
 from tests.evidence.test_load import change, scale
 from tests.evidence.test_speculation import CAPTURED, SETTINGS
 from tests.judge.test_compare import CPU, DRAFTED, cell_plan, reason, server_plan
+from vllm_qualify.evidence.load.speculation import parse
 from vllm_qualify.evidence.measurement import Measurement, geometric_mean
 from vllm_qualify.evidence.sequential import levels_of
-from vllm_qualify.evidence.speculation import parse
 from vllm_qualify.judge.compare import speedup
 from vllm_qualify.judge.verdict import surely_misses
 from vllm_qualify.recipe.gates import Gate, gate_of

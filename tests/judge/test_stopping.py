@@ -31,9 +31,10 @@ from tests.judge.test_compare import (
     worsening_gate,
 )
 from tests.lm_eval_files import FLEXIBLE, RIGHT, STRICT, WRONG, Answering, Asked, Reply, right_but
-from vllm_qualify.evidence import accuracy, load, stages
+from vllm_qualify.evidence import accuracy, stages
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.answers import BLOCKS, only
+from vllm_qualify.evidence.load import result
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages import AskingLimits, parse_unfinished
@@ -252,7 +253,7 @@ NARROW = gate_of(metric="tpot_p50_ms", maximum=5.5, unit="ms")
 def loads(evidence: Path, slower: float = 1.0, apart: float = 1.0) -> None:
     """Candidate and baseline in turns; the candidate's second repeat is so many times slower than its first was slowed."""
     captured_load(evidence / "load", slower)
-    captured_load(evidence / "load" / load.BESIDE)
+    captured_load(evidence / "load" / result.BESIDE)
     scale(evidence / "load", 2, apart)
 
 
@@ -279,7 +280,7 @@ def test_repeats_go_on_while_a_gate_is_undecided(
     assert found == [gate.label for gate in undecided]
 
 
-@pytest.mark.parametrize("whose", ["load", f"load/{load.BESIDE}"])
+@pytest.mark.parametrize("whose", ["load", f"load/{result.BESIDE}"])
 def test_a_load_that_is_invalid_ends_the_repeats(evidence: Path, whose: str) -> None:
     loads(evidence, apart=1.1)
     plan = cell_plan([worsening_gate()], beside=server_plan(), load=MORE)
@@ -299,7 +300,7 @@ def test_more_repeats_decide(evidence: Path) -> None:
     plan = cell_plan([worsening_gate(max_worsening=0.1)], beside=server_plan(), load=MORE)
     assert load_undecided(plan, evidence)
     for repeat in (3, 4):
-        for folder in (evidence / "load", evidence / "load" / load.BESIDE):
+        for folder in (evidence / "load", evidence / "load" / result.BESIDE):
             copy_repeat(folder, repeat, of=1)
     assert not load_undecided(plan, evidence)
 

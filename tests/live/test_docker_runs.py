@@ -27,7 +27,7 @@ from vllm_qualify.approval.verify import verify
 from vllm_qualify.engine import image
 from vllm_qualify.engine.launch import Launch, find_engines, provide, read_machine
 from vllm_qualify.evidence import stages
-from vllm_qualify.evidence.load import UNFOLLOWED
+from vllm_qualify.evidence.load.client import UNFOLLOWED
 from vllm_qualify.evidence.serving import serving
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice

@@ -14,8 +14,8 @@ import pytest
 from tests.live.conftest import COMMAND, DISTURBED, Qualified, furnished, processes_of, run, undisturbed
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.evidence.fitting import Tried
-from vllm_qualify.evidence.load import ENDED, Ended
+from vllm_qualify.evidence.load.ended import ENDED, Ended
+from vllm_qualify.evidence.load.fitting import Tried
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import kv_cache
 from vllm_qualify.publish.bundle import Manifest

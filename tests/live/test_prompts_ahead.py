@@ -13,7 +13,7 @@ import pytest
 from vllm_qualify.engine.bench import prepare, run, staying
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.server import Client
-from vllm_qualify.evidence.load import command_of
+from vllm_qualify.evidence.load.client import command_of
 from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.workload import Load
 

@@ -12,8 +12,10 @@ from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, I
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence.fitting import Tried, Try
 from vllm_qualify.evidence.idle import GpuIdle, Idle, Stretch
+from vllm_qualify.evidence.load.fitting import Tried, Try
+from vllm_qualify.evidence.load.speculation import Drafting, SameText, SpeculationDetails
+from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, CurvePoint, Point, Purpose, SloLevel, SweepLoad, Swept
 from vllm_qualify.evidence.measurement import (
     EvidenceFile,
     Interval,
@@ -24,9 +26,7 @@ from vllm_qualify.evidence.measurement import (
     valid,
 )
 from vllm_qualify.evidence.sequential import Sides, levels_of
-from vllm_qualify.evidence.speculation import Drafting, SameText, SpeculationDetails
 from vllm_qualify.evidence.startup import Startup
-from vllm_qualify.evidence.sweep import OUTPUT, TPOT, CurvePoint, Point, Purpose, SloLevel, SweepLoad, Swept
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, waived, worst
 from vllm_qualify.plan.cell import Baseline, Cell, CellPlan, Release, TaskPlan

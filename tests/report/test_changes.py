@@ -12,7 +12,7 @@ from tests.report.builder import compared_report, detailed_report, image_report,
 from vllm_qualify.cli import app
 from vllm_qualify.engine.image import parse_reference
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence.load import BESIDE
+from vllm_qualify.evidence.load.result import BESIDE
 from vllm_qualify.evidence.measurement import invalid
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.cells import within

@@ -16,8 +16,8 @@ from tests.evidence.test_watched import ENOUGH
 from tests.fakes.capacity import Capacity
 from tests.report.builder import course, detailed_report, passed_report
 from vllm_qualify.engine.watch import SCRAPES
-from vllm_qualify.evidence import speculation, sweep
-from vllm_qualify.evidence.fitting import FOUND, Tried, Try
+from vllm_qualify.evidence.load import speculation, sweep
+from vllm_qualify.evidence.load.fitting import FOUND, Tried, Try
 from vllm_qualify.evidence.measurement import valid
 from vllm_qualify.evidence.stages import sweep_plan
 from vllm_qualify.evidence.watched import Series, read, series

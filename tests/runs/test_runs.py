@@ -16,7 +16,7 @@ from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.errors import AlreadyExistsError, CallerError, HostError, StoreError
-from vllm_qualify.evidence import load
+from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import MACHINE, parse
 from vllm_qualify.plan.cell import CellPlan
@@ -420,8 +420,8 @@ def test_judging_again_gives_the_same_verdicts_under_a_new_run(run: Run, report:
 
 
 def test_a_load_that_its_budget_ended_before_a_look_is_inconclusive_with_its_values(run: Run, report: Report) -> None:
-    ended = load.Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
-    (run.evidence / "load" / load.ENDED).write_text(ended.model_dump_json())
+    ended = Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
+    (run.evidence / "load" / ENDED).write_text(ended.model_dump_json())
     settings = {"repeats": 3, "most_repeats": 5, "time_budget_s": 100.0}
     plan = run.plan.model_copy(update={"load": run.plan.load.model_copy(update=settings)})
     again, _ = rejudge(run, plan)
@@ -436,8 +436,8 @@ def test_a_load_that_its_budget_ended_before_a_look_is_inconclusive_with_its_val
 
 def test_an_end_that_the_plan_does_not_know_makes_the_load_invalid(run: Run) -> None:
     """Somebody put it there."""
-    ended = load.Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
-    (run.evidence / "load" / load.ENDED).write_text(ended.model_dump_json())
+    ended = Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
+    (run.evidence / "load" / ENDED).write_text(ended.model_dump_json())
     again, _ = rejudge(run, run.plan)
     verdicts = {gate.verdict for gate in again.judgement.gates if METRICS[gate.gate.metric].stage == "load"}
     assert verdicts == {"invalid"}

@@ -13,10 +13,11 @@ from statistics import fmean
 import numpy as np
 
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence import accuracy, answers, load, speculation
+from vllm_qualify.evidence import accuracy, answers
 from vllm_qualify.evidence.answers import Answer, Answered
+from vllm_qualify.evidence.load import figures, result, speculation
+from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.repeats import interval_over_looks
 from vllm_qualify.evidence.sequential import Sides, levels_of, sides
 from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.judge import paired, relative
@@ -291,9 +292,9 @@ def _worsening(
     theirs = _only(loads(), gate.metric)
     if theirs.invalid_because is not None:
         return invalid(gate.metric, f"the baseline's: {theirs.invalid_because}", theirs.source, **about)
-    count = load.count_of(evidence / load.STAGE)
+    count = result.count_of(evidence / figures.STAGE)
     if plan.beside:
-        if (others := load.count_of(evidence / load.STAGE / load.BESIDE)) != count:
+        if (others := result.count_of(evidence / figures.STAGE / result.BESIDE)) != count:
             raise UnlikeError(f"{count} repeats of the cell in turns with {others} of the baseline")
         ours, theirs = _paired(ours, theirs)
     direction = METRICS[gate.metric].direction

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_qualify.evidence.load import OUTPUT, Made
+from vllm_qualify.evidence.load.client import Made
+from vllm_qualify.evidence.load.figures import OUTPUT
 from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
 from vllm_qualify.plan.cell import CellPlan

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 from vllm_qualify.drift import finding as drift
 from vllm_qualify.drift.finding import Finding
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence import load
+from vllm_qualify.evidence.load import figures
+from vllm_qualify.evidence.load.sweep import CurvePoint
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.stages import parse_beside
-from vllm_qualify.evidence.sweep import CurvePoint
 from vllm_qualify.judge.compare import BASELINE
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.serving import VLLM
@@ -70,7 +70,7 @@ def before(plan: CellPlan, evidence: Path) -> Before | None:
     if told.run_id != plan.baseline.run_id:
         raise ValueError(f"the report is of run {told.run_id}")
     beside = parse_beside(plan, evidence)
-    others = [row for stage in told.stages for row in stage.measurements if not (beside and stage.stage == load.STAGE)]
+    others = [row for stage in told.stages for row in stage.measurements if not (beside and stage.stage == figures.STAGE)]
     return Before(
         run_id=told.run_id,
         judged_at=told.created_at,

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from vllm_qualify.errors import CallerError
-from vllm_qualify.evidence import load, speculation, startup, sweep, watched
-from vllm_qualify.evidence.fitting import Tried
+from vllm_qualify.evidence import startup, watched
 from vllm_qualify.evidence.idle import Idle
-from vllm_qualify.evidence.load import ClientUse
+from vllm_qualify.evidence.load import figures, result, speculation, sweep
+from vllm_qualify.evidence.load.fitting import Tried
+from vllm_qualify.evidence.load.problems import ClientUse
+from vllm_qualify.evidence.load.speculation import SpeculationDetails
+from vllm_qualify.evidence.load.sweep import Swept
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
 from vllm_qualify.evidence.serving import LAUNCHED
-from vllm_qualify.evidence.speculation import SpeculationDetails
 from vllm_qualify.evidence.stages import found_by_fit, idle_gpus, sweep_plan
 from vllm_qualify.evidence.startup import Startup
-from vllm_qualify.evidence.sweep import Swept
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
@@ -139,7 +140,7 @@ def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
     # Other engines give no figures to draw.
     if not plan.watched or not plan.server.engine_kind.tells_its_queue:
         return None
-    began, ended = _span(evidence / load.STAGE)
+    began, ended = _span(evidence / figures.STAGE)
     folder = evidence / "serve"
     found = watched.series(folder, began, ended)
     if not any(value is not None for line in _lines(found) for value in line):
@@ -158,7 +159,7 @@ def _span(folder: Path) -> tuple[float, float]:
 def _stretch(folder: Path, number: int) -> tuple[float, float]:
     use = ClientUse.model_validate_json((folder / f"client-{number}.json").read_bytes())
     ended, _ = use.cpu_s[-1]
-    duration = float(load.read(folder, folder.name, number).about["duration"])
+    duration = float(result.read(folder, folder.name, number).about["duration"])
     if not 0 < duration < math.inf:
         raise _NothingError(f"repeat {number} lasted {duration} s")
     return ended - duration, ended

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm_qualify.evidence.load import STAGE as LOAD
+from vllm_qualify.evidence.load.figures import STAGE as LOAD
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.estimate import taken
 from vllm_qualify.plan.cell import CellPlan

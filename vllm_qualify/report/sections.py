@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from vllm_qualify.evidence.fitting import Tried, Try
 from vllm_qualify.evidence.idle import Idle, Stretch, together
+from vllm_qualify.evidence.load.fitting import Tried, Try
+from vllm_qualify.evidence.load.speculation import Drafting, SameText, SpeculationDetails
+from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Plan, Point, SloLevel, Swept
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.speculation import Drafting, SameText, SpeculationDetails
 from vllm_qualify.evidence.startup import PARTS, Startup
-from vllm_qualify.evidence.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Plan, Point, SloLevel, Swept
 from vllm_qualify.evidence.watched import Series, chart
 from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS

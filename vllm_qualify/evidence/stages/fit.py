@@ -8,8 +8,10 @@ from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
-from vllm_qualify.evidence import load, startup
-from vllm_qualify.evidence.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
+from vllm_qualify.evidence import startup
+from vllm_qualify.evidence.load import client, figures
+from vllm_qualify.evidence.load.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
+from vllm_qualify.evidence.load.problems import preemptions
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.serving import Served, another, watched
@@ -57,16 +59,16 @@ def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Mea
     settings = _repeated(plan, plan.load.repeats)
     inside = _loaded(served, plan, settings, folder, tell)
     arguments = {name: value for name, value in plan.server.arguments.items() if name != SEQUENCES}
-    found = load.parse(inside, settings, levels_of(plan.judged), plan.server.kind, arguments, inside)
-    (throughput,) = (measurement for measurement in found if measurement.metric == load.OUTPUT)
+    found = figures.parse(inside, settings, levels_of(plan.judged), plan.server.kind, arguments, inside)
+    (throughput,) = (measurement for measurement in found if measurement.metric == figures.OUTPUT)
     return throughput
 
 
 def _preemptions(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> int:
-    """The preemptions of one repeat. Raises HostError if the server does not count them, or as `load.measure`."""
+    """The preemptions of one repeat. Raises HostError if the server does not count them, or as `client.measure`."""
     inside = _loaded(served, plan, _repeated(plan, 1), folder, tell)
     try:
-        return load.preemptions(inside, 1)
+        return preemptions(inside, 1)
     except UNUSABLE as error:
         problem = f"nobody knows whether requests were preempted: {in_words(error)}"
         raise HostError(problem, "see the server's log, or give max-num-seqs under 'server'", f"fit/{folder.name}") from error
@@ -83,7 +85,7 @@ def _loaded(served: Served, plan: CellPlan, settings: Load, folder: Path, tell: 
     inside.mkdir()
     tell(f"fit: measuring {folder.name}")
     with watched(served.server, plan, inside):
-        load.measure(served.driven(plan), settings, inside, bench.silent, load.UNFOLLOWED)
+        client.measure(served.driven(plan), settings, inside, bench.silent, client.UNFOLLOWED)
     return inside
 
 

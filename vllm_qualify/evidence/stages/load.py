@@ -7,8 +7,8 @@ from typing import Any
 
 from vllm_qualify.engine.process import Progress, Tell
 from vllm_qualify.errors import QualifyError
-from vllm_qualify.evidence import load
-from vllm_qualify.evidence.load import Driven, Following
+from vllm_qualify.evidence.load import client, figures, result
+from vllm_qualify.evidence.load.client import Driven, Following
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.serving import Served, another
@@ -25,12 +25,12 @@ def load_stage(
     """Run vllm bench serve, in turns with the baseline's server if the plan has one.
 
     Raises:
-        QualifyError: as `load.measure`, or the baseline's server does not start.
+        QualifyError: as `client.measure`, or the baseline's server does not start.
     """
 
     def measure(folder: Path) -> Commands:
         with bench.meanwhile(plan, evidence, folder), _beside(served, plan, folder, tell) as other:
-            return load.measure(served.driven(plan), plan.load, folder, progress, following, other)
+            return client.measure(served.driven(plan), plan.load, folder, progress, following, other)
 
     return LOAD.run(plan, evidence, measure, bench.tools(plan))
 
@@ -46,7 +46,7 @@ def _beside(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Iterato
     if plan.beside is None:
         yield None
         return
-    inside = folder / load.BESIDE
+    inside = folder / result.BESIDE
     inside.mkdir()
     try:
         with another(plan.beside, plan, inside, tell, served, loads=[(plan.load, inside, plan.prompts)]) as other:
@@ -60,14 +60,14 @@ def parse_beside(plan: CellPlan, evidence: Path) -> list[Measurement]:
     """The load of the baseline's server, measured in turns with the cell's; empty if it was not served."""
     if plan.beside is None:
         return []
-    folder, server = evidence / "load" / load.BESIDE, plan.beside
-    return load.parse(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments)
+    folder, server = evidence / "load" / result.BESIDE, plan.beside
+    return figures.parse(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments)
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     folder, server = evidence / "load", plan.server
     samples = watched_in(folder, evidence / "serve") if plan.watched else None
-    return load.parse(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, samples)
+    return figures.parse(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, samples)
 
 
 def _inputs(plan: CellPlan) -> list[Any]:

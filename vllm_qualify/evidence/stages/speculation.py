@@ -4,7 +4,8 @@ from pathlib import Path
 
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import Server
-from vllm_qualify.evidence import accuracy, load, speculation
+from vllm_qualify.evidence import accuracy
+from vllm_qualify.evidence.load import client, speculation
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence, invalid
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.serving import Served, another
@@ -23,7 +24,7 @@ def speculation_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell
     """Measure the server beside the same server without speculative decoding, if the machine has room for both.
 
     Raises:
-        QualifyError: the other server does not start, or as `load.run`.
+        QualifyError: the other server does not start, or as `client.run`.
     """
 
     def measure(folder: Path) -> Commands:
@@ -38,7 +39,7 @@ def speculation_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell
 
             def once(server: Server, settings: Load, into: Path, repeat: int) -> None:
                 tell(f"speculation: {into.relative_to(folder)}, repeat {repeat}")
-                commands.append(load.run(sides[server.url], settings, into, repeat, bench.silent))
+                commands.append(client.run(sides[server.url], settings, into, repeat, bench.silent))
 
             servers = speculation.Pair(served.server, other.server)
             speculation.measure(servers, _greedy(plan, evidence), plan.load, folder, once)

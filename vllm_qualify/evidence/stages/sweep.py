@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vllm_qualify.engine.process import Tell
-from vllm_qualify.evidence import load, sweep
+from vllm_qualify.evidence.load import client, sweep
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages import bench
@@ -13,7 +13,7 @@ from vllm_qualify.recipe.workload import Load
 
 
 def sweep_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> StageEvidence:
-    """Run the sweep's points, one after another. Raises QualifyError as `load.run`."""
+    """Run the sweep's points, one after another. Raises QualifyError as `client.run`."""
 
     def measure(folder: Path) -> Commands:
         driven = served.driven(plan)
@@ -21,7 +21,7 @@ def sweep_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> S
 
         def point(settings: Load, request_rate: float | None, into: Path) -> None:
             tell(f"sweep: {into.name}, {settings.num_prompts} requests")
-            commands.append(load.run(driven, settings, into, 1, bench.silent, request_rate))
+            commands.append(client.run(driven, settings, into, 1, bench.silent, request_rate))
 
         with bench.meanwhile(plan, evidence, folder):
             sweep.measure(point, sweep_plan(plan), folder)

@@ -20,7 +20,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_qualify.engine.server import Server, ServerPlan
-from vllm_qualify.evidence import load
+from vllm_qualify.evidence.load import figures, result
+from vllm_qualify.evidence.load.problems import request_problems
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
     Measurement,
@@ -49,7 +50,7 @@ ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 LEAST_PROMPTS, LEAST_REPEATS = 20, 2
 
 RunLoad = Callable[[Server, Load, Path, int], None]
-"""Runs bench once on a server, as repeat N of the load, into a folder, as `load.run` does."""
+"""Runs bench once on a server, as repeat N of the load, into a folder, as `client.run` does."""
 
 
 class Greedy(Frozen):
@@ -294,7 +295,7 @@ def rates(folder: Path, name: str, settings: Load, levels: Levels, servers: Sequ
 
 
 def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
-    found = load.parse(folder / name / side, loads_of(settings)[name], levels, server.kind, server.arguments)
+    found = figures.parse(folder / name / side, loads_of(settings)[name], levels, server.kind, server.arguments)
     (rate,) = (measurement for measurement in found if measurement.metric == RATE)
     above = f"{folder.name}/{name}/"
     return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})
@@ -410,7 +411,7 @@ def _under_load(folder: Path, settings: Load) -> Drafting:
 def _of_whole_repeats(folder: Path, settings: Load) -> Acceptance:
     """The fate of the drafts of all repeats, none of which may have failed requests. Raises one of UNUSABLE."""
     for number in range(1, settings.repeats + 1):
-        if problems := load.request_problems(load.read(folder, folder.name, number).about, settings):
+        if problems := request_problems(result.read(folder, folder.name, number).about, settings):
             raise FailedError(f"repeat {number}: {'; '.join(problems)}")
     return together(_acceptances(folder, settings.repeats))
 

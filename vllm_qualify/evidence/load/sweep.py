@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
-from vllm_qualify.evidence import load, steady
-from vllm_qualify.evidence.load import Repeat
+from vllm_qualify.evidence.load import result, steady
+from vllm_qualify.evidence.load.problems import problems_of
+from vllm_qualify.evidence.load.result import Repeat
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
 from vllm_qualify.evidence.watched import WATCHED, watched_in
 from vllm_qualify.recipe.metrics import (
@@ -476,7 +477,7 @@ def read_point(folder: Path, plan: Plan) -> Point:
     asked = SweepLoad.model_validate_json((folder / ASKED).read_bytes())
     about: dict[str, Any] = {"folder": folder.name, "asked": asked}
     try:
-        repeat = load.read(folder, f"{STAGE}/{folder.name}", 1)
+        repeat = result.read(folder, f"{STAGE}/{folder.name}", 1)
         about |= {"traced_to": [repeat.line_of("output_throughput")], "answered_req_s": _answered(repeat)}
         return Point.model_validate(about | _examined(folder, repeat, plan, asked))
     except steady.OverloadError as error:
@@ -495,10 +496,10 @@ def _answered(repeat: Repeat) -> float | None:
 
 
 def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: SweepLoad) -> dict[str, Any]:
-    """The fields of a point: the figures of its steady state, or why it is invalid. Raises as `load.steady_of`."""
+    """The fields of a point: the figures of its steady state, or why it is invalid. Raises as `result.steady_of`."""
     problems = [
         *_other_than_asked(repeat.about, plan, asked),
-        *load.problems_of(folder, repeat, asked.load, plan.kind, plan.arguments, _watched(folder, plan), may_queue=True),
+        *problems_of(folder, repeat, asked.load, plan.kind, plan.arguments, _watched(folder, plan), may_queue=True),
     ]
     if problems:
         return {"invalid_because": "; ".join(problems)}
@@ -526,7 +527,7 @@ def _other_than_asked(result: dict[str, Any], plan: Plan, asked: SweepLoad) -> l
     return [*problems, *(f"bench had {name} {told[name]}, not {wanted[name]}" for name in wanted if told[name] != wanted[name])]
 
 
-def _unshown(slo: dict[str, float], found: load.Steady) -> str | None:
+def _unshown(slo: dict[str, float], found: result.Steady) -> str | None:
     """Why a point's requests do not show whether it meets the SLO, or None."""
     for name in slo:
         if found.requests < (needed := least_requests(name)):

@@ -1,0 +1,1 @@
+"""Loads: `vllm bench serve` runs them, and its files and counters become measurements."""

@@ -1,0 +1,204 @@
+"""Run a load: a repeat of `vllm bench serve` after the other, until its gates are decided or its budget is spent."""
+
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from vllm_qualify.engine import bench as benches
+from vllm_qualify.engine.bench import Bench
+from vllm_qualify.engine.process import Progress
+from vllm_qualify.engine.server import Client, Server
+from vllm_qualify.evidence.load.ended import ENDED, Ended
+from vllm_qualify.evidence.load.result import BESIDE, RESET
+from vllm_qualify.recipe.workload import Load
+
+# Bench's names of the two interfaces, and their paths.
+APIS = {"completions": ("openai", "/v1/completions"), "chat": ("openai-chat", "/v1/chat/completions")}
+
+
+class Driven(NamedTuple):
+    """A server, the bench that measures it, and where bench finds the workload's file of prompts, if it has one."""
+
+    server: Server
+    bench: Bench
+    prompts: str | None = None
+
+
+class Made(NamedTuple):
+    """How far a load is: its repeats, the longest of them in s, and the undecided gates, None if this was no look."""
+
+    repeats: int
+    longest_s: float
+    undecided: Sequence[str] | None
+
+
+class Following(NamedTuple):
+    """Callbacks during a load. `undecided` gives the gates that more repeats could decide, and `told` gets each repeat.
+
+    `ended` gets the reason if the budget ends the load. The clock is in s.
+    """
+
+    undecided: Callable[[], Sequence[str]]
+    told: Callable[[Made], None]
+    ended: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+
+
+UNFOLLOWED = Following(undecided=list, told=lambda _: None, ended=lambda _: None)
+"""Reports nothing, and ends the load after its first look."""
+
+
+def measure(
+    ours: Driven,
+    settings: Load,
+    folder: Path,
+    progress: Progress,
+    following: Following,
+    beside: Driven | None = None,
+) -> list[list[str]]:
+    """Run repeats until nothing is undecided at one of `settings.looks`. Bench writes its result of repeat N to `bench-N.json`.
+
+    The longest repeat so far tells whether another one would end within the budget. If not, it is not begun, and ENDED says so.
+    The budget's time begins with the first repeat.
+
+    With `beside`, the baseline, each repeat runs on that too, into the folder BESIDE. The two take turns in going first, so
+    that a drift of the machine favours neither. Returns the commands.
+
+    Raises:
+        HostError: bench failed or took longer than its time limit.
+        ReleaseError: a server ended meanwhile.
+    """
+    pairs = [(ours, folder)]
+    if beside:
+        (folder / BESIDE).mkdir(exist_ok=True)
+        pairs.append((beside, folder / BESIDE))
+    for driven, _ in pairs:
+        benches.settle(driven.bench, settings.time_limit_s, driven.server.check_alive)
+    commands: list[list[str]] = []
+    began, longest_s = following.clock(), 0.0
+    for repeat in range(1, settings.looks[-1] + 1):
+        started = following.clock()
+        if ended := _over_budget(settings, repeat - 1, started - began, longest_s):
+            (folder / ENDED).write_text(ended.model_dump_json(indent=2))
+            following.ended(ended.because)
+            break
+        for turn, (driven, into) in enumerate(pairs if repeat % 2 else reversed(pairs)):
+            told = _of_run(progress, (repeat - 1) * len(pairs) + turn, _known(settings, repeat) * len(pairs), settings)
+            commands.append(run(driven, settings, into, repeat, told))
+        longest_s = max(longest_s, following.clock() - started)
+        undecided = following.undecided() if repeat in settings.looks else None
+        following.told(Made(repeat, longest_s, undecided))
+        if undecided is not None and not undecided:
+            break
+    return commands
+
+
+def _over_budget(settings: Load, repeats: int, spent_s: float, longest_s: float) -> Ended | None:
+    """The end of the load, if the budget allows no other repeat; else None. It always allows the first one."""
+    if settings.time_budget_s is None or repeats == 0:
+        return None
+    found = Ended(time_budget_s=settings.time_budget_s, repeats=repeats, spent_s=spent_s, longest_s=longest_s)
+    return found if found.is_right else None
+
+
+def prepare(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | None]]) -> None:
+    """Have the prompts of loads made before `measure` needs them. Each load comes with its folder and its file of prompts.
+
+    Repeats that are run in any case come first. Raises HostError if Docker Engine went away.
+    """
+    planned = []
+    for settings, folder, file in loads:
+        into, prompts = benches.results_folder(bench.client, folder), benches.give(bench, file) if file else None
+        for repeat in range(1, settings.looks[-1] + 1):
+            command = command_of(bench.client, model, settings, into, repeat, prompts)
+            planned.append((repeat > settings.looks[0], command))
+    benches.prepare(bench, [command for _, command in sorted(planned, key=itemgetter(0))])
+
+
+def run(
+    driven: Driven, settings: Load, folder: Path, number: int, progress: Progress, request_rate: float | None = None
+) -> list[str]:
+    """Run bench once, as repeat `number`, into `folder`, and return its command. `request_rate` is in requests per second.
+
+    Raises as `measure` does.
+    """
+    server, client = driven.server, driven.bench.client
+    into = benches.results_folder(client, folder)
+    command = command_of(client, server.served_model_name, settings, into, number, driven.prompts, request_rate)
+    _forget_prefixes(server, folder / f"reset-{number}.txt")
+    (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
+    result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
+    benches.run(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
+    (folder / f"metrics-{number}-after.txt").write_text(server.metrics_page())
+    return benches.recorded(client, command)
+
+
+def _forget_prefixes(server: Server, told: Path) -> None:
+    """Empty the prefix cache. Only a server with VLLM_SERVER_DEV_MODE allows that; the server's counters show any hits."""
+    answer = server.post(RESET)
+    told.write_text(f"{RESET} {answer}\n")
+
+
+def _known(settings: Load, repeat: int) -> int:
+    """How many repeats are certain while repeat number `repeat` runs."""
+    return next(look for look in settings.looks if look >= repeat)
+
+
+def _of_run(progress: Progress, before: int, runs: int, settings: Load) -> Progress:
+    def told(done: int, total: int) -> None:
+        if total == settings.num_prompts:
+            progress(before * total + done, runs * total)
+
+    return told
+
+
+def command_of(
+    client: Client,
+    model: str,
+    settings: Load,
+    folder: str,
+    repeat: int,
+    prompts: str | None = None,
+    request_rate: float | None = None,
+) -> list[str]:
+    """Bench's command. `prompts` is where the client finds the workload's file, if it has one.
+
+    With a rate, in requests per second, the number of requests under way has no limit, which would hold requests back unseen.
+    """
+    backend, endpoint = APIS[settings.api]
+    return [
+        *(client.program, "bench", "serve"),
+        *("--backend", backend, "--endpoint", endpoint, "--base-url", client.url),
+        *("--model", model, "--tokenizer", client.model),
+        *(("--trust-remote-code",) if client.trust_remote_code else ()),
+        *(_random(settings) if prompts is None else _of_file(prompts, settings)),
+        "--ignore-eos",
+        *("--num-prompts", str(settings.num_prompts)),
+        *(
+            ("--max-concurrency", str(settings.max_concurrency))
+            if request_rate is None
+            else ("--request-rate", f"{request_rate:g}")
+        ),
+        *("--num-warmups", str(settings.num_warmups)),
+        # Without it the server's default would count, which differs by model and by version of bench.
+        *("--temperature", "0"),
+        # Each repeat has its own seed: the same prompts again would measure the prefix cache.
+        *("--seed", str(settings.seed + repeat - 1)),
+        *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
+        *(("--goodput", *(f"{name}:{limit}" for name, limit in settings.slo.wanted.items())) if settings.slo else ()),
+        *("--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", f"bench-{repeat}.json"),
+    ]
+
+
+def _random(settings: Load) -> list[str]:
+    lengths = ["--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)]
+    spread = ["--random-range-ratio", str(settings.length_spread)] if settings.length_spread else []
+    return ["--dataset-name", "random", *lengths, *spread]
+
+
+def _of_file(prompts: str, settings: Load) -> list[str]:
+    """Options for the prompts of a file, sent as they are: in a chat the server applies its template, so bench must not."""
+    options = ["--custom-output-len", str(settings.output_len), "--skip-chat-template"]
+    return ["--dataset-name", "custom", "--dataset-path", prompts, *options]

@@ -1,0 +1,197 @@
+"""The measurements of a load."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_qualify.evidence.load import steady
+from vllm_qualify.evidence.load.ended import end_of
+from vllm_qualify.evidence.load.problems import problems_of
+from vllm_qualify.evidence.load.repeats import interval_over_looks
+from vllm_qualify.evidence.load.result import BESIDE, KEYS, Repeat, Steady, count_of, key_of, read
+from vllm_qualify.evidence.measurement import (
+    UNUSABLE,
+    Interval,
+    Measurement,
+    around,
+    geometric_mean,
+    in_words,
+    invalid,
+    repeat_interval,
+    share_interval,
+    valid,
+)
+from vllm_qualify.evidence.sequential import Levels, Sides
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
+from vllm_qualify.recipe.workload import Load
+
+STAGE = "load"
+ACCEPTANCE = "acceptance_length_tok"
+# Metrics that need two servers, one with a draft model and one without. One run of bench cannot give them.
+NOT_OF_ONE_SERVER = ("speculative_speedup",)
+OUTPUT = "output_throughput_tok_s"
+# The first repeat is far off if it differs so much from the others' mean, and by so many times their spread.
+FAR_OFF, FAR_OFF_SPREADS = 0.25, 5.0
+WHOLE = ", over whole runs with their ramp-up and tail"
+
+
+@dataclass(frozen=True)
+class OverLooks:
+    """The looks at a load, for its intervals. It has `count` repeats, of which the first `left_out` were warm-up."""
+
+    levels: Levels
+    looks: range
+    count: int
+    left_out: int
+
+    def interval(self, metric: str, value: float, at_look: Callable[[int, Sides], Interval | None]) -> Interval | None:
+        """As `interval_over_looks`."""
+        direction = METRICS[metric].direction
+        return interval_over_looks(value, at_look, direction, self.levels, self.looks, self.count, left_out=self.left_out)
+
+
+def parse(
+    folder: Path,
+    settings: Load,
+    levels: Levels,
+    kind: EngineName = VLLM,
+    arguments: ServerArguments | None = None,
+    watched: Path | None = None,
+) -> list[Measurement]:
+    """One measurement per load metric, over the steady state of every repeat. All are invalid if any repeat is.
+
+    A first repeat that is far off the others counts as warm-up.
+
+    `folder` is the stage's or its BESIDE. `kind` and `arguments` are the server's: kinds name their counters differently, and a
+    feature that a server does not count must be switched off. `watched` is the folder with what was watched of the server, None
+    if nothing was.
+
+    If the budget ended a load before the first look, its values have no interval.
+    """
+    place = f"{folder.parent.name}/{folder.name}" if folder.name == BESIDE else folder.name
+    source = f"{place}/bench-*.json"
+    try:
+        count = count_of(folder)
+        repeats = [read(folder, place, number) for number in range(1, count + 1)]
+        ended, why_not = end_of(folder.parent if folder.name == BESIDE else folder, count, settings)
+        found, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched)
+        if problems := why_not + problems:
+            return [invalid(name, "; ".join(problems), source) for name in _names(settings, repeats)]
+        if problem := first_repeat_problem([each.values[OUTPUT] for each in found]):
+            repeats, found = repeats[1:], found[1:]
+            source += f" without the first: {problem}"
+        if any(each.rebuilt for each in found):
+            source += ", the requests' start times from their latencies"
+        source += WHOLE if settings.window == "whole" else ""
+        over, because = OverLooks(levels, settings.looks, count, count - len(repeats)), ended.because if ended else None
+        measured = [_measurement(name, repeats, found, over, source) for name in _names(settings, repeats)]
+        return [row if row.invalid_because else row.model_copy(update={"ended_because": because}) for row in measured]
+    except UNUSABLE as error:
+        return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in _names(settings, [])]
+
+
+def _names(settings: Load, repeats: Sequence[Repeat]) -> list[str]:
+    """The metrics of a load: goodput only with an SLO, the acceptance length only for a server with a draft model."""
+    names = [metric.name for metric in METRICS.values() if metric.stage == STAGE and metric.name not in NOT_OF_ONE_SERVER]
+    drafted = any(isinstance(repeat.about, dict) and KEYS[ACCEPTANCE] in repeat.about for repeat in repeats)
+    unasked = {*(() if settings.slo else (GOODPUT,)), *(() if drafted else (ACCEPTANCE,))}
+    return [name for name in names if name not in unasked]
+
+
+def _examined(
+    folder: Path,
+    repeats: Sequence[Repeat],
+    settings: Load,
+    kind: EngineName,
+    arguments: ServerArguments,
+    watched: Path | None,
+) -> tuple[list[Steady], list[str]]:
+    """What the repeats measured, and the problems for which they do not count."""
+    found: list[Steady] = []
+    problems: list[str] = []
+    for repeat in repeats:
+        told = problems_of(folder, repeat, settings, kind, arguments, watched)
+        try:
+            # The steady state of a repeat with problems does not matter.
+            found += [] if told else [repeat.steady(settings)]
+        except steady.UnsteadyError as error:
+            told = [str(error)]
+        problems += [f"repeat {repeat.number}: {problem}" for problem in told]
+    return found, problems
+
+
+def first_repeat_problem(values: Sequence[float]) -> str | None:
+    """Why the first of several repeats is left out: by its output throughput, the server had not warmed up. Else None.
+
+    The other repeats still count: something else on the machine may have been the cause.
+    """
+    if len(values) < 3 or not all(0 < value < math.inf for value in values):
+        return None
+    first, *others = (math.log(value) for value in values)
+    apart, spread = abs(first - statistics.fmean(others)), max(others) - min(others)
+    if apart <= math.log(1 + FAR_OFF) or apart <= FAR_OFF_SPREADS * spread:
+        return None
+    least, most = min(values[1:]), max(values[1:])
+    return f"its {values[0]:.4g} tok/s are far off the others' {least:.4g} to {most:.4g}, more num_warmups may help"
+
+
+def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], over: OverLooks, source: str) -> Measurement:
+    traced_to = [repeat.line_of(key_of(name)) for repeat in repeats]
+    if name == ACCEPTANCE:
+        return _acceptance(repeats, over, source, traced_to)
+    least, needed = min(each.requests for each in found), least_requests(name)
+    if least < needed:
+        where = "whole run" if source.endswith(WHOLE) else "steady state"
+        told = f"{least} requests in a repeat's {where}, and {name} needs {needed}: {steady.REMEDY}"
+        return invalid(name, told, source, traced_to=traced_to)
+    pairs = zip(repeats, found, strict=True)
+    untold = [f"repeat {repeat.number}: {each.untold[name]}" for repeat, each in pairs if name in each.untold]
+    if untold:
+        return invalid(name, "; ".join(untold), source, traced_to=traced_to)
+    values = [each.values[name] for each in found]
+    others = {"sample_count": sum(each.requests for each in found), "traced_to": traced_to}
+    if name == GOODPUT and 0 in values:
+        return _goodput_with_none(found, over, source, **others)
+    return _over_repeats(name, values, over, source, **others)
+
+
+def _acceptance(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_to: list[str]) -> Measurement:
+    """The acceptance length, by the server's own counters over all of every repeat: requests do not show it."""
+    values = [float(told) for repeat in repeats if (told := repeat.about.get(KEYS[ACCEPTANCE])) is not None]
+    if len(values) < len(repeats):
+        because = f"only {len(values)} of {len(repeats)} repeats have {KEYS[ACCEPTANCE]}"
+        return invalid(ACCEPTANCE, because, source, traced_to=traced_to)
+    count = sum(int(repeat.about["completed"]) for repeat in repeats)
+    return _over_repeats(ACCEPTANCE, values, over, source, sample_count=count, traced_to=traced_to)
+
+
+def _over_repeats(name: str, repeats: Sequence[float], over: OverLooks, source: str, **others: object) -> Measurement:
+    if not all(math.isfinite(value) and value > 0 for value in repeats):
+        return invalid(name, f"repeats gave {list(repeats)}, which is no measured time or rate", source)
+    value = geometric_mean(repeats)
+    interval = over.interval(name, value, lambda used, at: repeat_interval(repeats[:used], at))
+    return valid(name, value, source, repeats=list(repeats), interval=interval, **others)
+
+
+def _goodput_with_none(found: Sequence[Steady], over: OverLooks, source: str, **others: object) -> Measurement:
+    """Goodput if in some repeat no request met the SLO: zero has no logarithm, so goodput is taken as a share of the requests.
+
+    All requests of a repeat can miss the SLO for one reason. So a repeat is one trial, and its score is its share. The chance
+    of an error is split between the bounds of the share and of the rate.
+    """
+    goods, rates = ([each.values[name] for each in found] for name in (GOODPUT, "request_throughput_req_s"))
+    value = statistics.fmean(goods)
+    interval = over.interval(GOODPUT, value, lambda used, at: _of_shares(goods[:used], rates[:used], at))
+    return valid(GOODPUT, value, source, repeats=goods, interval=interval, **others)
+
+
+def _of_shares(goods: Sequence[float], rates: Sequence[float], at: Sides) -> Interval | None:
+    half = Sides(at.below / 2, at.above / 2)
+    rate = repeat_interval(rates, half)
+    if rate is None:
+        return None
+    share = share_interval(sum(good / rate for good, rate in zip(goods, rates, strict=True)), len(goods), half)
+    return around(statistics.fmean(goods), share.lower * rate.lower, share.upper * rate.upper)

@@ -1,0 +1,187 @@
+"""What makes a repeat invalid."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import Field
+
+from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.kinds.base import Conditions, Counted, Totals
+from vllm_qualify.engine.kinds.vllm import WENT_BACK
+from vllm_qualify.evidence.load import steady
+from vllm_qualify.evidence.load.result import RESET, Repeat
+from vllm_qualify.evidence.measurement import (
+    UNUSABLE,
+    in_words,
+)
+from vllm_qualify.evidence.watched import problems as watched_problems
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
+from vllm_qualify.recipe.workload import Load
+
+PREEMPTIONS = KINDS[VLLM].total("preemptions")
+# A thread that is this busy makes its next request late, and sees a reply late.
+CLIENT_CORES_ALLOWED = 0.9
+CLIENT_REMEDY = "run the client on a faster host, or several clients"
+# The share of a repeat that the client's samples must cover: in less of it, its use of the CPU says little about the rest.
+LEAST_SEEN = 0.5
+
+
+class ClientUse(Frozen):
+    """`client-N.json`: the client thread's CPU seconds so far, as pairs of the time in s since 1970 and these seconds."""
+
+    cpu_s: list[tuple[Number, Number]] = Field(min_length=1)
+    max_rss_mib: CountOrNone
+
+    def cores(self, began: float, ended: float) -> float | None:
+        """How many cores the thread used on average between two times; None if the samples cover too little of it."""
+        seen = [sample for sample in self.cpu_s if began <= sample[0] <= ended]
+        if len(seen) < 2:
+            return None
+        (first, before), (last, after) = seen[0], seen[-1]
+        seen_s = last - first
+        return (after - before) / seen_s if seen_s >= LEAST_SEEN * (ended - began) else None
+
+
+def problems_of(
+    folder: Path,
+    repeat: Repeat,
+    settings: Load,
+    kind: EngineName,
+    arguments: ServerArguments,
+    watched: Path | None = None,
+    *,
+    may_queue: bool = False,
+) -> list[str]:
+    """Why a repeat in a folder does not count, by its requests, its server's counters, its client and what was watched.
+
+    `watched` is as `parse` takes it. If requests `may_queue`, a queue is no reason. Raises one of UNUSABLE.
+    """
+    at_once = None if may_queue else KINDS[kind].most_requests(arguments)
+    return [
+        *request_problems(repeat.about, settings),
+        *_server_problems(folder, repeat.number, settings, kind, arguments),
+        *_problems_meanwhile(folder, repeat, settings, kind, at_once, watched),
+    ]
+
+
+def preemptions(folder: Path, number: int) -> int:
+    """How many preemptions the server counted during a repeat. Raises one of UNUSABLE."""
+    before, after = _pages(folder, number)
+    counted = Counted(before, after)
+    if missing := counted.missing([PREEMPTIONS]):
+        raise ValueError(missing[0])
+    gained = int(counted.gained(PREEMPTIONS))
+    if gained < 0:
+        raise ValueError(WENT_BACK)
+    return gained
+
+
+def request_problems(result: dict[str, Any], settings: Load) -> list[str]:
+    """Why the requests of one of bench's results do not count. Raises one of UNUSABLE.
+
+    Even if every request failed, bench exits with 0, and then writes 0.0 for the latencies.
+    """
+    asked, completed, failed = settings.num_prompts, result["completed"], result["failed"]
+    problems = []
+    if completed != asked or failed != 0:
+        problems.append(f"{completed} of {asked} requests completed, {failed} failed")
+    lengths = result["output_lens"]
+    if len(lengths) != asked:
+        problems.append(f"{len(lengths)} lengths of {asked} replies")
+    least = math.floor(settings.output_len * (1 - settings.length_spread))
+    most = math.ceil(settings.output_len * (1 + settings.length_spread))
+    other = sum(not least <= length <= most for length in lengths)
+    if other:
+        problems.append(f"{other} replies do not have {least if least == most else f'{least} to {most}'} tokens")
+    # `not … <=`: NaN is no duration.
+    if not settings.min_duration_s <= result["duration"] < math.inf:
+        remedy = f": {steady.REMEDY}" if math.isfinite(result["duration"]) else ""
+        problems.append(f"it lasted {result['duration']:.1f} s, under min_duration_s {settings.min_duration_s:g}{remedy}")
+    return problems
+
+
+def _problems_meanwhile(
+    folder: Path, repeat: Repeat, settings: Load, kind: EngineName, at_once: int | None, watched: Path | None
+) -> list[str]:
+    """The problems during the measured part of a repeat, which is its end: the warm-ups come before it.
+
+    `at_once` is how many requests the server runs without a queue, None if a queue does not matter.
+    """
+    duration = repeat.about["duration"]
+    if not 0 < duration < math.inf:
+        # `request_problems` reports it.
+        return []
+    try:
+        use = ClientUse.model_validate_json((folder / f"client-{repeat.number}.json").read_bytes())
+    except UNUSABLE as error:
+        # Older runs, in which nothing was watched, have no such file.
+        return [f"nobody knows when its client was busy, and how much: {in_words(error)}"] if watched else []
+    ended, _ = use.cpu_s[-1]
+    began = ended - duration
+    of_client = _client_problems(use.cores(began, ended), watched is not None)
+    if watched is None or not KINDS[kind].tells_its_queue:
+        return of_client
+    queues_from = began + repeat.remembered(
+        ("ramp-up", settings.model_dump_json()), lambda: _ramp_up_s(repeat.result, settings)
+    )
+    return [
+        *of_client,
+        *watched_problems(watched, began, ended, settings.max_concurrency, at_once, queues_from=queues_from, kind=KINDS[kind]),
+    ]
+
+
+def _ramp_up_s(result: dict[str, Any], settings: Load) -> float:
+    """How long a whole run's first wave waits in prefill. Its figures include that, and in a short run it is a large part."""
+    if settings.window != "whole":
+        return 0.0
+    try:
+        took_s = steady.ramp_up_s(steady.requests_of(result, settings.max_concurrency), settings.max_concurrency)
+    except steady.UnsteadyError:
+        # `steady_of` raises it too.
+        return 0.0
+    return took_s if math.isfinite(took_s) else 0.0
+
+
+def _client_problems(cores: float | None, must_be_known: bool) -> list[str]:
+    if cores is None:
+        return ["the client was seen too seldom to know how busy it was: measure again"] if must_be_known else []
+    if cores > CLIENT_CORES_ALLOWED:
+        return [f"the client used {cores:.2f} of a core, so that it measured itself: {CLIENT_REMEDY}"]
+    return []
+
+
+def _server_problems(folder: Path, number: int, settings: Load, kind: EngineName, arguments: ServerArguments) -> list[str]:
+    before, after = _pages(folder, number)
+    under = Conditions(
+        arguments,
+        settings.num_prompts,
+        random_prompts=settings.prompts is None,
+        was_emptied=_was_emptied(folder / f"reset-{number}.txt"),
+    )
+    return KINDS[kind].load_problems(Counted(before, after), under)
+
+
+def _pages(folder: Path, number: int) -> tuple[Totals, Totals]:
+    before, after = (_counters((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
+    return before, after
+
+
+def _was_emptied(reset: Path) -> bool:
+    """Whether the prefix cache was emptied, by the file that `run` wrote. If that is missing, it was not."""
+    try:
+        return reset.read_text().split() == [RESET, "200"]
+    except (OSError, ValueError):
+        return False
+
+
+def _counters(text: str) -> Totals:
+    """Totals by name, summed over their labels."""
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    return totals

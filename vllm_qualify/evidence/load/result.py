@@ -1,0 +1,154 @@
+"""A repeat's result file, as `vllm bench serve` wrote it, and the samples beside it."""
+
+import json
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vllm_qualify.evidence.load import steady
+from vllm_qualify.evidence.memory import Memory, digest_of
+from vllm_qualify.recipe.metrics import GOODPUT
+from vllm_qualify.recipe.workload import Load
+
+RESET = "/reset_prefix_cache"
+# Bench's names of the metrics that are no latency. `key_of` builds those of latencies.
+KEYS = {
+    "request_throughput_req_s": "request_throughput",
+    "output_throughput_tok_s": "output_throughput",
+    "total_throughput_tok_s": "total_token_throughput",
+    GOODPUT: "request_goodput",
+    "acceptance_length_tok": "spec_decode_acceptance_length",
+}
+# How far bench's own figures may differ from those of its requests.
+CONTRADICTION_ALLOWED = 0.01
+# The folder, in the stage's folder, of a baseline that was measured in turns.
+BESIDE = "beside"
+# The long ones of bench's lists: a number for each token, and each reply's text.
+LONG_LISTS = ("itls", "generated_texts")
+# The results remembered for a file are small. No load has more repeats.
+RESULTS = Memory(files=256)
+
+Remembered = TypeVar("Remembered")
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A repeat as bench left it. `path` is that of its result file in the evidence folder.
+
+    A big load's file takes seconds to read, so results from it are remembered for as long as the file is the same.
+    """
+
+    number: int
+    path: str
+    text: str
+
+    @cached_property
+    def result(self) -> Any:
+        """All that bench wrote. Raises ValueError if it is not JSON."""
+        return json.loads(self.text)
+
+    @property
+    def about(self) -> Any:
+        """The result without its LONG_LISTS. Raises ValueError."""
+        return self.remembered("about", lambda: _without_long_lists(self.result))
+
+    def line_of(self, key: str) -> str:
+        """The line of a key in the result file, as `path:line`; only the path if the file does not have the key."""
+        line = self.remembered(("line", key), lambda: _line_of(self.text, key))
+        return self.path if line is None else f"{self.path}:{line}"
+
+    def steady(self, settings: Load, is_open: bool = False) -> "Steady":
+        """The same as `steady_of` for the repeat's result."""
+        what = ("steady", settings.model_dump_json(), is_open)
+        return self.remembered(what, lambda: steady_of(self.result, settings, is_open))
+
+    def remembered(self, what: Hashable, find: Callable[[], Remembered]) -> Remembered:
+        """The same as `Memory.find`, for the result file."""
+        return RESULTS.find(self._digest, what, find)
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return digest_of(self.text.encode(errors="surrogatepass"))
+
+
+def _without_long_lists(result: Any) -> Any:
+    if not isinstance(result, dict):
+        return result
+    return {name: value for name, value in result.items() if name not in LONG_LISTS}
+
+
+def _line_of(text: str, key: str) -> int | None:
+    """The first line with a key. One regular expression for all would take long in a long text."""
+    name, colon, at = f'"{key}"', re.compile(r"\s*:"), -1
+    while (at := text.find(name, at + 1)) >= 0:
+        if text[at - 1 : at] != "\\" and colon.match(text, at + len(name)):
+            # Bench writes only one line, and to check for that is quicker than to count.
+            return 1 if text.find("\n", 0, at) < 0 else text.count("\n", 0, at) + 1
+    return None
+
+
+@dataclass(frozen=True)
+class Steady:
+    """What a repeat measured in its steady state, and over how many requests. `untold` says why metrics have no value."""
+
+    values: dict[str, float]
+    requests: int
+    rebuilt: bool
+    untold: dict[str, str]
+
+
+def count_of(folder: Path) -> int:
+    """The number of repeats in a folder that `parse` takes. Raises OSError."""
+    return max(_numbers(folder), default=0)
+
+
+def _numbers(folder: Path) -> list[int]:
+    names = [re.fullmatch(r"bench-([1-9]\d*)\.json", path.name) for path in folder.iterdir()]
+    return [int(name[1]) for name in names if name]
+
+
+def read(folder: Path, place: str, number: int) -> Repeat:
+    """Read a repeat from a folder, whose path in the evidence is `place`. Raises one of UNUSABLE."""
+    text = (folder / f"bench-{number}.json").read_text()
+    repeat = Repeat(number, f"{place}/bench-{number}.json", text)
+    # This raises an error if the file is cut.
+    _ = repeat.about
+    return repeat
+
+
+def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> Steady:
+    """What the requests of a result show. `is_open` says that they were sent at a rate, and not when others ended.
+
+    Over a whole run the figures are the same as bench's own, but computed from its requests.
+
+    Raises:
+        steady.UnsteadyError: the requests have no steady state, or contradict bench's own figures.
+        steady.OverloadError: they were sent faster than the server can answer.
+    """
+    requests = steady.requests_of(result, settings.max_concurrency)
+    whole = steady.figures(steady.whole(requests, float(result["duration"])), settings.slo, as_bench=True)
+    for name, value in whole.items():
+        told = float(result[key_of(name)])
+        # `not … <=`: NaN contradicts its requests too.
+        if not abs(told - value) <= CONTRADICTION_ALLOWED * abs(value):
+            compared = f"{key_of(name)} is {told:g}, and by them {value:g}"
+            raise steady.UnsteadyError(f"bench's own figure contradicts its requests: {compared}")
+    if settings.window == "whole":
+        return Steady(whole, len(requests.starts), requests.rebuilt, {})
+    if settings.api == "chat":
+        requests = requests.without_openings()
+    window = steady.find_open(requests) if is_open else steady.find(requests, settings.max_concurrency)
+    untold = steady.untold(window, settings.slo)
+    values = {name: value for name, value in steady.figures(window, settings.slo).items() if name not in untold}
+    return Steady(values, window.count, requests.rebuilt, untold)
+
+
+def key_of(name: str) -> str:
+    """Bench's own name of a metric, over the whole run."""
+    if name in KEYS:
+        return KEYS[name]
+    latency, statistic, unit = name.split("_")
+    return f"{statistic}_{latency}_{unit}"
