@@ -14,7 +14,7 @@ from tests.ci import IN_CI
 from tests.fakes.vllm import make_engine
 from tests.recipe.importing.documents import published_document, written
 from tests.recipes import Document, reference, write
-from vllm_qualify.cli import _check_early
+from vllm_qualify.cli.run import _check_early
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.errors import HostError
 from vllm_qualify.plan.choice import Choice

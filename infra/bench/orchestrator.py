@@ -68,8 +68,8 @@ def measure(cells: int, folder: Path) -> Cost:
 
 def run_here(recipe: Path) -> Cost:
     """Qualify the cells of a recipe that `write_recipe` wrote, in this process."""
-    cli: Any = importlib.import_module("vllm_qualify.cli")
-    cli.set_up_prefect()
+    command: Any = importlib.import_module("vllm_qualify.cli.flow")
+    command.set_up_prefect()
     began = mark()
     flow: Any = importlib.import_module("flows.qualify")
     with passing(), _marked() as marks:

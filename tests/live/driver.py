@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.docker_engine import push_image
 from vllm_qualify import cli
+from vllm_qualify.cli.flow import set_up_prefect
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.server import Server
@@ -63,7 +64,7 @@ def wrap(when: str, step: Callable[..., Any]) -> Callable[..., Any]:
 
 if __name__ == "__main__":
     when, _, step = sys.argv[1].partition(":")
-    cli.set_up_prefect()
+    set_up_prefect()
     flow_module: Any = importlib.import_module("flows.qualify")
     if step == "provide":
         flow_module.provide_engines = wrap_provide(flow_module.provide_engines)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
 from tests.report.builder import compared_report, detailed_report, image_report, page_link, passed_report
-from vllm_qualify.cli import app
+from vllm_qualify.cli.commands import app
 from vllm_qualify.engine.image import parse_reference
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load.result import BESIDE

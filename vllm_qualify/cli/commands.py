@@ -1,0 +1,66 @@
+"""All commands, and how each error ends them."""
+
+import os
+import signal
+import sys
+import traceback
+from typing import NoReturn
+
+import typer
+
+from vllm_qualify.cli import approval
+from vllm_qualify.cli.doctor import doctor
+from vllm_qualify.cli.recipe import recipe_app
+from vllm_qualify.cli.report import rejudge, report_app
+from vllm_qualify.cli.run import demo, run
+from vllm_qualify.cli.words import EXIT_CODES, WORLD
+from vllm_qualify.errors import HostError, QualifyError
+from vllm_qualify.secrets import redact
+
+app = typer.Typer(
+    name="vllm-qualify",
+    help=f"Qualify a model for production on vLLM.\n\n{EXIT_CODES}",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(report_app, name="report")
+app.add_typer(recipe_app, name="recipe")
+for command in (run, demo, rejudge):
+    app.command(epilog=EXIT_CODES)(command)
+approval.add_to(app)
+app.command(epilog="Exit codes: 0 all that is needed is there, 3 something is missing.")(doctor)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a signal handler's signature)
+    """Unwind the stack, so that every server is stopped. By default Ctrl-C ends with 1, which means "not passed"."""
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """Run the command; every error becomes its exit code."""
+    from vllm_qualify.engine.process import NO_STATISTICS
+
+    for name, value in NO_STATISTICS.items():
+        os.environ.setdefault(name, value)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _terminated)
+    try:
+        app()
+    except QualifyError as error:
+        _fail(error)
+    except OSError as error:
+        _fail(HostError(str(error), "see the message; a full disk or a missing permission is the usual cause"))
+    except Exception:
+        # Python's own exit code for this is 1, which here means "not passed".
+        traceback.print_exc()
+        sys.exit(WORLD)
+
+
+def _fail(error: QualifyError) -> NoReturn:
+    notes = [f"  {note}" for note in getattr(error, "__notes__", [])]
+    again = "may well succeed" if error.retry else "will end the same way"
+    classed = [f"  class: {error.kind}; the same thing tried again {again}"] if error.kind else []
+    lines = [*(f"  | {line}" for line in error.log_tail), f"error ({error.who_acts} must act): {error}", *classed, *notes]
+    typer.echo(redact("\n".join(lines)), err=True)
+    sys.exit(error.exit_code)

@@ -1,0 +1,158 @@
+"""The commands about reports: `report show`, `report diff` and `rejudge`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from vllm_qualify.cli.approval import StoreOption
+from vllm_qualify.errors import CallerError, StoreError
+
+if TYPE_CHECKING:
+    from vllm_qualify.plan.cell import CellPlan
+    from vllm_qualify.report.model import Report
+    from vllm_qualify.runs.folder import Run
+from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, PASSED, REPORT_HELP, show, undecided
+
+REPORT, FAILURE = "report.json", "failure.html"
+
+StoreOfReports = Annotated[
+    str | None, typer.Option("--store", help="s3://bucket/prefix or file:///folder, for ids of runs that are not here.")
+]
+report_app = typer.Typer(help="Look at reports.", no_args_is_help=True)
+
+
+@report_app.command("show", epilog=EXIT_CODES)
+def report_show(
+    report: Annotated[
+        str | None, typer.Argument(help=f"{REPORT_HELP}; with --store, also the id of a run there; by default the latest.")
+    ] = None,
+    store: StoreOfReports = None,
+    json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> None:
+    """Show a report's first screen."""
+    found = _find_report(report, store)
+    if json:
+        typer.echo(found.text)
+    else:
+        show(found.report, found.page)
+
+
+@report_app.command("diff", epilog="Exit codes: 0 compared, whatever differs, 2 the caller's mistake, 3 the world's fault.")
+def report_diff(
+    a: Annotated[str, typer.Argument(metavar="A", help=f"{REPORT_HELP}; with --store, also the id of a run there.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="As A; what is told is B beside A.")],
+    store: StoreOfReports = None,
+    json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
+) -> None:
+    """Compare two reports, of any cells: what went into them, and what came out."""
+    from vllm_qualify.report.diff import diff
+
+    found = diff(_find_report(a, store).report, _find_report(b, store).report)
+    if json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        from rich.console import Console
+
+        from vllm_qualify.report.terminal import show_diff
+
+        show_diff(found, Console())
+
+
+def rejudge(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id or folder; with --store, an id that is not here is fetched.")
+    ],
+    recipe: Annotated[str | None, typer.Option(help="Judge by this recipe's gates; by default by the run's own.")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Judge stored evidence again, without a server, and publish the new report."""
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.runs.home import default_store_url
+    from vllm_qualify.runs.judging import rejudge as judge_again
+    from vllm_qualify.runs.publishing import publish_run
+
+    target = open_store(store or default_store_url())
+    target.check()
+    old = _find_or_fetch(run, store)
+    report, fresh = judge_again(old, _plan_by(recipe, old))
+    published = publish_run(report, fresh, target)
+    show(report, published.page)
+    if report.passed:
+        typer.echo(undecided(report.run_id))
+    raise typer.Exit(PASSED if report.passed else NOT_PASSED)
+
+
+def _report_file(name: str | None) -> Path:
+    """The report file of a run, given by id, folder or the file itself; None means the latest report. Raises CallerError."""
+    from vllm_qualify.runs.folder import find_run
+
+    given = Path(name).expanduser() if name else None
+    if given and given.suffix == ".json":
+        return given
+    if given and (given / REPORT).is_file():
+        return given / REPORT
+    folder = find_run(name).folder
+    if not (folder / REPORT).is_file() and (folder / FAILURE).is_file():
+        raise CallerError(f"run {folder.name} ended by an error and has no report", f"see {folder / FAILURE}", "RUN")
+    return folder / REPORT
+
+
+class _Found(NamedTuple):
+    """A report, its JSON text, and the place of its page; None if it has no page."""
+
+    report: "Report"
+    text: str
+    page: str | None
+
+
+def _find_report(name: str | None, store: str | None) -> _Found:
+    """A report of this machine, or of a run in the store. Raises CallerError if neither has it, or StoreError."""
+    try:
+        return _report_at(_report_file(name))
+    except CallerError:
+        if name is None or store is None:
+            raise
+    return _stored_report(name, store)
+
+
+def _report_at(path: Path) -> _Found:
+    from vllm_qualify.report.model import load_report
+
+    report, page = load_report(path), path.with_name("report.html")
+    return _Found(report, path.read_text(encoding="utf-8"), str(page) if page.is_file() else None)
+
+
+def _stored_report(run_id: str, url: str) -> _Found:
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.runs.stored import trusted_report
+
+    store = open_store(url)
+    try:
+        report = trusted_report(store, run_id)
+    except StoreError as error:
+        if any(key.endswith(f"/{run_id}/manifest.json") for key in store.keys("reports/")):
+            raise
+        problem = f"neither this machine nor {store.url} has a report '{run_id}'"
+        raise CallerError(problem, "give a run's id, its folder or a report.json", "RUN") from error
+    return _Found(report, report.model_dump_json(indent=2), store.locate(f"{report.prefix}/report.html"))
+
+
+def _find_or_fetch(name: str, store: str | None) -> "Run":
+    from vllm_qualify.runs.folder import find_run
+    from vllm_qualify.runs.stored import fetch_run
+
+    try:
+        return find_run(name)
+    except CallerError:
+        if store is None:
+            raise
+        return fetch_run(store, name)
+
+
+def _plan_by(recipe: str | None, run: "Run") -> "CellPlan":
+    """The run's plan. If `recipe` is given, the plan judges its cell as that recipe says."""
+    from vllm_qualify.plan.gates import judged_by
+    from vllm_qualify.recipe.loading import load_recipe
+
+    return judged_by(run.plan, load_recipe(recipe).recipe) if recipe else run.plan

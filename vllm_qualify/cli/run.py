@@ -1,0 +1,203 @@
+"""The commands that qualify: `run` and `demo`."""
+
+import os
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_qualify.cli.approval import StoreOption
+from vllm_qualify.engine.launchers import LauncherName
+from vllm_qualify.errors import CallerError, HostError
+
+if TYPE_CHECKING:
+    from vllm_qualify.engine.launch import Launch
+    from vllm_qualify.plan.choice import Choice
+from vllm_qualify.cli.flow import flow_module
+from vllm_qualify.cli.words import NOT_PASSED, PASSED, show, undecided
+
+PRIVATE_KEY = "VLLM_QUALIFY_PRIVATE_KEY"
+DEMO_BASELINE = "reference/bf16/cpu/balanced"
+
+
+class Weights(StrEnum):
+    bf16 = "bf16"
+    regressed = "regressed"
+
+
+class Reusing(StrEnum):
+    none = "none"
+    unfinished = "unfinished"
+    all = "all"
+
+
+RunSettings = dict[str, object]
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe of the catalog, like `reference`, or the path of a YAML file.")],
+    gpu_type: Annotated[str | None, typer.Option(help="By default this machine's.")] = None,
+    profile: Annotated[str | None, typer.Option(help="By default every profile of the GPU type.")] = None,
+    variant: Annotated[str | None, typer.Option(help="By default the GPU type's default variant.")] = None,
+    launcher: Annotated[LauncherName, typer.Option(help="How the server is started.")] = "process",
+    image: Annotated[
+        str | None, typer.Option(help="For docker: the image under test, by tag or digest, like vllm/vllm-openai:v0.32.0.")
+    ] = None,
+    client_image: Annotated[
+        str | None, typer.Option(help="For docker: the load client's image; by default it runs inside the image under test.")
+    ] = None,
+    store: StoreOption = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN", help="The run to compare with; by default the cell's newest baseline.")
+    ] = None,
+    establish_baseline: Annotated[
+        bool, typer.Option("--establish-baseline", help="Make this run the baseline of later ones; it is compared with none.")
+    ] = False,
+    in_turns: Annotated[
+        bool,
+        typer.Option("--in-turns/--no-in-turns", help="Serve the baseline too, where that can be, to measure loads in turns."),
+    ] = True,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="The server's port; by default a free one.")] = None,
+    price_usd_gpu_hour: Annotated[
+        float | None, typer.Option(min=0.000001, help="What a GPU costs an hour, in US dollars; by default the recipe's price.")
+    ] = None,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(
+            "--time-budget",
+            metavar="SECONDS",
+            min=0.001,
+            help="No repeat of a load begins that would not end within it; by default the recipe's load.time_budget_s.",
+        ),
+    ] = None,
+    reuse: Annotated[
+        Reusing, typer.Option(help="Whose finished stages are taken over, where their inputs are the same.")
+    ] = Reusing.unfinished,
+    decision_timeout_s: Annotated[
+        float,
+        typer.Option(min=0, help="How long to wait for a decision in Prefect's UI where a person is to decide."),
+    ] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the exact commands that would start the servers, for any GPU type.")
+    ] = False,
+) -> None:
+    """Qualify the cells of a recipe on this machine."""
+    from vllm_qualify.engine.launch import Launch
+    from vllm_qualify.plan.choice import Choice
+
+    choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
+    launch = Launch(launcher=launcher, image=image, client_image=client_image)
+    if dry_run:
+        _dry_run(recipe, choice, launch, port)
+        return
+    if baseline and establish_baseline:
+        raise CallerError("a run that is to be the baseline is compared with none", "leave one of the two out", "--baseline")
+    if decision_timeout_s and not os.environ.get("PREFECT_API_URL"):
+        problem, remedy = "nobody could decide: without a Prefect server of its own this run has no UI", "set PREFECT_API_URL"
+        raise CallerError(problem, f"{remedy}, or decide later with `vllm-qualify approve`", "--decision-timeout-s")
+    against: RunSettings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
+    others: RunSettings = {
+        "reuse": {"of": reuse.value},
+        "port": port,
+        "price_usd_gpu_hour": price_usd_gpu_hour,
+        "time_budget_s": time_budget,
+        "decision_timeout_s": decision_timeout_s,
+    }
+    raise typer.Exit(_qualify(recipe, choice, launch, store, against, **others))
+
+
+def demo(
+    weights: Annotated[Weights, typer.Option(help="`regressed` is to be refused.")] = Weights.bf16,
+    store: StoreOption = None,
+) -> None:
+    """Qualify the reference model on a real vLLM server on the CPU.
+
+    The first run in a store becomes the baseline, later ones are compared with it.
+    """
+    chosen = [weights]
+    if weights is Weights.regressed and not _has_baseline(store):
+        typer.echo("the store has no baseline to compare with: the reference model is qualified first", err=True)
+        chosen = [Weights.bf16, weights]
+    outcomes = [_demo(variant, store) for variant in chosen]
+    raise typer.Exit(outcomes[-1])
+
+
+def _has_baseline(store: str | None) -> bool:
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.runs.baseline import newest_baseline
+    from vllm_qualify.runs.home import default_store_url
+
+    opened = open_store(store or default_store_url())
+    opened.check()
+    return newest_baseline(opened, DEMO_BASELINE) is not None
+
+
+def _demo(weights: Weights, store: str | None) -> int:
+    from vllm_qualify.engine.launch import Launch
+    from vllm_qualify.plan.choice import Choice
+
+    establish = "none" if weights is Weights.bf16 else "never"
+    return _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), Launch(), store, {"establish": establish})
+
+
+def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) -> None:
+    from vllm_qualify.plan.dry_run import scripts
+    from vllm_qualify.recipe.loading import load_recipe
+    from vllm_qualify.runs.home import runs_folder
+
+    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, runs_folder())))
+
+
+def _qualify(
+    recipe: str,
+    choice: "Choice",
+    launch: "Launch",
+    store: str | None,
+    against: "RunSettings",
+    **others: object,
+) -> int:
+    """Run the flow and show its reports. Returns the exit code. `others` are settings of the flow's request."""
+    from vllm_qualify.engine.launch import check_launch
+    from vllm_qualify.runs.home import default_store_url
+
+    check_launch(launch)
+    store = store or default_store_url()
+    _check_early(recipe, choice, launch, store, against)
+    flow = flow_module()
+    request = flow.QualifyRelease(recipe=recipe, choice=choice, launch=launch, store=store, against=against, **others)
+    results = flow.qualified(request)
+    for result in results:
+        show(result.run.report(), result.page)
+        if result.passed:
+            typer.echo(result.told or undecided(result.run.id))
+    is_good = all(result.passed and not result.rejected for result in results)
+    return PASSED if results and is_good else NOT_PASSED
+
+
+def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, against: "RunSettings") -> None:
+    """Report a mistake before the orchestrator starts, which takes seconds. The flow checks again where it runs."""
+    from vllm_qualify.engine.launch import find_engines
+    from vllm_qualify.plan.cells import check_choice
+    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.recipe.loading import load_recipe
+    from vllm_qualify.runs.home import make_home
+
+    make_home()
+    loaded, opened = load_recipe(recipe), open_store(store)
+    selection = check_choice(loaded, choice, launch)
+    try:
+        find_engines(launch)
+    except HostError as error:
+        # The flow asks again, after a wait.
+        if error.kind != "registry-rate-limit":
+            raise
+    if os.environ.get(PRIVATE_KEY) or os.environ.get(f"{PRIVATE_KEY}_FILE"):
+        from vllm_qualify.approval.signing import private_key
+
+        private_key()
+    opened.check()
+    if selection:
+        # Last, since it reads reports: their libraries take a second to import.
+        from vllm_qualify.runs.baseline import Against, check_early
+
+        check_early(selection, loaded.recipe, opened, Against.model_validate(against))
