@@ -22,7 +22,8 @@ from vllm_qualify.approval.errors import OvertakenError, RevokedError
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY, PrivateKey, private_key
 from vllm_qualify.errors import CallerError
-from vllm_qualify.publish.store import MissingObjectError, Store, open_store
+from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.publishing import Published
 from vllm_qualify.runs.stored import published_run

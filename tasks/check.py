@@ -14,7 +14,7 @@ from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behin
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, within
 from vllm_qualify.plan.choice import Choice
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS

@@ -6,7 +6,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from tasks.step import step
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.markdown import artifact_key, first_screen
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run

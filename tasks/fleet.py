@@ -22,7 +22,7 @@ from tasks.tend import why_lost
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.choice import Choice, commit_of
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.releases import known
 from vllm_qualify.releases.pinning import pinned

@@ -18,7 +18,7 @@ from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.judge import compare, estimate, stopping
 from vllm_qualify.plan.cells import fitted
 from vllm_qualify.publish.kept import Reuse, keep, reuse_stage
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.runs.baseline import bring
 from vllm_qualify.runs.folder import Run, lacking, start_run

@@ -9,7 +9,7 @@ from prefect.events import Event, Resource
 from tasks.step import step
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.choice import Choice
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.releases import known
 from vllm_qualify.releases.known import Sighting

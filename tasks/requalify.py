@@ -9,7 +9,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Choice
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
 
 POINTER = "/pointer.json"

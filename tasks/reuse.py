@@ -12,7 +12,7 @@ from vllm_qualify.approval.pointer import Entry
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.kept import Reuse
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.runs.folder import Run, find_run
 from vllm_qualify.runs.publishing import Published, attempts, note_attempt, published_as
 from vllm_qualify.runs.stored import fetch_run, reuse_stages

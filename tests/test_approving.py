@@ -37,7 +37,8 @@ from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.errors import CallerError
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run

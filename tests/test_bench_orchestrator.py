@@ -5,7 +5,7 @@ from pathlib import Path
 
 from infra.bench.orchestrator import figures, measure, table
 from vllm_qualify.publish.bundle import read_manifest
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 
 
 def test_three_cells_pass_and_published(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from tests.approval.builder import CELL, NEWER, RUN, made_key, publish_report, with_gate
 from vllm_qualify import cli
 from vllm_qualify.approval.signing import PRIVATE_KEY, PUBLIC_KEY
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 
 Command = Callable[..., tuple[int, str, str]]
 WHO = ("--by", "Ada", "--reason", "it is faster")

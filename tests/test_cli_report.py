@@ -10,7 +10,7 @@ from tests.approval.builder import RUN, publish_report
 from tests.report.builder import image_report, not_passed_report, passed_report
 from vllm_qualify import cli
 from vllm_qualify.errors import ReleaseError
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.diff import ReportDiff
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.failed import keeping_evidence

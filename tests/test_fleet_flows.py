@@ -29,7 +29,8 @@ from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.errors import CallerError
 from vllm_qualify.judge.verdict import Verdict
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.releases import known
 from vllm_qualify.releases.source import Available, ImageSource, Source
 from vllm_qualify.runs.folder import Run

@@ -24,7 +24,7 @@ from vllm_qualify.errors import QualifyError
 from vllm_qualify.plan.cell import Cell
 from vllm_qualify.plan.choice import Choice, select
 from vllm_qualify.plan.server import server_plan
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.home import default_store_url

@@ -8,7 +8,8 @@ from tests.approval.builder import made_key, publish_report
 from tests.publish.conftest import moto_settings, moto_url, no_outer_settings, radosgw_url, s3_url
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.signing import PrivateKey
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 
 __all__ = ["moto_settings", "moto_url", "no_outer_settings", "radosgw_url", "s3_url"]
 

@@ -31,15 +31,17 @@ from vllm_qualify.approval.actions import Approved, approve, reject, revoke
 from vllm_qualify.approval.board import BOARD_KEY
 from vllm_qualify.approval.decision import AUTOMATIC, ruling
 from vllm_qualify.approval.errors import DecidedError, OtherKeyError, OvertakenError, RevokedError, TamperedError
-from vllm_qualify.approval.index import Index, index_problem, read_index, write_index
+from vllm_qualify.approval.index import index_problem, read_index, write_index
 from vllm_qualify.approval.layout import INDEX_KEY, approval_key, decision_key, pointer_key
 from vllm_qualify.approval.pointer import read_pointer, revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.approval.row import Index
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approval.verify import verify
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 

@@ -20,10 +20,11 @@ from tests.approval.test_actions import Wrapped
 from tests.report.builder import CONTROL, IMAGE, SCRIPT
 from vllm_qualify.approval.actions import approve, revoke
 from vllm_qualify.approval.board import BOARD_KEY, NEVER, BoardState, read_board, render_board, write_board
-from vllm_qualify.approval.index import Index, ReportLine, Row, Standing, index_problem, read_index, write_index
+from vllm_qualify.approval.index import index_problem, read_index, write_index
 from vllm_qualify.approval.layout import INDEX_KEY
 from vllm_qualify.approval.pointer import Entry, Revocation, revocation
 from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import Interval

@@ -17,10 +17,10 @@ from tests.browser import HEIGHT, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, 
 from tests.report.builder import CONTROL, IMAGE, MARKUP, SCRIPT
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.approval.board import render_board
-from vllm_qualify.approval.index import Index, Row
+from vllm_qualify.approval.row import Index, Row
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.publish.bundle import Score, Summary
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 

@@ -23,10 +23,11 @@ from tests.approval.builder import (
 from tests.report.builder import image_report, passed_report
 from tests.runs.test_runs import WITHOUT_BASELINE, captured_plan, captured_stage
 from vllm_qualify.approval.actions import approve, reject, revoke
-from vllm_qualify.approval.index import INDEX_VERSION, REPORTS_SHOWN, ReportLine, refresh_index
+from vllm_qualify.approval.index import REPORTS_SHOWN, refresh_index
 from vllm_qualify.approval.layout import INDEX_KEY, JSON, manifest_key
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.approval.row import INDEX_VERSION, ReportLine
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import Measurement, invalid

@@ -53,7 +53,8 @@ from vllm_qualify.approval.statement import statement
 from vllm_qualify.approval.verify import export, verify, verify_file
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report, load_report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import publish_run

@@ -12,7 +12,8 @@ from tests.live.conftest import COMMAND, Qualified, processes_of, run
 from tests.recipes import reference, write
 from tests.s3 import Settings
 from vllm_qualify.publish.bundle import Manifest, evidence_key
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 
 pytestmark = pytest.mark.engine
 

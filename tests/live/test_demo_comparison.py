@@ -8,7 +8,7 @@ import pytest
 from tests.live.conftest import COMMAND, Qualified, processes_of, run
 from tests.recipes import Document, small, write
 from vllm_qualify.judge.verdict import GateVerdict
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.baseline import newest_baseline
 

@@ -22,7 +22,7 @@ from tests.s3 import BUCKET, Settings
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
 from vllm_qualify.approval.verify import verify
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
 
 pytestmark = [pytest.mark.fleet, pytest.mark.docker, pytest.mark.engine, pytest.mark.s3]

@@ -31,7 +31,7 @@ from vllm_qualify.evidence.load.client import UNFOLLOWED
 from vllm_qualify.evidence.serving import serving
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import catalog_folder, load_recipe
 
 CELL = "reference/bf16/cpu/balanced"

@@ -20,7 +20,8 @@ from tests.fleet.stubbed import DONE_ONCE, HELD, STARTS
 from tests.recipes import write
 from vllm_qualify.approval.pointer import Pointer, read_pointer
 from vllm_qualify.approval.signing import PRIVATE_KEY
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 
 pytestmark = pytest.mark.fleet
 

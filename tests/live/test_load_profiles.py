@@ -19,7 +19,7 @@ from vllm_qualify.evidence.load.fitting import Tried
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import kv_cache
 from vllm_qualify.publish.bundle import Manifest
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report, load_report
 
 pytestmark = pytest.mark.engine

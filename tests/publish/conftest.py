@@ -9,7 +9,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.s3 import BUCKET, Settings, make_bucket, settings_in
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 
 RADOSGW = pytest.param("radosgw", marks=pytest.mark.s3)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.s3 import client_of_environment
 from vllm_qualify.errors import CallerError, StoreError
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 
 ONCE, CHANGEABLE = "evidence/0/load.json", "index.json"
 

@@ -28,7 +28,8 @@ from tests.ci import IN_CI
 from tests.s3 import client_of_environment
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreBusyError, StoreError
 from vllm_qualify.publish import directory, s3
-from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store, Stored, open_store
+from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store, Stored
+from vllm_qualify.publish.stores import open_store
 
 JSON = "application/json"
 KEY = "cells/llama-h200/report.json"

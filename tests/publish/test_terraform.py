@@ -15,7 +15,8 @@ from hcl2.utils import SerializationOptions
 from tests.s3 import client_of_environment
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.s3 import ACTIONS, KMS_ACTIONS, LOCK_ACTION, settings_of
-from vllm_qualify.publish.store import PROBE_KEY, SWAP_PROBE_KEY, ChangedError, open_store
+from vllm_qualify.publish.store import PROBE_KEY, SWAP_PROBE_KEY, ChangedError
+from vllm_qualify.publish.stores import open_store
 
 FOLDER = Path(__file__).parents[2] / "infra" / "terraform"
 FILES = sorted(FOLDER.glob("*.tf"))

@@ -24,7 +24,8 @@ from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice, select
 from vllm_qualify.publish.bundle import evidence_key
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, make_report

@@ -23,7 +23,8 @@ from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.bundle import evidence_key
-from vllm_qualify.publish.store import Store, Stored, open_store
+from vllm_qualify.publish.store import Store, Stored
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe

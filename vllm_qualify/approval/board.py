@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from jinja2 import Template
 
-from vllm_qualify.approval.index import Index, ReportLine, Row, Standing
 from vllm_qualify.approval.layout import day
 from vllm_qualify.approval.pointer import Entry
+from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.publish.bundle import TYPES, Summary

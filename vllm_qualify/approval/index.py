@@ -6,56 +6,22 @@ The board is drawn from it.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from vllm_qualify.approval.board import write_board
 from vllm_qualify.approval.decision import read_decision
 from vllm_qualify.approval.errors import NotApprovedError
 from vllm_qualify.approval.layout import INDEX_KEY, JSON, readable, reason_of
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
+from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
 from vllm_qualify.errors import StoreBusyError, StoreError
-from vllm_qualify.judge.verdict import Outcome
-from vllm_qualify.publish.bundle import Manifest, Summary, read_manifest
+from vllm_qualify.publish.bundle import Manifest, read_manifest
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
-from vllm_qualify.recipe.values import Frozen
 
 REPORTS_SHOWN = 10
 MOST_TRIES = 50
-INDEX_VERSION: Literal[3] = 3
-
-Standing = Literal["approved", "superseded", "revoked", "rejected", "waiting for a decision", "not passed"]
-"""The state of a report. An expired approval is still `approved` here, because expiry depends on the day."""
-
-
-class ReportLine(Frozen):
-    """One report. `started_at` comes from the run's id; None if the id has no time. `told` says who decided what about it."""
-
-    run_id: str
-    outcome: Outcome
-    started_at: datetime | None = None
-    standing: Standing
-    told: str | None = None
-    summary: Summary | None = None
-
-
-class Row(Frozen):
-    """One cell. `last` is its last approval, whatever its state is.
-
-    `reports` are the newest reports, the newest first. The approved one follows if it is not among them.
-    """
-
-    cell: str
-    last: Entry | None = None
-    reports: list[ReportLine]
-
-
-class Index(Frozen):
-    """All rows. `revision` grows with each write, because a store may identify an object by its content alone."""
-
-    revision: int = 0
-    index_version: Literal[3] = INDEX_VERSION
-    cells: list[Row] = []
 
 
 def read_index(store: Store) -> Index:
@@ -71,7 +37,7 @@ def write_index(store: Store) -> Index:
         StoreError: a manifest is not valid. StoreBusyError: the index or the board changes all the time.
     """
     index = _swapped(store, lambda _: _rows(store, ""))
-    _draw(store, index)
+    write_board(store, index)
     return index
 
 
@@ -85,7 +51,7 @@ def index_problem(store: Store, cell: str) -> str | None:
     except (StoreError, NotApprovedError) as error:
         return f"the index is not up to date: {error}"
     try:
-        _draw(store, index)
+        write_board(store, index)
     except StoreError as error:
         return f"the board is not up to date: {error}"
     return None
@@ -94,7 +60,7 @@ def index_problem(store: Store, cell: str) -> str | None:
 def refresh_index(store: Store, cell: str) -> Index:
     """Make one cell's row again, or the whole index if there is none. Raises the same as `write_index`."""
     index = _refreshed(store, cell)
-    _draw(store, index)
+    write_board(store, index)
     return index
 
 
@@ -112,13 +78,6 @@ def _refreshed(store: Store, cell: str) -> Index:
         return [*(row for row in found.known.cells if row.cell != cell), *_rows(store, f"{cell}/")]
 
     return _swapped(store, rows)
-
-
-def _draw(store: Store, index: Index) -> None:
-    # Imported late: it imports this module, and jinja2, which readers of the index do not need.
-    from vllm_qualify.approval.board import write_board
-
-    write_board(store, index)
 
 
 def _swapped(store: Store, rows: Callable[[_Stored], Iterable[Row]]) -> Index:

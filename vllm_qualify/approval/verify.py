@@ -32,7 +32,8 @@ from vllm_qualify.approval.statement import Qualification, read_statement, state
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.publish.bundle import StoredObject
-from vllm_qualify.publish.store import MissingObjectError, Store, open_store
+from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.values import Frozen
 
 _OWN_OBJECTS = 4  # decision, approval, manifest and pointer

@@ -174,7 +174,7 @@ def _warn(problem: str | None) -> None:
 
 
 def _store(url: str | None) -> "Store":
-    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.home import default_store_url
 
     return open_store(url or default_store_url())

@@ -67,7 +67,7 @@ def rejudge(
     store: StoreOption = None,
 ) -> None:
     """Judge stored evidence again, without a server, and publish the new report."""
-    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.home import default_store_url
     from vllm_qualify.runs.judging import rejudge as judge_again
     from vllm_qualify.runs.publishing import publish_run
@@ -124,7 +124,7 @@ def _report_at(path: Path) -> _Found:
 
 
 def _stored_report(run_id: str, url: str) -> _Found:
-    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.stored import trusted_report
 
     store = open_store(url)

@@ -123,7 +123,7 @@ def demo(
 
 
 def _has_baseline(store: str | None) -> bool:
-    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.baseline import newest_baseline
     from vllm_qualify.runs.home import default_store_url
 
@@ -178,7 +178,7 @@ def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, ag
     """Report a mistake before the orchestrator starts, which takes seconds. The flow checks again where it runs."""
     from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.plan.cells import check_choice
-    from vllm_qualify.publish.store import open_store
+    from vllm_qualify.publish.stores import open_store
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.home import make_home
 

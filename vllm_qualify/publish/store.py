@@ -3,18 +3,14 @@
 Both kinds of store accept the same keys and follow the same rules, which `Store` describes.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
+from vllm_qualify.errors import AlreadyExistsError, StoreError
 
 PLACE = "store"
-ALLOWED_URLS = "s3://bucket, s3://bucket/prefix or file:///absolute/directory"
 
 # S3, URLs and file systems accept these names unchanged. Names with a leading dot are reserved for the store's own files.
 _SEGMENT = re.compile(r"[A-Za-z0-9_@+=~][A-Za-z0-9_@+=~.,:-]*")
@@ -127,63 +123,10 @@ class Store(Protocol):
         """The place of the object for people: an `s3://` address or a path."""
 
 
-def open_store(url: str) -> Store:
-    """The store at `s3://bucket[/prefix]` or `file:///absolute/directory`. It is not contacted yet.
-
-    S3's endpoint, region and credentials come from the usual AWS settings (AWS_ENDPOINT_URL, AWS_PROFILE, …). These optional
-    variables hold settings for the objects that are written there:
-
-    - VLLM_QUALIFY_S3_SSE: the encryption, AES256 or aws:kms; else the bucket's default.
-    - VLLM_QUALIFY_S3_SSE_KMS_KEY_ID: the key for aws:kms; else the account's own key.
-    - VLLM_QUALIFY_S3_OBJECT_LOCK: governance:<days> or compliance:<days>, for objects that are written once.
-    - VLLM_QUALIFY_S3_STORAGE_CLASS: a class whose objects can be read at once, for objects that are written once.
-
-    Raises:
-        CallerError: the URL, or the value of one of these variables, has the wrong form.
-        StoreError: the AWS settings cannot be used.
-    """
-    # Imported late: each of the two imports this module, and the import of boto3 takes 0.3 s or more.
-    if url.startswith("s3://"):
-        from vllm_qualify.publish.s3 import S3Store
-
-        return S3Store(*_bucket_and_prefix(url))
-    if url.startswith("file://"):
-        from vllm_qualify.publish.directory import DirectoryStore
-
-        return DirectoryStore(_directory(url))
-    raise _bad_url("this is not the URL of a store", url)
-
-
-def _bucket_and_prefix(url: str) -> tuple[str, str]:
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    prefix = prefix.removesuffix("/")
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,255}", bucket):
-        raise _bad_url("the bucket's name is missing or is not one", url)
-    if prefix and _key_problem(prefix):
-        raise _bad_url(f"the prefix {_key_problem(prefix)}", url)
-    return bucket, prefix
-
-
-def _directory(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc or not parts.path.startswith("/"):
-        raise _bad_url("the directory must be absolute: file:// and then a path that begins with /", url)
-    if parts.query or parts.fragment or "\0" in unquote(parts.path):
-        raise _bad_url("the directory's path holds ?, # or a null; write them as %3F and %23", url)
-    return Path(os.path.normpath(unquote(parts.path)))
-
-
-def _bad_url(problem: str, url: str) -> CallerError:
-    # A URL that may contain a password (scheme://key:secret@host) is not shown.
-    shown = f" ({url})" if re.fullmatch(r"[\w./:-]{1,200}", url, re.ASCII) and url.count(":") <= 1 else ""
-    remedy = f"write file://{url}" if shown and url.startswith("/") else f"use {ALLOWED_URLS}"
-    return CallerError(f"{problem}{shown}", remedy, place="--store")
-
-
 # --- what the stores share
 
 
-def _key_problem(key: str) -> str:
+def key_problem(key: str) -> str:
     if not key:
         return "is empty"
     if len(key) > _KEY_BYTES:
@@ -197,7 +140,7 @@ def _key_problem(key: str) -> str:
 
 
 def checked_key(key: str) -> str:
-    if problem := _key_problem(key):
+    if problem := key_problem(key):
         raise ValueError(f"the store key {key!r} {problem}")
     return key
 
@@ -210,7 +153,7 @@ def checked_prefix(prefix: str) -> str:
 
 def listed(keys: Iterable[str], prefix: str) -> Iterator[str]:
     """The keys with this prefix among all names in the store, sorted."""
-    return iter(sorted(key for key in keys if key.startswith(prefix) and not _key_problem(key)))
+    return iter(sorted(key for key in keys if key.startswith(prefix) and not key_problem(key)))
 
 
 def require_create_only(write_probe: Callable[[], None], url: str) -> None:

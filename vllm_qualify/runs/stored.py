@@ -5,7 +5,8 @@ from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import evidence_key
-from vllm_qualify.publish.store import Store, open_store
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import DATA_DOCS, Run, lacking, start_run
