@@ -153,7 +153,7 @@ def test_the_commands_error_names_the_page(command: Command, home: Path, monkeyp
         with keeping_evidence([run]):
             raise ReleaseError("it died", "see the log", "serve", ["bang"], kind="crashed")
 
-    monkeypatch.setattr(cli, "app", end)
+    monkeypatch.setattr("vllm_qualify.cli.commands.app", end)
     code, _, err = command("run", "reference")
     assert code == 3
     assert "error (the release's owner must act): serve: it died remedy: see the log class: crashed" in err

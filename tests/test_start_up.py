@@ -51,5 +51,5 @@ def test_a_light_command_imports_no_slow_library(arguments: str, tmp_path: Path)
 def test_a_command_about_reports_imports_neither_the_orchestrator_nor_what_judges(arguments: str, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     found = imported_by(*arguments.split(), VLLM_QUALIFY_HOME=str(tmp_path))
-    assert found & {"vllm_qualify.runs.stored", "vllm_qualify.approval.matrix"}
+    assert found & {"vllm_qualify.runs.folder", "vllm_qualify.approval.matrix"}
     assert not found & {"boto3", "docker", "great_expectations", "pandas", "prefect", "scipy.optimize", "scipy.stats"}

@@ -24,7 +24,7 @@ from vllm_qualify.engine.kinds.vllm import PREEMPTION_REMEDY
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
-from vllm_qualify.evidence.load import result
+from vllm_qualify.evidence.load import result as results
 from vllm_qualify.evidence.load.client import Following, Made, command_of, measure, prepare
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.figures import first_repeat_problem, parse
@@ -1360,7 +1360,7 @@ def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched
     result = json.loads((folder / "bench-2.json").read_text())
     change(folder, 2, ttfts=[ttft + 0.5 * (number == 3) for number, ttft in enumerate(result["ttfts"])])
     waits_until(watched, 2, 5)
-    repeat = result.read(folder, "load", 2)
+    repeat = results.read(folder, "load", 2)
     steady, whole = (problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN))
     assert ["of the requests in the server waited" in problem for problem in steady] == [True]
     assert whole == []
@@ -1375,8 +1375,8 @@ def test_a_later_look_does_not_examine_a_repeat_again(folder: Path, monkeypatch:
     change(folder, 2, date="20000101-000000")
     before = by_metric(folder)
     examined: list[Document] = []
-    monkeypatch.setattr(result, "steady_of", lambda found, *_: examined.append(found))
-    monkeypatch.setattr(result, "_without_long_lists", examined.append)
+    monkeypatch.setattr(results, "steady_of", lambda found, *_: examined.append(found))
+    monkeypatch.setattr(results, "_without_long_lists", examined.append)
     assert by_metric(folder) == before
     assert examined == []
 
@@ -1408,6 +1408,6 @@ def test_a_key_is_found_where_it_is_one_and_not_in_a_reply(folder: Path) -> None
     (folder / "bench-2.json").write_text(json.dumps(result, indent=1).replace('"output_throughput":', '"output_throughput"  :'))
     lines = (folder / "bench-2.json").read_text().splitlines()
     (place,) = [number for number, line in enumerate(lines, 1) if line.startswith(' "output_throughput"  :')]
-    repeat = result.read(folder, "load", 2)
+    repeat = results.read(folder, "load", 2)
     assert repeat.line_of("output_throughput") == f"load/bench-2.json:{place}"
     assert repeat.line_of("no_such_key") == "load/bench-2.json"
