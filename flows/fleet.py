@@ -9,9 +9,9 @@ from flows.qualify import QualifyHost, QualifyRelease
 from tasks.approve import decide_report
 from tasks.fleet import REQUALIFICATION, start_on_fleet
 from tasks.machine import alone
-from tasks.releases import choice_of, gpu_types_of, image_of, look, sources, tell
+from tasks.releases import choice_of, emit_event, gpu_types_of, image_of, look_for_releases, sources
 from tasks.requalify import approved_cells
-from tasks.tend import lost_runs, start_again
+from tasks.tend import lost_runs, restart_lost
 from vllm_qualify.approval.decision import ruling
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.publish.kept import Reuse
@@ -90,8 +90,8 @@ def watch_releases(request: WatchReleases) -> None:
     """Emit one event for each new image digest and model revision; an automation then starts its qualification."""
     for recipe in request.recipes:
         for source in sources(recipe, request.repository, request.rule):
-            for sighting in look(source, request.store, request.backfill):
-                tell(source, sighting, qualification(request, recipe, source, sighting), request.store)
+            for sighting in look_for_releases(source, request.store, request.backfill):
+                emit_event(source, sighting, qualification(request, recipe, source, sighting), request.store)
 
 
 def qualification(request: WatchReleases, recipe: str, source: Source, sighting: Sighting) -> dict[str, Any]:
@@ -139,4 +139,4 @@ def tend_fleet(request: TendFleet) -> None:
     """Start a run again if its process, its host or the server was lost; give it up after too many starts."""
     with alone("vllm-qualify-tend") as is_alone:
         for lost in lost_runs(request.silent_s, request.confirm_s, request.settled_s) if is_alone else []:
-            start_again(lost, request.most_starts)
+            restart_lost(lost, request.most_starts)

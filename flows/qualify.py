@@ -6,8 +6,8 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.approve import ask, automatic_ruling, check_signing_key, decide_approval
-from tasks.check import asking, check, find_baselines, plan, provide_engines
+from tasks.approve import ask_for_decision, automatic_ruling, check_signing_key, decide_approval
+from tasks.check import asking, check_request, find_baselines, plan, provide_engines
 from tasks.decide import judge, publish
 from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet
 from tasks.machine import machine
@@ -19,10 +19,10 @@ from tasks.measure import (
     measure_load,
     measure_speculation,
     measure_sweep,
-    serving,
+    serve_cells,
     smoke_test,
 )
-from tasks.outcome import nothing_to_do, state_of, was_qualified
+from tasks.outcome import nothing_to_do, outcome_state, was_qualified
 from tasks.reuse import begin_attempt, published_before, reuse_finished, still_to_do
 from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.launch import Launch
@@ -91,7 +91,7 @@ def qualify_release(request: QualifyRelease) -> State[list[Published]]:
     """Qualify every chosen cell of a recipe; on the fleet, each GPU type on a host of its own."""
     check_signing_key(request.signing_key_block, request.decision_timeout_s)
     if not request.gpu_types:
-        return state_of([settle(published, request) for published in qualify_here(request)])
+        return outcome_state([await_decision(published, request) for published in qualify_here(request)])
     if not claim(request.store, request.release_key):
         return nothing_to_do("another flow run handles this release")
     pinned = request.model_copy(update={"launch": resolve(request.launch)})
@@ -117,7 +117,7 @@ def on_host(request: QualifyRelease, gpu_type: str) -> dict[str, Any]:
 def qualify_host(request: QualifyHost) -> State[list[Published]]:
     """Qualify the chosen cells on this machine; the run's final state gives their outcomes."""
     check_signing_key(request.signing_key_block, 0)
-    return state_of(qualify_here(request))
+    return outcome_state(qualify_here(request))
 
 
 def qualify_here(request: QualifyHost) -> list[Published]:
@@ -125,7 +125,7 @@ def qualify_here(request: QualifyHost) -> list[Published]:
 
     Cells that an earlier start of this flow run published are not qualified again.
     """
-    engines = check(request.recipe, request.choice, request.launch, request.store)
+    engines = check_request(request.recipe, request.choice, request.launch, request.store)
     pulled_s = provide_engines(engines)
     plans = plan(request.recipe, request.choice, engines, pulled_s, request.price_usd_gpu_hour, request.time_budget_s)
     published = [approve_automatically(each, request) for each in published_before(plans, request.store)]
@@ -149,13 +149,13 @@ def qualify_cells(plans: list[CellPlan], request: QualifyHost, question: Questio
     with machine(f"run {first.run_id}", first.server.engine.launcher):
         runs = [start_run(cell) for cell in plans]
         with keeping_evidence(runs):
-            runs = [prepare(run, request, question) for run in runs]
+            runs = [fit_and_reuse(run, request, question) for run in runs]
             measure_all(runs, request, question)
     with keeping_evidence(runs):
-        return [decide(run, request.store) for run in runs]
+        return [judge_and_publish(run, request.store) for run in runs]
 
 
-def prepare(run: Run, request: QualifyHost, question: Question) -> Run:
+def fit_and_reuse(run: Run, request: QualifyHost, question: Question) -> Run:
     """The run, fitted if it needs a fit, with the stages that need not be measured again."""
     if run.plan.fit:
         run = fit(run, request.store, request.reuse, question)
@@ -171,7 +171,7 @@ def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> No
     if all(run.stage("serve") and not lacking(run) for run in runs):
         answered(runs, question)
         return
-    with serving(runs, request.port, request.store, question) as served:
+    with serve_cells(runs, request.port, request.store, question) as served:
         for run in runs:
             measure(served, run, runs[0], request.store)
 
@@ -187,7 +187,7 @@ def measure(served: Served, run: Run, first: Run, store: str) -> None:
         measure_sweep(served, run, store)
 
 
-def decide(run: Run, store: str) -> Published:
+def judge_and_publish(run: Run, store: str) -> Published:
     judge(run)
     return publish(run, store)
 
@@ -198,9 +198,9 @@ def approve_automatically(published: Published, request: QualifyHost) -> Publish
     return decide_approval(published, wanted, request.store, request.signing_key_block) if wanted else published
 
 
-def settle(published: Published, request: QualifyRelease) -> Published:
+def await_decision(published: Published, request: QualifyRelease) -> Published:
     """Wait for a release manager's decision about a cell that passed and is not decided, if the request asks for that."""
     if published.told or not published.passed or not request.decision_timeout_s:
         return published
-    wanted = ask(published, request.decision_timeout_s)
+    wanted = ask_for_decision(published, request.decision_timeout_s)
     return decide_approval(published, wanted, request.store, request.signing_key_block)

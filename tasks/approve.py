@@ -17,7 +17,7 @@ from pydantic import Field
 
 from tasks.step import step
 from vllm_qualify.approval.actions import approve, reject
-from vllm_qualify.approval.decision import AUTOMATIC, Ruling, read_decision, ruling, waivers_of
+from vllm_qualify.approval.decision import AUTOMATIC, Ruling, read_decision, ruling, waivers_used
 from vllm_qualify.approval.errors import OvertakenError, RevokedError
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY, PrivateKey, private_key
@@ -37,7 +37,7 @@ class ReleaseDecision(RunInput):
     reason: str = Field(min_length=1, max_length=500, pattern=r"\S", description="Why; it is kept with the approval.")
 
 
-def ask(published: Published, timeout_s: float) -> Ruling | None:
+def ask_for_decision(published: Published, timeout_s: float) -> Ruling | None:
     """A release manager's decision from a form in Prefect's UI; None if there is none in time. The flow run pauses meanwhile.
 
     If the name or the reason is not valid, the form is shown again and says why.
@@ -110,8 +110,8 @@ def automatic_ruling(published: Published, block: str) -> Ruling | None:
     report = published.run.report()
     if not (published.passed and report.plan.approval.automatic):
         return None
-    if waivers_of(report) or report.judgement.not_judged:
-        why = "rests on a waiver" if waivers_of(report) else "has gates that were not judged, for want of a baseline"
+    if waivers_used(report) or report.judgement.not_judged:
+        why = "rests on a waiver" if waivers_used(report) else "has gates that were not judged, for want of a baseline"
         get_run_logger().info(f"{report.plan.cell.id} {why}: a person decides")
         return None
     if signing_key(block) is None:

@@ -23,7 +23,7 @@ from vllm_qualify.runs.home import engine_cache
 
 
 @step("check", "check {recipe}")
-def check(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
+def check_request(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
     """Check the request; the engines, their tags as digests. Raises CallerError, HostError, ReleaseError, StoreError."""
     check_choice(load_recipe(recipe), choice, launch)
     open_store(store).check()

@@ -38,7 +38,7 @@ def answered(runs: list[Run], question: Question) -> None:
 
 
 @contextmanager
-def serving(runs: list[Run], port: int | None, store: str, question: Question) -> Iterator[Served]:
+def serve_cells(runs: list[Run], port: int | None, store: str, question: Question) -> Iterator[Served]:
     """Serve several cells for the length of the block, with the measuring tools; then save each cell's evidence of the server.
 
     Raises:
@@ -59,7 +59,7 @@ def serving(runs: list[Run], port: int | None, store: str, question: Question) -
             see_the_same(folder, stages.stage_folder(run.evidence, "serve"))
         yield served
     if first.plan.warm_starts:
-        in_time(start_again, first.plan.warm_starts * start_limit_s)(first)
+        in_time(measure_warm_starts, first.plan.warm_starts * start_limit_s)(first)
     for run in runs:
         _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, folder), store)
     get_run_logger().info("server stopped")
@@ -76,9 +76,9 @@ def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
 
 
 @step("warm starts", "warm starts of {run.plan.cell.id}", once=True)
-def start_again(run: Run) -> None:
+def measure_warm_starts(run: Run) -> None:
     """Start the server once for each warm start, and send it no load. Raises QualifyError."""
-    stages.start_again(run.plan, stages.stage_folder(run.evidence, "serve"), teller())
+    stages.warm_starts(run.plan, stages.stage_folder(run.evidence, "serve"), teller())
 
 
 @step("take over", "take over the fit of {run.plan.cell.id}")
@@ -127,7 +127,7 @@ def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
             tell(line)
 
     def measure() -> StageEvidence:
-        tell(estimate.before(plan, evidence))
+        tell(estimate.line_before(plan, evidence))
         following = Following(
             undecided=partial(stopping.load_undecided, plan, evidence), told=told, ended=lambda why: tell(f"load: {why}")
         )

@@ -27,7 +27,7 @@ class HostOutcome(Frozen):
     is_qualified: bool
 
 
-def state_of(reported: list[Published]) -> State[list[Published]]:
+def outcome_state(reported: list[Published]) -> State[list[Published]]:
     """The final state of a run that qualified cells on its own machine. The state's result is their reports."""
     if not reported:
         return nothing_to_do("the approval of every cell still covers it")

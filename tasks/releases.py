@@ -62,16 +62,16 @@ def image_of(source: Source, sighting: Sighting, repository: str, rule: VersionR
 
 
 @step("look", "look at {source.name}")
-def look(source: Source, store: str, backfill: bool) -> list[Sighting]:
+def look_for_releases(source: Source, store: str, backfill: bool) -> list[Sighting]:
     """The releases of the source that have no event yet. Raises CallerError, HostError, StoreError."""
     found = found_at(source)
-    due = known.look(open_store(store), source, found, datetime.now(UTC), backfill)
+    due = known.note_new(open_store(store), source, found, datetime.now(UTC), backfill)
     get_run_logger().info(f"{source.name} has {len(found)} releases, of which {len(due)} are to be told")
     return due
 
 
 @step("tell")
-def tell(source: Source, sighting: Sighting, request: dict[str, Any], store: str) -> None:
+def emit_event(source: Source, sighting: Sighting, request: dict[str, Any], store: str) -> None:
     """Emit the event of a release, with the request that qualifies it; then note in the store that it was emitted.
 
     The server has the event when this returns. After a crash before the note, the event is emitted again. Only one of the

@@ -70,7 +70,7 @@ def _lost(run: FlowRun, because: str) -> Lost:
 
 
 @step("start again", "start {lost.name} again")
-def start_again(lost: Lost, most_starts: int) -> None:
+def restart_lost(lost: Lost, most_starts: int) -> None:
     """Start a lost run again: the next free worker takes it, and it takes over its finished stages.
 
     Runs of a schedule, and runs without a deployment, are only marked as crashed: the schedule starts new runs, and the outer

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_qualify.evidence.accuracy import AFTER, BEFORE
-from vllm_qualify.evidence.answers import Answered, QuestionBlock, read, steps, write
+from vllm_qualify.evidence.answers import Answered, QuestionBlock, read_answers, steps, write
 from vllm_qualify.evidence.lm_eval_worker import TASK, TaskReply
 from vllm_qualify.plan.cell import TaskPlan
 
@@ -118,7 +118,7 @@ class Asked(NamedTuple):
 
     def keep_answers(self, folder: Path, path: Path) -> Answered:
         """The typed answers of a folder, as a run leaves them at `path`."""
-        found = read(folder, self.task)
+        found = read_answers(folder, self.task)
         path.parent.mkdir(parents=True, exist_ok=True)
         write(found, path)
         return found

@@ -16,7 +16,7 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.qualify import QualifyRelease, approve_automatically, qualify_release, settle
+from flows.qualify import QualifyRelease, approve_automatically, await_decision, qualify_release
 from tests.approval.builder import (
     BOB_REJECTS,
     CELL,
@@ -97,7 +97,7 @@ def all_settled(found: list[Published], store: Store, timeout_s: float, block: s
     @flow(name="settling")
     def ending() -> list[Published]:
         reported = [approve_automatically(each, request) for each in found]
-        return [settle(each, request) for each in reported]
+        return [await_decision(each, request) for each in reported]
 
     state: State[list[Published]] = ending(return_state=True)
     assert state.is_completed(), state

@@ -22,7 +22,7 @@ from flows.qualify import QualifyHost, QualifyRelease, on_host, qualified, quali
 from infra.bench.passing import passing, write_engine, write_recipe
 from tasks import releases
 from tasks.fleet import RELEASE, REQUALIFICATION, TAG, run_on_fleet, start_on_fleet
-from tasks.outcome import HostOutcome, state_of, state_of_fleet
+from tasks.outcome import HostOutcome, outcome_state, state_of_fleet
 from tests.approval.builder import made_key, publish_report, with_gate
 from tests.report.builder import not_passed_report, passed_report
 from vllm_qualify.approval.pointer import read_pointer
@@ -183,7 +183,7 @@ def test_a_runs_state_says_what_people_have_to_know(tmp_path: Path) -> None:
     assert colour_and_name([done, passed]) == ("COMPLETED", "AwaitingDecision")
     assert colour_and_name([passed, rejected]) == ("FAILED", "Rejected")
     assert colour_and_name([done, failed, rejected]) == ("FAILED", "NotPassed")
-    state = state_of([done, failed, passed])
+    state = outcome_state([done, failed, passed])
     message = str(state.message)
     report = failed.run.report()
     assert report.plan.cell.id in message
@@ -193,7 +193,7 @@ def test_a_runs_state_says_what_people_have_to_know(tmp_path: Path) -> None:
 
 
 def colour_and_name(reported: list[Published]) -> tuple[str, str | None]:
-    state = state_of(reported)
+    state = outcome_state(reported)
     return state.type.value, state.name
 
 

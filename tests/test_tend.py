@@ -17,7 +17,7 @@ from prefect.states import Completed, Crashed, Failed, Pending, Running, Schedul
 from prefect.testing.utilities import prefect_test_harness
 
 from tasks import tend
-from tasks.tend import HEARTBEAT, lost_runs, start_again
+from tasks.tend import HEARTBEAT, lost_runs, restart_lost
 
 SILENT_S = 1.0
 MOST_STARTS = 3
@@ -53,7 +53,7 @@ def begun(client: SyncPrefectClient, deployment: UUID, *states: State[object]) -
 @flow
 def tended() -> None:
     for lost in lost_runs(SILENT_S, confirm_s=1, settled_s=0):
-        start_again(lost, MOST_STARTS)
+        restart_lost(lost, MOST_STARTS)
 
 
 def tend_once() -> None:

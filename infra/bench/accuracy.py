@@ -16,7 +16,7 @@ from vllm_qualify.evidence.measurement import Interval, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.judge import paired
 from vllm_qualify.judge.paired import Answers
-from vllm_qualify.judge.verdict import Checks, Verdict, decide
+from vllm_qualify.judge.verdict import Checks, Verdict, verdict_from
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 
 MOST_REPETITIONS = Accuracy(num_questions=1).most_repetitions
@@ -72,7 +72,7 @@ def compared(rng: np.random.Generator, setting: Setting, chances: worlds.Pair, l
             if gate in ended and ended[gate].verdict != "inconclusive":
                 continue
             at = bounds(planned, setting.questions, asked_before, level)[look]
-            verdict = below(paired.interval(found, at), setting.margin)
+            verdict = below(paired.interval_of(found, at), setting.margin)
             ended[gate] = Ended(verdict, found.asked, planned[-1], asked_before)
         if all(one.verdict != "inconclusive" for one in ended.values()):
             break
@@ -135,7 +135,7 @@ def _once(levels: Levels) -> Sides:
 
 
 def _decided(*, surely: bool, maybe: bool) -> Verdict:
-    return decide(Checks(present=True, trusted=True, noise_known=True, surely_inside=surely, maybe_inside=maybe))
+    return verdict_from(Checks(present=True, trusted=True, noise_known=True, surely_inside=surely, maybe_inside=maybe))
 
 
 def fixed_answers(setting: Setting, wrong_pass: float, undecided: float, baseline_repetitions: int) -> float:

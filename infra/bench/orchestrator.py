@@ -90,13 +90,13 @@ def run_here(recipe: Path) -> Cost:
 def _marked() -> Iterator[list[Mark]]:
     """The marks of the cells, each made as its load begins."""
     marks: list[Mark] = []
-    measured = client.measure
+    measured = client.measure_load
 
     def marking(*arguments: Any) -> list[list[str]]:
         marks.append(mark())
         return measured(*arguments)
 
-    with patch("vllm_qualify.evidence.load.client.measure", marking):
+    with patch("vllm_qualify.evidence.load.client.measure_load", marking):
         yield marks
 
 

@@ -102,9 +102,9 @@ def passing() -> Iterator[None]:
     stubs = {
         "vllm_qualify.drift.check.ask": _ask,
         "tasks.measure.serve": _serving,
-        "vllm_qualify.evidence.smoke.measure": _smoke,
-        "vllm_qualify.evidence.accuracy.asking": _asking,
-        "vllm_qualify.evidence.load.client.measure": _load,
+        "vllm_qualify.evidence.smoke.measure_smoke": _smoke,
+        "vllm_qualify.evidence.accuracy.prepare_task": _asking,
+        "vllm_qualify.evidence.load.client.measure_load": _load,
     }
     with ExitStack() as patched:
         for name, stub in stubs.items():
@@ -246,7 +246,7 @@ def _bench(settings: Load, slower: float) -> Document:
         "duration": count / clients * latency + (clients - 1) * 0.001,
     }
     whole = steady.whole(steady.requests_of(result, clients), result["duration"])
-    return result | {_key(name): value for name, value in steady.figures(whole, None).items()}
+    return result | {_key(name): value for name, value in steady.figures_of(whole, None).items()}
 
 
 def _key(name: str) -> str:

@@ -21,7 +21,7 @@ from tests.approval.builder import (
     with_gate,
     with_judgement,
 )
-from vllm_qualify.approval.decision import AUTOMATIC, Ruling, decide, read_decision, ruling
+from vllm_qualify.approval.decision import AUTOMATIC, Ruling, make_decision, read_decision, ruling
 from vllm_qualify.approval.errors import DecidedError
 from vllm_qualify.approval.layout import decision_key
 from vllm_qualify.approval.published import PublishedRun
@@ -31,7 +31,7 @@ from vllm_qualify.publish.store import MissingObjectError, Store
 
 
 def test_a_decision_says_who_decided_what_about_which_report(store: Store, run: PublishedRun) -> None:
-    decision = decide(store, run, ADA, VALID_DAYS, NOW).decision
+    decision = make_decision(store, run, ADA, VALID_DAYS, NOW).decision
     assert (decision.verdict, decision.by, decision.reason, decision.automatic) == ("approve", "Ada", ADA.reason, False)
     assert (decision.cell, decision.run_id, decision.at) == (CELL, RUN, NOW)
     assert decision.expires == EXPIRES
@@ -41,14 +41,14 @@ def test_a_decision_says_who_decided_what_about_which_report(store: Store, run: 
 
 
 def test_the_same_decision_again_finds_the_first_one(store: Store, run: PublishedRun) -> None:
-    first = decide(store, run, ADA, VALID_DAYS, NOW)
+    first = make_decision(store, run, ADA, VALID_DAYS, NOW)
     again = ruling("approve", "Ada", "another reason")
-    assert decide(store, run, again, 7, NOW + timedelta(days=400)) == first
+    assert make_decision(store, run, again, 7, NOW + timedelta(days=400)) == first
 
 
 def test_a_rejection_needs_no_passed_gates_and_has_no_end(store: Store, tmp_path: Path) -> None:
     failed = publish_report(store, tmp_path, change=with_gate("fail"))
-    decision = decide(store, failed, BOB_REJECTS, 0, NOW).decision
+    decision = make_decision(store, failed, BOB_REJECTS, 0, NOW).decision
     assert (decision.verdict, decision.expires) == ("reject", None)
 
 
@@ -63,9 +63,9 @@ def test_a_rejection_needs_no_passed_gates_and_has_no_end(store: Store, tmp_path
     ],
 )
 def test_another_decision_is_refused(store: Store, run: PublishedRun, first: Ruling, second: Ruling, told: str) -> None:
-    kept = decide(store, run, first, VALID_DAYS, NOW)
+    kept = make_decision(store, run, first, VALID_DAYS, NOW)
     with pytest.raises(DecidedError, match=told):
-        decide(store, run, second, VALID_DAYS, NOW)
+        make_decision(store, run, second, VALID_DAYS, NOW)
     assert read_decision(store, CELL, RUN) == kept
 
 
@@ -85,10 +85,10 @@ def test_of_two_decisions_at_once_the_first_written_counts(tmp_path: Path) -> No
             return super().get(key)
 
     run = publish_report(DirectoryStore(tmp_path / "store"), tmp_path / "runs")
-    first = decide(DirectoryStore(tmp_path / "store"), run, ADA, VALID_DAYS, NOW)
-    assert decide(Blind(tmp_path / "store"), run, ADA, VALID_DAYS, NOW + timedelta(hours=1)) == first
+    first = make_decision(DirectoryStore(tmp_path / "store"), run, ADA, VALID_DAYS, NOW)
+    assert make_decision(Blind(tmp_path / "store"), run, ADA, VALID_DAYS, NOW + timedelta(hours=1)) == first
     with pytest.raises(DecidedError, match="already approved by Ada"):
-        decide(Blind(tmp_path / "store"), run, BOB_REJECTS, VALID_DAYS, NOW)
+        make_decision(Blind(tmp_path / "store"), run, BOB_REJECTS, VALID_DAYS, NOW)
 
 
 YESTERDAY = TODAY - timedelta(days=1)
@@ -111,7 +111,7 @@ def test_a_report_that_did_not_pass_is_approved_by_nobody(
 ) -> None:
     run = publish_report(store, tmp_path, change=change)
     with pytest.raises(CallerError) as raised:
-        decide(store, run, wanted, VALID_DAYS, NOW)
+        make_decision(store, run, wanted, VALID_DAYS, NOW)
     assert f"run {RUN} cannot be approved: {told}" in str(raised.value)
     assert "waive each gate by name" in raised.value.remedy
     assert f"vllm-qualify rejudge {RUN}" in raised.value.remedy
@@ -121,13 +121,13 @@ def test_a_report_that_did_not_pass_is_approved_by_nobody(
 def test_a_report_without_gates_is_not_approved(store: Store, tmp_path: Path) -> None:
     run = publish_report(store, tmp_path, change=with_judgement(gates=[]))
     with pytest.raises(CallerError, match="no gate was judged"):
-        decide(store, run, ADA, VALID_DAYS, NOW)
+        make_decision(store, run, ADA, VALID_DAYS, NOW)
 
 
 def test_a_report_that_says_itself_that_it_failed_is_not_approved(store: Store, tmp_path: Path) -> None:
     run = publish_report(store, tmp_path, change=with_judgement(verdict="fail"))
     with pytest.raises(CallerError, match=f"run {RUN} cannot be approved: its verdict is fail"):
-        decide(store, run, ADA, VALID_DAYS, NOW)
+        make_decision(store, run, ADA, VALID_DAYS, NOW)
 
 
 @pytest.mark.parametrize(
@@ -136,18 +136,18 @@ def test_a_report_that_says_itself_that_it_failed_is_not_approved(store: Store, 
 )
 def test_an_approval_ends_with_the_waiver_that_it_rests_on(store: Store, tmp_path: Path, last_day: date, expires: date) -> None:
     run = publish_report(store, tmp_path, change=with_gate("fail", waiver(last_day)))
-    assert decide(store, run, ADA, VALID_DAYS, NOW).decision.expires == expires
+    assert make_decision(store, run, ADA, VALID_DAYS, NOW).decision.expires == expires
 
 
 def test_a_waiver_that_nothing_rests_on_ends_nothing(store: Store, tmp_path: Path) -> None:
     run = publish_report(store, tmp_path, change=with_gate("pass", waiver(TODAY)))
-    assert decide(store, run, AUTOMATIC, VALID_DAYS, NOW).decision.expires == EXPIRES
+    assert make_decision(store, run, AUTOMATIC, VALID_DAYS, NOW).decision.expires == EXPIRES
 
 
 def test_the_recipe_approves_nothing_that_rests_on_a_waiver(store: Store, tmp_path: Path) -> None:
     run = publish_report(store, tmp_path, change=with_gate("inconclusive", waiver(EXPIRES)))
     with pytest.raises(CallerError, match=r"rests on a waiver \(ttft_p99_ms\)"):
-        decide(store, run, AUTOMATIC, VALID_DAYS, NOW)
+        make_decision(store, run, AUTOMATIC, VALID_DAYS, NOW)
     assert not store.exists(decision_key(CELL, RUN))
 
 
@@ -167,6 +167,6 @@ def test_line_breaks_of_a_form_become_spaces() -> None:
 
 def test_a_decision_about_another_report_is_not_gone_on_with(store: Store, tmp_path: Path, run: PublishedRun) -> None:
     other = publish_report(DirectoryStore(tmp_path / "other"), tmp_path / "others", change=with_gate("pass", waiver(TODAY)))
-    decide(store, run, ADA, VALID_DAYS, NOW)
+    make_decision(store, run, ADA, VALID_DAYS, NOW)
     with pytest.raises(StoreError, match="about another report"):
-        decide(store, other, ADA, VALID_DAYS, NOW)
+        make_decision(store, other, ADA, VALID_DAYS, NOW)

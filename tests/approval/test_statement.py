@@ -10,7 +10,7 @@ import pytest
 
 from tests.approval.builder import ADA, BOB_REJECTS, CELL, NOW, RUN, VALID_DAYS, publish_report, waiver, with_gate
 from tests.report.builder import image_report
-from vllm_qualify.approval.decision import decide
+from vllm_qualify.approval.decision import make_decision
 from vllm_qualify.approval.layout import decision_key, sha256
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.statement import read_statement, statement
@@ -20,7 +20,7 @@ from vllm_qualify.report.model import Report
 
 
 def stated(store: Store, run: PublishedRun) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(statement(run, decide(store, run, ADA, VALID_DAYS, NOW)))
+    document: dict[str, Any] = json.loads(statement(run, make_decision(store, run, ADA, VALID_DAYS, NOW)))
     return document
 
 
@@ -100,7 +100,7 @@ def test_what_is_waived_is_warned_of(store: Store, tmp_path: Path) -> None:
 
 
 def test_the_same_is_stated_of_the_same_objects(store: Store, run: PublishedRun) -> None:
-    stored = decide(store, run, ADA, VALID_DAYS, NOW)
+    stored = make_decision(store, run, ADA, VALID_DAYS, NOW)
     assert statement(run, stored) == statement(read_run(store, CELL, RUN), stored)
 
 
@@ -114,11 +114,11 @@ def test_a_report_of_before_an_option_is_stated_as_it_was_written(store: Store, 
 
 def test_nothing_is_stated_of_a_rejected_run(store: Store, run: PublishedRun) -> None:
     with pytest.raises(ValueError, match="rejected"):
-        statement(run, decide(store, run, BOB_REJECTS, VALID_DAYS, NOW))
+        statement(run, make_decision(store, run, BOB_REJECTS, VALID_DAYS, NOW))
 
 
 def test_nothing_is_stated_of_a_run_that_did_not_pass(store: Store, run: PublishedRun) -> None:
-    stored = decide(store, run, ADA, VALID_DAYS, NOW)
+    stored = make_decision(store, run, ADA, VALID_DAYS, NOW)
     failed = with_gate("fail")(run.report)
     with pytest.raises(CallerError, match="ttft_p99_ms: fail"):
         statement(replace(run, report=failed), stored)
@@ -134,7 +134,7 @@ def test_nothing_is_stated_of_a_run_that_did_not_pass(store: Store, run: Publish
     ],
 )
 def test_a_statement_of_another_form_is_not_read(store: Store, run: PublishedRun, old: bytes, new: bytes) -> None:
-    payload = statement(run, decide(store, run, ADA, VALID_DAYS, NOW))
+    payload = statement(run, make_decision(store, run, ADA, VALID_DAYS, NOW))
     assert read_statement(payload, "here").qualification.cell_id == CELL
     assert payload.count(old) == 1
     with pytest.raises(StoreError, match="here: not a statement of version 1"):

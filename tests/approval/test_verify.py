@@ -26,7 +26,7 @@ from tests.approval.builder import (
     with_gate,
 )
 from vllm_qualify.approval.actions import entry_of, revoke
-from vllm_qualify.approval.decision import decide
+from vllm_qualify.approval.decision import make_decision
 from vllm_qualify.approval.errors import (
     ExpiredError,
     NotApprovedError,
@@ -227,13 +227,13 @@ def test_another_key_is_told(bundle: Bundle, other_key: PrivateKey) -> None:
 
 
 def test_a_forger_with_a_key_of_their_own_is_told(bundle: Bundle, other_key: PrivateKey) -> None:
-    payload = statement(bundle.run, decide(bundle.store, bundle.run, ADA, VALID_DAYS, NOW))
+    payload = statement(bundle.run, make_decision(bundle.store, bundle.run, ADA, VALID_DAYS, NOW))
     with bundle.changed(approval_key(CELL, RUN), sign(payload, other_key)), pytest.raises(OtherKeyError):
         bundle.verify()
 
 
 def test_a_trusted_signature_under_something_else_than_the_report_says_is_told(bundle: Bundle) -> None:
-    payload = statement(bundle.run, decide(bundle.store, bundle.run, ADA, VALID_DAYS, NOW))
+    payload = statement(bundle.run, make_decision(bundle.store, bundle.run, ADA, VALID_DAYS, NOW))
     other = payload.replace(b'"gpu-memory-utilization":0.9', b'"gpu-memory-utilization":0.5')
     assert other != payload
     with (
@@ -249,7 +249,7 @@ def test_a_trusted_signature_under_a_report_that_did_not_pass_is_told(
     """Whoever holds the key cannot approve it either."""
     failed = publish_report(store, tmp_path / "runs", NEWER, with_gate("fail"))
     as_if = replace(failed, report=failed.report.model_copy(update={"judgement": run.report.judgement}))
-    decided = decide(store, as_if, ADA, VALID_DAYS, NOW)
+    decided = make_decision(store, as_if, ADA, VALID_DAYS, NOW)
     body = sign(statement(as_if, decided), key)
     store.put_new(approval_key(CELL, NEWER), body, JSON)
     advance(store, CELL, entry_of(decided.decision, stored_object(approval_key(CELL, NEWER), body)))
@@ -300,7 +300,7 @@ def test_a_revoked_one_is_told_whatever_else_it_is(
 def test_one_that_the_pointer_never_named_is_told(store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
     approved(store, run, key)
     other = publish_report(store, tmp_path / "runs", NEWER)
-    payload = statement(other, decide(store, other, ADA, VALID_DAYS, NOW))
+    payload = statement(other, make_decision(store, other, ADA, VALID_DAYS, NOW))
     store.put_new(approval_key(CELL, NEWER), sign(payload, key), JSON)
     with pytest.raises(NotInForceError, match=f"run {NEWER} was signed, and the pointer") as raised:
         verify(store, approval_key(CELL, NEWER), [key.public_key], TODAY)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_qualify.drift.finding import Finding, changed_defaults, check, refusal
+from vllm_qualify.drift.finding import Finding, changed_defaults, check_server, refusal
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.serving import Environment, ServerArguments
@@ -27,7 +27,9 @@ def cells(name: str, version: str) -> list[tuple[str, ServerArguments, Environme
 @pytest.mark.parametrize("version", versions())
 @pytest.mark.parametrize("name", catalog_names())
 def test_every_recipe_of_the_catalog_fits_every_version_that_has_a_table(name: str, version: str) -> None:
-    problems = {cell: check(server, environment, table_of(version)) for cell, server, environment in cells(name, version)}
+    problems = {
+        cell: check_server(server, environment, table_of(version)) for cell, server, environment in cells(name, version)
+    }
     assert {cell: found for cell, found in problems.items() if found} == {}
 
 
@@ -54,11 +56,11 @@ GUIDES: dict[str, tuple[ServerArguments, Environment]] = {
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_the_guides_settings_fit_their_own_version(guide: str) -> None:
-    assert check(*GUIDES[guide], table_of(OLDEST)) == []
+    assert check_server(*GUIDES[guide], table_of(OLDEST)) == []
 
 
 def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() -> None:
-    (llama, nemotron) = (check(*GUIDES[guide], table_of(NEWEST)) for guide in ("llama", "nemotron"))
+    (llama, nemotron) = (check_server(*GUIDES[guide], table_of(NEWEST)) for guide in ("llama", "nemotron"))
     told = {finding.name: finding for finding in [*llama, *nemotron]}
     assert set(told) == {
         "compilation-config.pass_config",
@@ -101,7 +103,7 @@ def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() ->
     ],
 )
 def test_what_a_version_does_not_take_is_told(server: ServerArguments, kind: str, told: str) -> None:
-    (finding,) = check(server, {}, table_of(NEWEST))
+    (finding,) = check_server(server, {}, table_of(NEWEST))
     assert finding.kind == kind
     assert told in finding.told
 
@@ -125,17 +127,17 @@ def test_what_a_version_does_not_take_is_told(server: ServerArguments, kind: str
     ],
 )
 def test_what_a_version_takes_is_no_finding(server: ServerArguments) -> None:
-    assert check(server, {}, table_of(NEWEST)) == []
+    assert check_server(server, {}, table_of(NEWEST)) == []
 
 
 def test_names_that_are_not_vllms_own_are_not_judged() -> None:
-    assert check({}, {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}, table_of(NEWEST)) == []
+    assert check_server({}, {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}, table_of(NEWEST)) == []
 
 
 def test_a_counter_that_went_is_told() -> None:
     table = table_of(NEWEST)
     gone = table.model_copy(update={"metrics": [name for name in table.metrics if name != "vllm:num_preemptions"]})
-    (finding,) = check({}, {}, gone)
+    (finding,) = check_server({}, {}, gone)
     assert (finding.kind, finding.name, finding.is_problem) == ("unknown-metric", "vllm:num_preemptions", True)
 
 

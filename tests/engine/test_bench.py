@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_process import alive
-from vllm_qualify.engine.bench import Bench, give, prepare, run, settle, staying
+from vllm_qualify.engine.bench import Bench, give, prepare_commands, run_command, staying, stop_preparing
 from vllm_qualify.engine.bench_worker import MARK, SAMPLE_EVERY_S
 from vllm_qualify.engine.process import Progress, RunningProcess
 from vllm_qualify.engine.server import Client
@@ -139,7 +139,7 @@ def order(bench: Bench, folder: Path, number: int, *arguments: str, progress: Pr
     """Run a command to its end; its log."""
     result, log = folder / f"bench-{number}.json", folder / f"bench-{number}.log"
     command = ["vllm", "bench", "serve", *arguments, "--result-filename", str(result)]
-    run(bench, command, result.name, log, LIMIT_S, nothing, progress)
+    run_command(bench, command, result.name, log, LIMIT_S, nothing, progress)
     return log.read_text()
 
 
@@ -235,7 +235,7 @@ def test_a_command_over_its_time_limit_is_told_and_ended(client: Client, folder:
         staying(client, tmp_path / "log") as bench,
     ):
         pid = leader(bench)
-        run(bench, command, "bench-1.json", folder / "bench-1.log", 0.5, nothing, silent)
+        run_command(bench, command, "bench-1.json", folder / "bench-1.log", 0.5, nothing, silent)
     assert "time_limit_s" in raised.value.remedy
     assert raised.value.place == "load"
     assert not alive(pid)
@@ -247,7 +247,7 @@ def test_a_server_that_ended_is_told_and_not_that_its_client_hangs(bench: Bench,
 
     command = ["vllm", "bench", "serve", "--hang"]
     with pytest.raises(ReleaseError, match="the server ended"):
-        run(bench, command, "bench-1.json", folder / "bench-1.log", LIMIT_S, check, silent)
+        run_command(bench, command, "bench-1.json", folder / "bench-1.log", LIMIT_S, check, silent)
 
 
 def test_nothing_is_left_after_the_block(client: Client, folder: Path, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_folder_that_cannot_be_written_is_told(bench: Bench, tmp_path: Path) -
     """The order comes back, and its log has nowhere to go."""
     command = ["vllm", "bench", "serve"]
     with pytest.raises(HostError, match="No such file or directory"):
-        run(bench, command, "bench-1.json", tmp_path / "no-folder" / "bench-1.log", LIMIT_S, nothing, silent)
+        run_command(bench, command, "bench-1.json", tmp_path / "no-folder" / "bench-1.log", LIMIT_S, nothing, silent)
 
 
 # --- prompts that are made ahead
@@ -307,7 +307,9 @@ made_ahead = pytest.mark.parametrize("serve", [WITH_PROMPTS])
 def test_prompts_that_are_made_ahead_are_those_of_the_command_alone(bench: Bench, folder: Path) -> None:
     alone = [order(bench, folder, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)]
     assert not any(GIVEN in log for log in alone)
-    prepare(bench, [planned(folder, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)])
+    prepare_commands(
+        bench, [planned(folder, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)]
+    )
     until_said(bench, f"vllm-qualify: {MADE}", 2)
     # Another order than planned changes nothing, and neither does a command between them.
     second, between, first = (
@@ -322,7 +324,7 @@ def test_prompts_that_are_made_ahead_are_those_of_the_command_alone(bench: Bench
 
 @made_ahead
 def test_only_the_same_command_gets_them_and_once(bench: Bench, folder: Path) -> None:
-    prepare(bench, [planned(folder, 1, "--say", "first")])
+    prepare_commands(bench, [planned(folder, 1, "--say", "first")])
     until_said(bench, f"vllm-qualify: {MADE}", 1)
     assert GIVEN not in order(bench, folder, 1, "--say", "first", "--busy-s", "0.01")
     assert GIVEN in order(bench, folder, 1, "--say", "first")
@@ -331,8 +333,8 @@ def test_only_the_same_command_gets_them_and_once(bench: Bench, folder: Path) ->
 
 @made_ahead
 def test_once_settled_none_are_made_ahead(bench: Bench, folder: Path) -> None:
-    prepare(bench, [planned(folder, number, "--say", f"number {number}") for number in range(1, 2000)])
-    settle(bench, LIMIT_S, nothing)
+    prepare_commands(bench, [planned(folder, number, "--say", f"number {number}") for number in range(1, 2000)])
+    stop_preparing(bench, LIMIT_S, nothing)
     made = bench.process.log.read_text().count("making prompts")
     assert made < 1999
     log = order(bench, folder, 1999, "--say", "number 1999")
@@ -347,14 +349,14 @@ def test_who_settles_watches_the_server(bench: Bench, folder: Path) -> None:
     def ended() -> None:
         raise error
 
-    prepare(bench, [planned(folder, 1, "--say", "x")])
+    prepare_commands(bench, [planned(folder, 1, "--say", "x")])
     with pytest.raises(ReleaseError):
-        settle(bench, LIMIT_S, ended)
+        stop_preparing(bench, LIMIT_S, ended)
 
 
 def test_a_version_that_makes_them_elsewhere_runs_as_ever_and_says_so(bench: Bench, folder: Path) -> None:
-    prepare(bench, [planned(folder, 1, "--say", "first")])
-    settle(bench, LIMIT_S, nothing)
+    prepare_commands(bench, [planned(folder, 1, "--say", "first")])
+    stop_preparing(bench, LIMIT_S, nothing)
     assert "first" in order(bench, folder, 1, "--say", "first")
     told = bench.process.log.read_text()
     assert "this version makes its prompts elsewhere, so that none are made ahead" in told
@@ -367,7 +369,7 @@ ELSEWHERE = WITH_PROMPTS.replace("get_samples(args, None)", "datasets.get_sample
 @pytest.mark.parametrize("serve", [f"{ELSEWHERE}\n\nclass datasets:\n    get_samples = staticmethod(get_samples)\n"])
 def test_a_function_that_the_command_does_not_use_is_not_taken_for_the_right_one(bench: Bench, folder: Path) -> None:
     """Replacing it would replace nothing, and a command that is to be broken off would run to its end."""
-    prepare(bench, [planned(folder, 1, "--say", "first")])
+    prepare_commands(bench, [planned(folder, 1, "--say", "first")])
     assert len(asked(order(bench, folder, 1, "--say", "first"))) == 1
     told = bench.process.log.read_text()
     assert "this version makes its prompts elsewhere" in told

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_qualify.engine.failure import MEANINGS, MOST_LINES, SIGNS, End, Failure, FailureClass, Turn, classify
+from vllm_qualify.engine.failure import MEANINGS, MOST_LINES, SIGNS, End, Failure, FailureClass, Turn, classify_log
 
 CAPTURED = Path(__file__).parent / "captured"
 USAGE = End(exit_code=2)
@@ -184,26 +184,26 @@ TOLD_BY_LOG = [case for case in CASES if case.end in (USAGE, FAILED) and case.ki
 
 def read(log: str, end: End | None = None) -> Failure:
     case = BY_LOG[log]
-    return classify(case.text, end or case.end)
+    return classify_log(case.text, end or case.end)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
 def test_a_captured_log_tells_what_failed_and_whose_turn_it_is(case: Case) -> None:
-    failure = classify(case.text, case.end)
+    failure = classify_log(case.text, case.end)
     assert (failure.kind, failure.whose_turn, failure.retry) == (case.kind, case.turn, case.retry), failure.problem
     assert [name for name in case.named if name not in failure.problem] == [], failure.problem
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
 def test_a_captured_log_shows_a_few_of_its_own_lines(case: Case) -> None:
-    shown = classify(case.text, case.end).lines
+    shown = classify_log(case.text, case.end).lines
     assert 0 < len(shown) <= MOST_LINES
     assert [line for line in shown if line.removesuffix(" …") not in case.text] == []
 
 
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.kind)
 def test_words_that_no_captured_log_has_tell_what_failed(made: Made) -> None:
-    failure = classify(made.line, made.end)
+    failure = classify_log(made.line, made.end)
     assert failure.kind == made.kind
     assert [name for name in made.named if name not in failure.problem] == [], failure.problem
 
@@ -225,7 +225,7 @@ def test_a_captured_log_is_named_after_its_kind() -> None:
 
 @pytest.mark.parametrize("case", TOLD_BY_LOG, ids=lambda case: case.log)
 def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed(case: Case) -> None:
-    plain = classify(case.text, case.end)
+    plain = classify_log(case.text, case.end)
     coloured = re.sub(r"\([^()]*pid=\d+[^()]*\)", "\x1b[0;36m\\g<0>\x1b[0;0m", case.text)
     variants = {
         "CRLF": case.text.replace("\n", "\r\n"),
@@ -234,7 +234,9 @@ def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed(case
         "compose": "".join(f"vllm-1  | {line}\n" for line in case.text.split("\n")),
         "timestamps": "".join(f"2026-02-24T20:21:58.123456789Z {line}\n" for line in case.text.split("\n")),
     }
-    assert {name: classify(text, case.end).problem for name, text in variants.items()} == dict.fromkeys(variants, plain.problem)
+    assert {name: classify_log(text, case.end).problem for name, text in variants.items()} == dict.fromkeys(
+        variants, plain.problem
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,30 +264,30 @@ def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed(case
     ],
 )
 def test_a_cause_is_found_behind_every_prefix(prefix: str, said: str, kind: FailureClass) -> None:
-    assert classify(f"{prefix}{said}\n", FAILED).kind == kind
+    assert classify_log(f"{prefix}{said}\n", FAILED).kind == kind
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING"])
 def test_notes_and_warnings_are_no_causes(level: str) -> None:
     said = f"(EngineCore pid=123) {level} 11-20 12:00:00 [core.py:900] torch.OutOfMemoryError: CUDA out of memory\n"
-    assert classify(said, KILLED).kind == "killed"
+    assert classify_log(said, KILLED).kind == "killed"
 
 
 def test_source_lines_of_a_traceback_are_no_causes() -> None:
     said = '  File "worker.py", line 3, in load\n    raise RuntimeError("CUDA out of memory")\nKeyError: \'weight\'\n'
-    assert classify(said, FAILED).kind == "unknown"
+    assert classify_log(said, FAILED).kind == "unknown"
 
 
 @pytest.mark.parametrize("case", TOLD_BY_LOG, ids=lambda case: case.log)
 def test_the_cause_is_found_before_its_consequences(case: Case) -> None:
     noise = BY_LOG["nccl-failure-watchdog"].text
-    assert classify(f"{case.text}\n{TAIL}{noise}", case.end).problem == classify(case.text, case.end).problem
+    assert classify_log(f"{case.text}\n{TAIL}{noise}", case.end).problem == classify_log(case.text, case.end).problem
 
 
 def test_the_earliest_cause_wins() -> None:
     memory, watchdog = BY_LOG["cuda-out-of-memory-weights"].text, BY_LOG["nccl-failure-watchdog"].text
-    assert classify(memory + watchdog, FAILED).kind == "cuda-out-of-memory"
-    assert classify(watchdog + memory, FAILED).kind == "nccl-failure"
+    assert classify_log(memory + watchdog, FAILED).kind == "cuda-out-of-memory"
+    assert classify_log(watchdog + memory, FAILED).kind == "nccl-failure"
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,7 @@ def test_the_earliest_cause_wins() -> None:
 )
 @pytest.mark.parametrize("log", ["killed", None])
 def test_a_log_without_a_cause_leaves_it_to_the_end(log: str | None, end: End, kind: FailureClass, named: str) -> None:
-    failure = classify(BY_LOG[log].text if log else "", end)
+    failure = classify_log(BY_LOG[log].text if log else "", end)
     assert failure.kind == kind
     assert named in failure.problem
     assert bool(failure.lines) == bool(log)
@@ -325,17 +327,17 @@ def test_a_hung_server_whose_log_tells_a_cause_failed_by_that_cause() -> None:
 
 def test_what_the_server_survived_is_no_cause() -> None:
     started = BY_LOG["killed"].text
-    assert classify(BY_LOG["hub-rate-limit"].text + started, KILLED).kind == "killed"
-    assert classify(started + BY_LOG["cuda-out-of-memory-graphs"].text, FAILED).kind == "cuda-out-of-memory"
+    assert classify_log(BY_LOG["hub-rate-limit"].text + started, KILLED).kind == "killed"
+    assert classify_log(started + BY_LOG["cuda-out-of-memory-graphs"].text, FAILED).kind == "cuda-out-of-memory"
 
 
 def test_a_wait_for_the_hub_that_is_over_is_no_cause() -> None:
     waited = BY_LOG["hub-rate-limit-waiting"].text
     assert (
-        classify(waited + "(APIServer pid=1) INFO 11-20 13:36:46 [model.py:2152] Using max model len 2048\n", GIVEN_UP).kind
+        classify_log(waited + "(APIServer pid=1) INFO 11-20 13:36:46 [model.py:2152] Using max model len 2048\n", GIVEN_UP).kind
         == "hung"
     )
-    assert classify(waited, KILLED).kind == "killed"
+    assert classify_log(waited, KILLED).kind == "killed"
 
 
 def test_an_unknown_failure_shows_its_exception_and_not_the_noise_of_the_end() -> None:
@@ -346,7 +348,7 @@ def test_an_unknown_failure_shows_its_exception_and_not_the_noise_of_the_end() -
         "asyncio.exceptions.CancelledError\n"
         "[rank0]:[W1224 08:50:36 ProcessGroupNCCL.cpp:1524] Warning: destroy_process_group() was not called\n"
     )
-    failure = classify(log, FAILED)
+    failure = classify_log(log, FAILED)
     assert failure.kind == "unknown"
     assert failure.lines == ["(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] KeyError: 'model.layers.0.weight'"]
     assert failure.problem == "the server ended with exit code 1: KeyError: 'model.layers.0.weight'"
@@ -356,24 +358,24 @@ def test_an_unknown_failure_shows_its_exception_and_not_the_noise_of_the_end() -
 def test_an_exception_without_a_message_takes_the_line_in_which_it_begins(prefix: str) -> None:
     said = ["RuntimeError: ", "", "        The layer has no weights.", "        There are 3 of them.", "    "]
     log = "".join(f"{prefix}{line}\n" for line in said) + TAIL
-    failure = classify(log, FAILED)
+    failure = classify_log(log, FAILED)
     assert failure.problem == "the server ended with exit code 1: RuntimeError: The layer has no weights."
     assert failure.lines == [f"{prefix}RuntimeError:", f"{prefix}        The layer has no weights."]
 
 
 def test_an_exception_without_a_message_may_be_the_last_line() -> None:
-    assert classify("RuntimeError:\n\n", FAILED).problem == "the server ended with exit code 1: RuntimeError:"
-    assert classify("KeyboardInterrupt\nthe end\n", FAILED).lines == ["KeyboardInterrupt"]
+    assert classify_log("RuntimeError:\n\n", FAILED).problem == "the server ended with exit code 1: RuntimeError:"
+    assert classify_log("KeyboardInterrupt\nthe end\n", FAILED).lines == ["KeyboardInterrupt"]
 
 
 def test_an_interpreter_that_ends_while_its_threads_read_is_a_consequence() -> None:
     end = BY_LOG["broken-installation-spawned-main"].text.partition("Fatal Python error")
-    assert "KeyError: 'model'" in classify("KeyError: 'model'\n" + end[1] + end[2], FAILED).problem
+    assert "KeyError: 'model'" in classify_log("KeyError: 'model'\n" + end[1] + end[2], FAILED).problem
 
 
 def test_of_several_exceptions_the_last_is_shown_first() -> None:
     log = "OSError: the disk is gone\n\nDuring handling of it:\n\nKeyError: 'model'\n"
-    assert classify(log, FAILED).lines == ["KeyError: 'model'", "OSError: the disk is gone"]
+    assert classify_log(log, FAILED).lines == ["KeyError: 'model'", "OSError: the disk is gone"]
 
 
 @pytest.mark.parametrize(
@@ -395,28 +397,28 @@ def test_of_a_cause_over_several_lines_the_most_telling_is_shown_first() -> None
 
 def test_a_process_that_ended_by_an_exception_was_not_killed() -> None:
     log = "(Worker pid=7) ERROR 11-20 12:00:00 [worker.py:9] KeyError: 'model'\n" + BY_LOG["killed-engine-starting"].text
-    failure = classify(log, FAILED)
+    failure = classify_log(log, FAILED)
     assert failure.kind == "unknown"
     assert "KeyError: 'model'" in failure.problem
 
 
 def test_a_hung_server_shows_an_exception_that_it_did_not_end_by() -> None:
-    failure = classify("ValueError: no such layer\nstill waiting\n", GIVEN_UP)
+    failure = classify_log("ValueError: no such layer\nstill waiting\n", GIVEN_UP)
     assert failure.kind == "hung"
     assert failure.lines[0] == "ValueError: no such layer"
 
 
 def test_an_unknown_failure_with_nothing_but_consequences_shows_those() -> None:
-    assert "Engine core initialization failed" in classify(TAIL, FAILED).problem
+    assert "Engine core initialization failed" in classify_log(TAIL, FAILED).problem
 
 
 def test_a_redacted_secret_stays_redacted() -> None:
-    failure = classify("vllm: error: unrecognized arguments: --token [redacted]\n", USAGE)
+    failure = classify_log("vllm: error: unrecognized arguments: --token [redacted]\n", USAGE)
     assert failure.problem.endswith("--token [redacted]")
 
 
 def test_a_line_without_end_is_cut() -> None:
-    failure = classify("ValueError: " + "x" * 100_000, FAILED)
+    failure = classify_log("ValueError: " + "x" * 100_000, FAILED)
     assert len(failure.lines[0]) < 1100
     assert len(failure.problem) < 500
 
@@ -440,7 +442,7 @@ def unprefixed(text: str) -> str:
 
 @given(st.text(), st.integers(-64, 255) | st.none(), st.booleans())
 def test_any_log_and_any_end_have_a_failure(log: str, exit_code: int | None, oom_killed: bool) -> None:
-    failure = classify(log, End(exit_code=exit_code, oom_killed=oom_killed))
+    failure = classify_log(log, End(exit_code=exit_code, oom_killed=oom_killed))
     assert failure.problem
     assert failure.remedy
 
@@ -481,7 +483,7 @@ def test_a_hostile_log_is_read_in_seconds(opening: str, piece: str) -> None:
     """Of a pattern whose work grows with the square of the log or more, one of these takes minutes."""
     log = opening + piece * (200_000 // len(piece))
     began_s = time.process_time()
-    assert classify(log, KILLED).problem
+    assert classify_log(log, KILLED).problem
     assert time.process_time() - began_s < HOSTILE_LIMIT_S
 
 
@@ -490,11 +492,11 @@ def test_the_lines_of_a_hostile_log_are_read_in_seconds() -> None:
     for piece in HOSTILE:
         log = f"{piece * (2000 // len(piece))}\n" * 100
         began_s = time.process_time()
-        assert classify(log, KILLED).problem
+        assert classify_log(log, KILLED).problem
         assert time.process_time() - began_s < HOSTILE_LIMIT_S, piece
 
 
 def test_a_long_log_is_read_in_seconds() -> None:
     lines = BY_LOG["hub-unreachable-refused"].text.replace("We couldn't connect", "We waited for it")
-    failure = classify(lines * 500, KILLED)
+    failure = classify_log(lines * 500, KILLED)
     assert failure.kind == "killed"

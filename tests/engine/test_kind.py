@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vllm_qualify.engine.failure import End, Sign, classify
+from vllm_qualify.engine.failure import End, Sign, classify_log
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS, kind_in, names_of
 from vllm_qualify.engine.kinds.tensorrt_llm import TENSORRT_LLM
@@ -156,6 +156,6 @@ def test_no_kind_has_another_ones_name_of_a_counter() -> None:
 def test_a_kinds_own_signs_of_a_failure_go_first() -> None:
     log = "ValueError: the scheduler of the other engine has no room"
     sign = Sign("kv-cache-too-small", re.compile("has no (?P<what>room)"), "the other engine says: no {what}")
-    found = classify(log, End(exit_code=1), [sign])
+    found = classify_log(log, End(exit_code=1), [sign])
     assert (found.kind, found.problem) == ("kv-cache-too-small", "the other engine says: no room")
-    assert classify(log, End(exit_code=1)).kind == "unknown"
+    assert classify_log(log, End(exit_code=1)).kind == "unknown"

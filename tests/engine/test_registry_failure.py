@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_qualify.engine.registry_failure import classify
+from vllm_qualify.engine.registry_failure import classify_answer
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
 
 LOCAL = "127.0.0.1:5000/tiny:1"
@@ -79,7 +79,7 @@ SAID = [
 
 @pytest.mark.parametrize(("said", "expected"), SAID)
 def test_a_message_has_its_class(said: str, expected: tuple[str, type[QualifyError], bool]) -> None:
-    error = classify(said, LOCAL, "--image", "pull")
+    error = classify_answer(said, LOCAL, "--image", "pull")
     assert (error.kind, type(error), error.retry) == expected
     assert LOCAL in error.problem
     assert error.remedy
@@ -89,7 +89,7 @@ def test_a_message_has_its_class(said: str, expected: tuple[str, type[QualifyErr
     "said", ["x509: certificate signed by unknown authority", "http: server gave HTTP response to HTTPS client"]
 )
 def test_a_registry_that_is_not_trusted_is_the_operators_to_mend(said: str) -> None:
-    error = classify(f'Get "https://registry.example/v2/": {said}', "registry.example/x:1", "--image", "check")
+    error = classify_answer(f'Get "https://registry.example/v2/": {said}', "registry.example/x:1", "--image", "check")
     assert (error.kind, type(error), error.retry) == ("registry-untrusted", HostError, False)
     assert said in error.problem
     assert "certificate" in error.remedy
@@ -97,13 +97,13 @@ def test_a_registry_that_is_not_trusted_is_the_operators_to_mend(said: str) -> N
 
 @pytest.mark.parametrize("option", ["--image", "--client-image"])
 def test_what_is_missing_is_the_option_that_named_it(option: str) -> None:
-    assert classify("manifest unknown", LOCAL, option, "pull").place == option
+    assert classify_answer("manifest unknown", LOCAL, option, "pull").place == option
 
 
 @pytest.mark.parametrize("said", [said for said, expected in SAID if expected != MISSING])
 def test_what_the_world_did_names_the_stage(said: str) -> None:
-    assert classify(said, LOCAL, "--image", "pull").place == "pull"
-    assert classify(said, LOCAL, "--image", "check").place == "check"
+    assert classify_answer(said, LOCAL, "--image", "pull").place == "pull"
+    assert classify_answer(said, LOCAL, "--image", "check").place == "check"
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,19 @@ def test_what_the_world_did_names_the_stage(said: str) -> None:
     ],
 )
 def test_the_remedy_of_a_login_names_the_registrys_host(reference: str, command: str) -> None:
-    assert command in classify("no basic auth credentials", reference, "--image", "check").remedy
+    assert command in classify_answer("no basic auth credentials", reference, "--image", "check").remedy
 
 
 @pytest.mark.parametrize("reference", [HUB, "vllm:5000", f"org/vllm@{NOBODYS}"])
 def test_docker_hub_needs_no_host(reference: str) -> None:
-    remedy = classify("unauthorized: incorrect username or password", reference, "--image", "check").remedy
+    remedy = classify_answer("unauthorized: incorrect username or password", reference, "--image", "check").remedy
     command = remedy.split("`")[1]
     assert command.split() == ["docker", "login"]
 
 
 @pytest.mark.parametrize(("said", "expected"), [pair for pair in SAID if pair[1] not in (MISSING, DISK_FULL)])
 def test_the_registrys_own_words_are_kept(said: str, expected: tuple[str, type[QualifyError], bool]) -> None:
-    error = classify(said, LOCAL, "--image", "pull")
+    error = classify_answer(said, LOCAL, "--image", "pull")
     assert said in str(error), expected
 
 
@@ -143,4 +143,4 @@ def test_the_registrys_own_words_are_kept(said: str, expected: tuple[str, type[Q
     ],
 )
 def test_of_two_signs_the_one_that_explains_the_other_wins(said: str, kind: str) -> None:
-    assert classify(said, LOCAL, "--image", "pull").kind == kind
+    assert classify_answer(said, LOCAL, "--image", "pull").kind == kind

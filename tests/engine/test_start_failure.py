@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_qualify.engine.start_failure import classify
+from vllm_qualify.engine.start_failure import classify_start
 from vllm_qualify.errors import HostError, QualifyError, ReleaseError
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
@@ -61,7 +61,7 @@ SAID = [
 
 @pytest.mark.parametrize(("said", "expected"), SAID)
 def test_a_message_has_its_class(said: str, expected: tuple[str, type[QualifyError]]) -> None:
-    error = classify(said, IMAGE, 8000, "serve")
+    error = classify_start(said, IMAGE, 8000, "serve")
     assert (error.kind, type(error)) == expected
     assert error.place == "serve"
     assert not error.retry, "what a container needs does not come by itself"
@@ -72,7 +72,7 @@ def test_a_message_has_its_class(said: str, expected: tuple[str, type[QualifyErr
 def test_a_driver_that_is_too_old_is_not_taken_for_a_missing_toolkit(cuda: str) -> None:
     """The whole message, of NVIDIA's container toolkit in its legacy mode."""
     condition = f"unsatisfied condition: cuda>={cuda}, please update your driver to a newer version, or use an earlier cuda"
-    error = classify(f"{HOOK}requirement error: {condition} container: unknown.", IMAGE, None, "serve")
+    error = classify_start(f"{HOOK}requirement error: {condition} container: unknown.", IMAGE, None, "serve")
     assert (error.kind, type(error)) == OLD_DRIVER
     assert "update this host's driver" in error.remedy
     assert condition in error.problem
@@ -91,11 +91,11 @@ def test_a_driver_that_is_too_old_is_not_taken_for_a_missing_toolkit(cuda: str) 
     ],
 )
 def test_of_two_signs_the_one_that_explains_the_other_wins(said: str, kind: str) -> None:
-    assert classify(said, IMAGE, 8000, "serve").kind == kind
+    assert classify_start(said, IMAGE, 8000, "serve").kind == kind
 
 
 def test_a_port_in_use_is_named() -> None:
-    error = classify("Bind for 127.0.0.1:5123 failed: port is already allocated", IMAGE, 5123, "serve")
+    error = classify_start("Bind for 127.0.0.1:5123 failed: port is already allocated", IMAGE, 5123, "serve")
     assert error.problem.startswith("port 5123 is in use")
     assert "--port" in error.remedy
 
@@ -103,9 +103,9 @@ def test_a_port_in_use_is_named() -> None:
 @pytest.mark.parametrize("program", ["/nope", "python3", "nvidia-smi"])
 def test_the_program_that_the_image_lacks_is_named(program: str) -> None:
     said = f'{SHIM}exec: "{program}": executable file not found in $PATH: unknown'
-    assert classify(said, IMAGE, None, "check").problem == f"{IMAGE} has no program {program}"
+    assert classify_start(said, IMAGE, None, "check").problem == f"{IMAGE} has no program {program}"
 
 
 @pytest.mark.parametrize("said", [said for said, expected in SAID if expected not in (NO_PROGRAM, GONE)])
 def test_dockers_own_words_are_kept(said: str) -> None:
-    assert said in str(classify(said, IMAGE, 8000, "serve"))
+    assert said in str(classify_start(said, IMAGE, 8000, "serve"))

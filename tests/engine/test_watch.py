@@ -31,7 +31,7 @@ from vllm_qualify.engine.watch import (
     family_of,
     first_in_container,
     kept,
-    parsed,
+    parse_metrics,
     reason_names,
     scrape,
     watching_machine,
@@ -98,12 +98,12 @@ def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.Monk
 
 
 def test_gauges_and_counters_of_a_real_page_are_kept_and_nothing_of_histograms() -> None:
-    assert parsed(PAGE, FAMILIES | {"vllm:request_num_preemptions"}) == TOLD
+    assert parse_metrics(PAGE, FAMILIES | {"vllm:request_num_preemptions"}) == TOLD
     assert {family_of(key) for key in TOLD} <= FAMILIES
 
 
 def test_what_is_no_number_is_left_out() -> None:
-    assert parsed("# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc NaN\n", FAMILIES) == {}
+    assert parse_metrics("# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc NaN\n", FAMILIES) == {}
 
 
 class Page(BaseHTTPRequestHandler):

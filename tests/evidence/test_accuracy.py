@@ -17,8 +17,8 @@ from tests.evidence.commands import SERVER, STARTING
 from tests.fakes.openai_server import Book, serving
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
-from vllm_qualify.evidence.accuracy import Asking, asking, loading, parse
-from vllm_qualify.evidence.answers import BLOCKS, read
+from vllm_qualify.evidence.accuracy import Asking, loading, parse_task, prepare_task
+from vllm_qualify.evidence.answers import BLOCKS, read_answers
 from vllm_qualify.evidence.lm_eval_worker import _keep_templates
 from vllm_qualify.evidence.measurement import Measurement, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def by_filter(folder: Path, plan: TaskPlan = PLAN) -> dict[str | None, Measurement]:
-    found = {each.filter: each for each in parse(folder, plan, LEVELS)}
+    found = {each.filter: each for each in parse_task(folder, plan, LEVELS)}
     assert all(each.task == "gsm8k" for each in found.values())
     return found
 
@@ -60,7 +60,7 @@ def allowing(share: float) -> TaskPlan:
 
 
 def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -> None:
-    found = parse(CAPTURED, PLAN, LEVELS)
+    found = parse_task(CAPTURED, PLAN, LEVELS)
     assert [(each.metric, each.task, each.filter, each.value, each.unit, each.sample_count) for each in found] == [
         ("exact_match", "gsm8k", STRICT, 1 / 8, "fraction", 8),
         ("exact_match", "gsm8k", FLEXIBLE, 3 / 8, "fraction", 8),
@@ -71,7 +71,7 @@ def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -
 def test_a_measurement_is_traced_to_the_lines_of_the_files(folder: Path) -> None:
     evidence = folder.parent.parent
     for measurement, told in zip(
-        parse(folder, PLAN, LEVELS), ("exact_match,strict-match", "exact_match,flexible-extract", "length"), strict=True
+        parse_task(folder, PLAN, LEVELS), ("exact_match,strict-match", "exact_match,flexible-extract", "length"), strict=True
     ):
         assert [trace.split("/")[:3] for trace in measurement.traced_to] == [["accuracy", "gsm8k", step] for step in STEPS]
         for trace in measurement.traced_to:
@@ -140,7 +140,7 @@ def test_no_answer_at_all_is_invalid_whatever_is_allowed(folder: Path) -> None:
 def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -> None:
     for path in folder.glob(gone):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    found = parse(folder, PLAN, LEVELS)
+    found = parse_task(folder, PLAN, LEVELS)
     assert [(each.metric, each.task, each.filter, each.value) for each in found] == [
         ("exact_match", "gsm8k", None, None),
         ("truncated_answers", "gsm8k", None, None),
@@ -150,7 +150,7 @@ def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -
 
 
 def test_a_folder_that_is_not_there_is_invalid(tmp_path: Path) -> None:
-    assert [each.value for each in parse(tmp_path / "accuracy" / "gsm8k", PLAN, LEVELS)] == [None, None]
+    assert [each.value for each in parse_task(tmp_path / "accuracy" / "gsm8k", PLAN, LEVELS)] == [None, None]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -186,7 +186,7 @@ def test_a_task_of_likelihoods_has_no_answers_to_cut(folder: Path) -> None:
     found = by_filter(folder)
     assert "compares likelihoods" in (found[None].invalid_because or "")
     assert found[STRICT].value == 1 / 8
-    assert {answer.length for answer in read(folder, PLAN).answers} == {None}
+    assert {answer.length for answer in read_answers(folder, PLAN).answers} == {None}
 
 
 # From here on with the real lm-eval.
@@ -214,7 +214,7 @@ def asked(book: Book, plan: TaskPlan, folder: Path, told: list[tuple[int, int]] 
     with serving(book) as url:
         starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
         with loading(starting, "reference", plan, folder.parent / "lm-eval") as lm_eval:
-            yield asking(server, lm_eval, folder, lambda *now: told.append(now) if told is not None else None)
+            yield prepare_task(server, lm_eval, folder, lambda *now: told.append(now) if told is not None else None)
 
 
 def test_prompts_are_made_before_the_server_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
@@ -262,7 +262,7 @@ def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_no_answer(tmp_p
     }
     found = by_filter(folder, plan)
     assert (found[STRICT].value, found[STRICT].sample_count) == (1.0, 10)
-    assert {answer.question for answer in read(folder, plan).answers if answer.unanswered} == {0, 1}
+    assert {answer.question for answer in read_answers(folder, plan).answers if answer.unanswered} == {0, 1}
 
 
 def test_requests_that_always_fail_are_no_wrong_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
@@ -271,7 +271,7 @@ def test_requests_that_always_fail_are_no_wrong_answers(tmp_path: Path, data: tu
     with pytest.raises(HostError, match="lm-eval ended with exit code 1") as raised, asked(book, plan, folder) as run:
         run.ask(run.steps[0])
     assert any("Error" in line for line in raised.value.log_tail)
-    assert all(each.value is None for each in parse(folder, plan, LEVELS))
+    assert all(each.value is None for each in parse_task(folder, plan, LEVELS))
 
 
 def test_slow_answers_end_at_the_time_limit_and_never_as_wrong_ones(tmp_path: Path, data: tuple[Path, Path]) -> None:
@@ -282,7 +282,7 @@ def test_slow_answers_end_at_the_time_limit_and_never_as_wrong_ones(tmp_path: Pa
         run._run = run._run._replace(lm_eval=run._run.lm_eval.model_copy(update={"task": task}))
         with pytest.raises(HostError, match="gsm8k took longer than its 2 s"):
             run.ask(run.steps[0])
-    assert all(each.value is None for each in parse(folder, plan, LEVELS))
+    assert all(each.value is None for each in parse_task(folder, plan, LEVELS))
 
 
 def test_a_server_that_ends_is_told_at_once(tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

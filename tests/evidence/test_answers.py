@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_qualify.evidence.answers import BLOCKS, LEAST_BLOCK, Answer, Answered, load, read, steps, write
+from vllm_qualify.evidence.answers import BLOCKS, LEAST_BLOCK, Answer, Answered, load, read_answers, steps, write
 from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
@@ -69,7 +69,7 @@ def change_samples(folder: Path, how: Callable[[list[Document]], object], step: 
 
 def refused(folder: Path, plan: TaskPlan = PLAN) -> str:
     with pytest.raises(UNUSABLE) as raised:
-        read(folder, plan)
+        read_answers(folder, plan)
     return repr(raised.value)
 
 
@@ -138,7 +138,7 @@ def test_the_order_never_changes() -> None:
 
 
 def test_the_captured_files_give_each_answer() -> None:
-    answered = read(CAPTURED, PLAN)
+    answered = read_answers(CAPTURED, PLAN)
     assert [
         (each.question, each.repetition, each.scores[STRICT], each.scores[FLEXIBLE], each.length) for each in answered.answers
     ] == SCORED
@@ -148,7 +148,7 @@ def test_the_captured_files_give_each_answer() -> None:
 
 
 def test_an_answer_is_traced_to_its_line() -> None:
-    for answer in read(CAPTURED, PLAN).answers:
+    for answer in read_answers(CAPTURED, PLAN).answers:
         path, _, number = answer.traced_to.rpartition(":")
         row = json.loads((CAPTURED / path).read_text().split("\n")[int(number) - 1])
         assert (row["doc_id"], row["doc_hash"]) == (answer.question, answer.doc_hash)
@@ -162,7 +162,7 @@ def test_where_the_data_lies_is_not_of_the_configuration(folder: Path) -> None:
 
     for step in ("r1-b1", "r1-b2", "r1-b3", "r1-b4", "r2-b1"):
         change_results(folder, move, step)
-    assert read(folder, PLAN).config_hash == read(CAPTURED, PLAN).config_hash
+    assert read_answers(folder, PLAN).config_hash == read_answers(CAPTURED, PLAN).config_hash
 
 
 def test_an_address_in_memory_is_not_of_the_configuration(folder: Path) -> None:
@@ -170,7 +170,7 @@ def test_an_address_in_memory_is_not_of_the_configuration(folder: Path) -> None:
         results = json.loads(path.read_text())
         results["configs"]["gsm8k"]["process_results"] = f"functools.partial(<function score at 0x7f3a{number}>)"
         path.write_text(json.dumps(results))
-    assert read(folder, PLAN).config_hash != read(CAPTURED, PLAN).config_hash
+    assert read_answers(folder, PLAN).config_hash != read_answers(CAPTURED, PLAN).config_hash
 
 
 @pytest.mark.parametrize("key", ["doc_to_text", "num_fewshot", "generation_kwargs", "filter_list", "fewshot_config"])
@@ -182,19 +182,19 @@ def test_how_it_asks_and_scores_is_of_the_configuration(folder: Path, key: str) 
 @pytest.mark.parametrize("reply", ["", " \n", None])
 def test_an_empty_reply_is_no_answer(folder: Path, reply: str | None) -> None:
     change_samples(folder, lambda rows: [row.update(resps=[[reply]]) for row in rows[::2]])
-    answers = read(folder, PLAN).answers
+    answers = read_answers(folder, PLAN).answers
     assert [answer.question for answer in answers if answer.unanswered] == [9]
 
 
 @pytest.mark.parametrize("reply", ["\u2028", "\x85", "\x0c", "\x1c"])
 def test_a_reply_with_an_odd_line_end_is_one_reply(folder: Path, reply: str) -> None:
     change_samples(folder, lambda rows: rows[0].update(resps=[[f"It is {reply}."]]))
-    assert read(folder, PLAN).answers[0].length == len(f"It is {reply}.")
+    assert read_answers(folder, PLAN).answers[0].length == len(f"It is {reply}.")
 
 
 def test_only_the_first_steps_are_a_result(folder: Path) -> None:
     shutil.rmtree(folder / "r2-b1")
-    assert len(read(folder, PLAN).answers) == 8
+    assert len(read_answers(folder, PLAN).answers) == 8
     shutil.rmtree(folder / "r1-b2")
     assert "r1-b1, r1-b3, r1-b4 where the first blocks" in refused(folder)
 
@@ -296,7 +296,7 @@ def test_a_sample_out_of_range_is_refused_whatever_the_mean(folder: Path, score:
 def test_a_score_between_right_and_wrong_is_one(folder: Path) -> None:
     change_samples(folder, lambda rows: rows[0].update(exact_match=0.25))
     change_results(folder, lambda results: results["results"]["gsm8k"].update({STRICT: 0.625}))
-    assert read(folder, PLAN).answers[0].scores[STRICT] == 0.25
+    assert read_answers(folder, PLAN).answers[0].scores[STRICT] == 0.25
 
 
 answer_lists = st.lists(
@@ -329,7 +329,7 @@ def test_answers_come_back_as_they_were_written(tmp_path_factory: pytest.TempPat
 
 def test_a_file_of_answers_that_is_cut_or_changed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    write(read(CAPTURED, PLAN), path)
+    write(read_answers(CAPTURED, PLAN), path)
     whole = path.read_text()
     lines = whole.split("\n")
     for text in (
@@ -352,8 +352,8 @@ def test_a_file_of_answers_that_is_cut_or_changed_is_refused(tmp_path: Path) -> 
 
 def test_the_same_files_are_parsed_once_wherever_they_lie(folder: Path, tmp_path: Path) -> None:
     """A stage, each comparison and the report read them, and a run that is judged again has a copy."""
-    first = read(folder, PLAN)
-    again = read(shutil.copytree(folder, tmp_path / "copy" / "gsm8k"), PLAN)
+    first = read_answers(folder, PLAN)
+    again = read_answers(shutil.copytree(folder, tmp_path / "copy" / "gsm8k"), PLAN)
     assert again == first
     assert all(one is other for one, other in zip(first.answers, again.answers, strict=True))
     write(first, tmp_path / "answers.jsonl")
@@ -361,15 +361,15 @@ def test_the_same_files_are_parsed_once_wherever_they_lie(folder: Path, tmp_path
 
 
 def test_a_file_that_changed_is_parsed_anew(folder: Path) -> None:
-    before = read(folder, PLAN)
+    before = read_answers(folder, PLAN)
     text = samples_of(folder).read_text()
     reply = json.loads(text.split("\n")[0])["resps"][0][0]
     samples_of(folder).write_text(text.replace(json.dumps(reply, ensure_ascii=False), '"another"'))
-    assert read(folder, PLAN).answers[0].length == len("another") != before.answers[0].length
+    assert read_answers(folder, PLAN).answers[0].length == len("another") != before.answers[0].length
 
 
 def test_other_settings_of_the_same_files_are_not_what_was_parsed(folder: Path) -> None:
-    read(folder, PLAN)
+    read_answers(folder, PLAN)
     fewer = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"num_questions": 4})})
     with pytest.raises(UNUSABLE):
-        read(folder, fewer)
+        read_answers(folder, fewer)

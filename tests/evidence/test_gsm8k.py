@@ -10,8 +10,8 @@ import pytest
 
 from tests.evidence.commands import SERVER, STARTING
 from tests.fakes.openai_server import Book, serving
-from vllm_qualify.evidence.accuracy import asking, loading, parse
-from vllm_qualify.evidence.answers import BLOCKS, Answered, read
+from vllm_qualify.evidence.accuracy import loading, parse_task, prepare_task
+from vllm_qualify.evidence.answers import BLOCKS, Answered, read_answers
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.plan.cell import TaskPlan
@@ -42,14 +42,14 @@ def measured(folder: Path, book: Book, *, sequential: bool, repetitions: int, as
     with serving(book) as url:
         starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
         with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
-            run = asking(server, lm_eval, task, lambda *_: None)
+            run = prepare_task(server, lm_eval, task, lambda *_: None)
             for step in run.steps[:asked]:
                 run.ask(step)
-    found = parse(task, plan, Levels())
+    found = parse_task(task, plan, Levels())
     prompts: dict[str, set[str]] = {}
     for prompt in book.prompts:
         prompts.setdefault(prompt.rpartition("Question: ")[2], set()).add(prompt)
-    return Measured({each.filter: each for each in found}, read(task, plan), prompts)
+    return Measured({each.filter: each for each in found}, read_answers(task, plan), prompts)
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,9 @@ from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.evidence.load import result as results
-from vllm_qualify.evidence.load.client import Following, Made, command_of, measure, prepare
+from vllm_qualify.evidence.load.client import Following, Made, command_of, measure_load, prepare_prompts
 from vllm_qualify.evidence.load.ended import ENDED, Ended
-from vllm_qualify.evidence.load.figures import first_repeat_problem, parse
+from vllm_qualify.evidence.load.figures import first_repeat_problem, parse_load
 from vllm_qualify.evidence.load.problems import CLIENT_REMEDY, preemptions, problems_of
 from vllm_qualify.evidence.load.result import BESIDE, steady_of
 from vllm_qualify.evidence.load.steady import UnsteadyError
@@ -142,7 +142,7 @@ def copy_repeat(folder: Path, repeat: int, of: int) -> None:
 def by_metric(
     folder: Path, settings: Load = SETTINGS, levels: Levels = LEVELS, watched: Path | None = None
 ) -> dict[str, Measurement]:
-    found = {each.metric: each for each in parse(folder, settings, levels, VLLM, ARGUMENTS, watched)}
+    found = {each.metric: each for each in parse_load(folder, settings, levels, VLLM, ARGUMENTS, watched)}
     assert list(found) == [name for name in REPEATS if settings.slo or name != "goodput_req_s"]
     return found
 
@@ -555,7 +555,7 @@ def test_goodput_in_one_of_two_repeats_is_their_mean(folder: Path) -> None:
 def test_the_acceptance_length_is_of_a_server_with_a_draft_model(folder: Path) -> None:
     change(folder, 1, spec_decode_acceptance_length=2.5)
     change(folder, 2, spec_decode_acceptance_length=2.6)
-    found = {each.metric: each for each in parse(folder, SETTINGS, LEVELS)}["acceptance_length_tok"]
+    found = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}["acceptance_length_tok"]
     assert found.value == pytest.approx(math.sqrt(2.5 * 2.6))
     assert (found.unit, found.sample_count) == ("tok", 80)
     assert found.interval is not None
@@ -574,7 +574,7 @@ def test_the_acceptance_length_is_of_a_server_with_a_draft_model(folder: Path) -
 def test_an_acceptance_length_of_some_repeats_is_invalid(folder: Path, told: Any, because: str) -> None:
     change(folder, 1, spec_decode_acceptance_length=2.5)
     change(folder, 2, spec_decode_acceptance_length=told)
-    found = {each.metric: each for each in parse(folder, SETTINGS, LEVELS)}
+    found = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}
     assert because in (found["acceptance_length_tok"].invalid_because or "")
     assert found["output_throughput_tok_s"].value is not None
 
@@ -849,7 +849,7 @@ def test_what_was_watched_between_repeats_is_of_none(folder: Path, watched: Path
 def test_clients_that_have_to_wait_are_no_problem(folder: Path, watched: Path, arguments: ServerArguments) -> None:
     for repeat in ENDS:
         queue(watched, repeat)
-    found = parse(folder, SETTINGS, LEVELS, VLLM, arguments, watched)
+    found = parse_load(folder, SETTINGS, LEVELS, VLLM, arguments, watched)
     assert [each.metric for each in found if each.value is not None] == MEASURED
 
 
@@ -1014,7 +1014,7 @@ def on_trtllm(
     for repeat in (1, 2):
         for place, when in enumerate(("before", "after")):
             trtllm_page(folder, repeat, when, {name: pair[place] for name, pair in given.items()})
-    found = {each.metric: each for each in parse(folder, settings, LEVELS, "tensorrt-llm", arguments, watched)}
+    found = {each.metric: each for each in parse_load(folder, settings, LEVELS, "tensorrt-llm", arguments, watched)}
     reasons = {found[name].invalid_because or "" for name in MEASURED}
     (reason,) = reasons
     return reason
@@ -1077,7 +1077,7 @@ def test_reused_blocks_have_their_remedy(folder: Path) -> None:
 
 
 def test_vllms_counters_are_none_of_tensorrt_llms(folder: Path) -> None:
-    (reason,) = {found.invalid_because for found in parse(folder, SETTINGS, LEVELS, "tensorrt-llm", NO_REUSE)}
+    (reason,) = {found.invalid_because for found in parse_load(folder, SETTINGS, LEVELS, "tensorrt-llm", NO_REUSE)}
     assert reason is not None
     assert "repeat 1: the server's /metrics before it has no trtllm_request_success_total" in reason
     on_trtllm(folder, {})
@@ -1091,7 +1091,7 @@ def test_a_third_kind_of_engine_is_judged_by_its_own_rule(folder: Path, monkeypa
 
     name: Any = "third"
     monkeypatch.setitem(KINDS, name, replace(KINDS["tensorrt-llm"], load_problems=problems))
-    (reason,) = {found.invalid_because for found in parse(folder, SETTINGS, LEVELS, name, {"slots": 8})}
+    (reason,) = {found.invalid_because for found in parse_load(folder, SETTINGS, LEVELS, name, {"slots": 8})}
     assert re.search(r"repeat 2: [1-9]\d* tokens, 40 prompts, random: True, \{'slots': 8\}", reason or "")
 
 
@@ -1129,8 +1129,8 @@ def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
         assert not found, "a client that makes prompts would disturb what is measured"
         settled.append(bench.client.url)
 
-    monkeypatch.setattr(benches, "run", run)
-    monkeypatch.setattr(benches, "settle", settle)
+    monkeypatch.setattr(benches, "run_command", run)
+    monkeypatch.setattr(benches, "stop_preparing", settle)
     monkeypatch.setattr(type(SERVER), "post", lambda *_: "404")
     monkeypatch.setattr(type(SERVER), "metrics_page", lambda server: f"# page of {server.url}\n")
     return found
@@ -1178,7 +1178,7 @@ def test_repeats_go_on_until_nothing_is_undecided(tmp_path: Path, runs: Runs, lo
     told: list[tuple[int, int]] = []
     settings = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5})
     follower = Follower(runs, looks, first_s=30.0)
-    commands = measure(driven(), settings, tmp_path, lambda done, total: told.append((done, total)), follower.following)
+    commands = measure_load(driven(), settings, tmp_path, lambda done, total: told.append((done, total)), follower.following)
     assert follower.asked == asked_after
     lefts = [[GATE] if look < looks else [] for look in range(1, len(asked_after) + 1)]
     assert follower.made == [
@@ -1197,9 +1197,11 @@ def test_repeats_go_on_until_nothing_is_undecided(tmp_path: Path, runs: Runs, lo
 def test_prompts_are_made_ahead_for_the_very_commands_that_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the repeats that are run in any case come first, also before another cell's further ones."""
     planned: list[list[str]] = []
-    monkeypatch.setattr(benches, "prepare", lambda _, commands: planned.extend(commands))
+    monkeypatch.setattr(benches, "prepare_commands", lambda _, commands: planned.extend(commands))
     few, many = (SETTINGS.model_copy(update={"repeats": 2, "most_repeats": most, "seed": most}) for most in (2, 4))
-    prepare(driven().bench, "reference", [(many, tmp_path / "many", None), (few, tmp_path / "few", Path("/prompts.jsonl"))])
+    prepare_prompts(
+        driven().bench, "reference", [(many, tmp_path / "many", None), (few, tmp_path / "few", Path("/prompts.jsonl"))]
+    )
     client = driven().bench.client
     assert planned == [
         command_of(client, "reference", many, str(tmp_path / "many"), 1),
@@ -1212,7 +1214,7 @@ def test_prompts_are_made_ahead_for_the_very_commands_that_are_run(tmp_path: Pat
 
 
 def test_no_client_makes_prompts_while_another_measures(tmp_path: Path, runs: Runs, settled: list[str]) -> None:
-    measure(driven(), SETTINGS, tmp_path, lambda *_: None, Follower(runs, 1).following, driven(BASELINE))
+    measure_load(driven(), SETTINGS, tmp_path, lambda *_: None, Follower(runs, 1).following, driven(BASELINE))
     assert settled == [CANDIDATE, BASELINE]
     assert runs
 
@@ -1222,7 +1224,7 @@ def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
     told: list[tuple[int, int]] = []
     settings, follower = SETTINGS.model_copy(update={"most_repeats": 3}), Follower(runs)
     progress, following = lambda done, total: told.append((done, total)), follower.following
-    commands = measure(driven(), settings, tmp_path, progress, following, driven(BASELINE))
+    commands = measure_load(driven(), settings, tmp_path, progress, following, driven(BASELINE))
     assert [url for url, _ in runs] == [CANDIDATE, BASELINE, BASELINE, CANDIDATE, CANDIDATE, BASELINE]
     assert [file for url, file in runs if url == BASELINE] == [f"beside/bench-{number}.json" for number in (1, 2, 3)]
     assert [file for url, file in runs if url == CANDIDATE] == [f"{tmp_path.name}/bench-{number}.json" for number in (1, 2, 3)]
@@ -1249,7 +1251,7 @@ def test_no_repeat_begins_that_would_not_end_within_the_budget(
 ) -> None:
     settings = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5, "time_budget_s": budget_s})
     follower = Follower(runs, repeat_s=repeat_s)
-    commands = measure(driven(), settings, tmp_path, lambda *_: None, follower.following)
+    commands = measure_load(driven(), settings, tmp_path, lambda *_: None, follower.following)
     assert len(commands) == len(runs) == made
     if made == 5:
         assert not (tmp_path / ENDED).exists()
@@ -1315,7 +1317,7 @@ def test_an_end_that_cannot_be_read_makes_the_load_invalid(folder: Path, text: s
 def test_of_the_baseline_in_turns_the_same_end_counts(folder: Path) -> None:
     shutil.copytree(CAPTURED, folder / BESIDE)
     ended = write_end(folder)
-    found = {each.metric: each for each in parse(folder / BESIDE, EARLY, LEVELS, VLLM, ARGUMENTS)}
+    found = {each.metric: each for each in parse_load(folder / BESIDE, EARLY, LEVELS, VLLM, ARGUMENTS)}
     assert found["output_throughput_tok_s"].ended_because == ended.because
 
 
@@ -1360,7 +1362,7 @@ def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched
     result = json.loads((folder / "bench-2.json").read_text())
     change(folder, 2, ttfts=[ttft + 0.5 * (number == 3) for number, ttft in enumerate(result["ttfts"])])
     waits_until(watched, 2, 5)
-    repeat = results.read(folder, "load", 2)
+    repeat = results.read_repeat(folder, "load", 2)
     steady, whole = (problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN))
     assert ["of the requests in the server waited" in problem for problem in steady] == [True]
     assert whole == []
@@ -1408,6 +1410,6 @@ def test_a_key_is_found_where_it_is_one_and_not_in_a_reply(folder: Path) -> None
     (folder / "bench-2.json").write_text(json.dumps(result, indent=1).replace('"output_throughput":', '"output_throughput"  :'))
     lines = (folder / "bench-2.json").read_text().splitlines()
     (place,) = [number for number, line in enumerate(lines, 1) if line.startswith(' "output_throughput"  :')]
-    repeat = results.read(folder, "load", 2)
+    repeat = results.read_repeat(folder, "load", 2)
     assert repeat.line_of("output_throughput") == f"load/bench-2.json:{place}"
     assert repeat.line_of("no_such_key") == "load/bench-2.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_qualify.evidence.smoke import parse, request_of
+from vllm_qualify.evidence.smoke import parse_smoke, request_of
 from vllm_qualify.recipe.workload import Smoke
 
 CAPTURED = Path(__file__).parent / "captured" / "smoke"
@@ -56,14 +56,14 @@ def change_body(answer: Document, how: Change) -> None:
 
 def failing(folder: Path, golden: str | None = GOLDEN) -> list[str]:
     """The checks that do not hold; every one of them has to have a value."""
-    found = parse(folder, SETTINGS, "reference", golden)
+    found = parse_smoke(folder, SETTINGS, "reference", golden)
     assert all(measurement.invalid_because is None for measurement in found)
     assert all(measurement.value in (0.0, 1.0) for measurement in found)
     return [measurement.metric for measurement in found if measurement.value == 0.0]
 
 
 def assert_invalid(folder: Path, told: str) -> None:
-    found = parse(folder, SETTINGS, "reference", GOLDEN)
+    found = parse_smoke(folder, SETTINGS, "reference", GOLDEN)
     assert [measurement.metric for measurement in found] == CHECKS
     for measurement in found:
         assert measurement.value is None
@@ -71,7 +71,7 @@ def assert_invalid(folder: Path, told: str) -> None:
 
 
 def test_the_captured_replies_hold_every_check() -> None:
-    found = parse(CAPTURED, SETTINGS, "reference", GOLDEN)
+    found = parse_smoke(CAPTURED, SETTINGS, "reference", GOLDEN)
     assert [(each.metric, each.value, each.unit, each.sample_count) for each in found] == [
         (metric, 1.0, "bool", 2) for metric in CHECKS
     ]
@@ -85,7 +85,7 @@ def test_the_captured_request_is_the_one_that_is_asked() -> None:
 
 
 def test_without_a_golden_text_there_is_no_golden_check() -> None:
-    found = parse(CAPTURED, SETTINGS, "reference", None)
+    found = parse_smoke(CAPTURED, SETTINGS, "reference", None)
     assert [measurement.metric for measurement in found] == CHECKS[:-1]
 
 
@@ -95,7 +95,7 @@ def test_a_reply_that_is_not_the_golden_text_fails_that_check(golden: str) -> No
 
 
 def test_a_server_of_another_name_fails_the_identity() -> None:
-    found = parse(CAPTURED, SETTINGS, "llama", GOLDEN)
+    found = parse_smoke(CAPTURED, SETTINGS, "llama", GOLDEN)
     assert {each.metric: each.value for each in found}["smoke_model_identity"] == 0.0
 
 

@@ -27,9 +27,9 @@ from vllm_qualify.evidence.load.speculation import (
     Pair,
     acceptance,
     document,
-    loads_of,
-    measure,
-    parse,
+    draft_loads,
+    measure_speculation,
+    parse_speculation,
     rates,
     same_text,
 )
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def measured(folder: Path) -> dict[str, Measurement]:
-    found = {measurement.metric: measurement for measurement in parse(folder, SETTINGS, LEVELS, SERVERS[0])}
+    found = {measurement.metric: measurement for measurement in parse_speculation(folder, SETTINGS, LEVELS, SERVERS[0])}
     assert list(found) == [LENGTH, SAME]
     return found
 
@@ -354,7 +354,7 @@ def test_requests_that_failed_leave_nothing_of_a_load(folder: Path, name: str) -
             assert drafting == getattr(before, each)
             continue
         assert (drafting.length_tok, drafting.rate, drafting.rates) == (None, None, [])
-        asked = loads_of(SETTINGS)[name].num_prompts
+        asked = draft_loads(SETTINGS)[name].num_prompts
         assert drafting.invalid_because == f"repeat 2: 20 of {asked} requests completed, 20 failed"
     drafted, undrafted = rates(folder, name, SETTINGS, LEVELS, SERVERS)
     assert "20 failed" in reason(drafted)
@@ -372,18 +372,18 @@ def test_a_result_that_is_missing_leaves_nothing_of_a_load(folder: Path) -> None
 
 def test_at_batch_1_there_is_one_client_and_enough_prompts_for_a_steady_state() -> None:
     many = SETTINGS.model_copy(update={"max_concurrency": 16, "num_prompts": 800, "num_warmups": 32})
-    alone, whole = (loads_of(many)[name] for name in (BATCH1, PROFILE))
+    alone, whole = (draft_loads(many)[name] for name in (BATCH1, PROFILE))
     assert (alone.max_concurrency, alone.num_prompts, alone.num_warmups) == (1, 50, 2)
     assert (whole.max_concurrency, whole.num_prompts, whole.num_warmups) == (16, 800, 32)
-    assert loads_of(SETTINGS)[BATCH1].num_prompts == 20
+    assert draft_loads(SETTINGS)[BATCH1].num_prompts == 20
 
 
 @pytest.mark.parametrize(("repeats", "made"), [(1, 2), (3, 3)])
 def test_every_load_is_repeated_and_looked_at_once(repeats: int, made: int) -> None:
     """No budget ends them: nothing is known before the last."""
     settings = SETTINGS.model_copy(update={"repeats": repeats, "most_repeats": 9, "time_budget_s": 1.0})
-    assert [list(each.looks) for each in loads_of(settings).values()] == [[made], [made]]
-    assert [each.time_budget_s for each in loads_of(settings).values()] == [None, None]
+    assert [list(each.looks) for each in draft_loads(settings).values()] == [[made], [made]]
+    assert [each.time_budget_s for each in draft_loads(settings).values()] == [None, None]
 
 
 TEXTS = {"1+1?": " 2", "2+2?": " 4"}
@@ -402,7 +402,7 @@ def test_both_servers_are_asked_and_loaded_in_turns(tmp_path: Path) -> None:
         turns.append((server.url, settings.max_concurrency, folder.relative_to(tmp_path).as_posix(), number))
 
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS)) as other:
-        measure(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, run)
+        measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, run)
     assert turns == [
         (url, clients, f"{name}/{side}", number)
         for clients, name in ((1, "batch1"), (4, "profile"))
@@ -414,13 +414,13 @@ def test_both_servers_are_asked_and_loaded_in_turns(tmp_path: Path) -> None:
 
 def test_a_server_that_says_something_else_is_told(tmp_path: Path) -> None:
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS | {"2+2?": " 5"})) as other:
-        measure(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, lambda *_: None)
+        measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, lambda *_: None)
     assert measured(tmp_path)[SAME].value == 0.5
 
 
 def test_a_refused_prompt_is_kept_as_the_server_refused_it(tmp_path: Path) -> None:
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS, failing=frozenset({"2+2?"}))) as other:
-        measure(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, lambda *_: None)
+        measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, lambda *_: None)
     last = json.loads((tmp_path / "undrafted.jsonl").read_text().splitlines()[-1])
     assert last["status"] == httpx.codes.INTERNAL_SERVER_ERROR
     assert "HTTP 500" in reason(measured(tmp_path)[SAME])
@@ -431,7 +431,7 @@ def test_a_load_that_fails_ends_it(tmp_path: Path) -> None:
         raise HostError("bench failed", "see its log", "load")
 
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS)) as other, pytest.raises(HostError, match="bench failed"):
-        measure(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, run)
+        measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, run)
 
 
 def test_the_greedy_request_is_what_was_kept() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_qualify.evidence.startup import PARTS, KvCache, kv_cache, measurements, startup
+from vllm_qualify.evidence.startup import PARTS, KvCache, kv_cache, startup, startup_measurements
 from vllm_qualify.recipe.metrics import METRICS
 
 CAPTURED = Path(__file__).parent / "captured" / "startup"
@@ -182,7 +182,7 @@ def test_a_rounded_clock_makes_no_time_below_zero() -> None:
 
 
 def test_each_part_has_its_metric() -> None:
-    found = measurements(startup(log_of(FROM_CACHE, TOOK), GPU_STARTUP_S, AT), "serve/server.log")
+    found = startup_measurements(startup(log_of(FROM_CACHE, TOOK), GPU_STARTUP_S, AT), "serve/server.log")
     assert {each.metric: each.value for each in found} == {
         "startup_image_s": None,
         "startup_process_s": 30.0,
@@ -201,7 +201,7 @@ def test_each_part_has_its_metric() -> None:
     ("lines", "why"), [([ANEW], "the start was cold: it compiled"), ([], "the log tells of no cache of compiled graphs")]
 )
 def test_a_start_that_was_not_warm_is_no_warm_start(lines: list[str], why: str) -> None:
-    found = measurements(startup(log_of(*lines), GPU_STARTUP_S, AT), "serve/server.log")[-1]
+    found = startup_measurements(startup(log_of(*lines), GPU_STARTUP_S, AT), "serve/server.log")[-1]
     assert (found.metric, found.value, found.invalid_because) == ("startup_warm_s", None, why)
 
 

@@ -12,7 +12,7 @@ from vllm_qualify.evidence.load.steady import (
     AT_ONCE_S,
     Requests,
     UnsteadyError,
-    figures,
+    figures_of,
     find,
     requests_of,
     truncation,
@@ -69,7 +69,7 @@ def bench_of(
 
 
 def rates_of(result: Document, clients: int = CLIENTS) -> dict[str, float]:
-    return figures(find(requests_of(result, clients), clients), None)
+    return figures_of(find(requests_of(result, clients), clients), None)
 
 
 def rate_of_bench(result: Document) -> float:
@@ -196,7 +196,7 @@ def test_lists_that_are_not_equally_long_are_no_result() -> None:
 
 def test_the_whole_is_as_bench_counts() -> None:
     result = bench_of([TOKENS] * 128, seed=1)
-    found = figures(whole(requests_of(result, CLIENTS), result["duration"]), None)
+    found = figures_of(whole(requests_of(result, CLIENTS), result["duration"]), None)
     assert found["output_throughput_tok_s"] == pytest.approx(rate_of_bench(result))
     assert found["request_throughput_req_s"] == pytest.approx(128 / result["duration"])
     assert found["total_throughput_tok_s"] == pytest.approx(128 * (TOKENS + 10) / result["duration"])
@@ -253,11 +253,11 @@ def test_goodput_counts_what_meets_every_limit() -> None:
     )
     over = whole(requests, float(count))
     every = {"ttft_ms": 200.0, "tpot_ms": 301.0, "e2el_ms": 1101.0}
-    assert figures(over, Slo.model_validate(every))[GOODPUT] == pytest.approx(1.0)
-    assert figures(over, Slo.model_validate(every | {"ttft_ms": 199.0}))[GOODPUT] == pytest.approx(0.5)
-    assert figures(over, Slo(tpot_ms=299.0))[GOODPUT] == pytest.approx(0.25)
-    assert figures(over, Slo.model_validate(every | {"e2el_ms": 601.0}))[GOODPUT] == 0.0
-    assert GOODPUT not in figures(over, None)
+    assert figures_of(over, Slo.model_validate(every))[GOODPUT] == pytest.approx(1.0)
+    assert figures_of(over, Slo.model_validate(every | {"ttft_ms": 199.0}))[GOODPUT] == pytest.approx(0.5)
+    assert figures_of(over, Slo(tpot_ms=299.0))[GOODPUT] == pytest.approx(0.25)
+    assert figures_of(over, Slo.model_validate(every | {"e2el_ms": 601.0}))[GOODPUT] == 0.0
+    assert GOODPUT not in figures_of(over, None)
 
 
 def test_a_warm_up_is_cut_in_batches_of_5() -> None:
@@ -288,7 +288,7 @@ def replies(at_once: list[int], chunks: int = 32, tokens_in_chunk: int = 1) -> R
 
 
 def shown(requests: Requests, slo: Slo | None = None, *, as_bench: bool = False) -> dict[str, float]:
-    return figures(whole(requests, float(requests.latencies.sum())), slo, as_bench=as_bench)
+    return figures_of(whole(requests, float(requests.latencies.sum())), slo, as_bench=as_bench)
 
 
 def refused(requests: Requests, slo: Slo | None = None) -> dict[str, str]:

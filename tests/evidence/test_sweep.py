@@ -26,13 +26,13 @@ from vllm_qualify.evidence.load.sweep import (
     Plan,
     SloLevel,
     Swept,
-    decide,
-    measure,
-    measurements,
+    measure_sweep,
     next_step,
     pareto_front,
-    parse,
+    parse_sweep,
     read_points,
+    search_step,
+    sweep_measurements,
 )
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.gates import Gates
@@ -54,8 +54,8 @@ def plan_of(slo: dict[str, float], gpus: int = 1, price_usd_gpu_hour: float | No
 
 def swept(server: Capacity, plan: Plan, folder: Path) -> Swept:
     folder.mkdir(exist_ok=True)
-    measure(server.run, plan, folder)
-    return parse(folder, plan)
+    measure_sweep(server.run, plan, folder)
+    return parse_sweep(folder, plan)
 
 
 # The search alone
@@ -66,7 +66,7 @@ def played(
 ) -> tuple[SloLevel, list[LevelResult]]:
     """The search's end, and all that it was told."""
     told = list(before)
-    while not isinstance(level := decide(aim, told), SloLevel):
+    while not isinstance(level := search_step(aim, told), SloLevel):
         assert aim.least <= level <= aim.most
         assert len(told) - len(before) < aim.most_runs
         result = meets(level)
@@ -129,7 +129,7 @@ def test_no_answers_lead_to_a_level_that_was_not_confirmed(data: st.DataObject, 
     found, told = played(aim, lambda _: data.draw(st.sampled_from([True, True, False, False, None])))
     assert len(told) <= most_runs
     shuffled = data.draw(st.permutations(told))
-    assert decide(aim, shuffled).model_copy(update={"invalid_because": None}) == found.model_copy(  # type: ignore[union-attr]  # both are found
+    assert search_step(aim, shuffled).model_copy(update={"invalid_because": None}) == found.model_copy(  # type: ignore[union-attr]  # both are found
         update={"invalid_because": None}
     )
     if found.value is not None:
@@ -208,7 +208,12 @@ def test_the_curve_is_that_of_the_server(tmp_path: Path) -> None:
         assert point.tok_s_per_user == pytest.approx(1 / step_s, rel=0.01)
         assert point.output_tok_s_per_gpu == pytest.approx(min(point.clients, 16) / step_s / 2, rel=0.02)
     assert [point.is_on_front for point in found.curve[:2]] == [True, True]
-    assert (found.curve_problems, found.concurrency, found.request_rate, measurements(found, plan)) == ([], None, None, [])
+    assert (found.curve_problems, found.concurrency, found.request_rate, sweep_measurements(found, plan)) == (
+        [],
+        None,
+        None,
+        [],
+    )
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -247,7 +252,7 @@ def test_a_point_that_is_missing_is_told(tmp_path: Path) -> None:
     swept(Capacity(), plan, tmp_path)
     for folder in tmp_path.glob("concurrency-4*"):
         shutil.rmtree(folder)
-    found = parse(tmp_path, plan)
+    found = parse_sweep(tmp_path, plan)
     assert [point.clients for point in found.curve] == [1]
     assert found.curve_problems == ["4 clients: they were not measured"]
     assert next_step(plan, read_points(tmp_path, plan)) == ("curve", 4)
@@ -403,7 +408,7 @@ PLAN = plan_of(SLO | {"tpot_p90_ms": 40.0}, gpus=2, price_usd_gpu_hour=3.6, conc
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
-    measure(Capacity(0.01, 0.001).run, PLAN, folder)
+    measure_sweep(Capacity(0.01, 0.001).run, PLAN, folder)
     return folder
 
 
@@ -413,7 +418,7 @@ def folder(measured: Path, tmp_path: Path) -> Path:
 
 
 def by_metric(folder: Path, plan: Plan = PLAN) -> dict[str, Measurement]:
-    return {each.metric: each for each in measurements(parse(folder, plan), plan)}
+    return {each.metric: each for each in sweep_measurements(parse_sweep(folder, plan), plan)}
 
 
 def test_the_measurements_are_those_at_the_concurrency_found(measured: Path) -> None:
@@ -443,11 +448,11 @@ def test_every_run_has_another_seed_and_enough_prompts(measured: Path) -> None:
 
 def test_a_sweep_goes_on_where_it_was_interrupted(folder: Path) -> None:
     server = Capacity(0.01, 0.001)
-    measure(server.run, PLAN, folder)
+    measure_sweep(server.run, PLAN, folder)
     assert server.runs == []
     shutil.rmtree(folder / "concurrency-20-again")
     assert "not finished: 20 clients would be next" in (by_metric(folder)["slo_concurrency_req"].invalid_because or "")
-    measure(server.run, PLAN, folder)
+    measure_sweep(server.run, PLAN, folder)
     assert [(load.max_concurrency, rate) for load, rate in server.runs] == [(20, None)]
 
 
@@ -495,14 +500,14 @@ def test_bad_runs_leave_no_number(tmp_path: Path, fields: Document, told: str) -
     found = swept(server, PLAN, tmp_path)
     assert all(told in (point.invalid_because or "") for point in found.points)
     assert found.curve == []
-    assert [each.value for each in measurements(found, PLAN)] == [None] * 4
+    assert [each.value for each in sweep_measurements(found, PLAN)] == [None] * 4
     # Two at each of the curve's points, and two of the search over concurrency; that over the rate has nothing to begin with.
     assert len(server.runs) == 6
 
 
 def test_preemptions_leave_no_number(tmp_path: Path) -> None:
     found = swept(Capacity(preemptions=2), PLAN, tmp_path)
-    assert {each.value for each in measurements(found, PLAN)} == {None}
+    assert {each.value for each in sweep_measurements(found, PLAN)} == {None}
     assert "2 preemptions" in str(found.concurrency)
 
 
@@ -545,8 +550,8 @@ class Observed:
                 file.write(f"{sample.model_dump_json()}\n")
 
     def found(self) -> SloLevel:
-        measure(self.run, WATCHED, self.stage)
-        found = parse(self.stage, WATCHED).concurrency
+        measure_sweep(self.run, WATCHED, self.stage)
+        found = parse_sweep(self.stage, WATCHED).concurrency
         assert found is not None
         return found
 
@@ -573,7 +578,7 @@ def test_samples_that_were_lost_afterwards_leave_no_number(tmp_path: Path) -> No
     observed = Observed(tmp_path, lambda _: False)
     assert observed.found().value == 20
     (observed.serve / SCRAPES).unlink()
-    told = parse(observed.stage, WATCHED).concurrency
+    told = parse_sweep(observed.stage, WATCHED).concurrency
     assert "what was watched during the load cannot be read" in str(told)
 
 
@@ -584,7 +589,7 @@ def test_a_client_of_which_nothing_is_known_leaves_no_number(tmp_path: Path) -> 
 
 def test_a_limit_beside_the_rate_leaves_no_rate(tmp_path: Path) -> None:
     server = Capacity(change=lambda result: result | ({} if result["request_rate"] == "inf" else {"max_concurrency": 1}))
-    measure(server.run, PLAN, tmp_path)
+    measure_sweep(server.run, PLAN, tmp_path)
     found = by_metric(tmp_path)
     assert found["slo_concurrency_req"].value is not None
     assert "bench had max_concurrency 1, not None" in (found["slo_request_rate_req_s"].invalid_because or "")

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, Scrape
-from vllm_qualify.evidence.watched import chart, notes, problems, read, series, value_of
+from vllm_qualify.evidence.watched import chart, notes, problems, read_watched, series, value_of
 
 CAPTURED = Path(__file__).parent / "captured" / "watched"
 ENOUGH, QUEUED = (1795221538.0, 1795221558.4), (1795221773.0, 1795221792.6)
@@ -72,7 +72,7 @@ def test_a_real_queue_counts_against_a_load_that_should_not_have_one() -> None:
 
 def test_a_wave_that_one_sample_sees_waiting_is_no_queue(folder: Path) -> None:
     change(folder / SCRAPES, lambda n, line: seen(line, running=4, waiting=12) if n == 4 else line)
-    assert sum(value_of(one, "waiting") or 0 for one in read(folder).scrapes) == 12
+    assert sum(value_of(one, "waiting") or 0 for one in read_watched(folder).scrapes) == 12
     assert of_enough(folder) == []
 
 
@@ -149,7 +149,7 @@ def test_a_load_at_another_time_was_not_watched(folder: Path) -> None:
 def test_the_last_line_of_a_killed_run_may_be_torn(folder: Path) -> None:
     path = folder / SCRAPES
     path.write_text(path.read_text()[:-20])
-    assert len(read(folder).scrapes) == 16
+    assert len(read_watched(folder).scrapes) == 16
     assert of_enough(folder) == []
 
 
@@ -180,7 +180,7 @@ def test_the_course_of_a_real_load(folder: Path) -> None:
     assert set(found.waiting) == {0.0}
     assert found.kv_cache_usage[3] == 0.009770992366412212
     assert found.output_tok_s[0] is None
-    scrapes = read(folder).scrapes
+    scrapes = read_watched(folder).scrapes
     rate = (scrapes[4].values[TOKENS] - scrapes[3].values[TOKENS]) / (scrapes[4].time - scrapes[3].time)
     assert found.output_tok_s[4] == rate
     assert len({len(values) for values in found.model_dump().values()}) == 1

@@ -18,7 +18,7 @@ from tests.lm_eval_files import CAPTURED, EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG,
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence.answers import BLOCKS, Answered, only, read
+from vllm_qualify.evidence.answers import BLOCKS, Answered, only, read_answers
 from vllm_qualify.evidence.load import figures, result, steady
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.result import key_of
@@ -148,7 +148,7 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Asked]:
         (each.question, each.repetition): Reply(
             each.scores["exact_match,strict-match"], each.length or 0, each.scores["exact_match,flexible-extract"]
         )
-        for each in read(CAPTURED, asked.task).answers
+        for each in read_answers(CAPTURED, asked.task).answers
     }
     asked.write(folder, lambda question, repetition: replies[question, repetition], asked.steps[:5])
     return folder, asked
@@ -157,7 +157,7 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Asked]:
 def test_made_up_files_are_read_like_the_captured_ones(rebuilt: tuple[Path, Asked]) -> None:
     """All but the hashes, which are of other words, and the names, which have a date."""
     folder, asked = rebuilt
-    captured, found = (read(each, asked.task) for each in (CAPTURED, folder))
+    captured, found = (read_answers(each, asked.task) for each in (CAPTURED, folder))
     chosen = {"question", "repetition", "scores", "length", "unanswered"}
     assert [each.model_dump(include=chosen) for each in found.answers] == [
         each.model_dump(include=chosen) for each in captured.answers
@@ -485,7 +485,7 @@ def keep_history(evidence: Path, folder: Path, settings: Load = LOAD) -> None:
         started_at=datetime(2026, 3, 1, 8, tzinfo=UTC),
         duration_s=8.0,
         files=[EvidenceFile(path="load/bench-1.json", sha256="0" * 64, size=1)],
-        measurements=figures.parse(folder, settings, levels_of([])),
+        measurements=figures.parse_load(folder, settings, levels_of([])),
     )
     (evidence / "baseline").mkdir(parents=True, exist_ok=True)
     (evidence / "baseline" / LOAD_STAGE).write_text(stage.model_dump_json(indent=2))
@@ -717,7 +717,7 @@ def write_load(folder: Path, slower: float) -> Path:
     for repeat, trace in enumerate((1.0, 1.0001), start=1):
         result = slowed(slower * trace)
         requests = steady.requests_of(result, CLIENTS)
-        figures = steady.figures(steady.whole(requests, result["duration"]), LONG.slo)
+        figures = steady.figures_of(steady.whole(requests, result["duration"]), LONG.slo)
         told = {key_of(name): value for name, value in figures.items()}
         drafted = {"spec_decode_acceptance_length": ACCEPTED / slower}
         (folder / f"bench-{repeat}.json").write_text(json.dumps(result | told | drafted | {"completed": PROMPTS, "failed": 0}))

@@ -8,7 +8,7 @@ import pytest
 from tests.evidence.test_load import CAPTURED
 from tests.judge.test_compare import cell_plan, keep_history, server_plan
 from vllm_qualify.evidence.load.client import Made
-from vllm_qualify.judge.estimate import after, before, taken
+from vllm_qualify.judge.estimate import after, line_before, taken
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.workload import Load
@@ -59,21 +59,21 @@ def test_without_gpus_or_a_price_nothing_is_told_of_them() -> None:
 def test_before_the_first_repeat_the_gates_say_how_long_it_may_take(tmp_path: Path, gates: list[Gate], seconds: int) -> None:
     times = taken(plan(), 5 * seconds, 10 * seconds)
     expected = f"load: 5 to 10 repeats of about {seconds} s, if as fast as its gates demand: {times}"
-    assert before(plan(*gates), tmp_path) == expected
+    assert line_before(plan(*gates), tmp_path) == expected
 
 
 def test_in_turns_a_repeat_takes_twice_as_long(tmp_path: Path) -> None:
-    assert "of about 260 s" in before(plan(THROUGHPUT, beside=4), tmp_path)
+    assert "of about 260 s" in line_before(plan(THROUGHPUT, beside=4), tmp_path)
 
 
 def test_without_anything_known_the_first_repeat_will_tell(tmp_path: Path) -> None:
-    told = before(plan(TTFT, time_budget_s=900.0), tmp_path)
+    told = line_before(plan(TTFT, time_budget_s=900.0), tmp_path)
     bound = "600 min, 2,400 GPU-min, $100.00; within time_budget_s 900"
     assert told == f"load: 5 to 10 repeats; the first one will tell how long they take, and by time_limit_s up to {bound}"
 
 
 def test_a_single_repeat_is_one(tmp_path: Path) -> None:
-    assert before(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
+    assert line_before(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
 
 
 @pytest.mark.parametrize(("clients", "told"), [(4, "as fast as the baseline"), (8, "the first one will tell")])
@@ -82,13 +82,13 @@ def test_a_baseline_with_as_many_clients_tells_how_long_it_takes(tmp_path: Path,
     found = cell_plan([TTFT])
     load = found.load.model_copy(update={"max_concurrency": clients, "num_prompts": 80})
     # 84 replies of 8 tokens at 513 tokens a second
-    assert told in before(found.model_copy(update={"load": load}), tmp_path)
+    assert told in line_before(found.model_copy(update={"load": load}), tmp_path)
     if clients == 4:
-        assert "of about 1 s" in before(found.model_copy(update={"load": load}), tmp_path)
+        assert "of about 1 s" in line_before(found.model_copy(update={"load": load}), tmp_path)
 
 
 def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
-    assert "the first one will tell" in before(cell_plan([TTFT]), tmp_path)
+    assert "the first one will tell" in line_before(cell_plan([TTFT]), tmp_path)
 
 
 @pytest.mark.parametrize(

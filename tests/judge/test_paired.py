@@ -9,7 +9,7 @@ from scipy import stats
 from infra.bench import accuracy, worlds
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides
-from vllm_qualify.judge.paired import Answers, Loss, information, interval, loss, noise, repetitions_for
+from vllm_qualify.judge.paired import Answers, Loss, information, interval_of, loss, noise, repetitions_for
 
 QUESTIONS = 1319
 MARGIN = 0.0075
@@ -81,13 +81,13 @@ def test_what_cannot_be_compared_is_refused(baseline: Answers, candidate: Answer
 
 @pytest.mark.parametrize(("below", "above"), [(0.05, 0.05), (0.0125, 0.05)])
 def test_an_interval_is_as_wide_as_its_sides_ask(below: float, above: float) -> None:
-    found = interval(Loss(0.004, 0.002, QUESTIONS), Sides(below, above))
+    found = interval_of(Loss(0.004, 0.002, QUESTIONS), Sides(below, above))
     assert found.lower == pytest.approx(stats.norm.ppf(below, 0.004, 0.002))
     assert found.upper == pytest.approx(stats.norm.isf(above, 0.004, 0.002))
 
 
 def test_no_loss_lies_outside_of_all_questions() -> None:
-    assert interval(Loss(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
+    assert interval_of(Loss(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
 
 
 def test_information_rises_with_each_block_and_is_that_of_the_loss() -> None:

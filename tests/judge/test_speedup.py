@@ -10,7 +10,7 @@ import pytest
 from tests.evidence.test_load import change, scale
 from tests.evidence.test_speculation import CAPTURED, SETTINGS
 from tests.judge.test_compare import CPU, DRAFTED, cell_plan, reason, server_plan
-from vllm_qualify.evidence.load.speculation import parse
+from vllm_qualify.evidence.load.speculation import parse_speculation
 from vllm_qualify.evidence.measurement import Measurement, geometric_mean
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.judge.compare import speedup
@@ -37,7 +37,7 @@ def evidence(tmp_path: Path) -> Path:
 def gained(evidence: Path, machine: str = CPU.id, gates: tuple[Gate, ...] = (), **changes: Any) -> dict[str, Measurement]:
     about: dict[str, Any] = {"server": server_plan(**DRAFTED), "undrafted": server_plan(), "load": SLACK} | changes
     plan = cell_plan(gates, **about)
-    stage = parse(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
+    stage = parse_speculation(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
     measured = [found.model_copy(update={"fingerprint": machine}) for found in stage]
     return {found.metric: found for found in speedup(plan, evidence, measured)}
 

@@ -334,7 +334,7 @@ def run_stage(
             ask=lambda step: asked.write_step(folder, step, lambda question, _: Reply(float(rng.random() < chance[question]))),
         )
 
-    patch.setattr(accuracy, "asking", asking)
+    patch.setattr(accuracy, "prepare_task", asking)
     until = AskingLimits(
         repetitions=lambda task: repetitions(plan, evidence, task),
         is_decided=lambda task: accuracy_decided(plan, evidence, task),

@@ -10,7 +10,7 @@ import pytest
 
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.expectations import NUMBERS, judge_table, measurement_table
-from vllm_qualify.judge.verdict import decide, is_decided, surely_misses, worst
+from vllm_qualify.judge.verdict import is_decided, surely_misses, verdict_from, worst
 from vllm_qualify.recipe.gates import gate_of
 
 TABLES = 10_000
@@ -73,7 +73,7 @@ def tables() -> Iterator[pd.DataFrame]:
 
 
 def approved(table: pd.DataFrame) -> bool:
-    return worst([decide(checks) for checks in judge_table(GATES, table, "cell").checks]) == "pass"
+    return worst([verdict_from(checks) for checks in judge_table(GATES, table, "cell").checks]) == "pass"
 
 
 def test_the_good_table_is_approved() -> None:
@@ -93,14 +93,14 @@ def test_no_table_with_anything_wrong_is_ever_approved() -> None:
 def test_great_expectations_alone_approves_no_such_table(column: str) -> None:
     """Also where nothing checked the rows before it."""
     good = measurement_table([built(GOOD[0])])
-    assert worst([decide(checks) for checks in judge_table(GATES[:1], good, "cell").checks]) == "pass"
+    assert worst([verdict_from(checks) for checks in judge_table(GATES[:1], good, "cell").checks]) == "pass"
     for wrong in (math.nan, None, math.inf, -math.inf, -1, "0.95", "") + ((False, 1.5) if column == "valid" else ()):
         table = good.astype(object)
         table.loc[0, column] = wrong
         (checks,) = judge_table(GATES[:1], table, "cell").checks
         # an upper bound or a count of infinity is odd, and hurts no one
         harmless = wrong == math.inf and column == "sample_count"
-        assert decide(checks) != "pass" or harmless, (column, wrong)
+        assert verdict_from(checks) != "pass" or harmless, (column, wrong)
 
 
 def test_what_ends_a_stage_agrees_with_what_great_expectations_finds() -> None:
@@ -112,7 +112,7 @@ def test_what_ends_a_stage_agrees_with_what_great_expectations_finds() -> None:
         gates.append(gate_of(metric="exact_match", task=f"t{number}", filter="f", minimum=0.9, unit="fraction"))
         row = {"metric": "exact_match", "unit": "fraction", "task": f"t{number}", "filter": "f"}
         rows.append(built(row | {"value": (lower + upper) / 2, "lower": lower, "upper": upper}))
-    verdicts = [decide(checks) for checks in judge_table(gates, measurement_table(rows), "cell").checks]
+    verdicts = [verdict_from(checks) for checks in judge_table(gates, measurement_table(rows), "cell").checks]
     assert {"pass", "fail", "inconclusive"} <= set(verdicts)
     assert [is_decided(gate, rows) for gate in gates] == [verdict != "inconclusive" for verdict in verdicts]
     assert [surely_misses(gate, rows) for gate in gates] == [verdict == "fail" for verdict in verdicts]

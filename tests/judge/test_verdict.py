@@ -20,7 +20,7 @@ from vllm_qualify.evidence.measurement import (
 )
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge, measurement_table
-from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict, decide, worst
+from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict, verdict_from, worst
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.metrics import METRICS, Metric
 
@@ -142,7 +142,7 @@ def test_every_way_to_pass_goes_through_every_check() -> None:
     passing = [
         found
         for found in product([True, False], repeat=len(names))
-        if decide(Checks(**dict(zip(names, found, strict=True)))) == "pass"
+        if verdict_from(Checks(**dict(zip(names, found, strict=True)))) == "pass"
     ]
     assert passing == [(True,) * len(names)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_qualify.engine.bench import prepare, run, staying
+from vllm_qualify.engine.bench import prepare_commands, run_command, staying
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.server import Client
 from vllm_qualify.evidence.load.client import command_of
@@ -104,7 +104,7 @@ def test_what_is_asked_is_what_plain_bench_asks(dataset: str, engine: EngineEnvi
         subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
         plain.append(server.taken())
     with staying(client, tmp_path / "bench.log") as bench:
-        prepare(bench, commands)
+        prepare_commands(bench, commands)
         deadline = time.monotonic() + LIMIT_S
         while bench.process.log.read_text().count("prompts made ahead") < len(commands):
             assert time.monotonic() < deadline, bench.process.log.read_text()
@@ -112,7 +112,7 @@ def test_what_is_asked_is_what_plain_bench_asks(dataset: str, engine: EngineEnvi
         assert server.taken() == [], "the server is not asked ahead of time"
         for number, expected in enumerate(plain, start=1):
             log = tmp_path / "load" / f"bench-{number}.log"
-            run(bench, commands[number - 1], f"bench-{number}.json", log, LIMIT_S, nothing, silent)
+            run_command(bench, commands[number - 1], f"bench-{number}.json", log, LIMIT_S, nothing, silent)
             assert "with prompts made ahead" in log.read_text()
             assert sorted(server.taken()) == sorted(expected) if rate else server.taken() == expected
             # Some versions ask once more, to see whether the server is ready.

@@ -6,7 +6,7 @@ import huggingface_hub.constants
 import pytest
 
 from tests.releases.service import Answer, Asked, serving
-from vllm_qualify.engine.hub import commit_of
+from vllm_qualify.engine.hub import resolve_commit
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 
 MODEL, COMMIT = "org/tiny-llama", "9" * 40
@@ -15,7 +15,7 @@ MODEL, COMMIT = "org/tiny-llama", "9" * 40
 def asked_of(answer: Answer, monkeypatch: pytest.MonkeyPatch, revision: str | None = None) -> tuple[str, list[Asked]]:
     with serving(lambda _: answer) as hub:
         monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}/")
-        return commit_of(MODEL, revision, "check"), hub.asked
+        return resolve_commit(MODEL, revision, "check"), hub.asked
 
 
 def failure_of(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> QualifyError:
@@ -82,7 +82,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Answer()) as gone:
         monkeypatch.setenv("HF_ENDPOINT", f"http://{gone.address}")
     with pytest.raises(HostError) as raised:
-        commit_of(MODEL, None, "check")
+        resolve_commit(MODEL, None, "check")
     assert (raised.value.kind, raised.value.retry) == ("hub-unreachable", True)
 
 
@@ -96,4 +96,4 @@ def test_offline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_that_is_none_is_the_callers() -> None:
     with pytest.raises(CallerError, match="no model of the hub"):
-        commit_of("a/b/c", None, "check")
+        resolve_commit("a/b/c", None, "check")

@@ -27,7 +27,7 @@ from vllm_qualify.releases.known import (
     claimed,
     emitted,
     known_key,
-    look,
+    note_new,
     release_key,
 )
 from vllm_qualify.releases.rule import VersionRule
@@ -53,7 +53,7 @@ def at(*numbers: int) -> list[Available]:
 
 
 def due(store: Store, found: list[Available], now: datetime = NOW, backfill: bool = False) -> list[str]:
-    return [sighting.tags[0] for sighting in look(store, SOURCE, found, now, backfill)]
+    return [sighting.tags[0] for sighting in note_new(store, SOURCE, found, now, backfill)]
 
 
 def known(store: Store) -> Known:
@@ -70,12 +70,12 @@ def test_the_first_look_only_notes(store: Store) -> None:
 
 
 def test_what_is_new_is_due_the_oldest_first(store: Store) -> None:
-    look(store, SOURCE, at(1), NOW)
+    note_new(store, SOURCE, at(1), NOW)
     assert due(store, at(3, 2, 1)) == ["v0.2.0", "v0.3.0"]
 
 
 def test_a_source_that_was_empty_has_new_releases_only(store: Store) -> None:
-    look(store, SOURCE, [], NOW)
+    note_new(store, SOURCE, [], NOW)
     assert due(store, at(1)) == ["v0.1.0"]
 
 
@@ -84,58 +84,58 @@ def test_a_backfill_makes_the_newest_due(store: Store) -> None:
 
 
 def test_a_backfill_of_what_was_noted(store: Store) -> None:
-    look(store, SOURCE, at(2, 1), NOW)
+    note_new(store, SOURCE, at(2, 1), NOW)
     assert due(store, at(2, 1), backfill=True) == ["v0.2.0"]
     assert due(store, [], backfill=True) == ["v0.2.0"]
 
 
 def test_what_was_emitted_is_due_again_only_later(store: Store) -> None:
-    look(store, SOURCE, [], NOW)
-    (sighting,) = look(store, SOURCE, at(1), NOW)
+    note_new(store, SOURCE, [], NOW)
+    (sighting,) = note_new(store, SOURCE, at(1), NOW)
     emitted(store, SOURCE, sighting.key, NOW)
     assert due(store, at(1), AGAIN - timedelta(seconds=1)) == []
     assert due(store, at(1), AGAIN) == ["v0.1.0"]
 
 
 def test_what_was_claimed_is_never_due_again(store: Store) -> None:
-    look(store, SOURCE, [], NOW)
-    (sighting,) = look(store, SOURCE, at(1), NOW)
+    note_new(store, SOURCE, [], NOW)
+    (sighting,) = note_new(store, SOURCE, at(1), NOW)
     assert claim(store, sighting.key, "run-1", NOW)
     assert due(store, at(1)) == due(store, at(1), AGAIN) == due(store, at(1), backfill=True) == []
 
 
 def test_a_release_whose_tag_moved_on_before_it_was_emitted_is_still_due(store: Store) -> None:
-    look(store, SOURCE, [], NOW)
-    look(store, SOURCE, at(1), NOW)
+    note_new(store, SOURCE, [], NOW)
+    note_new(store, SOURCE, at(1), NOW)
     assert due(store, [Available(identity=digest(9), tags=["v0.1.0"])]) == ["v0.1.0", "v0.1.0"]
 
 
 def test_a_tag_that_moves_is_a_new_release_and_back_is_none(store: Store) -> None:
     first, second = (Available(identity=digest(number), tags=["v0.1.0"]) for number in (1, 2))
-    look(store, SOURCE, [first], NOW)
-    (moved,) = look(store, SOURCE, [second], NOW)
+    note_new(store, SOURCE, [first], NOW)
+    (moved,) = note_new(store, SOURCE, [second], NOW)
     assert moved.identity == second.identity
-    assert look(store, SOURCE, [first], NOW) == [moved]
+    assert note_new(store, SOURCE, [first], NOW) == [moved]
 
 
 def test_tags_are_collected(store: Store) -> None:
     for tags in (["v0.1.0"], ["0.1.0", "v0.1.0"], ["0.1.0"]):
-        look(store, SOURCE, [Available(identity=digest(1), tags=tags)], NOW)
+        note_new(store, SOURCE, [Available(identity=digest(1), tags=tags)], NOW)
     assert [each.tags for each in known(store).releases] == [["v0.1.0", "0.1.0"]]
 
 
 def test_the_last_emission_counts_whoever_records_it_last(store: Store) -> None:
-    look(store, SOURCE, [], NOW)
-    (sighting,) = look(store, SOURCE, at(1), NOW)
+    note_new(store, SOURCE, [], NOW)
+    (sighting,) = note_new(store, SOURCE, at(1), NOW)
     for when in (AGAIN, NOW):
         emitted(store, SOURCE, sighting.key, when)
     assert known(store).releases[0].emitted_at == AGAIN
 
 
 def test_nothing_is_written_where_nothing_changed(store: Store) -> None:
-    look(store, SOURCE, at(1), NOW)
+    note_new(store, SOURCE, at(1), NOW)
     tag = store.read(known_key(SOURCE)).tag
-    look(store, SOURCE, at(1), AGAIN)
+    note_new(store, SOURCE, at(1), AGAIN)
     assert store.read(known_key(SOURCE)).tag == tag
 
 
@@ -218,12 +218,12 @@ def test_of_many_runs_at_once_one_gets_it(store: Store) -> None:
 def test_a_record_of_another_version_is_left_alone(body: bytes, store: Store) -> None:
     store.swap(known_key(SOURCE), body, "application/json", None)
     with pytest.raises(StoreError, match="not as it was written"):
-        look(store, SOURCE, at(1), NOW)
+        note_new(store, SOURCE, at(1), NOW)
     assert store.get(known_key(SOURCE)) == body
 
 
 def test_a_record_is_read_as_it_was_written(store: Store) -> None:
-    look(
+    note_new(
         store, ModelSource(name="org/tiny", recipe="llama", revision="main"), [Available(identity="9" * 40, tags=["main"])], NOW
     )
     (key,) = store.keys("releases/llama-model-org-tiny-")
@@ -244,24 +244,24 @@ def test_a_record_is_read_as_it_was_written(store: Store) -> None:
 
 
 def test_of_many_lookers_at_once_nothing_is_lost(store: Store) -> None:
-    look(store, SOURCE, [], NOW)
+    note_new(store, SOURCE, [], NOW)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: look(store, SOURCE, at(number), NOW), range(16)))
+        list(pool.map(lambda number: note_new(store, SOURCE, at(number), NOW), range(16)))
     assert sorted(due(store, [])) == sorted(f"v0.{number}.0" for number in range(16))
     assert len(known(store).releases) == 16
 
 
 def test_of_two_first_looks_the_later_one_is_no_first(store: Store, tmp_path: Path) -> None:
     """The second one reads before the first has written: what it alone found is new."""
-    hooked = Hooked(tmp_path, before_swap=lambda: look(store, SOURCE, at(1), NOW))
-    assert [each.tags for each in look(hooked, SOURCE, at(2, 1), NOW)] == [["v0.2.0"]]
+    hooked = Hooked(tmp_path, before_swap=lambda: note_new(store, SOURCE, at(1), NOW))
+    assert [each.tags for each in note_new(hooked, SOURCE, at(2, 1), NOW)] == [["v0.2.0"]]
 
 
 def test_a_record_that_changes_all_the_time_gives_up(store: Store, tmp_path: Path) -> None:
     others = iter(range(1, MOST_TRIES + 2))
-    hooked = Hooked(tmp_path, before_swap=lambda: look(store, SOURCE, at(next(others)), NOW), always=True)
+    hooked = Hooked(tmp_path, before_swap=lambda: note_new(store, SOURCE, at(next(others)), NOW), always=True)
     with pytest.raises(StoreBusyError, match="all the time"):
-        look(hooked, SOURCE, at(0), NOW)
+        note_new(hooked, SOURCE, at(0), NOW)
 
 
 class Hooked(DirectoryStore):
@@ -316,7 +316,7 @@ class World:
 
     def watch(self) -> None:
         shaky = Shaky(self)
-        for sighting in look(shaky, SOURCE, at(*reversed(self.released)), self.now):
+        for sighting in note_new(shaky, SOURCE, at(*reversed(self.released)), self.now):
             with self.lasting():
                 self.events.append(sighting.key)
             emitted(shaky, SOURCE, sighting.key, self.now)
@@ -387,7 +387,7 @@ def test_every_release_is_handled_once(before: int, steps: list[tuple[str, int |
         world = World(Path(folder))
         for _ in range(before):
             world.release()
-        look(DirectoryStore(Path(folder)), SOURCE, at(*reversed(world.released)), NOW)
+        note_new(DirectoryStore(Path(folder)), SOURCE, at(*reversed(world.released)), NOW)
         for step, crash_in, meanwhile in steps:
             world.meanwhile = meanwhile
             world.do(step, crash_in)
@@ -407,7 +407,7 @@ def test_every_release_is_handled_once(before: int, steps: list[tuple[str, int |
 def test_without_a_claim_a_crash_would_have_it_handled_twice(store: Store, tmp_path: Path) -> None:
     """That the crashes above are real: one between the emission and its record emits again."""
     world = World(tmp_path)
-    look(store, SOURCE, [], NOW)
+    note_new(store, SOURCE, [], NOW)
     world.release()
     world.do("watch", crash_in=3)
     world.do("watch")
@@ -418,8 +418,8 @@ def test_without_a_claim_a_crash_would_have_it_handled_twice(store: Store, tmp_p
 
 
 def test_a_swap_that_meets_another_reads_again(store: Store) -> None:
-    look(store, SOURCE, at(1), NOW)
+    note_new(store, SOURCE, at(1), NOW)
     stale = store.read(known_key(SOURCE)).tag
-    look(store, SOURCE, at(2, 1), NOW)
+    note_new(store, SOURCE, at(2, 1), NOW)
     with pytest.raises(ChangedError):
         store.swap(known_key(SOURCE), b"{}", "application/json", stale)

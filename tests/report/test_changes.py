@@ -18,8 +18,8 @@ from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.cells import within
 from vllm_qualify.recipe.workload import Load
 from vllm_qualify.report import points
-from vllm_qualify.report.before import Before, Drift, before, drifted
-from vllm_qualify.report.changes import ConfigRow, changes, why_none
+from vllm_qualify.report.before import Before, Drift, drifted, read_before
+from vllm_qualify.report.changes import ConfigRow, changes_of, why_none
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.head import facts
 from vllm_qualify.report.model import Report
@@ -66,7 +66,7 @@ def spaced(text: str) -> str:
 
 
 def test_the_baselines_report_is_read(evidence: Path) -> None:
-    found = before(against(THEN), evidence)
+    found = read_before(against(THEN), evidence)
     assert found is not None
     assert (found.run_id, found.judged_at, found.server) == (THEN.run_id, THEN.created_at, THEN.plan.server)
     assert THEN.details.sweep is not None
@@ -81,7 +81,7 @@ def test_a_report_of_before_there_were_details_is_read_too(evidence: Path) -> No
     older = json.loads(path.read_text())
     del older["details"]
     path.write_text(json.dumps(older))
-    found = before(against(THEN), evidence)
+    found = read_before(against(THEN), evidence)
     assert found is not None
     assert found.curve == []
 
@@ -99,7 +99,7 @@ def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> 
     )
     shutil.copytree(CAPTURED_LOAD, evidence / "load" / BESIDE)
     plan = against(THEN, load=settings, beside=THEN.plan.server)
-    found = before(plan, evidence)
+    found = read_before(plan, evidence)
     assert found is not None
     assert found.load_measured == "in turns"
     loads = [row for row in found.measurements if row.metric == "output_throughput_tok_s"]
@@ -109,7 +109,7 @@ def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> 
 
 
 def test_without_a_baseline_there_is_none(tmp_path: Path) -> None:
-    assert before(passed_report().plan, tmp_path) is None
+    assert read_before(passed_report().plan, tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_another_engine_has_no_drift() -> None:
 
 
 def test_settings_are_told_by_what_became_of_them() -> None:
-    found = changes(compared_report())
+    found = changes_of(compared_report())
     assert found is not None
     assert found.config is not None
     assert {(row.change, row.name) for row in found.config if row.where == "option"} == {
@@ -192,7 +192,7 @@ def test_the_same_settings_leave_no_row() -> None:
     report = compared_report()
     assert report.details.before is not None
     same = report.details.before.model_copy(update={"server": report.plan.server})
-    found = changes(report.model_copy(update={"details": report.details.model_copy(update={"before": same})}))
+    found = changes_of(report.model_copy(update={"details": report.details.model_copy(update={"before": same})}))
     assert found is not None
     assert found.config == []
     assert found.brief == "changed: engine, digest, hardware, load client, torch; settings: the same"
@@ -204,13 +204,13 @@ def test_text_and_number_differ() -> None:
     text = server.model_copy(update={"arguments": server.arguments | {"max-num-seqs": "256"}})
     assert report.details.before is not None
     then = report.details.before.model_copy(update={"server": text})
-    found = changes(report.model_copy(update={"details": report.details.model_copy(update={"before": then})}))
+    found = changes_of(report.model_copy(update={"details": report.details.model_copy(update={"before": then})}))
     assert found is not None
     assert found.config == [ConfigRow("changed", "option", "max-num-seqs", '"256"', "256")]
 
 
 def test_each_gate_has_both_values_and_how_much_worse_it_is() -> None:
-    found = changes(compared_report())
+    found = changes_of(compared_report())
     assert found is not None
     rows = {row.gate: row for row in found.metrics}
     assert [row.verdict for row in found.metrics] == ["fail", "invalid", "inconclusive"]
@@ -224,7 +224,7 @@ def test_each_gate_has_both_values_and_how_much_worse_it_is() -> None:
 
 def test_a_cell_without_a_baseline_has_no_changes() -> None:
     report = passed_report()
-    assert changes(report) is None
+    assert changes_of(report) is None
     assert "No gate" in why_none(report.plan)
 
 

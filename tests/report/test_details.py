@@ -20,7 +20,7 @@ from vllm_qualify.evidence.load import speculation, sweep
 from vllm_qualify.evidence.load.fitting import FOUND, Tried, Try
 from vllm_qualify.evidence.measurement import valid
 from vllm_qualify.evidence.stages import sweep_plan
-from vllm_qualify.evidence.watched import Series, read, series
+from vllm_qualify.evidence.watched import Series, read_watched, series
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Fit, Load, Sweep
 from vllm_qualify.report.before import Drift
@@ -66,14 +66,14 @@ def evidence(tmp_path: Path) -> Path:
     (folder / "fit").mkdir()
     (folder / "fit" / FOUND).write_text(TRIED.model_dump_json())
     (folder / "sweep").mkdir()
-    sweep.measure(as_if_watched, sweep_plan(plan_of()), folder / "sweep")
+    sweep.measure_sweep(as_if_watched, sweep_plan(plan_of()), folder / "sweep")
     return folder
 
 
 def as_if_watched(load: Load, rate: float | None, into: Path) -> None:
     """A simulated run at a moment at which the real machine was looked at."""
     Capacity().run(load, rate, into)
-    ended = read(WATCHED / "enough").host[5].time
+    ended = read_watched(WATCHED / "enough").host[5].time
     began = ended - json.loads((into / "bench-1.json").read_text())["duration"]
     (into / "client-1.json").write_text(json.dumps({"cpu_s": [[began, 0.0], [ended, 0.1]], "max_rss_mib": 1}))
 
@@ -82,7 +82,7 @@ def test_everything_is_read(evidence: Path) -> None:
     found = details_of(plan_of(), evidence)
     assert (found.notes, found.course_notes) == ([], [])
     assert found.sweep is not None
-    assert found.sweep == sweep.parse(evidence / "sweep", sweep_plan(plan_of()))
+    assert found.sweep == sweep.parse_sweep(evidence / "sweep", sweep_plan(plan_of()))
     assert [point.clients for point in found.sweep.curve] == [1, 4]
     assert found.speculation == speculation.document(evidence / "speculation", SETTINGS)
     assert found.startup is not None

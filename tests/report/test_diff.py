@@ -16,7 +16,7 @@ from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.workload import Load, Slo
-from vllm_qualify.report.diff import NO_NOISE_KNOWN, WITHIN_NOISE, Change, Moved, ReportDiff, changes, diff
+from vllm_qualify.report.diff import NO_NOISE_KNOWN, WITHIN_NOISE, Change, Moved, ReportDiff, changed_settings, diff
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_diff
 
@@ -117,13 +117,13 @@ def test_the_environment_is_compared_by_name(approved: Report) -> None:
 
 
 def test_a_text_and_the_number_it_looks_like_are_two_settings() -> None:
-    assert changes({"x": 1}, {"x": "1"}) == [Change(what="x", kind="changed", a=1, b="1")]
+    assert changed_settings({"x": 1}, {"x": "1"}) == [Change(what="x", kind="changed", a=1, b="1")]
     shown = _shown(diff(*(_served(passed_report(), environment={"X": value}) for value in ("1", "on"))))
     assert '~ X: "1" → on' in shown
 
 
 def test_false_and_zero_are_settings_and_not_missing() -> None:
-    assert changes({"x": False, "y": 0}, {"x": None}) == [
+    assert changed_settings({"x": False, "y": 0}, {"x": None}) == [
         Change(what="x", kind="removed", a=False),
         Change(what="y", kind="removed", a=0),
     ]

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.test_failure import CASES, Case
 from tests.html import Reader
 from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, SCRIPT, image_report, passed_report
-from vllm_qualify.engine.failure import classify
+from vllm_qualify.engine.failure import classify_log
 from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, StoreError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.report.failure import LONGEST_LINE, MOST_FILES, MOST_LINES, RunFailure, render_failure, run_failure
@@ -22,7 +22,7 @@ ERRORS: dict[str, type[QualifyError]] = {"recipe": RecipeError, "host": HostErro
 
 def _error(case: Case) -> QualifyError:
     """As the server's start raises it."""
-    found = classify(case.text, case.end)
+    found = classify_log(case.text, case.end)
     return ERRORS[found.whose_turn](found.problem, found.remedy, "serve", found.lines, found.kind, found.retry)
 
 

@@ -14,7 +14,7 @@ from tests.judge.test_compare import QUESTIONS as ASKED
 from tests.judge.test_compare import ask, cell_plan, keep_baseline, loss_gate
 from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Reply, right_but
 from tests.report.builder import compared_report, passed_report
-from vllm_qualify.evidence.answers import read, write
+from vllm_qualify.evidence.answers import read_answers, write
 from vllm_qualify.judge.compare import answers_path
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
@@ -103,7 +103,7 @@ def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
     change_samples(before, exchange)
     kept = evidence / "baseline" / answers_path("gsm8k")
     kept.parent.mkdir(parents=True)
-    write(read(before, TASK), kept)
+    write(read_answers(before, TASK), kept)
     shutil.copytree(before / "r1-b1", kept.parent / "r1-b1")
 
     found = compared(evidence, captured_plan(loss_gate()))

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from vllm_qualify.approval.decision import Decision, Ruling, StoredDecision, decide
+from vllm_qualify.approval.decision import Decision, Ruling, StoredDecision, make_decision
 from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.approval.index import index_problem
 from vllm_qualify.approval.layout import JSON, approval_key
@@ -55,7 +55,7 @@ def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, si
     if wanted.verdict != "approve":
         raise ValueError("a rejection approves nothing")
     check_can_advance(store, run.cell, run.run_id)
-    stored = decide(store, run, wanted, valid_days, now)
+    stored = make_decision(store, run, wanted, valid_days, now)
     approval = _put_approval(store, run, stored, signer)
     pointer = advance(store, run.cell, entry_of(stored.decision, approval))
     problem = index_problem(store, run.cell)
@@ -66,7 +66,7 @@ def reject(store: Store, run: PublishedRun, wanted: Ruling, now: datetime) -> Re
     """Decide that the run must not be deployed, whatever its verdict is. Raises DecidedError, StoreError."""
     if wanted.verdict != "reject":
         raise ValueError("an approval rejects nothing")
-    decision = decide(store, run, wanted, 0, now).decision
+    decision = make_decision(store, run, wanted, 0, now).decision
     return Rejected(decision=decision, index_problem=index_problem(store, run.cell))
 
 

@@ -73,7 +73,7 @@ def ruling(verdict: Literal["approve", "reject"], by: str, reason: str) -> Rulin
         return Ruling(verdict=verdict, by=one_line(by), reason=one_line(reason))
 
 
-def decide(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> StoredDecision:
+def make_decision(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> StoredDecision:
     """The decision about the run. It is made now, unless the same decision was made before.
 
     Raises:
@@ -120,7 +120,7 @@ def check_passed(report: Report, today: date) -> None:
     raise CallerError(problem, remedy, "REPORT")
 
 
-def waivers_of(report: Report) -> list[Waiver]:
+def waivers_used(report: Report) -> list[Waiver]:
     """The waivers that the verdict depends on."""
     return [found.waiver for found in report.judgement.gates if found.waiver and found.counts_as != found.verdict]
 
@@ -130,7 +130,9 @@ def _decision(run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime)
     if wanted.verdict == "approve":
         check_passed(run.report, today)
         _check_automatic(run.report, wanted)
-        expires = min(today + timedelta(days=valid_days), *(_day_after(waiver) for waiver in waivers_of(run.report)), date.max)
+        expires = min(
+            today + timedelta(days=valid_days), *(_day_after(waiver) for waiver in waivers_used(run.report)), date.max
+        )
     return Decision(
         **wanted.model_dump(),
         run_id=run.run_id,
@@ -148,8 +150,8 @@ def _day_after(waiver: Waiver) -> date:
 
 
 def _check_automatic(report: Report, wanted: Ruling) -> None:
-    if wanted.automatic and waivers_of(report):
-        names = ", ".join(waiver.gate for waiver in waivers_of(report))
+    if wanted.automatic and waivers_used(report):
+        names = ", ".join(waiver.gate for waiver in waivers_used(report))
         problem = f"run {report.run_id} rests on a waiver ({names}), and is approved by nobody automatically"
         raise CallerError(problem, f"decide by name: `vllm-qualify approve {report.run_id}`", "REPORT")
 

@@ -93,7 +93,7 @@ def readable(document: object) -> bytes:
     return json.dumps(document, sort_keys=True, indent=2).encode() + b"\n"
 
 
-def parsed(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes) -> dict[str, Any]:
     """Raises ValueError if it is not a JSON object."""
     try:
         document = json.loads(body)

@@ -16,7 +16,7 @@ from vllm_qualify.approval.layout import (
     day,
     in_plain_words,
     one_line,
-    parsed,
+    parse_object,
     pointer_key,
     readable,
     reason_of,
@@ -107,7 +107,7 @@ def read_pointer(store: Store, cell: str) -> Pointer | None:
 def parse_pointer(body: bytes, cell: str, place: str) -> Pointer:
     """Raises TamperedError if it is not as it was written, StoreError if it is of another version."""
     try:
-        document = parsed(body)
+        document = parse_object(body)
         told = document.pop("sha256", None)
     except ValueError as error:
         raise _tampered(place) from error

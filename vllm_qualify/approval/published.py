@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_qualify.approval.layout import manifest_key, parsed, reason_of, sha256
+from vllm_qualify.approval.layout import manifest_key, parse_object, reason_of, sha256
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, StoredObject, evidence_key
 from vllm_qualify.publish.store import Store
@@ -79,7 +79,7 @@ def published(manifest_object: StoredObject, manifest: Manifest, report_body: by
         manifest=manifest,
         report_object=named,
         report=report,
-        document=parsed(report_body),
+        document=parse_object(report_body),
     )
 
 

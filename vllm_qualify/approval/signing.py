@@ -45,7 +45,7 @@ class Opened(NamedTuple):
     key_id: str
 
 
-def shown(key_id: str) -> str:
+def short_id(key_id: str) -> str:
     """The part of a key's id that people compare."""
     return key_id[:16]
 
@@ -121,7 +121,7 @@ def open_envelope(body: bytes, trusted: Sequence[PublicKey], place: str) -> Open
     signers, known = [list(envelope.signatures), [key.keyid for key in trusted]]
     if set(signers) & set(known):
         raise _tampered("what is signed is not what the key signed", place)
-    told = f"signed by key {', '.join(map(shown, signers))}; trusted: {', '.join(map(shown, known)) or 'none'}"
+    told = f"signed by key {', '.join(map(short_id, signers))}; trusted: {', '.join(map(short_id, known)) or 'none'}"
     raise OtherKeyError(told, "trust it only with the public key from whoever approves your releases", place)
 
 

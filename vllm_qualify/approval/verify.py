@@ -22,12 +22,12 @@ from vllm_qualify.approval.layout import (
     checked_cell,
     decision_key,
     manifest_key,
-    parsed,
+    parse_object,
     pointer_key,
 )
 from vllm_qualify.approval.pointer import ApprovalState, Pointer, parse_pointer, read_pointer, state_of
 from vllm_qualify.approval.published import PublishedRun, parse_manifest, published, stored_object
-from vllm_qualify.approval.signing import Opened, PublicKey, open_envelope, shown
+from vllm_qualify.approval.signing import Opened, PublicKey, open_envelope, short_id
 from vllm_qualify.approval.statement import Qualification, read_statement, statement
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
@@ -67,7 +67,7 @@ class Verified(Frozen):
         """The result in one line."""
         checked = f"{self.objects_checked} objects checked" if self.is_whole else "evidence and revocation not checked"
         name = f"{self.cell}, run {self.run_id}"
-        return f"{name}: approved by {self.by}, until {self.expires}, key {shown(self.key_id)}; {checked}"
+        return f"{name}: approved by {self.by}, until {self.expires}, key {short_id(self.key_id)}; {checked}"
 
 
 def verify(store: Store, name: str, trusted: Sequence[PublicKey], today: date) -> Verified:
@@ -252,5 +252,5 @@ def _verified(opened: Opened, stated: Qualification, *, is_whole: bool, objects:
         key_id=opened.key_id,
         is_whole=is_whole,
         objects_checked=objects,
-        statement=parsed(opened.payload),
+        statement=parse_object(opened.payload),
     )

@@ -162,10 +162,10 @@ def verify(
 @key_app.command("new", epilog="Exit codes: 0 done, 2 the caller's mistake, 3 the world's fault.")
 def key_new(file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; the public one is FILE.pub.")]) -> None:
     """Make a key pair to sign approvals with (Ed25519)."""
-    from vllm_qualify.approval.signing import new_key, shown
+    from vllm_qualify.approval.signing import new_key, short_id
 
     key = new_key(file.expanduser())
-    typer.echo(f"key {shown(key.keyid)}: keep {file} secret, and give {file}.pub to whoever verifies")
+    typer.echo(f"key {short_id(key.keyid)}: keep {file} secret, and give {file}.pub to whoever verifies")
 
 
 def _warn(problem: str | None) -> None:

@@ -65,12 +65,12 @@ def recipe_show(
 ) -> None:
     """Show config file, environment and docker command of the servers, for any GPU type and version."""
     from vllm_qualify.plan.choice import Choice
-    from vllm_qualify.plan.dry_run import shown
+    from vllm_qualify.plan.dry_run import server_scripts
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.home import runs_folder
 
     choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
-    typer.echo("\n\n".join(shown(load_recipe(recipe), choice, vllm, image, runs_folder())))
+    typer.echo("\n\n".join(server_scripts(load_recipe(recipe), choice, vllm, image, runs_folder())))
 
 
 @recipe_app.command("import", epilog=EXIT_CODES)

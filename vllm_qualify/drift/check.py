@@ -238,7 +238,7 @@ def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path, check
 
 
 def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
-    return drift.check(subject.server.arguments, subject.server.environment, table)
+    return drift.check_server(subject.server.arguments, subject.server.environment, table)
 
 
 def _findings(subject: Subject, judgement: EngineJudgement | None, answer: ProbeAnswer) -> list[Finding]:

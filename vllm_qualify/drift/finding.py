@@ -58,7 +58,7 @@ class Finding(Frozen):
         return self.kind not in NOTES
 
 
-def check(server: ServerArguments, environment: Environment, table: EngineTable) -> list[Finding]:
+def check_server(server: ServerArguments, environment: Environment, table: EngineTable) -> list[Finding]:
     """Options, values and environment names that this vLLM does not accept, in the recipe's order; then missing counters."""
     options = [finding for name, value in server.items() for finding in _of_option(name, value, table)]
     return [*options, *_given_twice(server, table), *_of_environment(environment, table), *_of_metrics(table)]

@@ -55,7 +55,7 @@ def recorded(client: Client, command: list[str]) -> list[str]:
     return launcher_of(client).shown(client, command)
 
 
-def run(
+def run_command(
     bench: Bench,
     command: list[str],
     result: str,
@@ -83,7 +83,7 @@ def run(
     launcher_of(bench.client).fetch(bench.client, from_there, log.with_name(result), place)
 
 
-def prepare(bench: Bench, commands: Iterable[list[str]]) -> None:
+def prepare_commands(bench: Bench, commands: Iterable[list[str]]) -> None:
     """Let the client make the prompts of later commands in advance, in this order, while it runs no command.
 
     Call `settle` before anything is measured. Raises HostError if Docker Engine went away.
@@ -91,7 +91,7 @@ def prepare(bench: Bench, commands: Iterable[list[str]]) -> None:
     _order(bench, f"{time.monotonic_ns():020d}.ahead", json.dumps([_arguments(command) for command in commands]), STAGE)
 
 
-def settle(bench: Bench, time_limit_s: float, check: Callable[[], None]) -> None:
+def stop_preparing(bench: Bench, time_limit_s: float, check: Callable[[], None]) -> None:
     """Stop making prompts in advance: that would disturb a measurement. Raises as `run`."""
     name, log_from = f"{time.monotonic_ns():020d}", bench.process.log.stat().st_size
     _order(bench, f"{name}.ahead", "[]", STAGE)

@@ -221,7 +221,7 @@ def _started(host: "docker.DockerClient", plan: ContainerPlan, place: str) -> st
             container_id = create(host, plan)
         host.api.start(container_id)
     except docker.errors.APIError as error:
-        raise start_failure.classify(said(error), plan.image, plan.port, place) from error
+        raise start_failure.classify_start(said(error), plan.image, plan.port, place) from error
     return container_id
 
 

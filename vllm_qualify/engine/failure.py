@@ -532,7 +532,7 @@ _MESSAGE_WITHIN = 4
 _LONGEST_QUOTE = 300
 
 
-def classify(log: str, end: End, own_signs: Sequence[Sign] = ()) -> Failure:
+def classify_log(log: str, end: End, own_signs: Sequence[Sign] = ()) -> Failure:
     """The failure that a server's log and end show; an empty log is classified by the end alone.
 
     `own_signs` are those of its kind of engine. They come before SIGNS.

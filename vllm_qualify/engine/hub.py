@@ -18,7 +18,7 @@ else:
 TIMEOUT_S = 30.0
 
 
-def commit_of(model: str, revision: str | None, place: str) -> str:
+def resolve_commit(model: str, revision: str | None, place: str) -> str:
     """The commit of a branch, a tag or, for None, the default branch. HF_TOKEN and HF_ENDPOINT are used if they are set.
 
     Raises:

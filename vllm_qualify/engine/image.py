@@ -115,7 +115,7 @@ def _resolved(host: "docker.DockerClient", image: EngineImage, option: str, stag
     try:
         found: dict[str, Any] = host.api.inspect_distribution(image.reference)
     except docker.errors.APIError as error:
-        raise registry_failure.classify(said(error), image.reference, option, stage) from error
+        raise registry_failure.classify_answer(said(error), image.reference, option, stage) from error
     digest = str(found["Descriptor"]["digest"])
     if image.digest not in (None, digest):
         raise _moved(image, digest, stage)
@@ -185,7 +185,7 @@ def _pull(host: "docker.DockerClient", image: EngineImage, progress: Callable[[s
 
 
 def _pull_failure(text: str, image: EngineImage) -> QualifyError:
-    return registry_failure.classify(text, image.pinned, "--image", PULL)
+    return registry_failure.classify_answer(text, image.pinned, "--image", PULL)
 
 
 class Layers:

@@ -27,7 +27,7 @@ _MISMATCH = re.compile(
 )
 
 
-def classify(said: str, reference: str, option: str, stage: str) -> QualifyError:
+def classify_answer(said: str, reference: str, option: str, stage: str) -> QualifyError:
     """The error for Docker Engine's message when it asked a registry for `reference`."""
     if _DISK_FULL.search(said):
         return HostError(f"no space left to pull {reference}", "free space where Docker keeps images", stage, kind="disk-full")

@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, SerializeAsAny
 from vllm_qualify.engine import container
 from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.failure import End, Failure, classify
+from vllm_qualify.engine.failure import End, Failure, classify_log
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import EngineKind, ServedModel
@@ -307,6 +307,6 @@ _WHOSE = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hu
 
 def error_of(process: Running, end: End, kind: EngineName) -> QualifyError:
     """The error for a server that ended or was given up; its class says who must act."""
-    failure: Failure = classify(text_of(process.log), end, KINDS[kind].failures)
+    failure: Failure = classify_log(text_of(process.log), end, KINDS[kind].failures)
     lines = failure.lines or tail(process.log)
     return _WHOSE[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)

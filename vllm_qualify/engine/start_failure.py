@@ -19,7 +19,7 @@ _MISSING = re.compile(r"No such image", re.I)
 _MOUNT = re.compile(r"bind source path does not exist|invalid mount config|not a directory: unknown", re.I)
 
 
-def classify(said: str, image: str, port: int | None, place: str) -> QualifyError:
+def classify_start(said: str, image: str, port: int | None, place: str) -> QualifyError:
     """The error for Docker Engine's message when it did not start a container of `image`."""
     if _PORT.search(said):
         return HostError(f"port {port} is in use: {said}", "free it, or leave --port out", place, kind="port-in-use")

@@ -165,12 +165,12 @@ def scrape(metrics_url: str, families: Collection[str]) -> Scrape:
     try:
         page = httpx.get(metrics_url, timeout=SCRAPE_TIMEOUT_S, follow_redirects=True).raise_for_status().text
         now = time.time()
-        return Scrape(time=now, values=parsed(page, families))
+        return Scrape(time=now, values=parse_metrics(page, families))
     except (httpx.HTTPError, ValueError) as error:
         return Scrape(time=time.time(), error=f"{type(error).__name__}: {error}"[:200])
 
 
-def parsed(page: str, families: Collection[str]) -> dict[str, float]:
+def parse_metrics(page: str, families: Collection[str]) -> dict[str, float]:
     """A metrics page's gauges and counters of these families, each as `name{label="value",…}`. Raises ValueError."""
     return {
         _key(sample.name, sample.labels): float(sample.value)

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm_qualify.engine.process import POLL_S, TAIL_BYTES, Progress, RunningProcess, guarded, quiet_environment, tail, text_of
 from vllm_qualify.engine.server import Server, Starting
 from vllm_qualify.errors import HostError, RecipeError, writing
-from vllm_qualify.evidence.answers import Answer, Answered, QuestionBlock, finished, planned, read, steps
+from vllm_qualify.evidence.answers import Answer, Answered, QuestionBlock, finished, planned, read_answers, steps
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, JOB, ORDER, TASK, Job, Order, TaskReply, write_whole
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
@@ -104,7 +104,7 @@ class Asking:
         (folder / AFTER).write_text(run.server.metrics_page())
 
 
-def asking(server: Server, lm_eval: LmEval, folder: Path, progress: Progress) -> Asking:
+def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progress) -> Asking:
     """Prepare the task to be asked. Files of an earlier try in `folder` are removed.
 
     `progress` gets the requests of the step that is being asked.
@@ -213,7 +213,7 @@ def tools() -> dict[str, str]:
     return {"lm-eval": metadata.version("lm-eval")}
 
 
-def parse(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
+def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
     """One measurement per filter and declared score, and the share of answers that were cut, from the files of a task's folder.
 
     A question that was asked several times counts with the mean of its answers. All measurements are invalid unless lm-eval's
@@ -222,7 +222,7 @@ def parse(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
     inside = f"{folder.parent.name}/{folder.name}"
     source = f"{inside}/r*-b*"
     try:
-        answered = read(folder, task)
+        answered = read_answers(folder, task)
         information, look = _looks(folder, task)
         if problem := _unanswered(answered.answers, task):
             keys: list[tuple[str, str | None]] = [*answered.keys, (TRUNCATED, None)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
-from vllm_qualify.evidence.memory import Memory, digest_of
+from vllm_qualify.evidence.memory import Memory, digest_together
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
@@ -127,7 +127,7 @@ def finished(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
     return done
 
 
-def read(folder: Path, task: TaskPlan) -> Answered:
+def read_answers(folder: Path, task: TaskPlan) -> Answered:
     """The answers of a task from lm-eval's files of its finished steps.
 
     Raises one of UNUSABLE unless each filter scored every question of each step once, a question has the same prompt in all
@@ -155,7 +155,9 @@ def _read_step(folder: Path, step: QuestionBlock, task: str, available: int) -> 
     path = only(folder / step.folder, "samples_*.jsonl")
     samples = path.read_bytes()
     what = (step.repetition, step.block, tuple(step.questions), task, available, path.name)
-    return STEPS.find(digest_of(results, samples), what, lambda: _parse_step(results, samples, path, step, task, available))
+    return STEPS.find(
+        digest_together(results, samples), what, lambda: _parse_step(results, samples, path, step, task, available)
+    )
 
 
 def _parse_step(
@@ -269,7 +271,7 @@ def write(answered: Answered, path: Path) -> None:
 def load(path: Path) -> Answered:
     """Read what `write` wrote. Raises one of UNUSABLE if the file is anything else, or cut."""
     content = path.read_bytes()
-    return STEPS.find(digest_of(content), "answers", lambda: _parse_answers(content, path.name))
+    return STEPS.find(digest_together(content), "answers", lambda: _parse_answers(content, path.name))
 
 
 def _parse_answers(content: bytes, name: str) -> Answered:

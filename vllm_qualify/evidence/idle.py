@@ -43,7 +43,7 @@ class GpuIdle(Frozen):
 
     @property
     def whole(self) -> Stretch:
-        return together([self.start, self.serving])
+        return sum_of([self.start, self.serving])
 
 
 class Idle(Frozen):
@@ -55,10 +55,10 @@ class Idle(Frozen):
 
     @property
     def whole(self) -> Stretch:
-        return together([gpu.whole for gpu in self.gpus])
+        return sum_of([gpu.whole for gpu in self.gpus])
 
 
-def together(stretches: Sequence[Stretch]) -> Stretch:
+def sum_of(stretches: Sequence[Stretch]) -> Stretch:
     return Stretch(told_s=math.fsum(each.told_s for each in stretches), idle_s=math.fsum(each.idle_s for each in stretches))
 
 

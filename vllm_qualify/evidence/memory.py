@@ -31,7 +31,7 @@ def _nothing_yet(_digest: bytes) -> dict[Hashable, Any]:
     return {}
 
 
-def digest_of(*contents: bytes) -> bytes:
+def digest_together(*contents: bytes) -> bytes:
     """The digest of several files together. It includes their lengths: text moved from one file to the next changes it."""
     whole = hashlib.sha256()
     for content in contents:

@@ -21,7 +21,7 @@ from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import QualifyError, writing
 from vllm_qualify.evidence import accuracy
 from vllm_qualify.evidence.accuracy import LmEval
-from vllm_qualify.evidence.load.client import Driven, prepare
+from vllm_qualify.evidence.load.client import Driven, prepare_prompts
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.recipe.workload import Load
@@ -64,7 +64,7 @@ def serving(
         stack.enter_context(_machine_watched(starting.process, plan, folder))
         client = stack.enter_context(_client(starting, plan.server, plan, folder, plan.labels))
         bench = stack.enter_context(benches.staying(client, folder / BENCH_LOG))
-        prepare(bench, plan.server.served_model_name, loads)
+        prepare_prompts(bench, plan.server.served_model_name, loads)
         lm_eval = {task.name: stack.enter_context(_lm_eval(starting, plan, task.name, folder)) for task in plan.accuracy}
 
         def check() -> None:
@@ -129,7 +129,7 @@ def another(
         _client(starting, other, plan, folder, labels) as client,
         benches.staying(_same_program(client, like), folder / BENCH_LOG) as bench,
     ):
-        prepare(bench, other.served_model_name, loads)
+        prepare_prompts(bench, other.served_model_name, loads)
         server = _ready(other, starting, tell, question)
         tell(f"serving{' another server beside it' if like else ''} at {server.url} after {server.startup_s:.0f} s")
         yield Served(server=server, bench=bench)

@@ -19,7 +19,7 @@ def request_of(settings: Smoke, model: str) -> dict[str, Any]:
     return {"model": model, "prompt": settings.prompt, "max_tokens": settings.max_tokens, "temperature": 0, "seed": 0}
 
 
-def measure(server: Server, settings: Smoke, folder: Path) -> None:
+def measure_smoke(server: Server, settings: Smoke, folder: Path) -> None:
     """Write what the server answered, status and body, to `models.json` and `replies.json`.
 
     Raises:
@@ -42,7 +42,7 @@ def _answer(client: httpx.Client, method: str, path: str, body: dict[str, Any] |
     return {"status": answer.status_code, "body": answer.text}
 
 
-def parse(folder: Path, settings: Smoke, model: str, golden: str | None) -> list[Measurement]:
+def parse_smoke(folder: Path, settings: Smoke, model: str, golden: str | None) -> list[Measurement]:
     """The smoke measurements, 1.0 or 0.0 each, from what `measure` wrote; all invalid if a reply is missing or not JSON."""
     source = f"{folder.name}/{REPLIES}"
     wanted = [name for name in SMOKE_METRICS if golden is not None or name != "smoke_golden"]

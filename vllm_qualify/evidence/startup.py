@@ -95,7 +95,7 @@ def startup(
     return Startup(startup_s=startup_s, warm=warm, because=because, **{name: value for name, (value, _) in told.items()})
 
 
-def measurements(found: Startup, source: str) -> list[Measurement]:
+def startup_measurements(found: Startup, source: str) -> list[Measurement]:
     """One measurement for each of PARTS, invalid where the part is None; and `startup_warm_s`, invalid unless it was warm."""
     return [*(_measurement(found, part, metric, source) for part, metric in PARTS.items()), _warm_start(found, source)]
 

@@ -57,7 +57,7 @@ def watched_in(stage: Path, server: Path) -> Path:
     return inside if inside.is_dir() else server
 
 
-def read(folder: Path) -> Watched:
+def read_watched(folder: Path) -> Watched:
     """Read both files without an incomplete last line, which a killed run leaves. Raises one of UNUSABLE."""
     return Watched(scrapes=_lines(folder / SCRAPES, Scrape), host=read_host(folder))
 
@@ -94,7 +94,7 @@ def problems(
     them is enough, and half of those of the GPUs.
     """
     try:
-        watched = read(folder)
+        watched = read_watched(folder)
         return [
             *_missed(watched, began, ended, every_s),
             *_queueing(
@@ -109,7 +109,7 @@ def problems(
 def notes(folder: Path, began: float, ended: float) -> list[str]:
     """What the report should mention about a load that counts nevertheless."""
     try:
-        watched = read(folder)
+        watched = read_watched(folder)
     except UNUSABLE as error:
         return [f"what was watched during the load cannot be read: {in_words(error)}"]
     host = _within(watched.host, began, ended)
@@ -129,7 +129,7 @@ class Series(Frozen):
 
 def series(folder: Path, began: float = -math.inf, ended: float = math.inf) -> Series:
     """The server's course between two unix times, in seconds from the first sample. Raises one of UNUSABLE."""
-    scrapes = _within(read(folder).scrapes, began, ended)
+    scrapes = _within(read_watched(folder).scrapes, began, ended)
     return Series(
         time_s=[scrape.time - scrapes[0].time for scrape in scrapes],
         running=[value_of(scrape, "running") for scrape in scrapes],

@@ -107,7 +107,7 @@ def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measu
             own = _own(gate, measurements)
             problem = own.invalid_because
             if problem is None and gate.against == "answers":
-                problem = _too_seldom(answers.read(evidence / "accuracy" / str(gate.task), _task_of(plan, gate)))
+                problem = _too_seldom(answers.read_answers(evidence / "accuracy" / str(gate.task), _task_of(plan, gate)))
         except UNUSABLE as error:
             problem = in_words(error)
         if problem:
@@ -178,7 +178,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}"
     if problem := task_differs(plan, task):
         return invalid(gate.metric, problem, source, **about)
-    new = answers.read(evidence / "accuracy" / task.name, task)
+    new = answers.read_answers(evidence / "accuracy" / task.name, task)
     old = answers.load(evidence / BASELINE / answers_path(task.name))
     if problem := _unlike(old, new):
         return invalid(gate.metric, problem, source, **about)
@@ -194,7 +194,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
         return invalid(gate.metric, f"{asked} answers, where the gates are looked at after {looks}", source, **about)
     found = paired.loss(theirs, ours, _margin(gate))
     known = paired.information(looks, len(questions), int(theirs.asked.max()))
-    interval = paired.interval(found, sides("lower", levels_of(plan.judged), known, looks.index(asked)))
+    interval = paired.interval_of(found, sides("lower", levels_of(plan.judged), known, looks.index(asked)))
     length = _length_ratio(new.answers, old.answers)
     # A sure loss stays a loss, whatever the length of the replies.
     is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)

@@ -15,7 +15,7 @@ ALIKE = {"input_len", "output_len", "length_spread", "prompts_sha256", "api", "m
 TPOT = ("tpot_p50_ms", "tpot_mean_ms", "tpot_p90_ms", "tpot_p99_ms")
 
 
-def before(plan: CellPlan, evidence: Path) -> str:
+def line_before(plan: CellPlan, evidence: Path) -> str:
     """The line before a load's first repeat. The estimate is by the baseline's load or by what the gates demand."""
     looks = plan.load.looks
     repeats = _range(f"{looks[0]}", f"{looks[-1]}") + (" repeat" if looks[-1] == 1 else " repeats")

@@ -133,7 +133,7 @@ def _planned_variance(asked: int, questions: int, baseline_repetitions: int) -> 
     return 1 / baseline_repetitions + mean_inverse
 
 
-def interval(found: Loss, at: Sides) -> Interval:
+def interval_of(found: Loss, at: Sides) -> Interval:
     """The bounds of the loss, which is between -1 and 1."""
     lower, upper = found.value - _z(at.below) * found.error, found.value + _z(at.above) * found.error
     return Interval(lower=max(-1.0, min(lower, found.value)), upper=min(1.0, max(upper, found.value)))

@@ -57,7 +57,7 @@ def _deciding(plan: CellPlan) -> list[Gate]:
 def _is_established(evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
     """Whether the questions were asked as often as their own noise requires, or their answers will stay unusable."""
     try:
-        answered = answers.read(evidence / "accuracy" / task.name, task)
+        answered = answers.read_answers(evidence / "accuracy" / task.name, task)
         needed = max(repetitions_to_establish(answered, task, gate) for gate in gates)
     except UnlikeError:
         # One repetition shows no noise.

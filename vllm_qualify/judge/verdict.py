@@ -78,7 +78,7 @@ class Judgement(Frozen):
         return self.verdict == "pass"
 
 
-def decide(checks: Checks) -> Verdict:
+def verdict_from(checks: Checks) -> Verdict:
     """The verdict of one gate. A gate without evidence never passes: `pass` needs all five checks."""
     if not (checks.present and checks.trusted):
         return "invalid"
@@ -137,7 +137,7 @@ def waived(found: GateVerdict, waivers: Sequence[Waiver], today: date) -> GateVe
 
 def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement], expectations: Sequence[int] = ()) -> GateVerdict:
     """The verdict of one gate on the measurements of its metric and filter. There should be exactly one."""
-    verdict = decide(checks)
+    verdict = verdict_from(checks)
     if len(found) != 1:
         because = (
             f"{len(found)} measurements where one is needed" if found else "no measurement: the stage left no evidence for it"

@@ -14,7 +14,7 @@ from vllm_qualify.plan.cell import Cell, CellPlan, Release
 from vllm_qualify.plan.choice import Choice, Selection, commit_in, select
 from vllm_qualify.plan.gates import gates_of, waivers_of
 from vllm_qualify.plan.server import check_memory_limit, server_plan
-from vllm_qualify.plan.workload import least_prompts, load_plan, most_clients, num_concurrent, prompts_file, task_plan
+from vllm_qualify.plan.workload import load_plan, most_clients, num_concurrent, prompts_file, prompts_needed, task_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments, Variant, covers
 
@@ -183,7 +183,7 @@ def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:
     gpus = _gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
     server = plan.server.model_copy(update={"arguments": arguments, "gpus": gpus})
     clients = most_clients(server, plan.fit)
-    load = plan.workload.of(clients, least_prompts(plan.workload, plan.gates)) if plan.workload else plan.load
+    load = plan.workload.of(clients, prompts_needed(plan.workload, plan.gates)) if plan.workload else plan.load
     changes = {
         "server": server,
         "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256}),

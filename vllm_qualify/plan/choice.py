@@ -122,7 +122,7 @@ def commit_of(loaded: LoadedRecipe, choice: Choice) -> str | None:
 
 
 def commit_in(variant: Variant) -> str:
-    return hub.commit_of(variant.model, variant.revision, "check")
+    return hub.resolve_commit(variant.model, variant.revision, "check")
 
 
 def _check_fits(recipe: Recipe, variant_name: str, gpu_type: str) -> None:

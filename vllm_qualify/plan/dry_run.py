@@ -22,7 +22,7 @@ PORT = 8000
 DEFAULT_BRANCH = "main"
 
 
-def shown(loaded: LoadedRecipe, choice: Choice, vllm: str | None, image: str | None, runs: Path) -> Iterator[str]:
+def server_scripts(loaded: LoadedRecipe, choice: Choice, vllm: str | None, image: str | None, runs: Path) -> Iterator[str]:
     """The servers' scripts only, for an image with this version of vLLM, by default the newest known one.
 
     Raises as `scripts`.

@@ -53,7 +53,7 @@ def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server:
             f"{place}.max_concurrency",
         )
     try:
-        load = profile.load.of(clients, least_prompts(profile.load, gates))
+        load = profile.load.of(clients, prompts_needed(profile.load, gates))
     except ValidationError as error:
         raise CallerError(
             f"{profile.load.num_prompts} prompts are too few for {clients} clients, as many as the server's {option}",
@@ -69,7 +69,7 @@ def most_clients(server: ServerPlan, fit: Fit | None) -> int | None:
     return server.most_requests or (CONCURRENT_BY_DEFAULT if fit and fit.max_num_seqs else None)
 
 
-def least_prompts(settings: LoadSettings, gates: list[Gate]) -> int:
+def prompts_needed(settings: LoadSettings, gates: list[Gate]) -> int:
     return max((settings.least_prompts(gate.metric) for gate in gates), default=1)
 
 

@@ -62,7 +62,7 @@ class Claim(Frozen):
     at: Moment
 
 
-def look(
+def note_new(
     store: Store,
     source: Source,
     found: Sequence[Available],

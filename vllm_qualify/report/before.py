@@ -62,7 +62,7 @@ class _Report(BaseModel):
     details: _Details = _Details()
 
 
-def before(plan: CellPlan, evidence: Path) -> Before | None:
+def read_before(plan: CellPlan, evidence: Path) -> Before | None:
     """The baseline, read from its copied report; None without a baseline. Raises one of UNUSABLE if it cannot be read."""
     if plan.baseline is None:
         return None
@@ -90,5 +90,5 @@ def drifted(plan: CellPlan) -> Drift | None:
     since = then.version if then.kind == VLLM and then.version != engine.version else None
     now = table_of(engine.version)
     changed = drift.changed_defaults(server.arguments, table_of(since), now) if since else []
-    findings = [*drift.check(server.arguments, server.environment, now), *changed]
+    findings = [*drift.check_server(server.arguments, server.environment, now), *changed]
     return Drift(version=now.version, since=since, findings=findings)

@@ -14,7 +14,7 @@ from vllm_qualify.judge.verdict import GateVerdict, measurements_of
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.report import diff, words
-from vllm_qualify.report.diff import options
+from vllm_qualify.report.diff import server_options
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import DASH
 
@@ -76,7 +76,7 @@ class Changes:
         return f"changed: {', '.join(told) or 'nothing of the release'}; settings: {settings or 'the same'}"
 
 
-def changes(report: Report) -> Changes | None:
+def changes_of(report: Report) -> Changes | None:
     """The changes; None without a baseline."""
     plan, then = report.plan, report.details.before
     if plan.baseline is None:
@@ -134,11 +134,11 @@ def _config_rows(before: ServerPlan, now: ServerPlan) -> Iterator[ConfigRow]:
 
 
 def _configured(server: ServerPlan) -> dict[str, JsonValue]:
-    return {name: setting for name, setting in options(server).items() if name not in TOLD_OF_THE_RELEASE}
+    return {name: setting for name, setting in server_options(server).items() if name not in TOLD_OF_THE_RELEASE}
 
 
 def _differences(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigRow]:
-    for found in sorted(diff.changes(before, now), key=lambda change: change.what):
+    for found in sorted(diff.changed_settings(before, now), key=lambda change: change.what):
         yield ConfigRow(found.kind, where, found.what, _json(found.a), _json(found.b))
 
 

@@ -21,7 +21,7 @@ from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
-from vllm_qualify.report.before import Before, Drift, before, drifted
+from vllm_qualify.report.before import Before, Drift, drifted, read_before
 from vllm_qualify.report.questions import ScoredQuestions, questions
 
 MOST_SAMPLES = 300
@@ -64,7 +64,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
             notes.append(f"{what}: {_reason(error)}")
             return None
 
-    then = read("baseline", before)
+    then = read("baseline", read_before)
     drift = read("drift", _drift)
     swept = read("sweep", _swept)
     document = read("speculative decoding", _document)
@@ -104,7 +104,7 @@ def _drift(plan: CellPlan, _evidence: Path) -> Drift | None:
 
 
 def _swept(plan: CellPlan, evidence: Path) -> Swept | None:
-    return sweep.parse(_left(evidence / sweep.STAGE), sweep_plan(plan)) if plan.sweep else None
+    return sweep.parse_sweep(_left(evidence / sweep.STAGE), sweep_plan(plan)) if plan.sweep else None
 
 
 def _document(plan: CellPlan, evidence: Path) -> SpeculationDetails | None:
@@ -159,7 +159,7 @@ def _span(folder: Path) -> tuple[float, float]:
 def _stretch(folder: Path, number: int) -> tuple[float, float]:
     use = ClientUse.model_validate_json((folder / f"client-{number}.json").read_bytes())
     ended, _ = use.cpu_s[-1]
-    duration = float(result.read(folder, folder.name, number).about["duration"])
+    duration = float(result.read_repeat(folder, folder.name, number).about["duration"])
     if not 0 < duration < math.inf:
         raise _NothingError(f"repeat {number} lasted {duration} s")
     return ended - duration, ended

@@ -126,13 +126,13 @@ def diff(a: Report, b: Report) -> ReportDiff:
         a=_side(a),
         b=_side(b),
         unlike=unlike,
-        release=changes(_release(a), _release(b)),
-        machine=changes(_machine(a), _machine(b)),
-        server=changes(effective_server(a.plan), effective_server(b.plan)),
-        environment=changes(a.plan.server.environment, b.plan.server.environment),
-        workload=changes(_workload(a.plan), _workload(b.plan)),
-        gates=changes(_gates(a.plan), _gates(b.plan)),
-        tools=changes(_tools(a), _tools(b)),
+        release=changed_settings(_release(a), _release(b)),
+        machine=changed_settings(_machine(a), _machine(b)),
+        server=changed_settings(effective_server(a.plan), effective_server(b.plan)),
+        environment=changed_settings(a.plan.server.environment, b.plan.server.environment),
+        workload=changed_settings(_workload(a.plan), _workload(b.plan)),
+        gates=changed_settings(_gates(a.plan), _gates(b.plan)),
+        tools=changed_settings(_tools(a), _tools(b)),
         verdicts=_verdicts(a, b),
         measurements=[_moved(*key, ours[key], theirs[key], unlike) for key in ours if key in theirs],
         alone_a=[label for stage, label in ours if (stage, label) not in theirs],
@@ -140,13 +140,13 @@ def diff(a: Report, b: Report) -> ReportDiff:
     )
 
 
-def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+def changed_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     """The settings that differ. Settings of an inner mapping are compared one by one, as `outer.inner`."""
     old, new = dict(_flat(a)), dict(_flat(b))
     return [_change(what, old.get(what), new.get(what)) for what in {**old, **new} if old.get(what) != new.get(what)]
 
 
-def options(server: ServerPlan) -> dict[str, JsonValue]:
+def server_options(server: ServerPlan) -> dict[str, JsonValue]:
     """The server's options without its host and port, which are chosen at each start."""
     return {name: setting for name, setting in server.config(port=0).items() if name not in CHOSEN_AT_START}
 
@@ -155,7 +155,7 @@ def effective_server(plan: CellPlan) -> dict[str, Any]:
     """The server's options, and the resources that it runs on."""
     server = plan.server
     about = {"GPUs": len(server.gpus), "memory_limit_gib": server.memory_limit_gib, "draft_digest": server.draft_digest}
-    return {**options(server), **about, "startup_timeout_s": server.startup_timeout_s}
+    return {**server_options(server), **about, "startup_timeout_s": server.startup_timeout_s}
 
 
 def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
@@ -312,13 +312,13 @@ def _unlike(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
     if a.client_version != b.client_version:
         because = f"A's load client was vLLM {a.client_version}, B's {b.client_version}"
         yield Unlike(stages=BY_CLIENT, because=because)
-    if other := changes(_requests(a.load), _requests(b.load)):
+    if other := changed_settings(_requests(a.load), _requests(b.load)):
         yield Unlike(stages=BY_CLIENT, because=f"the load was another one: {_in_words(other)}")
     if a.load.slo != b.load.slo:
-        because = f"another SLO was to be met: {_in_words(changes(_dumped(a.load.slo), _dumped(b.load.slo)))}"
+        because = f"another SLO was to be met: {_in_words(changed_settings(_dumped(a.load.slo), _dumped(b.load.slo)))}"
         yield Unlike(stages=["load"], metric=GOODPUT, because=because)
     if a.sweep and b.sweep and a.sweep.slo != b.sweep.slo:
-        because = f"the sweep's SLO was another one: {_in_words(changes(a.sweep.slo, b.sweep.slo))}"
+        because = f"the sweep's SLO was another one: {_in_words(changed_settings(a.sweep.slo, b.sweep.slo))}"
         yield Unlike(stages=["sweep"], because=because)
     if a.sweep and b.sweep and a.price_usd_gpu_hour != b.price_usd_gpu_hour:
         prices = f"{_or_none(a.price_usd_gpu_hour)} and {_or_none(b.price_usd_gpu_hour)}"
@@ -332,7 +332,7 @@ def _unlike_tasks(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
         if task.name not in before:
             continue
         old, new = (settings.model_dump(mode="json", include=QUESTIONS) for settings in (before[task.name], task.settings))
-        if other := changes(old, new):
+        if other := changed_settings(old, new):
             because = f"{task.name} was asked in another way: {_in_words(other)}"
             yield Unlike(stages=["accuracy"], task=task.name, because=because)
 
@@ -340,7 +340,7 @@ def _unlike_tasks(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
 def _unlike_tools(a: Report, b: Report) -> Iterator[Unlike]:
     """Other versions of lm-eval are unlike: the same task can have other prompts, which a report does not contain."""
     old, new = (next((stage.tools for stage in report.stages if stage.stage == "accuracy"), None) for report in (a, b))
-    if old is not None and new is not None and (other := changes(old, new)):
+    if old is not None and new is not None and (other := changed_settings(old, new)):
         yield Unlike(stages=["accuracy"], because=f"the questions were asked by other tools: {_in_words(other)}")
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from vllm_qualify.report import points, words
-from vllm_qualify.report.changes import changes
+from vllm_qualify.report.changes import changes_of
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """Named facts: what was qualified, on which machine, when, where, and compared with what."""
-    plan, release, changed = report.plan, report.plan.cell.release, changes(report)
+    plan, release, changed = report.plan, report.plan.cell.release, changes_of(report)
     told = [
         ("Engine", f"{words.engine(release.engine)} ({release.engine.digest})"),
         ("Model", f"{release.model} at {release.revision}"),

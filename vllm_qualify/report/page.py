@@ -16,8 +16,8 @@ from vllm_qualify.evidence.stages import TABLE, sweep_plan, wanted
 from vllm_qualify.judge.verdict import Checks
 from vllm_qualify.recipe.metrics import STAGES, Stage
 from vllm_qualify.report import points, sections, words
-from vllm_qualify.report.changes import changes, why_none
-from vllm_qualify.report.diff import options
+from vllm_qualify.report.changes import changes_of, why_none
+from vllm_qualify.report.diff import server_options
 from vllm_qualify.report.head import deciding
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.rerun import rerun
@@ -83,7 +83,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         compared=words.compared(report.plan),
         rerun=rerun(report.plan),
         waived=[row for row in rows if row.waiver],
-        changes=changes(report),
+        changes=changes_of(report),
         why_no_changes=why_none(report.plan),
         drift=report.details.drift,
         questions=[sections.questions_section(found) for found in report.details.questions],
@@ -102,17 +102,17 @@ def _details(report: Report) -> dict[str, Any]:
     details = report.details
     warm = [row for stage in report.stages for row in stage.measurements if row.metric == "startup_warm_s"]
     return {
-        "course": sections.figures(details.course) if details.course else None,
+        "course": sections.course_figures(details.course) if details.course else None,
         "swept": _swept(report),
         "drafting": sections.drafting_rows(details.speculation) if details.speculation else None,
-        "same_text": sections.same_text(details.speculation.texts) if details.speculation else None,
+        "same_text": sections.same_text_sentence(details.speculation.texts) if details.speculation else None,
         "speedups": sections.speedup_rows(details.speedups),
         "startup": sections.startup_rows(details.startup) if details.startup else None,
         "idle": sections.idle_rows(details.idle) if details.idle else None,
         "warmth": sections.WARMTH[details.startup.warm] if details.startup else None,
         "warm_starts": [words.measurement_row(found) for found in warm],
         "tries": sections.try_rows(details.fit) if details.fit else None,
-        "fitted": sections.options(details.fit.found) if details.fit else None,
+        "fitted": sections.options_text(details.fit.found) if details.fit else None,
     }
 
 
@@ -164,7 +164,7 @@ def _may_be_linked(address: str) -> bool:
 
 
 def _server(report: Report) -> Pairs:
-    return [(name, _json(setting)) for name, setting in options(report.plan.server).items()]
+    return [(name, _json(setting)) for name, setting in server_options(report.plan.server).items()]
 
 
 def _images(report: Report) -> list[tuple[str, Pairs]]:

@@ -133,7 +133,7 @@ def _keys(plan: CellPlan, task: TaskPlan) -> list[ScoreKey]:
 
 def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, room: _Room) -> ScoredQuestions:
     folder = evidence / "accuracy" / task.name
-    here = _by_question(answers.read(folder, task).answers)
+    here = _by_question(answers.read_answers(folder, task).answers)
     there, problem = _theirs(plan, evidence, task)
     name = ",".join(key)
     ours, theirs = _means(here, name), _means(there, name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from vllm_qualify.evidence.idle import Idle, Stretch, together
+from vllm_qualify.evidence.idle import Idle, Stretch, sum_of
 from vllm_qualify.evidence.load.fitting import Tried, Try
 from vllm_qualify.evidence.load.speculation import Drafting, SameText, SpeculationDetails
 from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Plan, Point, SloLevel, Swept
@@ -145,7 +145,7 @@ class TryRow:
     is_chosen: bool
 
 
-def figures(course: Series) -> list[Figure]:
+def course_figures(course: Series) -> list[Figure]:
     """The figures of the server's course. A figure without any value is left out."""
     found = [
         _figure("Requests in the server", "req", course, {"running": course.running, "waiting": course.waiting}),
@@ -298,7 +298,7 @@ def speedup_rows(speedups: Sequence[Measurement]) -> list[Fact]:
     return [(f"{row.metric}: {row.meaning}", row.value, row.note or f"interval {row.interval}") for row in rows]
 
 
-def same_text(texts: SameText | None) -> str:
+def same_text_sentence(texts: SameText | None) -> str:
     """How many texts are the same without speculative decoding, and where the others begin to differ, in one sentence."""
     if texts is None:
         return "Nobody knows whether the texts are the same without it: the measurement speculative_same_text has the reason."
@@ -320,12 +320,12 @@ def idle_rows(found: Idle) -> list[Fact]:
         return [("The GPUs idled", DASH, found.because)]
     several = len(found.gpus) > 1
     rows = [_idle_row(f"GPU {gpu.index} idled", gpu.start, gpu.serving) for gpu in found.gpus]
-    starts, servings = (together([getattr(gpu, part) for gpu in found.gpus]) for part in ("start", "serving"))
+    starts, servings = (sum_of([getattr(gpu, part) for gpu in found.gpus]) for part in ("start", "serving"))
     return [*rows, *([_idle_row("All of them together idled", starts, servings)] if several else [])]
 
 
 def _idle_row(what: str, start: Stretch, serving: Stretch) -> Fact:
-    whole = together([start, serving])
+    whole = sum_of([start, serving])
     parts = [
         f"{_seconds(each.idle_s)} of {_seconds(each.told_s)} {when}"
         for each, when in ((start, "before the first completion"), (serving, "after it"))
@@ -343,7 +343,7 @@ def try_rows(tried: Tried) -> list[TryRow]:
 
 def _try_row(tried: Try, found: ServerArguments) -> TryRow:
     return TryRow(
-        options=options(tried.arguments) or "those of the recipe",
+        options=options_text(tried.arguments) or "those of the recipe",
         kv_cache=f"{tried.kv_cache_tok:,} tok" if tried.kv_cache_tok is not None else DASH,
         holds=f"{tried.holds:,} req" if tried.holds is not None else DASH,
         throughput=words.value(tried.output_throughput_tok_s, "tok/s"),
@@ -352,5 +352,5 @@ def _try_row(tried: Try, found: ServerArguments) -> TryRow:
     )
 
 
-def options(arguments: ServerArguments) -> str:
+def options_text(arguments: ServerArguments) -> str:
     return ", ".join(f"{name} {value}" for name, value in arguments.items())

@@ -50,7 +50,7 @@ UNFOLLOWED = Following(undecided=list, told=lambda _: None, ended=lambda _: None
 """Reports nothing, and ends the load after its first look."""
 
 
-def measure(
+def measure_load(
     ours: Driven,
     settings: Load,
     folder: Path,
@@ -75,7 +75,7 @@ def measure(
         (folder / BESIDE).mkdir(exist_ok=True)
         pairs.append((beside, folder / BESIDE))
     for driven, _ in pairs:
-        benches.settle(driven.bench, settings.time_limit_s, driven.server.check_alive)
+        benches.stop_preparing(driven.bench, settings.time_limit_s, driven.server.check_alive)
     commands: list[list[str]] = []
     began, longest_s = following.clock(), 0.0
     for repeat in range(1, settings.looks[-1] + 1):
@@ -86,7 +86,7 @@ def measure(
             break
         for turn, (driven, into) in enumerate(pairs if repeat % 2 else reversed(pairs)):
             told = _of_run(progress, (repeat - 1) * len(pairs) + turn, _known(settings, repeat) * len(pairs), settings)
-            commands.append(run(driven, settings, into, repeat, told))
+            commands.append(run_repeat(driven, settings, into, repeat, told))
         longest_s = max(longest_s, following.clock() - started)
         undecided = following.undecided() if repeat in settings.looks else None
         following.told(Made(repeat, longest_s, undecided))
@@ -103,7 +103,7 @@ def _over_budget(settings: Load, repeats: int, spent_s: float, longest_s: float)
     return found if found.is_right else None
 
 
-def prepare(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | None]]) -> None:
+def prepare_prompts(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | None]]) -> None:
     """Have the prompts of loads made before `measure` needs them. Each load comes with its folder and its file of prompts.
 
     Repeats that are run in any case come first. Raises HostError if Docker Engine went away.
@@ -114,10 +114,10 @@ def prepare(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | N
         for repeat in range(1, settings.looks[-1] + 1):
             command = command_of(bench.client, model, settings, into, repeat, prompts)
             planned.append((repeat > settings.looks[0], command))
-    benches.prepare(bench, [command for _, command in sorted(planned, key=itemgetter(0))])
+    benches.prepare_commands(bench, [command for _, command in sorted(planned, key=itemgetter(0))])
 
 
-def run(
+def run_repeat(
     driven: Driven, settings: Load, folder: Path, number: int, progress: Progress, request_rate: float | None = None
 ) -> list[str]:
     """Run bench once, as repeat `number`, into `folder`, and return its command. `request_rate` is in requests per second.
@@ -130,7 +130,7 @@ def run(
     _forget_prefixes(server, folder / f"reset-{number}.txt")
     (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
     result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
-    benches.run(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
+    benches.run_command(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
     (folder / f"metrics-{number}-after.txt").write_text(server.metrics_page())
     return benches.recorded(client, command)
 

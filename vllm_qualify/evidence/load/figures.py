@@ -10,7 +10,7 @@ from vllm_qualify.evidence.load import steady
 from vllm_qualify.evidence.load.ended import end_of
 from vllm_qualify.evidence.load.problems import problems_of
 from vllm_qualify.evidence.load.repeats import interval_over_looks
-from vllm_qualify.evidence.load.result import BESIDE, KEYS, Repeat, Steady, count_of, key_of, read
+from vllm_qualify.evidence.load.result import BESIDE, KEYS, Repeat, Steady, count_of, key_of, read_repeat
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
     Interval,
@@ -53,7 +53,7 @@ class OverLooks:
         return interval_over_looks(value, at_look, direction, self.levels, self.looks, self.count, left_out=self.left_out)
 
 
-def parse(
+def parse_load(
     folder: Path,
     settings: Load,
     levels: Levels,
@@ -75,7 +75,7 @@ def parse(
     source = f"{place}/bench-*.json"
     try:
         count = count_of(folder)
-        repeats = [read(folder, place, number) for number in range(1, count + 1)]
+        repeats = [read_repeat(folder, place, number) for number in range(1, count + 1)]
         ended, why_not = end_of(folder.parent if folder.name == BESIDE else folder, count, settings)
         found, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched)
         if problems := why_not + problems:

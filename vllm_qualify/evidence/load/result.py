@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm_qualify.evidence.load import steady
-from vllm_qualify.evidence.memory import Memory, digest_of
+from vllm_qualify.evidence.memory import Memory, digest_together
 from vllm_qualify.recipe.metrics import GOODPUT
 from vllm_qualify.recipe.workload import Load
 
@@ -71,7 +71,7 @@ class Repeat:
 
     @cached_property
     def _digest(self) -> bytes:
-        return digest_of(self.text.encode(errors="surrogatepass"))
+        return digest_together(self.text.encode(errors="surrogatepass"))
 
 
 def _without_long_lists(result: Any) -> Any:
@@ -110,7 +110,7 @@ def _numbers(folder: Path) -> list[int]:
     return [int(name[1]) for name in names if name]
 
 
-def read(folder: Path, place: str, number: int) -> Repeat:
+def read_repeat(folder: Path, place: str, number: int) -> Repeat:
     """Read a repeat from a folder, whose path in the evidence is `place`. Raises one of UNUSABLE."""
     text = (folder / f"bench-{number}.json").read_text()
     repeat = Repeat(number, f"{place}/bench-{number}.json", text)
@@ -129,7 +129,7 @@ def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> 
         steady.OverloadError: they were sent faster than the server can answer.
     """
     requests = steady.requests_of(result, settings.max_concurrency)
-    whole = steady.figures(steady.whole(requests, float(result["duration"])), settings.slo, as_bench=True)
+    whole = steady.figures_of(steady.whole(requests, float(result["duration"])), settings.slo, as_bench=True)
     for name, value in whole.items():
         told = float(result[key_of(name)])
         # `not … <=`: NaN contradicts its requests too.
@@ -142,7 +142,7 @@ def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> 
         requests = requests.without_openings()
     window = steady.find_open(requests) if is_open else steady.find(requests, settings.max_concurrency)
     untold = steady.untold(window, settings.slo)
-    values = {name: value for name, value in steady.figures(window, settings.slo).items() if name not in untold}
+    values = {name: value for name, value in steady.figures_of(window, settings.slo).items() if name not in untold}
     return Steady(values, window.count, requests.rebuilt, untold)
 
 

@@ -140,7 +140,7 @@ class SpeculationDetails(Frozen):
     texts: SameText | None
 
 
-def loads_of(settings: Load) -> dict[str, Load]:
+def draft_loads(settings: Load) -> dict[str, Load]:
     """The two loads by the name of their folder.
 
     Each has a fixed number of repeats, which no budget ends, because the noise needs all of them. They have no SLO.
@@ -159,7 +159,7 @@ def loads_of(settings: Load) -> dict[str, Load]:
     }
 
 
-def measure(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
+def measure_speculation(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
     """Ask both servers, then `run` both loads on both, all in turns. `settings` is the profile's load.
 
     Raises:
@@ -171,7 +171,7 @@ def measure(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: Ru
     before.write_text(servers.drafted.metrics_page())
     _ask(servers, greedy, folder)
     after.write_text(servers.drafted.metrics_page())
-    for name, each in loads_of(settings).items():
+    for name, each in draft_loads(settings).items():
         for side in SIDES:
             (folder / name / side).mkdir(parents=True)
         for repeat in range(1, each.repeats + 1):
@@ -254,7 +254,7 @@ def _by_position(gained: dict[CounterKey, float]) -> list[int]:
     return [int(found[position]) for position in sorted(found)]
 
 
-def together(parts: Sequence[Acceptance]) -> Acceptance:
+def add_up(parts: Sequence[Acceptance]) -> Acceptance:
     """Add up several stretches. Raises ValueError if their drafts are not equally long."""
     return Acceptance(
         drafts=sum(part.drafts for part in parts),
@@ -281,7 +281,7 @@ def _parts_at(one: str, other: str) -> int | None:
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 
 
-def parse(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> list[Measurement]:
+def parse_speculation(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> list[Measurement]:
     """The acceptance length at batch 1 and the share of equal texts. `settings` is the profile's load, `server` drafts.
 
     The speedup compares two servers: see `rates` and judge.compare.speedup.
@@ -295,7 +295,7 @@ def rates(folder: Path, name: str, settings: Load, levels: Levels, servers: Sequ
 
 
 def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
-    found = figures.parse(folder / name / side, loads_of(settings)[name], levels, server.kind, server.arguments)
+    found = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, server.kind, server.arguments)
     (rate,) = (measurement for measurement in found if measurement.metric == RATE)
     above = f"{folder.name}/{name}/"
     return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})
@@ -313,7 +313,7 @@ def _acceptance_length(folder: Path, settings: Load, levels: Levels, server: Ser
     if rate.invalid_because is not None:
         return invalid(ACCEPTANCE_BATCH1, rate.invalid_because, source)
     try:
-        parts = _acceptances(folder / BATCH1 / DRAFTED, loads_of(settings)[BATCH1].repeats)
+        parts = _acceptances(folder / BATCH1 / DRAFTED, draft_loads(settings)[BATCH1].repeats)
         lengths = [part.length_tok for part in parts]
         interval = repeat_interval(lengths, sides_at_once(ACCEPTANCE_BATCH1, levels))
         traced = [path for repeat in range(1, len(parts) + 1) for path in _lines_of(folder / BATCH1 / DRAFTED, place, repeat)]
@@ -399,7 +399,7 @@ def document(folder: Path, settings: Load) -> SpeculationDetails:
         # The measurement says why.
         texts = None
     greedy = _drafting(1, lambda: _between(folder, GREEDY_PAGES))
-    batch1, profile = (_under_load(folder / name / DRAFTED, each) for name, each in loads_of(settings).items())
+    batch1, profile = (_under_load(folder / name / DRAFTED, each) for name, each in draft_loads(settings).items())
     return SpeculationDetails(greedy=greedy, batch1=batch1, profile=profile, texts=texts)
 
 
@@ -411,9 +411,9 @@ def _under_load(folder: Path, settings: Load) -> Drafting:
 def _of_whole_repeats(folder: Path, settings: Load) -> Acceptance:
     """The fate of the drafts of all repeats, none of which may have failed requests. Raises one of UNUSABLE."""
     for number in range(1, settings.repeats + 1):
-        if problems := request_problems(result.read(folder, folder.name, number).about, settings):
+        if problems := request_problems(result.read_repeat(folder, folder.name, number).about, settings):
             raise FailedError(f"repeat {number}: {'; '.join(problems)}")
-    return together(_acceptances(folder, settings.repeats))
+    return add_up(_acceptances(folder, settings.repeats))
 
 
 def _drafting(clients: int, read: Callable[[], Acceptance]) -> Drafting:

@@ -312,7 +312,7 @@ def _trend(values: Sequence[float] | Array) -> tuple[float, float]:
     return float(found.statistic), float(found.pvalue)
 
 
-def figures(window: Window, slo: Slo | None, *, as_bench: bool = False) -> dict[str, float]:
+def figures_of(window: Window, slo: Slo | None, *, as_bench: bool = False) -> dict[str, float]:
     """All load metrics of a window's requests, in the metric's unit. A metric that no request shows is 0, as in bench.
 
     Times per token are the settled ones, or with `as_bench` those of bench.

@@ -243,7 +243,7 @@ class _Known:
         return min((missed for missed in self.missed if missed > level), default=None)
 
 
-def decide(aim: Aim, told: Sequence[LevelResult]) -> float | SloLevel:
+def search_step(aim: Aim, told: Sequence[LevelResult]) -> float | SloLevel:
     """The next level that a search runs, or its end. The order of the results does not matter."""
     new = [each for each in told if each.is_new]
     bad = [each for each in new if each.meets is None]
@@ -349,7 +349,7 @@ def next_step(plan: Plan, points: Sequence[Point]) -> NextRun | None:
 
 def _decided(plan: Plan, goal: Goal, points: Sequence[Point]) -> float | SloLevel:
     aim = _aim(plan, goal, points)
-    return SloLevel(invalid_because=aim) if isinstance(aim, str) else decide(aim, _told(goal, points))
+    return SloLevel(invalid_because=aim) if isinstance(aim, str) else search_step(aim, _told(goal, points))
 
 
 def _told(goal: Goal, points: Sequence[Point]) -> list[LevelResult]:
@@ -382,7 +382,7 @@ def _closed(points: Sequence[Point]) -> list[Point]:
     return [each for each in points if not each.asked.is_open]
 
 
-def measure(run: RunPoint, plan: Plan, folder: Path) -> None:
+def measure_sweep(run: RunPoint, plan: Plan, folder: Path) -> None:
     """Run the sweep. Each point gets its own folder in the stage's, such as `concurrency-8` or `rate-2.5-again`.
 
     Points that are already there are not run again.
@@ -477,7 +477,7 @@ def read_point(folder: Path, plan: Plan) -> Point:
     asked = SweepLoad.model_validate_json((folder / ASKED).read_bytes())
     about: dict[str, Any] = {"folder": folder.name, "asked": asked}
     try:
-        repeat = result.read(folder, f"{STAGE}/{folder.name}", 1)
+        repeat = result.read_repeat(folder, f"{STAGE}/{folder.name}", 1)
         about |= {"traced_to": [repeat.line_of("output_throughput")], "answered_req_s": _answered(repeat)}
         return Point.model_validate(about | _examined(folder, repeat, plan, asked))
     except steady.OverloadError as error:
@@ -543,7 +543,7 @@ def _speechless(name: str) -> str:
     return f"its replies show no {name}: they have one token, or came in one piece"
 
 
-def parse(folder: Path, plan: Plan) -> Swept:
+def parse_sweep(folder: Path, plan: Plan) -> Swept:
     """The results of a sweep, only from the files in the stage's folder; without points if one of them cannot be identified."""
     try:
         points = read_points(folder, plan)
@@ -600,7 +600,7 @@ def _why_missing(runs: Sequence[Point]) -> str:
     return closed[-1].invalid_because or closed[-1].untold.get(TPOT) or _speechless(TPOT)
 
 
-def measurements(swept: Swept, plan: Plan) -> list[Measurement]:
+def sweep_measurements(swept: Swept, plan: Plan) -> list[Measurement]:
     """The metrics of the searches. Goodput and cost are those at the concurrency found, or else at the rate found.
 
     There is no goodput if the SLO has no percentile of ttft, tpot or e2el, and no cost without a price.

@@ -4,7 +4,7 @@ from vllm_qualify.evidence.stages.accuracy import AskingLimits, accuracy_stage, 
 from vllm_qualify.evidence.stages.baseline import baseline_stage
 from vllm_qualify.evidence.stages.fit import fit_stage, found_by_fit
 from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
-from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, start_again
+from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
 from vllm_qualify.evidence.stages.smoke import smoke_stage
 from vllm_qualify.evidence.stages.speculation import speculation_stage
 from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder
@@ -32,9 +32,9 @@ __all__ = [
     "smoke_stage",
     "speculation_stage",
     "stage_folder",
-    "start_again",
     "sweep_plan",
     "sweep_stage",
     "taken_over",
     "wanted",
+    "warm_starts",
 ]

@@ -42,7 +42,7 @@ def accuracy_stage(served: Served, plan: CellPlan, evidence: Path, progress: Pro
 
 def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking: AskingLimits) -> None:
     repetitions = asking.repetitions(task)
-    lm_eval = accuracy.asking(served.server, served.lm_eval[task.name], folder, progress)
+    lm_eval = accuracy.prepare_task(served.server, served.lm_eval[task.name], folder, progress)
     for step in lm_eval.steps:
         if step.repetition > repetitions:
             break
@@ -50,7 +50,7 @@ def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, askin
         if asking.is_decided(task):
             break
     try:
-        answers.write(answers.read(folder, task), folder / accuracy.ANSWERS)
+        answers.write(answers.read_answers(folder, task), folder / accuracy.ANSWERS)
     except UNUSABLE as error:
         # The measurements say so too; nothing can be compared with these answers.
         (folder / "unusable.txt").write_text(f"{in_words(error)}\n")
@@ -91,7 +91,7 @@ def _task(task: TaskPlan) -> Any:
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     levels = levels_of(plan.judged)
-    return [found for task in plan.accuracy for found in accuracy.parse(evidence / "accuracy" / task.name, task, levels)]
+    return [found for task in plan.accuracy for found in accuracy.parse_task(evidence / "accuracy" / task.name, task, levels)]
 
 
 ACCURACY = StageKind(

@@ -59,7 +59,7 @@ def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Mea
     settings = _repeated(plan, plan.load.repeats)
     inside = _loaded(served, plan, settings, folder, tell)
     arguments = {name: value for name, value in plan.server.arguments.items() if name != SEQUENCES}
-    found = figures.parse(inside, settings, levels_of(plan.judged), plan.server.kind, arguments, inside)
+    found = figures.parse_load(inside, settings, levels_of(plan.judged), plan.server.kind, arguments, inside)
     (throughput,) = (measurement for measurement in found if measurement.metric == figures.OUTPUT)
     return throughput
 
@@ -85,7 +85,7 @@ def _loaded(served: Served, plan: CellPlan, settings: Load, folder: Path, tell: 
     inside.mkdir()
     tell(f"fit: measuring {folder.name}")
     with watched(served.server, plan, inside):
-        client.measure(served.driven(plan), settings, inside, bench.silent, client.UNFOLLOWED)
+        client.measure_load(served.driven(plan), settings, inside, bench.silent, client.UNFOLLOWED)
     return inside
 
 

@@ -30,7 +30,7 @@ def load_stage(
 
     def measure(folder: Path) -> Commands:
         with bench.meanwhile(plan, evidence, folder), _beside(served, plan, folder, tell) as other:
-            return client.measure(served.driven(plan), plan.load, folder, progress, following, other)
+            return client.measure_load(served.driven(plan), plan.load, folder, progress, following, other)
 
     return LOAD.run(plan, evidence, measure, bench.tools(plan))
 
@@ -61,13 +61,13 @@ def parse_beside(plan: CellPlan, evidence: Path) -> list[Measurement]:
     if plan.beside is None:
         return []
     folder, server = evidence / "load" / result.BESIDE, plan.beside
-    return figures.parse(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments)
+    return figures.parse_load(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments)
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     folder, server = evidence / "load", plan.server
     samples = watched_in(folder, evidence / "serve") if plan.watched else None
-    return figures.parse(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, samples)
+    return figures.parse_load(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, samples)
 
 
 def _inputs(plan: CellPlan) -> list[Any]:

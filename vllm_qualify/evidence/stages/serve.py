@@ -39,7 +39,7 @@ def serve_stage(server: Server, plan: CellPlan, evidence: Path, started_at: date
     return SERVE.finish(plan, evidence, started_at, held_s, [server.command], plan.cell.release.engine.packages)
 
 
-def start_again(plan: CellPlan, folder: Path, tell: Tell) -> None:
+def warm_starts(plan: CellPlan, folder: Path, tell: Tell) -> None:
     """Start the server again for each warm start of the plan, each in a folder `warm-N` of the stage. Raises QualifyError."""
     for number in range(1, plan.warm_starts + 1):
         inside = folder / f"{WARM}-{number}"
@@ -80,7 +80,7 @@ def _parts(folder: Path, plan: CellPlan, whole_s: float) -> list[Measurement]:
     launched = float((folder / LAUNCHED).read_text())
     log = (folder / "server.log").read_text(errors="replace")
     parts = startup.startup(log, whole_s, launched, plan.pulled_s, wording=wording)
-    return [found for found in startup.measurements(parts, "serve/server.log") if found.metric != WARM_START]
+    return [found for found in startup.startup_measurements(parts, "serve/server.log") if found.metric != WARM_START]
 
 
 def _idle_share(folder: Path, plan: CellPlan) -> list[Measurement]:

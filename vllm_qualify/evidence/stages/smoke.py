@@ -14,7 +14,7 @@ def smoke_stage(served: Served, plan: CellPlan, evidence: Path) -> StageEvidence
     """Ask the fixed prompt. Raises ReleaseError if the server has ended."""
 
     def measure(folder: Path) -> Commands:
-        smoke.measure(served.server, plan.smoke, folder)
+        smoke.measure_smoke(served.server, plan.smoke, folder)
         return []
 
     return SMOKE.run(plan, evidence, measure, {})
@@ -25,7 +25,7 @@ def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    return smoke.parse(evidence / "smoke", plan.smoke, plan.server.served_model_name, plan.smoke_golden)
+    return smoke.parse_smoke(evidence / "smoke", plan.smoke, plan.server.served_model_name, plan.smoke_golden)
 
 
 SMOKE = StageKind(

@@ -39,10 +39,10 @@ def speculation_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell
 
             def once(server: Server, settings: Load, into: Path, repeat: int) -> None:
                 tell(f"speculation: {into.relative_to(folder)}, repeat {repeat}")
-                commands.append(client.run(sides[server.url], settings, into, repeat, bench.silent))
+                commands.append(client.run_repeat(sides[server.url], settings, into, repeat, bench.silent))
 
             servers = speculation.Pair(served.server, other.server)
-            speculation.measure(servers, _greedy(plan, evidence), plan.load, folder, once)
+            speculation.measure_speculation(servers, _greedy(plan, evidence), plan.load, folder, once)
         return commands
 
     return SPECULATION.run(plan, evidence, measure, bench.tools(plan))
@@ -60,7 +60,7 @@ def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     if plan.undrafted is None:
         because = "the machine has no room for the same server without speculative decoding beside it: use one with more GPUs"
         return [invalid(metric, because, f"speculation/{NO_ROOM}") for metric in (SPEEDUP, SPEEDUP_BATCH1, SAME_TEXT)]
-    return speculation.parse(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
+    return speculation.parse_speculation(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
 
 
 SPECULATION = StageKind(

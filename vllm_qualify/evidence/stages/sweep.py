@@ -21,10 +21,10 @@ def sweep_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> S
 
         def point(settings: Load, request_rate: float | None, into: Path) -> None:
             tell(f"sweep: {into.name}, {settings.num_prompts} requests")
-            commands.append(client.run(driven, settings, into, 1, bench.silent, request_rate))
+            commands.append(client.run_repeat(driven, settings, into, 1, bench.silent, request_rate))
 
         with bench.meanwhile(plan, evidence, folder):
-            sweep.measure(point, sweep_plan(plan), folder)
+            sweep.measure_sweep(point, sweep_plan(plan), folder)
         return commands
 
     return SWEEP.run(plan, evidence, measure, bench.tools(plan))
@@ -48,7 +48,7 @@ def sweep_plan(plan: CellPlan) -> sweep.Plan:
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     planned = sweep_plan(plan)
-    return sweep.measurements(sweep.parse(evidence / "sweep", planned), planned)
+    return sweep.sweep_measurements(sweep.parse_sweep(evidence / "sweep", planned), planned)
 
 
 SWEEP = StageKind(
