@@ -200,7 +200,7 @@ def approve_automatically(published: Published, request: QualifyHost) -> Publish
 
 def await_decision(published: Published, request: QualifyRelease) -> Published:
     """Wait for a release manager's decision about a cell that passed and is not decided, if the request asks for that."""
-    if published.told or not published.passed or not request.decision_timeout_s:
+    if published.decision or not published.passed or not request.decision_timeout_s:
         return published
     wanted = ask_for_decision(published, request.decision_timeout_s)
     return decide_approval(published, wanted, request.store, request.signing_key_block)

@@ -40,7 +40,7 @@ def provide_engines(engines: Engines) -> float | None:
     for line in left_behind(engines.engine.launcher):
         get_run_logger().info(line)
     provided = provide(engines, teller())
-    for line in provided.told:
+    for line in provided.messages:
         get_run_logger().info(line)
     return provided.pulled_s if task_run.run_count == 1 else None
 

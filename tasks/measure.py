@@ -129,7 +129,7 @@ def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     def measure() -> StageEvidence:
         tell(estimate.line_before(plan, evidence))
         following = Following(
-            undecided=partial(stopping.load_undecided, plan, evidence), told=told, ended=lambda why: tell(f"load: {why}")
+            undecided=partial(stopping.load_undecided, plan, evidence), on_repeat=told, ended=lambda why: tell(f"load: {why}")
         )
         return stages.load_stage(served, plan, evidence, counter("load", "requests"), following, teller())
 

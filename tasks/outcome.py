@@ -61,13 +61,13 @@ def _name(published: Published) -> str:
         return REJECTED
     if not published.passed:
         return OF_VERDICT[published.run.report().judgement.verdict]
-    return APPROVED if published.told else AWAITING
+    return APPROVED if published.decision else AWAITING
 
 
 def _lines(published: Published) -> Iterator[str]:
     """The cell, the gates that it failed, and where its report is."""
     report = published.run.report()
-    yield f"{report.plan.cell.id}: {published.told or published.outcome}"
+    yield f"{report.plan.cell.id}: {published.decision or published.outcome}"
     for found in report.judgement.gates:
         if found.counts_as != "pass":
             yield f"  {found.gate.label}: {found.verdict}"

@@ -129,8 +129,8 @@ def paused(client: SyncPrefectClient, times: set[Any]) -> FlowRun:
 @pytest.mark.usefixtures("key")
 def test_a_recipe_that_allows_it_approves_what_passed(store: Store, tmp_path: Path) -> None:
     found = settled(published(store, tmp_path, AUTOMATIC), store)
-    assert found.told is not None
-    assert found.told.startswith("approved by recipe on ")
+    assert found.decision is not None
+    assert found.decision.startswith("approved by recipe on ")
     pointer = read_pointer(store, CELL)
     assert pointer is not None
     assert pointer.last.by == "recipe"
@@ -162,12 +162,12 @@ def without_a_baseline(report: Report) -> Report:
 def test_nothing_is_approved_automatically_that_a_person_must_decide(
     store: Store, tmp_path: Path, rule: Approval, change: Change
 ) -> None:
-    assert settled(published(store, tmp_path, rule, change), store).told is None
+    assert settled(published(store, tmp_path, rule, change), store).decision is None
     assert read_pointer(store, CELL) is None
 
 
 def test_without_a_key_a_report_stays_to_be_decided(store: Store, tmp_path: Path) -> None:
-    assert settled(published(store, tmp_path, AUTOMATIC), store).told is None
+    assert settled(published(store, tmp_path, AUTOMATIC), store).decision is None
     assert not list(store.keys("approvals/"))
 
 
@@ -176,8 +176,8 @@ def test_the_flow_waits_for_a_release_manager(store: Store, tmp_path: Path) -> N
     found = published(store, tmp_path, BY_HAND)
     answer = {"decision": "approve", "name": "Ada", "reason": "it is faster"}
     done, waiting = answered(lambda: settled(found, store, timeout_s=60), answer)
-    assert done.told is not None
-    assert done.told.startswith("approved by Ada on ")
+    assert done.decision is not None
+    assert done.decision.startswith("approved by Ada on ")
     assert not done.rejected
     asked = form_of(waiting)
     assert set(asked["properties"]) >= {"decision", "name", "reason"}
@@ -210,7 +210,7 @@ def test_decisions_that_nobody_makes_in_time_stay_to_be_made(store: Store, tmp_p
     """Each cell is asked about, and the flow run completes."""
     cells = (("fp8", RUN), ("bf16", NEWER))
     found = [published(store, tmp_path, BY_HAND, of_variant(name), run_id) for name, run_id in cells]
-    assert [each.told for each in all_settled(found, store, timeout_s=1)] == [None, None]
+    assert [each.decision for each in all_settled(found, store, timeout_s=1)] == [None, None]
     assert not list(store.keys("approvals/"))
 
 
@@ -219,8 +219,8 @@ def test_a_name_that_cannot_be_kept_is_asked_for_again(store: Store, tmp_path: P
     found = published(store, tmp_path, BY_HAND)
     answers = [{"decision": "approve", "name": name, "reason": "it is faster"} for name in ("recipe", "Ada")]
     done, _ = answered(lambda: settled(found, store, timeout_s=60), *answers)
-    assert done.told is not None
-    assert done.told.startswith("approved by Ada on ")
+    assert done.decision is not None
+    assert done.decision.startswith("approved by Ada on ")
 
 
 @pytest.mark.usefixtures("key")
@@ -231,7 +231,7 @@ def test_what_somebody_else_decided_meanwhile_holds(store: Store, tmp_path: Path
     asked, _ = answered(lambda: settled(found, store, timeout_s=60), late)
     for done in (asked, settled(found, store, timeout_s=1)):
         assert done.rejected
-        assert "rejected by Bob on 2026-03-14" in (done.told or "")
+        assert "rejected by Bob on 2026-03-14" in (done.decision or "")
 
 
 def test_waiting_without_a_key_is_told_before_anything_starts(store: Store) -> None:

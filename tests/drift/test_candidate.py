@@ -61,7 +61,7 @@ def recipe_with(folder: Path, server: dict[str, Any], gpu_type: str = "cpu") -> 
 def test_the_seed_recipes_fit_the_oldest_and_the_newest_version(name: str, version: str, gpu_type: str, tmp_path: Path) -> None:
     candidate = find_candidate(version, None, None, silent)
     found = checked(load_recipe(name), candidate, tmp_path, gpu_type=gpu_type)
-    assert (found.version, found.told, found.fits) == (version, [], True)
+    assert (found.version, found.findings, found.fits) == (version, [], True)
     assert found.unknown == [UNASKED]
     assert len(found.cells) >= 3
     assert all(f"/{gpu_type}/" in cell for cell in found.cells)
@@ -73,7 +73,7 @@ VARIANTS = ("bf16", "draft", "ngram", "regressed")
 def test_a_problem_names_its_cells(tmp_path: Path) -> None:
     loaded = recipe_with(tmp_path, {"max-num-sequences": 4})
     found = checked(loaded, find_candidate("v0.32.0", None, None, silent), tmp_path)
-    (told,) = found.told
+    (told,) = found.findings
     assert told.finding.kind == "unknown-option"
     assert told.cells == found.cells == [f"reference/{variant}/cpu/balanced" for variant in VARIANTS]
     problem, unknown, verdict = found.lines()
@@ -109,7 +109,7 @@ def test_a_folder_that_is_not_there_is_no_image(name: str) -> None:
 def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
     now, before = find_candidate("0.32.0", None, None, silent), find_other("0.12.0", silent)
     found = check_recipe(load_recipe("nemotron-3-nano"), Choice(gpu_type="h200"), now, tmp_path, before)
-    names = {told.finding.name for told in found.told}
+    names = {told.finding.name for told in found.findings}
     assert "gpu-memory-utilization" in names
     assert "enable-prefix-caching" not in names, "the recipe sets it"
     assert found.fits
@@ -346,7 +346,7 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     servers = {name: list(check._subjects(load_recipe(name), Choice(), candidate, [])) for name in catalog_names()}
     found = check._check([subject for each in servers.values() for subject in each], candidate, cache)
-    assert found.told == []
+    assert found.findings == []
     assert found.unjudged == sum(len(servers[name]) for name in SEEDS)
     for unknown in found.unknown:
         assert "outgoing traffic has been disabled" in unknown or "couldn't connect" in unknown
@@ -376,7 +376,7 @@ def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate,
 def test_a_cpu_build_only_doubts_what_is_for_gpus(candidate: Candidate, tmp_path: Path) -> None:
     loaded = recipe_with(tmp_path, {"max-num-batched-tokens": 10, "max-num-seqs": 256}, "h200")
     found = checked(loaded, candidate, tmp_path / "cache")
-    (told,) = found.told
+    (told,) = found.findings
     assert told.finding.kind == "perhaps-refused"
     assert "whose CPU build was asked" in told.finding.told
     assert found.fits

@@ -169,7 +169,7 @@ def _qualify(
     for result in results:
         show(result.run.report(), result.page)
         if result.passed:
-            typer.echo(result.told or undecided(result.run.id))
+            typer.echo(result.decision or undecided(result.run.id))
     is_good = all(result.passed and not result.rejected for result in results)
     return PASSED if results and is_good else NOT_PASSED
 

@@ -43,21 +43,21 @@ class FindingOfCells(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a candidate says about a recipe: the `cells`, the findings in `told`, and in words what is `unknown`.
+    """What a candidate says about a recipe: the `cells`, the findings in `findings`, and in words what is `unknown`.
 
     `unjudged` counts the cells that an engine could not judge completely. `left_out` has the variants without a cell.
     """
 
     version: str
     cells: list[str]
-    told: list[FindingOfCells]
+    findings: list[FindingOfCells]
     unknown: list[str]
     unjudged: int = 0
     left_out: list[str] = []
 
     @property
     def problems(self) -> list[FindingOfCells]:
-        return [told for told in self.told if told.finding.is_problem]
+        return [told for told in self.findings if told.finding.is_problem]
 
     @property
     def fits(self) -> bool | None:
@@ -68,7 +68,7 @@ class Checked(NamedTuple):
 
     def lines(self) -> Iterator[str]:
         """Lines for people: problems first, each with its cells."""
-        for told in sorted(self.told, key=lambda told: not told.finding.is_problem):
+        for told in sorted(self.findings, key=lambda told: not told.finding.is_problem):
             state = "problem" if told.finding.is_problem else "note"
             yield f"{state:<8} {told.finding.kind:<20} {told.finding.told}  [{self._of(told.cells)}]"
         yield from (f"{'unknown':<8} {what}" for what in self.unknown)
@@ -89,7 +89,7 @@ class Checked(NamedTuple):
     def as_json(self) -> str:
         """The findings as JSON; `fits` is true, false or null."""
         findings = [
-            told.finding.model_dump() | {"is_problem": told.finding.is_problem, "cells": told.cells} for told in self.told
+            told.finding.model_dump() | {"is_problem": told.finding.is_problem, "cells": told.cells} for told in self.findings
         ]
         answer = {"vllm": self.version, "fits": self.fits, "cells": self.cells, "findings": findings}
         return json.dumps(answer | {"unknown": self.unknown, "left_out": self.left_out}, indent=2)
@@ -117,7 +117,7 @@ def check_recipe(
         for kind in get_args(ModelKind)
         if not table.resolved.get(kind)
     ]
-    return checked._replace(told=[*checked.told, *_by_finding(changed)], unknown=[*checked.unknown, *unresolved])
+    return checked._replace(findings=[*checked.findings, *_by_finding(changed)], unknown=[*checked.unknown, *unresolved])
 
 
 def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None] = lambda: None) -> list[str]:

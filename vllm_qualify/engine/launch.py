@@ -75,7 +75,7 @@ def find_engines(launch: Launch) -> Engines:
 class Provided(NamedTuple):
     """Messages about the engines, and how long the pull of the engine's image took; None without a pull."""
 
-    told: list[str]
+    messages: list[str]
     pulled_s: float | None
 
 

@@ -28,7 +28,7 @@ MARGIN = 0.06
 @dataclass(frozen=True)
 class Mark:
     x: float
-    told: str
+    text: str
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from vllm_qualify.secrets import redact
 class Published(Frozen):
     """Where a report was published.
 
-    `told` is what was decided about it since then. `rejected` says that the decision was not to deploy it.
+    `decision` is what was decided about it since then. `rejected` says that the decision was not to deploy it.
     """
 
     outcome: Outcome
@@ -35,7 +35,7 @@ class Published(Frozen):
     page: str
     manifest: str
     index_problem: str | None = None
-    told: str | None = None
+    decision: str | None = None
     rejected: bool = False
 
 

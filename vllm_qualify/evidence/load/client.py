@@ -35,18 +35,18 @@ class Made(NamedTuple):
 
 
 class Following(NamedTuple):
-    """Callbacks during a load. `undecided` gives the gates that more repeats could decide, and `told` gets each repeat.
+    """Callbacks during a load. `undecided` gives the gates that more repeats could decide, and `on_repeat` gets each repeat.
 
     `ended` gets the reason if the budget ends the load. The clock is in s.
     """
 
     undecided: Callable[[], Sequence[str]]
-    told: Callable[[Made], None]
+    on_repeat: Callable[[Made], None]
     ended: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
 
 
-UNFOLLOWED = Following(undecided=list, told=lambda _: None, ended=lambda _: None)
+UNFOLLOWED = Following(undecided=list, on_repeat=lambda _: None, ended=lambda _: None)
 """Reports nothing, and ends the load after its first look."""
 
 
@@ -89,7 +89,7 @@ def measure_load(
             commands.append(run_repeat(driven, settings, into, repeat, told))
         longest_s = max(longest_s, following.clock() - started)
         undecided = following.undecided() if repeat in settings.looks else None
-        following.told(Made(repeat, longest_s, undecided))
+        following.on_repeat(Made(repeat, longest_s, undecided))
         if undecided is not None and not undecided:
             break
     return commands
