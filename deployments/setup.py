@@ -103,7 +103,7 @@ def telling(what: str, states: Sequence[str], block: UUID) -> AutomationCore:
     of_a_host = {"prefect.resource.role": "flow", "prefect.resource.name": QUALIFIES_CELLS}
     return AutomationCore(
         name=f"vllm-qualify: {what}",
-        description="Tells people of runs that need them.",
+        description="Notifies people of runs that need them.",
         trigger=EventTrigger(
             expect={f"prefect.flow-run.{state}" for state in states},
             match_related=[tagged, of_a_host] if set(states) & {*NOT_TO_DEPLOY, AWAITING} else tagged,

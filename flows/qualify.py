@@ -51,11 +51,11 @@ class QualifyHost(BaseModel):
     store: str = Field(default_factory=default_store_url, description="s3://bucket/prefix or file:///folder.")
     against: Against = Field(default=Against(), description="What the cells are compared with.")
     port: int | None = Field(default=None, ge=1, le=65535, description="The server's port; by default a free one.")
-    price_usd_gpu_hour: float | None = Field(default=None, gt=0, description="What a GPU costs an hour; over the recipe's.")
+    price_usd_gpu_hour: float | None = Field(default=None, gt=0, description="What a GPU costs an hour; replaces the recipe's.")
     time_budget_s: float | None = Field(
-        default=None, gt=0, description="How long each cell's load may take; over the recipe's. See load.time_budget_s."
+        default=None, gt=0, description="How long each cell's load may take; replaces the recipe's. See load.time_budget_s."
     )
-    reuse: Reuse = Field(default=Reuse(), description="Whose finished stages are taken over, where their inputs are the same.")
+    reuse: Reuse = Field(default=Reuse(), description="Whose finished stages are reused, where their inputs are the same.")
     renew_days: int | None = Field(
         default=None,
         ge=0,

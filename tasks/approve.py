@@ -57,7 +57,7 @@ def ask_for_decision(published: Published, timeout_s: float) -> Ruling | None:
         except CallerError as error:
             problem = f"**Not accepted: {error.problem}.** "
             get_run_logger().warning(str(error))
-    get_run_logger().warning(f"nobody decided about run {published.run.id} in {timeout_s:g} s: it stays to be decided")
+    get_run_logger().warning(f"no decision was made about run {published.run.id} in {timeout_s:g} s: it stays to be decided")
     return None
 
 
@@ -70,7 +70,7 @@ def _run_again() -> None:
 def question(report: Report, page: str) -> str:
     """The text of the form, in Markdown: the report's cell, run, outcome, page and gates."""
     gates = [f"- {found.gate.label}: {found.verdict}{' (waived)' if found.waiver else ''}" for found in report.judgement.gates]
-    gates += [f"- {gate.label}: not judged, for want of a baseline" for gate in report.judgement.not_judged]
+    gates += [f"- {gate.label}: not judged, because there is no baseline" for gate in report.judgement.not_judged]
     return "\n".join([f"**{report.plan.cell.id}**, run `{report.run_id}`: {report.outcome}", page, "", *gates])
 
 
@@ -111,7 +111,7 @@ def automatic_ruling(published: Published, block: str) -> Ruling | None:
     if not (published.passed and report.plan.approval.automatic):
         return None
     if waivers_used(report) or report.judgement.not_judged:
-        why = "rests on a waiver" if waivers_used(report) else "has gates that were not judged, for want of a baseline"
+        why = "rests on a waiver" if waivers_used(report) else "has gates that were not judged, because there is no baseline"
         get_run_logger().info(f"{report.plan.cell.id} {why}: a person decides")
         return None
     if signing_key(block) is None:

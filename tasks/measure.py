@@ -81,7 +81,7 @@ def measure_warm_starts(run: Run) -> None:
     stages.warm_starts(run.plan, stages.stage_folder(run.evidence, "serve"), teller())
 
 
-@step("take over", "take over the fit of {run.plan.cell.id}")
+@step("reuse", "reuse the fit of {run.plan.cell.id}")
 def reuse_fit(run: Run, store: str, reuse: Reuse) -> None:
     """Take a fit of the same inputs from the store, if there is one. Raises StoreError."""
     if before := reuse_stage(open_store(store), "fit", run.plan, run.evidence, reuse):

@@ -18,11 +18,11 @@ from vllm_qualify.runs.publishing import Published, attempts, note_attempt, publ
 from vllm_qualify.runs.stored import fetch_run, reuse_stages
 
 
-@step("take over", "take over {run.plan.cell.id}")
+@step("reuse", "reuse finished stages of {run.plan.cell.id}")
 def reuse_finished(run: Run, store: str, reuse: Reuse) -> None:
     """Take finished stages of the same inputs from the store. Raises StoreError."""
     for stage in reuse_stages(run, open_store(store), reuse):
-        get_run_logger().info(f"{stage.stage} was measured by run {stage.taken_from}, and is taken over")
+        get_run_logger().info(f"{stage.stage} was measured by run {stage.taken_from}, and is reused")
 
 
 @step("still to do")

@@ -208,7 +208,7 @@ IN_DOCKER = ("run", "reference", "--launcher", "docker")
         (IN_DOCKER, "--image: --launcher docker needs an image"),
         (("run", "reference", "--image", IMAGE), "--image: only containers are made from an image"),
         (("run", "reference", "--client-image", IMAGE), "--client-image: only containers are made from an image"),
-        ((*IN_DOCKER, "--image", "VLLM openai:1"), "--image: 'VLLM openai:1' is no image reference"),
+        ((*IN_DOCKER, "--image", "VLLM openai:1"), "--image: 'VLLM openai:1' is not an image reference"),
     ],
 )
 def test_a_mistake_in_the_images_ends_with_2_and_names_the_option(arguments: tuple[str, ...], told: str, home: Path) -> None:

@@ -125,9 +125,9 @@ def test_what_is_not_approved_cannot_be_revoked(store: Store, run_id: str | None
 
 @pytest.mark.parametrize("cell", ["", "llama", "a/b/c", "a/b/c/d/e", "../../etc/passwd/x", "A/b/c/d", "a/b/c/d\n"])
 def test_what_is_no_cell_is_told(store: Store, cell: str) -> None:
-    with pytest.raises(CallerError, match="CELL: this is no cell"):
+    with pytest.raises(CallerError, match="CELL: this is not a cell"):
         read_pointer(store, cell)
-    with pytest.raises(CallerError, match="CELL: this is no cell"):
+    with pytest.raises(CallerError, match="CELL: this is not a cell"):
         mark_revoked(store, cell, None, TAKEN_BACK)
 
 

@@ -111,10 +111,10 @@ def test_a_password_beside_a_plain_key_does_not_matter(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "this is no private key in PEM"),
-        ("hunter2-hunter2", "this is no private key in PEM"),
-        (pem(Ed25519PrivateKey.generate()).replace("M", "?"), "this is no private key in PEM"),
-        (pem(ec.generate_private_key(ec.SECP256R1())), "this is no Ed25519 key"),
+        ("", "this is not a private key in PEM"),
+        ("hunter2-hunter2", "this is not a private key in PEM"),
+        (pem(Ed25519PrivateKey.generate()).replace("M", "?"), "this is not a private key in PEM"),
+        (pem(ec.generate_private_key(ec.SECP256R1())), "this is not an Ed25519 key"),
     ],
     ids=["empty", "a word", "broken", "elliptic"],
 )
@@ -155,9 +155,9 @@ def test_what_is_no_public_key_is_told(tmp_path: Path) -> None:
     broken = (tmp_path / "key.pub").read_bytes().replace(b"MC", b"MD")
     for body, told in [
         ((tmp_path / "key").read_bytes(), "this is a private key"),
-        (elliptic, "this is no Ed25519 key"),
-        (broken, "this is no public key in PEM"),
-        (b"ssh-ed25519 AAAA", "this is no public key in PEM"),
+        (elliptic, "this is not an Ed25519 key"),
+        (broken, "this is not a public key in PEM"),
+        (b"ssh-ed25519 AAAA", "this is not a public key in PEM"),
     ]:
         (tmp_path / "given").write_bytes(body)
         with pytest.raises(CallerError, match=f"{tmp_path}/given: {told}"):
@@ -221,7 +221,7 @@ def test_an_id_of_another_key_is_told(key: PrivateKey, other_key: PrivateKey) ->
     [b"", b"{}", b"[]", b"\xff\xfe", b'{"payload": 1}', b'{"payload": "e30=", "payloadType": "x", "signatures": []}'],
 )
 def test_what_is_no_envelope_is_told(key: PrivateKey, body: bytes) -> None:
-    with pytest.raises(TamperedError, match="here: this is no signed approval"):
+    with pytest.raises(TamperedError, match="here: this is not a signed approval"):
         open_envelope(body, [key.public_key], "here")
 
 

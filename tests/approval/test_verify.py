@@ -344,7 +344,7 @@ def test_a_file_alone_says_what_was_not_checked(bundle: Bundle, tmp_path: Path, 
     with pytest.raises(OtherKeyError):
         verify_file(file, [other_key.public_key], TODAY)
     file.write_bytes(body.replace(b"payload", b"Payload", 1))
-    with pytest.raises(TamperedError, match=f"{file}: this is no signed approval"):
+    with pytest.raises(TamperedError, match=f"{file}: this is not a signed approval"):
         verify_file(file, [bundle.key.public_key], TODAY)
     with pytest.raises(CallerError, match="No such file"):
         verify_file(tmp_path / "missing.json", [bundle.key.public_key], TODAY)

@@ -70,7 +70,7 @@ def test_prompts_are_as_many_as_the_gates_need(engines: Engines) -> None:
 
 @pytest.mark.parametrize("server", [{}, {"max-num-seqs": "32"}, {"max-num-seqs": True}])
 def test_clients_that_follow_nothing_are_the_callers_mistake(engines: Engines, server: Document) -> None:
-    with pytest.raises(CallerError, match="nobody says how many clients there are") as raised:
+    with pytest.raises(CallerError, match="the number of clients is not given") as raised:
         planned(engines, WORKLOAD, server=server)
     assert raised.value.place == f"{PLACE}.max_concurrency"
 
@@ -85,7 +85,7 @@ def test_prompts_that_are_too_few_for_the_servers_clients_are_told_as_that(engin
 def test_a_fit_that_finds_max_num_seqs_leaves_the_clients_open(engines: Engines) -> None:
     found = planned(engines, WORKLOAD, fit={"max_num_seqs": True})
     assert (found.fit, found.workload) == (Fit(max_num_seqs=True), LoadSettings.model_validate(WORKLOAD))
-    with pytest.raises(CallerError, match="nobody says how many clients there are"):
+    with pytest.raises(CallerError, match="the number of clients is not given"):
         planned(engines, WORKLOAD, fit={"tensor_parallel_sizes": [1, 2]})
 
 

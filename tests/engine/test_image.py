@@ -65,7 +65,7 @@ def test_a_reference_is_taken_apart(text: str, repository: str, tag: str | None,
     ],
 )
 def test_what_is_no_reference_is_the_callers_mistake(text: str) -> None:
-    with pytest.raises(CallerError, match="is no image reference") as raised:
+    with pytest.raises(CallerError, match="is not an image reference") as raised:
         parse_reference(text, AMD64)
     assert raised.value.place == "--image"
 

@@ -38,7 +38,7 @@ def test_options_that_fit(launch: Launch) -> None:
         (Launch(launcher="docker", client_image="x:1"), "--image", "needs an image"),
         (Launch(image="x:1"), "--image", "only containers are made from an image"),
         (Launch(client_image="x:1"), "--client-image", "only containers are made from an image"),
-        (Launch(launcher="docker", image="VLLM openai:1"), "--image", "is no image reference"),
+        (Launch(launcher="docker", image="VLLM openai:1"), "--image", "is not an image reference"),
         (Launch(launcher="docker", image="x:1", client_image="x"), "--client-image", "neither a tag nor a digest"),
     ],
 )

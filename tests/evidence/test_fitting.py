@@ -321,7 +321,7 @@ def test_a_server_that_runs_out_of_memory_with_what_was_found_gets_less(tmp_path
     "error",
     [
         ReleaseError("an illegal memory access", "report it", "serve", kind="cuda-error"),
-        HostError("nobody knows whether requests were preempted", "see the log", "fit/try-2"),
+        HostError("it is not known whether requests were preempted", "see the log", "fit/try-2"),
     ],
     ids=lambda error: error.problem,
 )

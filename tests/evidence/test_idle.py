@@ -82,7 +82,7 @@ def test_nobody_knows_what_a_gpu_did_in_a_long_gap() -> None:
     host = [look(time, GpuSample(index=0, utilization=0.0)) for time in (0.0, 1.0, 2.0, 9.0, 10.0)]
     found = idle(host, [0], 0.0, 0.0, 10.0)
     assert found.gpus[0].whole.told_s == 3.0
-    assert found.because == "GPU 0's use is told for only 3 of 10 s: see what holds up this machine, and measure again"
+    assert found.because == "GPU 0's use is known for only 3 of 10 s: see what slows this machine down, and measure again"
 
 
 def test_a_clock_that_goes_back_tells_of_no_time() -> None:
@@ -95,7 +95,7 @@ def test_a_clock_that_goes_back_tells_of_no_time() -> None:
     [
         ([], ""),
         (made(1.0), ""),
-        (made(None, None, None), " (it tells no utilization)"),
+        (made(None, None, None), " (it reports no utilization)"),
         ([look(each, GpuSample(index=0, error="GPU is lost")) for each in (0.0, 1.0, 2.0)], " (GPU is lost)"),
         ([look(each, GpuSample(index=1, utilization=0.0)) for each in (0.0, 1.0, 2.0)], ""),
         ([look(each) for each in (0.0, 1.0, 2.0)], ""),
@@ -105,7 +105,7 @@ def test_a_clock_that_goes_back_tells_of_no_time() -> None:
 def test_too_few_samples_are_invalid(host: list[HostSample], why: str) -> None:
     found = measurement(idle(host, [0], 0.0, 1.0, 2.0), "serve/host.jsonl")
     assert found.value is None
-    assert (found.invalid_because or "").startswith(f"GPU 0's use is told for only 0 of 2 s{why}: ")
+    assert (found.invalid_because or "").startswith(f"GPU 0's use is known for only 0 of 2 s{why}: ")
 
 
 def test_a_server_that_ended_before_its_launch_is_invalid() -> None:
@@ -160,7 +160,7 @@ def test_an_unusable_file_is_invalid_and_no_error(name: str, text: str, evidence
     found = idle_share(evidence, [0])
     assert found is not None
     assert found.value is None
-    assert "nobody knows how long GPUs idled" in (found.invalid_because or "")
+    assert "it is not known how long GPUs idled" in (found.invalid_because or "")
 
 
 @pytest.mark.parametrize("name", ["launched_at", "startup_s", HOST_SAMPLES])

@@ -437,7 +437,7 @@ def test_without_tokens_after_the_first_there_is_no_time_per_token(folder: Path)
     found = by_metric(folder, settings)
     assert found["ttft_mean_ms"].value is not None
     for name in ("tpot_mean_ms", "itl_p50_ms"):
-        assert found[name].invalid_because == "repeats gave [0.0, 0.0], which is no measured time or rate"
+        assert found[name].invalid_because == "repeats gave [0.0, 0.0], which is not a measured time or rate"
 
 
 def test_preemptions_are_those_of_a_repeat(folder: Path) -> None:
@@ -920,7 +920,9 @@ def test_a_client_of_which_nothing_is_known_leaves_no_number_where_it_was_watche
     if text is not None:
         path.write_text(text)
     assert_nothing(
-        folder, f"repeat {repeat}: nobody knows when its client was busy, and how much: {told.format(repeat)}", watched=watched
+        folder,
+        f"repeat {repeat}: it is not known when its client was busy, and how much: {told.format(repeat)}",
+        watched=watched,
     )
     assert value_of(folder) is not None
 
@@ -1066,7 +1068,7 @@ def test_of_another_engine_only_the_client_is_looked_at(folder: Path, watched: P
     use(folder, cores=0.95)
     assert "repeat 2: the client used 0.95 of a core" in on_trtllm(folder, NO_REUSE, watched=watched)
     (folder / "client-2.json").unlink()
-    assert "repeat 2: nobody knows when its client was busy" in on_trtllm(folder, NO_REUSE, watched=watched)
+    assert "repeat 2: it is not known when its client was busy" in on_trtllm(folder, NO_REUSE, watched=watched)
 
 
 def test_reused_blocks_have_their_remedy(folder: Path) -> None:

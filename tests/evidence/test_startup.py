@@ -51,7 +51,7 @@ def test_the_parts_of_a_real_start_on_the_cpu() -> None:
     assert found.ready_s == pytest.approx(114 - 57.77 - 0.01 - 51, abs=0.01)
     assert found.because == {
         "image_s": "no image was pulled in one go",
-        "graphs_s": "the log tells of no capture of CUDA graphs",
+        "graphs_s": "the log does not mention a capture of CUDA graphs",
     }
 
 
@@ -169,7 +169,7 @@ def test_what_a_log_does_not_tell_is_none_with_the_reason() -> None:
 def test_without_the_launch_the_first_part_and_the_rest_are_not_known() -> None:
     found = startup(log_of(TOOK), GPU_STARTUP_S, None)
     assert (found.process_s, found.ready_s, found.weights_s) == (None, None, 20.5)
-    assert found.because["process_s"] == "nobody recorded when the server was launched"
+    assert found.because["process_s"] == "the launch of the server was not recorded"
 
 
 def test_parts_that_do_not_fit_into_the_whole_are_told() -> None:
@@ -198,7 +198,7 @@ def test_each_part_has_its_metric() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"), [([ANEW], "the start was cold: it compiled"), ([], "the log tells of no cache of compiled graphs")]
+    ("lines", "why"), [([ANEW], "the start was cold: it compiled"), ([], "the log does not mention a cache of compiled graphs")]
 )
 def test_a_start_that_was_not_warm_is_no_warm_start(lines: list[str], why: str) -> None:
     found = startup_measurements(startup(log_of(*lines), GPU_STARTUP_S, AT), "serve/server.log")[-1]

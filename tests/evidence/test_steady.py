@@ -222,7 +222,7 @@ def test_starts_that_bench_did_not_tell_follow_from_the_latencies(admitted: int)
 def test_starts_do_not_follow_from_latencies_that_do_not_fill_the_duration(stretched: float) -> None:
     result = bench_of([TOKENS] * 128)
     del result["start_times"]
-    with pytest.raises(UnsteadyError, match="does not tell when each started"):
+    with pytest.raises(UnsteadyError, match="does not record when each started"):
         requests_of(result | {"duration": result["duration"] * stretched}, CLIENTS)
 
 

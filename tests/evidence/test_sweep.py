@@ -392,7 +392,7 @@ def test_long_requests_are_no_overload() -> None:
 
 def test_a_rate_needs_the_starts() -> None:
     told = sent(SMALL, 30.0)
-    with pytest.raises(UnsteadyError, match="does not tell when each request started"):
+    with pytest.raises(UnsteadyError, match="does not record when each request started"):
         find_open(Requests(told.starts, told.ttfts, told.gaps, told.inputs, told.outputs, rebuilt=True))
     for start in (math.nan, math.inf, 0.0):
         with pytest.raises(UnsteadyError, match="are no times"):
@@ -476,7 +476,7 @@ def test_points_that_cannot_be_told_apart_leave_no_number(folder: Path, text: st
     if text is not None:
         path.write_text(text)
     for each in by_metric(folder).values():
-        assert (each.invalid_because or "").startswith("the points cannot be told apart")
+        assert (each.invalid_because or "").startswith("the points cannot be distinguished")
 
 
 def test_no_files_at_all_leave_no_number(tmp_path: Path) -> None:
@@ -584,7 +584,7 @@ def test_samples_that_were_lost_afterwards_leave_no_number(tmp_path: Path) -> No
 
 def test_a_client_of_which_nothing_is_known_leaves_no_number(tmp_path: Path) -> None:
     found = swept(Capacity(), WATCHED, tmp_path / "sweep").concurrency
-    assert "nobody knows when its client was busy" in str(found)
+    assert "it is not known when its client was busy" in str(found)
 
 
 def test_a_limit_beside_the_rate_leaves_no_rate(tmp_path: Path) -> None:

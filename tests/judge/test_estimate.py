@@ -69,7 +69,7 @@ def test_in_turns_a_repeat_takes_twice_as_long(tmp_path: Path) -> None:
 def test_without_anything_known_the_first_repeat_will_tell(tmp_path: Path) -> None:
     told = line_before(plan(TTFT, time_budget_s=900.0), tmp_path)
     bound = "600 min, 2,400 GPU-min, $100.00; within time_budget_s 900"
-    assert told == f"load: 5 to 10 repeats; the first one will tell how long they take, and by time_limit_s up to {bound}"
+    assert told == f"load: 5 to 10 repeats; the first one will show how long they take, and by time_limit_s up to {bound}"
 
 
 def test_a_single_repeat_is_one(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
 
 
 # What a load of seconds may rightly be refused for where something else keeps the machine busy.
-DISTURBED = ("use more num_prompts", "see what holds up this machine", "give the client a core")
+DISTURBED = ("use more num_prompts", "see what slows this machine down", "give the client a core")
 
 
 def undisturbed(found: Measurement) -> bool:

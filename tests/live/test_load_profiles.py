@@ -255,7 +255,7 @@ def test_a_load_ends_at_its_budget_and_says_what_it_takes(profiles: Qualified, f
     ended = Ended.model_validate_json((evidence / ENDED).read_bytes())
     assert ended.repeats == 1
     told = profiles.done.stdout + profiles.done.stderr
-    assert "load: 2 repeats; the first one will tell how long they take, and by time_limit_s up to" in told
+    assert "load: 2 repeats; the first one will show how long they take, and by time_limit_s up to" in told
     assert f"load: {ended.because}" in told
     report = load_report(folders["hurried"])
     found = measured(report, "load")["output_throughput_tok_s"]

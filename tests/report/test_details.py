@@ -116,7 +116,7 @@ def test_how_long_gpus_idled_is_read_of_a_server_that_had_some(evidence: Path) -
     found = details_of(plan, evidence)
     assert found.idle is not None
     # The real machine had no GPU.
-    assert "GPU 0's use is told for only 0 of 600 s" in (found.idle.because or "")
+    assert "GPU 0's use is known for only 0 of 600 s" in (found.idle.because or "")
     (evidence / "serve" / "host.jsonl").unlink()
     assert "idle GPUs: no usable evidence: No such file or directory: host.jsonl" in details_of(plan, evidence).notes
 
@@ -153,10 +153,10 @@ def test_an_unusable_file_takes_only_its_own_away(path: str, absent: str, text: 
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda folder: (folder / "load/client-1.json").unlink(), "no client told when it asked"),
+        (lambda folder: (folder / "load/client-1.json").unlink(), "no client recorded when it asked"),
         (lambda folder: (folder / "load/bench-1.json").write_text('{"duration": 0}'), "repeat 1 lasted 0.0 s"),
         (lambda folder: (folder / "load/bench-1.json").write_text('{"duration": NaN}'), "repeat 1 lasted nan s"),
-        (lambda folder: (folder / "serve" / SCRAPES).write_text(""), "no sample of it tells anything"),
+        (lambda folder: (folder / "serve" / SCRAPES).write_text(""), "no sample of it has a value"),
     ],
 )
 def test_a_course_without_samples_or_times_is_absent(spoil: Callable[[Path], None], reason: str, evidence: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_report_beside_itself_differs_in_nothing(approved: Report) -> None:
     assert (found.workload, found.gates, found.tools, found.verdicts) == ([], [], [], [])
     assert (found.alone_a, found.alone_b) == ([], [])
     valued = [row for stage in approved.stages for row in stage.measurements if row.value is not None]
-    assert [moved.label for moved in found.measurements if moved.told == "equal"] == [
+    assert [moved.label for moved in found.measurements if moved.trend == "equal"] == [
         moved.label for moved in found.measurements if moved.a.value is not None
     ]
     assert len(found.measurements) >= len(valued)
@@ -175,9 +175,9 @@ def test_what_was_measured_in_another_way_is_neither_better_nor_worse(
     approved: Report, change: Callable[[Report], Report], stages: set[str], told: str
 ) -> None:
     found = diff(approved, change(_measured(approved, _rate(20000.0))))
-    assert {moved.stage for moved in found.measurements if moved.told == "not told" and moved.a.value is not None} == stages
+    assert {moved.stage for moved in found.measurements if moved.trend == "unclear" and moved.a.value is not None} == stages
     moved = _of(found, RATE)
-    assert (moved.told, told in moved.because) == ("not told", True)
+    assert (moved.trend, told in moved.because) == ("unclear", True)
     assert moved.ratio == pytest.approx(20000.0 / 12608.4)
     shown = " ".join(_shown(found).split())
     assert shown.index("Not comparable") < shown.index(told) < shown.index("measurement A B")
@@ -187,26 +187,26 @@ def test_other_questions_are_another_test(approved: Report) -> None:
     (task,) = approved.plan.accuracy
     asked = task.model_copy(update={"settings": task.settings.model_copy(update={"num_fewshot": 8})})
     found = diff(approved, _planned(approved, accuracy=[asked]))
-    told = {moved.told for moved in found.measurements if moved.stage == "accuracy" and moved.a.task == "gsm8k"}
-    assert told == {"not told"}
-    assert _of(found, RATE).told == "equal"
+    told = {moved.trend for moved in found.measurements if moved.stage == "accuracy" and moved.a.task == "gsm8k"}
+    assert told == {"unclear"}
+    assert _of(found, RATE).trend == "equal"
     assert "num_fewshot 5 and 8" in found.unlike[0].because
 
 
 def test_another_slo_changes_goodput_alone(approved: Report) -> None:
     found = diff(approved, _loaded(approved, slo=Slo(ttft_ms=500.0)))
     assert [(unlike.metric, unlike.stages) for unlike in found.unlike] == [("goodput_req_s", ["load"])]
-    assert _of(found, RATE).told == "equal"
+    assert _of(found, RATE).trend == "equal"
 
 
 def test_another_price_and_another_slo_of_the_sweep_are_told() -> None:
     a = detailed_report()
     assert a.plan.sweep is not None
     dearer = _planned(a, price_usd_gpu_hour=3.0)
-    assert _of(diff(a, dearer), "slo_cost_usd_mtok").told == "not told"
-    assert _of(diff(a, dearer), "slo_concurrency_req").told == "equal"
+    assert _of(diff(a, dearer), "slo_cost_usd_mtok").trend == "unclear"
+    assert _of(diff(a, dearer), "slo_concurrency_req").trend == "equal"
     stricter = _planned(a, sweep=a.plan.sweep.model_copy(update={"slo": {"ttft_p99_ms": 500.0}}))
-    assert _of(diff(a, stricter), "slo_concurrency_req").told == "not told"
+    assert _of(diff(a, stricter), "slo_concurrency_req").trend == "unclear"
 
 
 OTHERWISE: dict[str, Any] = {
@@ -238,7 +238,7 @@ def test_every_setting_of_a_load_is_tried() -> None:
 def test_two_loads_are_alike_here_exactly_where_the_judge_takes_them_for_alike(approved: Report, name: str) -> None:
     other = _loaded(approved, **{name: OTHERWISE[name]})
     judged = load_differs(other.plan.model_copy(update={"baseline": _as_baseline(approved.plan)}))
-    assert (judged is not None) == (_of(diff(approved, other), RATE).told == "not told")
+    assert (judged is not None) == (_of(diff(approved, other), RATE).trend == "unclear")
 
 
 def _as_baseline(plan: CellPlan) -> Baseline:
@@ -263,16 +263,16 @@ def _as_baseline(plan: CellPlan) -> Baseline:
         (_rate(10000.0), _rate(10100.0), "better", WITHIN_NOISE),
         (_rate(10000.0, None), _rate(12000.0), "better", NO_NOISE_KNOWN),
         (_rate(10000.0), _rate(10000.0), "equal", ""),
-        (_rate(10000.0), invalid(RATE, "7 preemptions", "load/"), "not told", "B is invalid: 7 preemptions"),
-        (invalid(RATE, "3 failed", "load/"), _rate(10000.0), "not told", "A is invalid: 3 failed"),
+        (_rate(10000.0), invalid(RATE, "7 preemptions", "load/"), "unclear", "B is invalid: 7 preemptions"),
+        (invalid(RATE, "3 failed", "load/"), _rate(10000.0), "unclear", "A is invalid: 3 failed"),
     ],
 )
 def test_a_measurement_is_told_in_its_direction(
     approved: Report, a: Measurement, b: Measurement, told: str, because: str
 ) -> None:
     moved = _of(diff(_measured(approved, a), _measured(approved, b)), RATE)
-    assert (moved.told, moved.because) == (told, because)
-    assert moved.is_sure == (told != "not told" and not because)
+    assert (moved.trend, moved.because) == (told, because)
+    assert moved.is_sure == (told != "unclear" and not because)
 
 
 @pytest.mark.parametrize("metric", [name for name, metric in METRICS.items() if metric.stage == "load"])
@@ -283,17 +283,17 @@ def test_a_fifth_more_is_better_or_worse_by_the_metric(approved: Report, metric:
         return approved.model_copy(update={"stages": [load.model_copy(update={"measurements": [row]})]})
 
     (moved,) = diff(measuring(10.0), measuring(12.0)).measurements
-    assert moved.told == ("better" if METRICS[metric].direction == "higher" else "worse")
+    assert moved.trend == ("better" if METRICS[metric].direction == "higher" else "worse")
     assert moved.ratio == pytest.approx(1.2)
     assert moved.difference == pytest.approx(2.0)
 
 
 def test_shares_differ_by_points_and_zero_has_no_ratio(approved: Report) -> None:
     moved = _of(diff(approved, not_passed_report()), "exact_match (gsm8k, strict-match)")
-    assert (moved.ratio, moved.told) == (None, "worse")
+    assert (moved.ratio, moved.trend) == (None, "worse")
     assert moved.difference == pytest.approx((940 - 1100) / 1319)
     from_zero = _of(diff(_measured(approved, _rate(0.0)), _measured(approved, _rate(5.0))), RATE)
-    assert (from_zero.ratio, from_zero.difference, from_zero.told) == (None, 5.0, "better")
+    assert (from_zero.ratio, from_zero.difference, from_zero.trend) == (None, 5.0, "better")
 
 
 def test_losses_against_different_baselines_are_not_compared(approved: Report) -> None:
@@ -303,9 +303,9 @@ def test_losses_against_different_baselines_are_not_compared(approved: Report) -
 
     label = "exact_match (gsm8k, strict-match) against the baseline"
     same = _of(diff(lost("r1", 0.01), lost("r1", 0.03)), label)
-    assert (same.told, same.because) == ("worse", NO_NOISE_KNOWN)
+    assert (same.trend, same.because) == ("worse", NO_NOISE_KNOWN)
     other = _of(diff(lost("r1", 0.01), lost("r2", 0.03)), label)
-    assert (other.told, other.because) == ("not told", "A is against run r1, B against run r2")
+    assert (other.trend, other.because) == ("unclear", "A is against run r1, B against run r2")
 
 
 def test_what_only_one_measured_is_named(approved: Report) -> None:

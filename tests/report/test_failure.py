@@ -128,7 +128,7 @@ def test_what_the_error_does_not_tell_is_said_to_be_missing(run: Run) -> None:
     assert (found.stage, found.kind, found.retry, found.lines) == (None, None, None, [])
     text = Reader(page).text
     for told in (
-        "the error does not tell it",
+        "the error does not name it",
         "none that is known",
         "not known without a class",
         "no lines of a log",

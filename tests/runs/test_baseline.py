@@ -185,7 +185,7 @@ def test_without_a_gate_against_one_no_baseline_is_looked_for(store: Store, now:
         assert found_in(store, plain, establish=establish) == (plain, "")
     plan, told = found_in(store, plain, establish="always")
     assert plan == plain
-    assert told == f"{plain.cell.id} has no gate against a baseline: it is compared with none, and is none"
+    assert told == f"{plain.cell.id} has no gate against a baseline: it is not compared, and does not become one"
 
 
 def test_a_store_without_a_baseline_is_refused_with_both_remedies(store: Store, now: CellPlan) -> None:

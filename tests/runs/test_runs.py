@@ -245,8 +245,8 @@ def test_a_server_without_a_start_up_time_is_invalid_and_no_error(run: Run, text
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (None, "nobody knows which machine measured"),
-        ("{}", "nobody knows which machine measured"),
+        (None, "it is not known which machine measured"),
+        ("{}", "it is not known which machine measured"),
         (CPU.model_copy(update={"name": "Another CPU"}).model_dump_json(), "measured on Another CPU"),
     ],
 )

@@ -53,7 +53,7 @@ def in_plain_words() -> Iterator[None]:
 def checked_cell(text: str) -> str:
     """A cell's id that a user gave. Raises CallerError if it cannot be one."""
     if not _CELL.fullmatch(text):
-        raise CallerError("this is no cell", "write it as RECIPE/VARIANT/GPU_TYPE/PROFILE", "CELL")
+        raise CallerError("this is not a cell", "write it as RECIPE/VARIANT/GPU_TYPE/PROFILE", "CELL")
     return text
 
 
@@ -100,7 +100,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return document
 
 

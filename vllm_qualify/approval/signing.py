@@ -81,7 +81,7 @@ def private_key(text: str | None = None) -> PrivateKey:
     body, place = _given(text, PRIVATE_KEY, is_secret=True)
     key = _private(body, place)
     if not isinstance(key, Ed25519PrivateKey):
-        raise CallerError("this is no Ed25519 key", _MAKE_ONE, place)
+        raise CallerError("this is not an Ed25519 key", _MAKE_ONE, place)
     return CryptoSigner(key)
 
 
@@ -140,7 +140,7 @@ def _envelope(body: bytes, place: str) -> Envelope:
     try:
         envelope = Envelope.from_dict(_EnvelopeForm.model_validate_json(body).model_dump())
     except (ValidationError, ValueError) as error:
-        raise _tampered("this is no signed approval", place) from error
+        raise _tampered("this is not a signed approval", place) from error
     # Base64 and JSON can be written in many ways, but only one was signed and stored.
     if readable(envelope.to_dict()) != body:
         raise _tampered("the envelope is not as it was written", place)
@@ -190,14 +190,14 @@ def _private(body: bytes, place: str) -> PrivateKeyTypes:
         return load_pem_private_key(body, password.encode() if password and is_encrypted else None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # Not chained: the library's message may reveal the key.
-        problem = f"{PASSWORD} does not open the private key" if is_encrypted else "this is no private key in PEM"
+        problem = f"{PASSWORD} does not open the private key" if is_encrypted else "this is not a private key in PEM"
         raise CallerError(problem, _MAKE_ONE if not is_encrypted else f"correct {PASSWORD}", place) from None
 
 
 def _blocks(body: bytes, place: str) -> list[bytes]:
     found = [match[0] for match in _BLOCK.finditer(body)]
     if not found:
-        raise CallerError("this is no public key in PEM", "give the file that ends in .pub", place)
+        raise CallerError("this is not a public key in PEM", "give the file that ends in .pub", place)
     return found
 
 
@@ -207,9 +207,9 @@ def _public(block: bytes, place: str) -> PublicKey:
     try:
         key = load_pem_public_key(block)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise CallerError("this is no public key in PEM", "give the file that ends in .pub", place) from error
+        raise CallerError("this is not a public key in PEM", "give the file that ends in .pub", place) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise CallerError("this is no Ed25519 key", _MAKE_ONE, place)
+        raise CallerError("this is not an Ed25519 key", _MAKE_ONE, place)
     return SSlibKey.from_crypto(key)
 
 

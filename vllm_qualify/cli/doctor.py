@@ -10,7 +10,7 @@ from vllm_qualify.cli.words import WORLD
 def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="Remove the containers that killed runs left behind.")] = False,
 ) -> None:
-    """Tell what this machine has and lacks, one line each with the remedy."""
+    """Show what this machine has and lacks, one line each with the remedy."""
     from vllm_qualify.doctor import examine
     from vllm_qualify.engine.launchers.registry import LAUNCHERS
 

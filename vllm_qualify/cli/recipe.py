@@ -28,7 +28,7 @@ def recipe_check(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="OTHER", help="A version, an environment or an image before it: tells which defaults changed."),
+        typer.Option(metavar="OTHER", help="A version, an environment or an image before it: shows which defaults changed."),
     ] = None,
     gpu_type: Annotated[str | None, typer.Option(help="By default every one of the recipe.")] = None,
     variant: Annotated[str | None, typer.Option(help="By default every one that fits.")] = None,

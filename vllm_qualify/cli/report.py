@@ -41,7 +41,7 @@ def report_show(
 @report_app.command("diff", epilog="Exit codes: 0 compared, whatever differs, 2 the caller's mistake, 3 the world's fault.")
 def report_diff(
     a: Annotated[str, typer.Argument(metavar="A", help=f"{REPORT_HELP}; with --store, also the id of a run there.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="As A; what is told is B beside A.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="As A. B is compared with A.")],
     store: StoreOfReports = None,
     json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:

@@ -51,7 +51,7 @@ def run(
         str | None, typer.Option(metavar="RUN", help="The run to compare with; by default the cell's newest baseline.")
     ] = None,
     establish_baseline: Annotated[
-        bool, typer.Option("--establish-baseline", help="Make this run the baseline of later ones; it is compared with none.")
+        bool, typer.Option("--establish-baseline", help="Make this run the baseline of later ones; it is not compared.")
     ] = False,
     in_turns: Annotated[
         bool,
@@ -71,7 +71,7 @@ def run(
         ),
     ] = None,
     reuse: Annotated[
-        Reusing, typer.Option(help="Whose finished stages are taken over, where their inputs are the same.")
+        Reusing, typer.Option(help="Whose finished stages are reused, where their inputs are the same.")
     ] = Reusing.unfinished,
     decision_timeout_s: Annotated[
         float,
@@ -91,9 +91,9 @@ def run(
         _dry_run(recipe, choice, launch, port)
         return
     if baseline and establish_baseline:
-        raise CallerError("a run that is to be the baseline is compared with none", "leave one of the two out", "--baseline")
+        raise CallerError("a run that becomes the baseline is not compared", "leave one of the two out", "--baseline")
     if decision_timeout_s and not os.environ.get("PREFECT_API_URL"):
-        problem, remedy = "nobody could decide: without a Prefect server of its own this run has no UI", "set PREFECT_API_URL"
+        problem, remedy = "no one can decide: this run has no UI without a Prefect server of its own", "set PREFECT_API_URL"
         raise CallerError(problem, f"{remedy}, or decide later with `vllm-qualify approve`", "--decision-timeout-s")
     against: RunSettings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
     others: RunSettings = {
@@ -107,7 +107,7 @@ def run(
 
 
 def demo(
-    weights: Annotated[Weights, typer.Option(help="`regressed` is to be refused.")] = Weights.bf16,
+    weights: Annotated[Weights, typer.Option(help="`regressed` must be refused.")] = Weights.bf16,
     store: StoreOption = None,
 ) -> None:
     """Qualify the reference model on a real vLLM server on the CPU.

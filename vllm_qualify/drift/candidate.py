@@ -92,7 +92,7 @@ def _of_image(reference: str, option: str, progress: Callable[[str], None]) -> C
 def _of_engine(engine: Engine, option: str) -> Candidate:
     identity = identity_of(engine)
     if identity.kind != VLLM:
-        problem = f"{KINDS[identity.kind].title} does not tell what it knows, and vllm-qualify has no table of it"
+        problem = f"{KINDS[identity.kind].title} does not report what it knows, and vllm-qualify has no table of it"
         raise CallerError(problem, "check a recipe's variants for vLLM against a vLLM", option)
     return candidate_of(engine, identity)
 

@@ -26,7 +26,7 @@ from vllm_qualify.recipe.tables import (
     ProbeAnswer,
 )
 
-UNASKED = "whether options refuse each other: a table cannot tell; give --image or --python"
+UNASKED = "whether options exclude each other: a table does not say; give --image or --python"
 # Nothing listens there.
 PORT = 8000
 DEFAULT_BRANCH = "main"
@@ -135,7 +135,7 @@ def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None
     if checked.problems:
         raise RecipeError(
             f"vLLM {candidate.version} does not take what the recipe asks of it",
-            "mend the recipe, with by_version where it is to serve several versions; vllm-qualify recipe check tells more",
+            "mend the recipe, with by_version where it is to serve several versions; vllm-qualify recipe check shows more",
             CHECK,
             [f"{told.finding.told} ({', '.join(told.cells)})" for told in checked.problems],
             kind="recipe-drift",
@@ -168,7 +168,7 @@ def _left_out(loaded: LoadedRecipe, choice: Choice, version: str) -> Iterator[st
         if choice.variant not in (None, name):
             continue
         if not variant.of_vllm:
-            yield f"the variant '{name}' is for {KINDS[variant.engine].title}, which does not tell what it takes"
+            yield f"the variant '{name}' is for {KINDS[variant.engine].title}, which does not report what it accepts"
         elif not variant.fits_version(version):
             yield f"the variant '{name}' is for vLLM {variant.vllm}"
 

@@ -111,7 +111,7 @@ class EngineEnvironment(Frozen):
             raise HostError(f"the engine's Python {self.python} does not run", _REMEDY, "check") from error
         except ValueError as error:
             said = redact(done.stderr).splitlines()[-5:]
-            raise HostError(f"{self.python} is no Python that tells its packages", _REMEDY, "check", said) from error
+            raise HostError(f"{self.python} is not a Python that lists its packages", _REMEDY, "check", said) from error
         return answer
 
 

@@ -168,7 +168,9 @@ def _named(reading: Reading, name: str) -> Gpu:
     named = [gpu for gpu in reading.gpus if str(gpu.index) == name or (name.startswith("GPU-") and gpu.uuid.startswith(name))]
     if len(named) != 1:
         there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in reading.gpus)
-        raise HostError(f"{VISIBLE} names {name!r}, which is no GPU of this machine", f"name some of these: {there}", "check")
+        raise HostError(
+            f"{VISIBLE} names {name!r}, which is not a GPU of this machine", f"name some of these: {there}", "check"
+        )
     return named[0]
 
 
@@ -205,7 +207,7 @@ def parse_nvidia_smi(text: str) -> Reading | None:
         return Reading(driver=_one_driver(rows), gpus=[_gpu(row) for row in rows], source="nvidia-smi")
     except (ValueError, csv.Error) as error:
         raise HostError(
-            f"nvidia-smi did not tell which GPUs this machine has: {_reason(error)}",
+            f"nvidia-smi did not report this machine's GPUs: {_reason(error)}",
             f"run `nvidia-smi {' '.join(NVIDIA_SMI_QUERY)}` there and mend what it says; driver {LEAST_DRIVER} knows all of it",
             "check",
             text.splitlines()[-10:],
@@ -357,7 +359,7 @@ def _nvml_mig(device: object) -> bool:
 
 def _unreadable_nvml(error: Exception) -> HostError:
     remedy = "mend what `nvidia-smi` says on this host (after an update of the driver, restart it), or give --gpu-type cpu"
-    return HostError(f"NVML did not tell which GPUs this machine has: {_reason(error)}", remedy, "check")
+    return HostError(f"NVML did not report this machine's GPUs: {_reason(error)}", remedy, "check")
 
 
 def _row(cells: list[str]) -> dict[str, str]:
@@ -370,7 +372,7 @@ def _row(cells: list[str]) -> dict[str, str]:
 def _one_driver(rows: list[dict[str, str]]) -> str:
     drivers = sorted({row["driver_version"] for row in rows})
     if len(drivers) != 1:
-        raise ValueError(f"it told several drivers: {', '.join(drivers)}" if drivers else "it wrote nothing")
+        raise ValueError(f"it reported several drivers: {', '.join(drivers)}" if drivers else "it wrote nothing")
     return drivers[0]
 
 

@@ -29,7 +29,7 @@ def resolve_commit(model: str, revision: str | None, place: str) -> str:
     try:
         commit = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(model, revision=revision, timeout=TIMEOUT_S).sha
     except hub_errors.HFValidationError as error:
-        raise CallerError(f"'{model}' is no model of the hub", "write it like Qwen/Qwen3-0.6B", place) from error
+        raise CallerError(f"'{model}' is not a model of the hub", "write it like Qwen/Qwen3-0.6B", place) from error
     except hub_errors.HfHubHTTPError as error:
         raise _refusal(error, what, place) from error
     except hub_errors.OfflineModeIsEnabled as error:

@@ -87,9 +87,11 @@ def parse_reference(text: str, platform: str, option: str = "--image") -> Engine
     """Parse `repository:tag`, `repository@sha256:…` or both. Raises CallerError."""
     match = _REFERENCE.fullmatch(text)
     if match is None:
-        raise CallerError(f"'{text}' is no image reference", "write it like vllm/vllm-openai:v0.32.0", option)
+        raise CallerError(f"'{text}' is not an image reference", "write it like vllm/vllm-openai:v0.32.0", option)
     if not (match["tag"] or match["digest"]):
-        raise CallerError(f"'{text}' has neither a tag nor a digest", "say which: nobody qualifies whatever is latest", option)
+        raise CallerError(
+            f"'{text}' has neither a tag nor a digest", "name a version or a digest: what `latest` names changes", option
+        )
     return EngineImage(repository=match["repository"], tag=match["tag"], digest=match["digest"], platform=platform)
 
 
@@ -249,7 +251,7 @@ def _probe(image: EngineImage) -> dict[str, Any]:
             raise
         raise _no_engine(image, error.problem, error.log_tail) from error
     except (ValueError, LookupError, TypeError) as error:
-        raise _no_engine(image, "its Python did not tell what is installed") from error
+        raise _no_engine(image, "its Python did not report what is installed") from error
     return found
 
 

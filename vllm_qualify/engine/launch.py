@@ -33,7 +33,7 @@ class Engines(Frozen):
 
 
 def check_launch(launch: Launch) -> None:
-    """Raises CallerError if launcher and images do not fit, or a name is no image reference."""
+    """Raises CallerError if launcher and images do not fit, or a name is not an image reference."""
     from_image = LAUNCHERS[launch.launcher].from_image
     if from_image and not launch.image:
         problem = f"--launcher {launch.launcher} needs an image"

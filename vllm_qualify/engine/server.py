@@ -135,7 +135,7 @@ def with_speculation_parsed(arguments: ServerArguments, kind: EngineName) -> Ser
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
-        problem = f"{written!r} is no JSON object"
+        problem = f"{written!r} is not a JSON object"
         raise CallerError(problem, "write a mapping, such as {method: ngram, num_speculative_tokens: 3}", f"server.{option}")
     return arguments | {option: parsed}
 
@@ -168,7 +168,7 @@ def gpu_count(arguments: ServerArguments, kind: EngineName = VLLM) -> int:
 def _size(name: str, value: JsonValue) -> int:
     if re.fullmatch("[1-9][0-9]*", str(value)):
         return int(str(value))
-    raise CallerError(f"{value!r} is no number of GPUs", "write a whole number, 1 or more", f"server.{name}")
+    raise CallerError(f"{value!r} is not a number of GPUs", "write a whole number, 1 or more", f"server.{name}")
 
 
 class Client(Frozen):

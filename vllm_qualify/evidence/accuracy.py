@@ -294,7 +294,7 @@ def _truncated(answered: Answered, folder: Path, done: list[QuestionBlock], at: 
         gains = [_gain(folder / step.folder, len(step.questions)) for step in done]
         traced_to = [trace for step in done for trace in _cut_lines(folder / step.folder / AFTER, folder)]
     except UNUSABLE as error:
-        return invalid(TRUNCATED, f"nobody knows how many answers were cut: {in_words(error)}", source, task=answered.task)
+        return invalid(TRUNCATED, f"it is not known how many answers were cut: {in_words(error)}", source, task=answered.task)
     cut, of = (math.fsum(gain) for gain in zip(*gains, strict=True))
     # A question that is asked again is no further sample.
     questions = len({answer.question for answer in answered.answers})

@@ -19,7 +19,7 @@ from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 MOST_GAP_S = 3.0
 # If less than this share of the time is covered by samples, the GPU may have been idle for most of it, or never.
 LEAST_TOLD = 0.5
-REMEDY = "see what holds up this machine, and measure again"
+REMEDY = "see what slows this machine down, and measure again"
 
 
 class Stretch(Frozen):
@@ -73,7 +73,7 @@ def measurement(found: Idle, source: str) -> Measurement:
     """The idle share of all GPUs together. Its sample count is that of the GPU with the fewest samples."""
     share = found.whole.share
     if found.because is not None or share is None:
-        return invalid(GPU_IDLE, found.because or "no sample tells of the GPUs' use", source)
+        return invalid(GPU_IDLE, found.because or "no sample has the GPUs' use", source)
     return valid(GPU_IDLE, share, source, sample_count=min(gpu.samples for gpu in found.gpus))
 
 
@@ -113,7 +113,7 @@ def _problems(host: Sequence[HostSample], gpus: Sequence[GpuIdle], held_s: float
     for gpu in gpus:
         told_s = gpu.whole.told_s
         if told_s < LEAST_TOLD * held_s or told_s == 0:
-            yield f"GPU {gpu.index}'s use is told for only {told_s:.0f} of {held_s:.0f} s{_why(host, gpu)}: {REMEDY}"
+            yield f"GPU {gpu.index}'s use is known for only {told_s:.0f} of {held_s:.0f} s{_why(host, gpu)}: {REMEDY}"
 
 
 def _why(host: Sequence[HostSample], gpu: GpuIdle) -> str:
@@ -121,4 +121,4 @@ def _why(host: Sequence[HostSample], gpu: GpuIdle) -> str:
     errors = [each.error for each in looks if each.error]
     if errors:
         return f" ({errors[-1]})"
-    return " (it tells no utilization)" if looks and not gpu.samples else ""
+    return " (it reports no utilization)" if looks and not gpu.samples else ""

@@ -246,7 +246,7 @@ class _Worker:
 
         if not check_remote_tokenizer_support(self.job.url):
             self._refuse(
-                f"{self.job.task} compares likelihoods, for which lm-eval needs the server's tokenizer; it tells none",
+                f"{self.job.task} compares likelihoods, for which lm-eval needs the server's tokenizer; it reports none",
                 "add `enable-tokenizer-info-endpoint: true` to the server's options",
             )
         told = httpx.post(f"{self.job.url}/tokenize", json={"model": self.job.model, "prompt": "one"}, timeout=60).json()

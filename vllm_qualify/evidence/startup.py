@@ -91,7 +91,7 @@ def startup(
     warm = _warm(log, started_before, wording)
     because = {name: reason for name, (value, reason) in told.items() if value is None}
     if warm is None:
-        because["warm"] = "the log tells of no cache of compiled graphs"
+        because["warm"] = "the log does not mention a cache of compiled graphs"
     return Startup(startup_s=startup_s, warm=warm, because=because, **{name: value for name, (value, _) in told.items()})
 
 
@@ -143,9 +143,9 @@ def _process(lines: Sequence[LogLine], launched: float | None, startup_s: float,
     """
     begin = next((line for line in lines if wording.begins.match(line.message)), None)
     if launched is None:
-        return None, "nobody recorded when the server was launched"
+        return None, "the launch of the server was not recorded"
     if begin is None:
-        return None, "the log does not tell when the weights began"
+        return None, "the log does not say when the weights began"
     first_s = (lines[0].clock_s - launched + ZONE_STEP_S / 2) % ZONE_STEP_S - ZONE_STEP_S / 2
     took_s = first_s + _elapsed_s(lines[0], begin)
     if not 0 <= took_s <= startup_s:
@@ -155,18 +155,18 @@ def _process(lines: Sequence[LogLine], launched: float | None, startup_s: float,
 
 def _weights(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
     loaded = _by_process(lines, wording.loaded) or _by_process(lines, wording.read)
-    return _longest(loaded), "the log does not tell how long the weights took"
+    return _longest(loaded), "the log does not say how long the weights took"
 
 
 def _compile(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
     so_far = {process: [max(each)] for process, each in _by_process(lines, wording.compiled_so_far).items()}
     compiled = _by_process(lines, wording.compiled) or so_far or _warm_ups(lines, wording)
-    return _longest(compiled), _why_none(lines, wording, "the log does not tell how long torch.compile took")
+    return _longest(compiled), _why_none(lines, wording, "the log does not say how long torch.compile took")
 
 
 def _graphs(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
     captured = _by_process(lines, wording.captured)
-    return _longest(captured), _why_none(lines, wording, "the log tells of no capture of CUDA graphs")
+    return _longest(captured), _why_none(lines, wording, "the log does not mention a capture of CUDA graphs")
 
 
 def _rest(startup_s: float, told: dict[str, PartTime]) -> PartTime:

@@ -23,7 +23,7 @@ from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.values import Frozen, Number
 
 SLOWDOWN_REMEDY = "mend this host's cooling and power supply, see `nvidia-smi -q -d PERFORMANCE`, and measure again"
-MISSED_REMEDY = "see what holds up this machine or the server's /metrics, and measure again"
+MISSED_REMEDY = "see what slows this machine down or the server's /metrics, and measure again"
 
 # With less than this share of its samples, a GPU may have been slowed down for most of a load.
 LEAST_SAMPLES = 0.5
@@ -184,7 +184,7 @@ def _gpu_errors(host: Sequence[HostSample]) -> dict[int, list[str]]:
         for gpu in sample.gpus:
             # A GPU that does not report the reasons of its clocks may have been slowed down.
             if gpu.error or gpu.clock_reasons is None:
-                found.setdefault(gpu.index, []).append(gpu.error or "it tells no reasons of its clocks")
+                found.setdefault(gpu.index, []).append(gpu.error or "it reports no reasons of its clocks")
     return found
 
 

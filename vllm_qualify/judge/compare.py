@@ -168,7 +168,7 @@ def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate) -> 
     """
     scores = _sums(answered.answers, _key(gate), _questions(answered.answers))
     if scores.spare == 0:
-        raise UnlikeError("the baseline was asked each question once, so that nobody knows the noise: establish it anew")
+        raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
     needed = paired.repetitions_for(_margin(gate), scores.noise, len(scores.asked))
     return min(needed, task.settings.most_repetitions)
 
@@ -185,7 +185,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     questions = _questions(old.answers)
     ours, theirs = (_sums(found.answers, _key(gate), questions) for found in (new, old))
     if theirs.spare == 0:
-        raise UnlikeError("the baseline was asked each question once, so that nobody knows the noise: establish it anew")
+        raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
     # With a wider margin at a later judging, fewer repetitions may be needed than there are.
     planned = max(repetitions(plan, evidence, task), max(answer.repetition for answer in new.answers))
     looks = _looks(task, len(questions), planned)

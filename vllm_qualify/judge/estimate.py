@@ -22,7 +22,7 @@ def line_before(plan: CellPlan, evidence: Path) -> str:
     known = _expected(plan, evidence)
     if known is None:
         most = taken(plan, looks[-1] * _turns(plan) * plan.load.time_limit_s)
-        told = f"the first one will tell how long they take, and by time_limit_s up to {most}"
+        told = f"the first one will show how long they take, and by time_limit_s up to {most}"
         return f"load: {repeats}; {told}{_budget(plan.load)}"
     repeat_s, why = known
     times = taken(plan, looks[0] * repeat_s, looks[-1] * repeat_s)

@@ -101,7 +101,7 @@ def noise(baseline: Answers, candidate: Answers) -> float:
     """
     known = [(answers.spare, answers.noise) for answers in (baseline, candidate) if answers.spare]
     if not known:
-        raise ValueError("no question was answered twice by one build, so that nobody knows the noise")
+        raise ValueError("no question was answered twice by one build, so the noise is unknown")
     pooled = sum(spare * variance for spare, variance in known) / sum(spare for spare, _ in known)
     return max(pooled, candidate.noise) if candidate.spare >= ENOUGH_SPARE else pooled
 

@@ -48,7 +48,7 @@ def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server:
     clients, option = profile.load.max_concurrency or most_clients(server, profile.fit), server.engine_kind.concurrency
     if clients is None:
         raise CallerError(
-            "nobody says how many clients there are",
+            "the number of clients is not given",
             f"give max_concurrency, or the server its {option}, which it follows",
             f"{place}.max_concurrency",
         )

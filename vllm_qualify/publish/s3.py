@@ -122,7 +122,7 @@ def _lock_of(value: str) -> tuple[str, int]:
         return found[1].upper(), int(found[2])
     if value:
         remedy = f"set it to governance:<days> or compliance:<days>, with 1 to {_LOCK_DAYS} days, or unset it"
-        raise CallerError(f"{value!r} is no object lock", remedy, OBJECT_LOCK)
+        raise CallerError(f"{value!r} is not an object lock", remedy, OBJECT_LOCK)
     return "", 0
 
 

@@ -60,10 +60,10 @@ class Serving(Arguments):
         default=0, description="how often the server is started once more after the load, now that its caches are full"
     )
     price_usd_gpu_hour: Annotated[float, Field(strict=True, gt=0)] | None = Field(
-        default=None, description="what one GPU costs an hour; `--price-usd-gpu-hour` goes over it"
+        default=None, description="what one GPU costs an hour; `--price-usd-gpu-hour` replaces it"
     )
     network: Literal["infiniband"] | None = Field(
-        default=None, description="what NCCL must use between nodes; the server's log tells it"
+        default=None, description="what NCCL must use between nodes; it is read from the server's log"
     )
     startup_timeout_s: Seconds = Field(default=1800.0, description="from the launch to the first completion that came back")
     memory_limit_gib: Gibibytes | None = Field(
@@ -87,7 +87,7 @@ class Recipe(Frozen):
     variants: dict[Name, Variant] = Field(min_length=1, description="the sets of weights")
     gpu_types: dict[Name, Serving] = Field(
         min_length=1,
-        description="how the model is served on each GPU type: `h100`, `h200`, `b200`, …, `cpu`, as NVML tells them",
+        description="how the model is served on each GPU type: `h100`, `h200`, `b200`, …, `cpu`, as NVML reports them",
     )
     smoke: Smoke = Field(description="the fixed prompt")
     accuracy: list[Accuracy] = Field(min_length=1, description="the lm-eval tasks")

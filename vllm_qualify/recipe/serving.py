@@ -68,7 +68,7 @@ def _version_range(text: str) -> str:
     try:
         SpecifierSet(text)
     except InvalidSpecifier as error:
-        raise ValueError(f"'{text}' is no range of versions: write it like >=0.12,<0.14") from error
+        raise ValueError(f"'{text}' is not a range of versions: write it like >=0.12,<0.14") from error
     return text
 
 

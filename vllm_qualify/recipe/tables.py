@@ -59,7 +59,7 @@ def parse_version(text: str, option: str = "--vllm") -> Version:
     try:
         return Version(text)
     except InvalidVersion as error:
-        raise CallerError(f"'{text}' is no version of vLLM", "write it like 0.32.0", option) from error
+        raise CallerError(f"'{text}' is not a version of vLLM", "write it like 0.32.0", option) from error
 
 
 def table_of(version: str, option: str = "--vllm") -> EngineTable:
@@ -112,7 +112,7 @@ def parse_answer(text: str) -> ProbeAnswer:
         return ProbeAnswer.model_validate(_without_words(json.loads(text)))
     except (ValueError, ValidationError) as error:
         remedy, said = "see what its Python wrote", text.splitlines()[-10:]
-        raise HostError("the engine did not tell what it knows", remedy, "check", said) from error
+        raise HostError("the engine did not report what it knows", remedy, "check", said) from error
 
 
 def _without_words(found: Any) -> Any:

@@ -20,7 +20,7 @@ def _plain_name(name: str) -> str:
 
 def _task_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ValueError("it is no name of an lm-eval task: letters, digits, '.', '_' and '-'")
+        raise ValueError("it is not the name of an lm-eval task: letters, digits, '.', '_' and '-'")
     return name
 
 

@@ -122,7 +122,7 @@ class Workload(Frozen):
     time_budget_s: Seconds | None = Field(
         default=None,
         description="no repeat begins that would not end within it, by the longest so far; what is undecided then is"
-        " `inconclusive`. The first repeat is always run; `--time-budget` goes over it",
+        " `inconclusive`. The first repeat is always run; `--time-budget` replaces it",
     )
     window: Literal["steady", "whole"] = Field(
         default="steady",
@@ -253,7 +253,7 @@ class Sweep(Frozen):
             metric = METRICS.get(name)
             if metric is None or metric.stage != "load" or metric.unit != "ms":
                 known = ", ".join(known for known, each in METRICS.items() if each.stage == "load" and each.unit == "ms")
-                raise ValueError(f"slo.{name} is no latency of a load; known: {known}")
+                raise ValueError(f"slo.{name} is not a latency of a load; known: {known}")
         return self
 
 

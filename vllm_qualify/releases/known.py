@@ -117,7 +117,7 @@ def known_key(source: Source) -> str:
 
 def _claim_key(key: str) -> str:
     if not _KEY.fullmatch(key):
-        raise ValueError(f"{key!r} is no release's key")
+        raise ValueError(f"{key!r} is not the key of a release")
     return f"releases/claims/{key}.json"
 
 

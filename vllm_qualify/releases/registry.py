@@ -55,7 +55,7 @@ def registry_and_path(name: str) -> tuple[str, str]:
         parse_reference(f"{name}:tag", platform="")
         registry, path = auth.resolve_repository_name(name)
     except (CallerError, DockerException) as error:
-        raise CallerError(f"'{name}' is no repository of images", "write it like vllm/vllm-openai", WATCH) from error
+        raise CallerError(f"'{name}' is not a repository of images", "write it like vllm/vllm-openai", WATCH) from error
     return registry, f"library/{path}" if registry == DOCKER_HUB and "/" not in path else path
 
 
@@ -133,7 +133,7 @@ class Repository:
         try:
             tags = answer.json()["tags"] or []
         except (ValueError, LookupError, TypeError) as error:
-            raise self._unknown("its answer is no list of tags") from error
+            raise self._unknown("its answer is not a list of tags") from error
         following = answer.links.get("next", {}).get("url")
         # Only the path of a link counts. Behind a proxy it can name another host, which must not get our login.
         return tags, self._http.base_url.copy_with(raw_path=answer.url.join(following).raw_path) if following else ""

@@ -91,8 +91,8 @@ def changes_of(report: Report) -> Changes | None:
 def why_none(plan: CellPlan) -> str:
     """Why a cell has no baseline, in one sentence."""
     if plan.establishes:
-        return "This run is to be the baseline itself, and is compared with none."
-    return "No gate of this cell is against a baseline, so that it is compared with none."
+        return "This run becomes the baseline itself, and is not compared."
+    return "No gate of this cell is against a baseline, so it is not compared."
 
 
 def _facts(plan: CellPlan, then: Baseline, server: ServerPlan | None) -> list[FactRow]:

@@ -144,7 +144,7 @@ def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
     folder = evidence / "serve"
     found = watched.series(folder, began, ended)
     if not any(value is not None for line in _lines(found) for value in line):
-        raise _NothingError("no sample of it tells anything")
+        raise _NothingError("no sample of it has a value")
     return thinned(found), watched.notes(folder, began, ended)
 
 
@@ -152,7 +152,7 @@ def _span(folder: Path) -> tuple[float, float]:
     """From the start of the first repeat's measured part to the end of the last one's, by the client's clock."""
     stretches = [_stretch(folder, int(path.stem.removeprefix("client-"))) for path in _left(folder).glob("client-*.json")]
     if not stretches:
-        raise _NothingError("no client told when it asked")
+        raise _NothingError("no client recorded when it asked")
     return min(began for began, _ in stretches), max(ended for _, ended in stretches)
 
 

@@ -22,7 +22,7 @@ from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 
 ChangeKind = Literal["added", "removed", "changed"]
-Trend = Literal["better", "worse", "equal", "not told"]
+Trend = Literal["better", "worse", "equal", "unclear"]
 CHOSEN_AT_START = ("host", "port")
 # The measuring stages whose results depend on the machine, and those whose results depend on the client of the load.
 TIMED = [name for name, kind in TABLE.items() if kind.is_timed and kind.has_measurements]
@@ -31,7 +31,7 @@ BY_CLIENT = [name for name, kind in TABLE.items() if kind.uses_bench and kind.ha
 QUESTIONS = {*SAME_QUESTIONS, "questions", "task_folder"}
 # Settings that do not change the requests: how long and how often a load is measured, where its prompts are, what is counted.
 NOT_OF_THE_REQUESTS = NOT_OF_THE_WORKLOAD | {"slo"}
-NO_NOISE_KNOWN = "measured once: nobody knows the noise"
+NO_NOISE_KNOWN = "measured once: the noise is unknown"
 WITHIN_NOISE = "the intervals overlap: noise alone can be the reason"
 
 
@@ -69,7 +69,7 @@ class Moved(Frozen):
     """One measurement that both reports have.
 
     `difference` is B minus A, and `ratio` is B divided by A; both are null if a value is missing. There is no ratio for shares
-    or for zero. `told` says whether B is better or worse than A. `because` says why that is not said, or why it is not certain.
+    or for zero. `trend` says whether B is better or worse than A. `because` says why that is not said, or why it is not certain.
     """
 
     stage: Stage
@@ -79,12 +79,12 @@ class Moved(Frozen):
     b: Measurement
     difference: float | None = None
     ratio: float | None = None
-    told: Trend
+    trend: Trend
     because: str = ""
 
     @property
     def is_sure(self) -> bool:
-        return self.told != "not told" and not self.because
+        return self.trend != "unclear" and not self.because
 
 
 class VerdictChange(Frozen):
@@ -259,7 +259,7 @@ def _moved(stage: Stage, label: str, a: Measurement, b: Measurement, unlike: Seq
     told, because = _told(a, b, _why_unlike(stage, a, b, unlike))
     difference, ratio = _change_in_numbers(a, b)
     return Moved(
-        stage=stage, label=label, unit=b.unit, a=a, b=b, difference=difference, ratio=ratio, told=told, because=because
+        stage=stage, label=label, unit=b.unit, a=a, b=b, difference=difference, ratio=ratio, trend=told, because=because
     )
 
 
@@ -283,10 +283,10 @@ def _why_unlike(stage: Stage, a: Measurement, b: Measurement, unlike: Sequence[U
 def _told(a: Measurement, b: Measurement, unlike: str) -> tuple[Trend, str]:
     invalid = [f"{side} is invalid: {found.invalid_because}" for side, found in (("A", a), ("B", b)) if found.invalid_because]
     if a.value is None or b.value is None or unlike:
-        return "not told", "; ".join(invalid) or unlike
+        return "unclear", "; ".join(invalid) or unlike
     direction = _direction(b)
     if direction is None:
-        return "not told", f"nobody knows which way is better for {b.metric}"
+        return "unclear", f"it is not known which way is better for {b.metric}"
     if a.value == b.value:
         return "equal", ""
     return ("better" if (b.value > a.value) == (direction == "higher") else "worse"), _noise(bounds_of(a), bounds_of(b))

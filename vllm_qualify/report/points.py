@@ -140,7 +140,7 @@ def cost(report: Report) -> tuple[str, str]:
     """The cost of a million output tokens at the profile's load, and how it follows; or DASH, and why there is no cost."""
     plan, found = report.plan, _by_metric(_measured(report)).get(OUTPUT)
     if plan.price_usd_gpu_hour is None:
-        return DASH, "nobody said what a GPU costs an hour: give the recipe price_usd_gpu_hour, or the run --price-usd-gpu-hour"
+        return DASH, "the price of a GPU hour is not given: give the recipe price_usd_gpu_hour, or the run --price-usd-gpu-hour"
     if found is None or not found.value:
         return DASH, f"there is no valid {OUTPUT}"
     gpus = _gpus(plan)

@@ -7,7 +7,7 @@ COMMAND = ("vllm-qualify", "run")
 
 
 def rerun(plan: CellPlan, *, anew: bool = True) -> list[str]:
-    """The command for the same cell, image and baseline. If `anew` is false, finished stages are taken over."""
+    """The command for the same cell, image and baseline. If `anew` is false, finished stages are reused."""
     cell, server = plan.cell, plan.server
     chosen = {"--gpu-type": cell.gpu_type, "--variant": cell.variant, "--profile": cell.profile}
     chosen |= {"--launcher": server.engine.launcher}

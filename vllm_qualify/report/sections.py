@@ -30,7 +30,7 @@ GOALS = {"concurrency": "most clients", "request_rate": "highest rate of request
 WARMTH = {
     True: "warm: what is compiled came from a cache",
     False: "cold: it compiled",
-    None: "nobody knows whether it was cold or warm",
+    None: "it is not known whether it was cold or warm",
 }
 # The sizes of the drawing, in its own units; it scales to the available width.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640.0, 320.0, 64.0, 40.0, 32.0, 40.0
@@ -169,7 +169,7 @@ def _figure(title: str, unit: str, course: Series, lines: dict[str, list[float |
 
 def _range(values: Sequence[float], unit: str) -> str:
     if not values:
-        return "not told"
+        return "not reported"
     ends = (min(values), max(values))
     if unit == "req":
         return " to ".join(f"{number:,g}" for number in ends)
@@ -301,7 +301,9 @@ def speedup_rows(speedups: Sequence[Measurement]) -> list[Fact]:
 def same_text_sentence(texts: SameText | None) -> str:
     """How many texts are the same without speculative decoding, and where the others begin to differ, in one sentence."""
     if texts is None:
-        return "Nobody knows whether the texts are the same without it: the measurement speculative_same_text has the reason."
+        return (
+            "It is not known whether the texts are the same without it: the measurement speculative_same_text has the reason."
+        )
     parted = [f"that of prompt {number} at character {at:,}" for number, at in enumerate(texts.parts_at, 1) if at is not None]
     told = f"{texts.same} of {len(texts.parts_at)} greedy texts are the same without it"
     return f"{told}; they part: {', '.join(parted)}." if parted else f"{told}."

@@ -21,7 +21,7 @@ HEADS = ("gate", "value", "bound", "interval", "smallest visible change", "verdi
 GROWING = (3, 1, 2, 4, 0)
 MOVED = ("measurement", "A", "B", "change", "B is")
 MOVED_GROWING = (1, 2, 3, 0)
-TOLD: dict[Trend, str] = {"better": "green", "worse": "bold red", "equal": "", "not told": "magenta"}
+TOLD: dict[Trend, str] = {"better": "green", "worse": "bold red", "equal": "", "unclear": "magenta"}
 MARKS: dict[ChangeKind, str] = {"added": "+", "removed": "-", "changed": "~"}
 NOT_SURE = "?"
 GAPS = (2, 1)
@@ -135,9 +135,9 @@ def _print_moved(moved: Sequence[Moved], console: Console) -> None:
 def _moved_cells(found: Moved, console: Console) -> list[Text]:
     others = [side.value for side in (found.a, found.b) if side.value is not None]
     a, b = (words.value(side.value, side.unit, others) for side in (found.a, found.b))
-    told = f"{found.told}{NOT_SURE}" if found.told in ("better", "worse") and not found.is_sure else found.told
+    told = f"{found.trend}{NOT_SURE}" if found.trend in ("better", "worse") and not found.is_sure else found.trend
     texts = [_text(text, console) for text in (found.label, a, b, _change(found))]
-    return [*texts, _text(told, console, TOLD[found.told] if found.is_sure else "")]
+    return [*texts, _text(told, console, TOLD[found.trend] if found.is_sure else "")]
 
 
 def _change(found: Moved) -> str:

@@ -118,7 +118,7 @@ def compared(plan: CellPlan) -> str:
     """What the cell was compared with, in one sentence; empty if no gate compares it."""
     if plan.establishes:
         names = ", ".join(gate.label for gate in plan.comparing)
-        return f"this run is to be the baseline of later ones; not judged: {names}"
+        return f"this run becomes the baseline of later ones; not judged: {names}"
     if plan.baseline is None:
         return ""
     then = plan.baseline

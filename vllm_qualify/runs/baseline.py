@@ -52,7 +52,7 @@ def with_baseline(plan: CellPlan, store: Store, against: Against, tell: Tell) ->
     """
     if not plan.comparing:
         if against.run or against.establish == "always":
-            tell(f"{plan.cell.id} has no gate against a baseline: it is compared with none, and is none")
+            tell(f"{plan.cell.id} has no gate against a baseline: it is not compared, and does not become one")
         return plan
     found = None if against.establish == "always" else _find(plan, store, against)
     if found is None:
@@ -75,7 +75,7 @@ def _establishing(plan: CellPlan, tell: Tell) -> CellPlan:
     if plan.baseline_variant != plan.cell.variant:
         problem = f"{plan.cell.id} is compared with {plan.baseline_cell}, and cannot be a baseline itself"
         raise CallerError(problem, f"establish it with --variant {plan.baseline_variant}", "--establish-baseline")
-    tell(f"{plan.cell.id} is to be a baseline: what is against one is not judged")
+    tell(f"{plan.cell.id} becomes a baseline: gates against one are not judged")
     tasks = [task.model_copy(update={"sequential": False}) for task in plan.accuracy]
     return plan.model_copy(update={"accuracy": tasks, "establishes": True})
 

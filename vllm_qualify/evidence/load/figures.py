@@ -170,7 +170,7 @@ def _acceptance(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_
 
 def _over_repeats(name: str, repeats: Sequence[float], over: OverLooks, source: str, **others: object) -> Measurement:
     if not all(math.isfinite(value) and value > 0 for value in repeats):
-        return invalid(name, f"repeats gave {list(repeats)}, which is no measured time or rate", source)
+        return invalid(name, f"repeats gave {list(repeats)}, which is not a measured time or rate", source)
     value = geometric_mean(repeats)
     interval = over.interval(name, value, lambda used, at: repeat_interval(repeats[:used], at))
     return valid(name, value, source, repeats=list(repeats), interval=interval, **others)

@@ -118,7 +118,7 @@ def _problems_meanwhile(
         use = ClientUse.model_validate_json((folder / f"client-{repeat.number}.json").read_bytes())
     except UNUSABLE as error:
         # Older runs, in which nothing was watched, have no such file.
-        return [f"nobody knows when its client was busy, and how much: {in_words(error)}"] if watched else []
+        return [f"it is not known when its client was busy, and how much: {in_words(error)}"] if watched else []
     ended, _ = use.cpu_s[-1]
     began = ended - duration
     of_client = _client_problems(use.cores(began, ended), watched is not None)

@@ -222,7 +222,7 @@ def find_open(requests: Requests) -> Window:
     """
     if requests.rebuilt:
         raise UnsteadyError(
-            "this version of bench does not tell when each request started, which a rate needs: use 0.15 or later"
+            "this version of bench does not record when each request started, which a rate needs: use 0.15 or later"
         )
     total, ended = len(requests.starts), requests.starts + requests.latencies
     if total < 2 or not np.isfinite(ended).all() or not requests.starts[0] < requests.starts[-1]:
@@ -286,7 +286,7 @@ def _check_full(window: Window, clients: int) -> None:
     if not LEAST_UNDER_WAY * clients <= under_way <= 1.01 * clients:
         raise UnsteadyError(
             f"on average {under_way:.3g} of {clients} requests were under way in what should be its steady state: bench did not"
-            f" keep up, or did not tell the truth: {KEEP_UP_REMEDY}"
+            f" keep up, or its times are wrong: {KEEP_UP_REMEDY}"
         )
 
 

@@ -371,7 +371,7 @@ def _aim(plan: Plan, goal: Goal, points: Sequence[Point]) -> Aim | str:
         return "even 1 client missed the SLO"
     measured = [each for each in _closed(points) if each.figures]
     if not measured:
-        return "no valid run with a number of clients tells which rate to begin with"
+        return "no valid run with a number of clients shows which rate to begin with"
     rate = max(measured, key=lambda point: point.asked.level).figures[REQUESTS]
     # At a lower rate the prompts would not end within the time limit.
     least = MARGIN * _least_prompts(plan) / plan.load.time_limit_s
@@ -548,7 +548,7 @@ def parse_sweep(folder: Path, plan: Plan) -> Swept:
     try:
         points = read_points(folder, plan)
     except UNUSABLE as error:
-        nothing = SloLevel(invalid_because=f"the points cannot be told apart: {in_words(error)}")
+        nothing = SloLevel(invalid_because=f"the points cannot be distinguished: {in_words(error)}")
         searched: dict[str, Any] = dict.fromkeys(plan.goals, nothing)
         return Swept(curve_problems=[str(nothing.invalid_because)], **searched)
     found: dict[str, Any] = {goal: _found(plan, goal, points) for goal in plan.goals}

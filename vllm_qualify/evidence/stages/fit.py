@@ -70,7 +70,7 @@ def _preemptions(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> in
     try:
         return preemptions(inside, 1)
     except UNUSABLE as error:
-        problem = f"nobody knows whether requests were preempted: {in_words(error)}"
+        problem = f"it is not known whether requests were preempted: {in_words(error)}"
         raise HostError(problem, "see the server's log, or give max-num-seqs under 'server'", f"fit/{folder.name}") from error
 
 

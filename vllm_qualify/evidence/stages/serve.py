@@ -88,7 +88,7 @@ def _idle_share(folder: Path, plan: CellPlan) -> list[Measurement]:
     try:
         found = idle_gpus(folder, plan)
     except UNUSABLE as error:
-        return [invalid(GPU_IDLE, f"nobody knows how long GPUs idled: {in_words(error)}", source)]
+        return [invalid(GPU_IDLE, f"it is not known how long GPUs idled: {in_words(error)}", source)]
     return [] if found is None else [idle.measurement(found, source)]
 
 

@@ -106,7 +106,7 @@ def _measured_on(folder: Path, plan: CellPlan) -> tuple[str, str | None]:
     try:
         found = Fingerprint.model_validate_json((folder / MACHINE).read_bytes()).id
     except UNUSABLE as error:
-        return "", f"nobody knows which machine measured: {in_words(error)}"
+        return "", f"it is not known which machine measured: {in_words(error)}"
     wanted = plan.fingerprint.id
     return found, None if found == wanted else f"measured on {found}, and planned for {wanted}"
 

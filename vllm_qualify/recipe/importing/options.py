@@ -98,7 +98,7 @@ def _option(word: str, values: list[str], origin: Part) -> _Option:
     if (equals and values) or (path and len(given) != 1) or not all(path):
         raise origin.refused(f"the words {short(' '.join([word, *values]))}: one value is needed")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", long):
-        raise origin.refused(f"{short(word)}, which is no `vllm serve` option")
+        raise origin.refused(f"{short(word)}, which is not an option of `vllm serve`")
     return _Option(name, long, tuple(path), tuple(given))
 
 
@@ -143,7 +143,7 @@ def _insert(mapping: dict[str, JsonValue], option: _Option, origin: Part) -> Non
     for key in parents:
         inner = mapping.setdefault(key, {})
         if not isinstance(inner, dict):
-            raise origin.refused(f"{option.name}.{'.'.join(option.path)} inside of what is no mapping")
+            raise origin.refused(f"{option.name}.{'.'.join(option.path)} inside something that is not a mapping")
         mapping = inner
     before = mapping.get(last)
     if isinstance(before, dict):

@@ -81,7 +81,7 @@ def _gpu_type(document: Part) -> str:
     if hardware not in GPU_TYPES:
         shown = document["hardware_profile"]["display_name"].value
         raise document["hardware"].refused(
-            f"'{hardware}'{f' ({shown})' if isinstance(shown, str) else ''}, which is no GPU type of ours",
+            f"'{hardware}'{f' ({shown})' if isinstance(shown, str) else ''}, which is not a known GPU type",
             f"known here: {', '.join(GPU_TYPES)}",
         )
     return GPU_TYPES[hardware]
