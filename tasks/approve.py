@@ -135,11 +135,11 @@ def decide_approval(published: Published, wanted: Ruling | None, store: str, blo
     try:
         decision = read_decision(opened, cell, run_id).decision
     except MissingObjectError:
-        return published.model_copy(update={"told": told})
+        return published.model_copy(update={"decision": told})
     until = f", until {decision.expires}" if decision.expires else f": {decision.reason}"
     told = told or f"{decision.done}{until}"
     get_run_logger().info(f"{cell}: {told}")
-    return published.model_copy(update={"told": told, "rejected": decision.verdict == "reject"})
+    return published.model_copy(update={"decision": told, "rejected": decision.verdict == "reject"})
 
 
 @step("decide", "{wanted.verdict} {run_id}")

@@ -176,8 +176,8 @@ def published(tmp_path: Path, approves: bool, **others: object) -> Published:
 
 def test_a_runs_state_says_what_people_have_to_know(tmp_path: Path) -> None:
     passed, failed = published(tmp_path, True), published(tmp_path, False)
-    done = passed.model_copy(update={"told": "approved by Ada on 2026-03-14, until 2026-06-12"})
-    rejected = passed.model_copy(update={"told": "rejected", "rejected": True})
+    done = passed.model_copy(update={"decision": "approved by Ada on 2026-03-14, until 2026-06-12"})
+    rejected = passed.model_copy(update={"decision": "rejected", "rejected": True})
     assert colour_and_name([]) == ("COMPLETED", "NothingToDo")
     assert colour_and_name([done]) == ("COMPLETED", "Approved")
     assert colour_and_name([done, passed]) == ("COMPLETED", "AwaitingDecision")

@@ -149,7 +149,7 @@ def test_the_engine_is_that_of_what_the_state_is_about() -> None:
 
 def test_what_is_missing_is_said_to_be() -> None:
     found = shown(page_of(Row(cell=CELL, reports=[line()])))
-    assert found[5:8] == ["— (not told)", "— (never approved)", "— (never approved)"]
+    assert found[5:8] == ["— (not reported)", "— (never approved)", "— (never approved)"]
 
 
 def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> None:

@@ -221,11 +221,11 @@ function rowOf(cell, run) {
     "tr", {},
     element("th", { scope: "row" }, name, ...(at === null ? [] : [element("small", {}, element("code", {}, run.id))])),
     element("td", { class: "state" }, stateOf(run.standing), ...(run.told === null ? [] : [element("small", {}, run.told)])),
-    element("td", {}, run.engine ?? none("not told by its manifest")),
-    element("td", {}, run.image === null ? none("no image, or not told") : element("code", {}, run.image)),
+    element("td", {}, run.engine ?? none("not in its manifest")),
+    element("td", {}, run.image === null ? none("no image, or not reported") : element("code", {}, run.image)),
     element("td", { class: "number" }, ...(run.score === null ? [none(UNTRUSTED)] : scoreOf(run))),
     element("td", { class: "number" }, run.output === null ? none(UNTRUSTED) : `${rate(run.output)} tok/s`),
-    element("td", { class: "number" }, run.gpus === null ? none("no GPU, or not told") : String(run.gpus)),
+    element("td", { class: "number" }, run.gpus === null ? none("no GPU, or not reported") : String(run.gpus)),
   );
 }
 
