@@ -1,4 +1,9 @@
-.PHONY: bench bench-gates demo test test-pythons setup lock lint
+.PHONY: bench bench-gates demo test test-quick test-pythons setup lock lint
+
+QUICK = not (engine or docker or s3 or browser or fleet)
+
+# pytest keeps the tests that it has compiled; where Python may not write bytecode, each process compiles them all, for ten seconds.
+test test-quick: export PYTHONDONTWRITEBYTECODE =
 
 demo: setup
 	.venv/bin/vllm-qualify demo
@@ -14,6 +19,11 @@ bench: setup
 test: setup lint
 	bash infra/system-packages.sh
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
+
+# The tests that start no real service and no engine, and so need .venv alone.
+test-quick:
+	bash infra/setup.sh orchestrator
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"
 
 # The tests that need only Python, on each supported Python of this machine.
 test-pythons: setup

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build both environments from their lock files: .venv (orchestrator) and .venv-engine (vLLM for the CPU). Does nothing when
-# they are already built from these locks.
+# they are already built from these locks. `setup.sh orchestrator` builds .venv alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . infra/python.sh
@@ -45,6 +45,5 @@ name_vllm() {
 
 libnuma() { ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1' || debian_packages libnuma1; }
 
-libnuma
 orchestrator
-engine
+[ "${1:-}" = orchestrator ] || { libnuma; engine; }

@@ -24,7 +24,18 @@ LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.
 SHARING = ("test_docker", "test_demo")
 # Files that take minutes are begun first (with --no-loadscope-reorder), so that no process is left alone with one at the end.
-LONG = ("tests/live/", "tests/drift/test_candidate.py")
+LONG = (
+    "tests/live/",
+    "tests/drift/test_candidate.py",
+    "tests/publish/test_store_contract.py",
+    "tests/test_fleet_flows.py",
+    "tests/test_approving.py",
+    "tests/test_tend.py",
+    "tests/test_tasks.py",
+    "tests/test_cli.py",
+    "tests/test_bench_orchestrator.py",
+    "tests/evidence/test_accuracy.py",
+)
 RAN: Counter[str] = Counter()
 
 

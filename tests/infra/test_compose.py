@@ -1,5 +1,7 @@
 """The Compose files are whole: settings, names, services, volumes, health."""
 
+import ast
+import importlib
 import re
 import shutil
 import subprocess
@@ -156,3 +158,18 @@ def test_compose_takes_the_file_and_wants_its_settings(file: Path, tmp_path: Pat
     refused = subprocess.run([*asked, str(tmp_path / "empty"), "config"], capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert "set it in .env" in refused.stderr
+
+
+def test_what_a_service_imports_in_its_command_is_there() -> None:
+    """No test starts these services, so that a name that has moved would be noticed by its user."""
+    programs = [
+        command[2]
+        for file, name in file_and_service
+        if (command := document(file)["services"][name].get("command", []))[:2] == ["python", "-c"]
+    ]
+    imported = [node for program in programs for node in ast.walk(ast.parse(program)) if isinstance(node, ast.ImportFrom)]
+    assert imported
+    for node in imported:
+        assert node.module is not None
+        module = importlib.import_module(node.module)
+        assert [each.name for each in node.names if not hasattr(module, each.name)] == []

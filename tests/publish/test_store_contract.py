@@ -393,7 +393,7 @@ def test_the_remedy_for_a_plain_path_is_its_url() -> None:
 
 def test_boto3_is_not_imported_before_a_bucket_is_opened() -> None:
     code = (
-        "import sys; from vllm_qualify.publish.store import open_store; open_store('file:///store');"
+        "import sys; from vllm_qualify.publish.stores import open_store; open_store('file:///store');"
         "print([name for name in sys.modules if name.startswith('boto')])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
@@ -405,7 +405,7 @@ def test_boto3_is_not_imported_before_a_bucket_is_opened() -> None:
 @pytest.mark.parametrize("step", ["fsync", "link"])
 def test_a_killed_writer_leaves_nothing_visible(tmp_path: Path, step: str) -> None:
     code = (
-        "import os, sys; from vllm_qualify.publish.store import open_store;"
+        "import os, sys; from vllm_qualify.publish.stores import open_store;"
         f"os.{step} = lambda *_: os.kill(os.getpid(), 9);"
         f"open_store(sys.argv[1]).put_new({KEY!r}, b'x' * 100_000, '')"
     )
@@ -465,7 +465,7 @@ def test_a_killed_swap_leaves_the_old_or_the_new_and_no_lock(
     tag = swap(store, b"old", None)
     code = f"""
 import fcntl, os, sys
-from vllm_qualify.publish.store import open_store
+from vllm_qualify.publish.stores import open_store
 real, calls = {place}.{name}, []
 def step(*arguments):
     calls.append(arguments)
@@ -491,6 +491,7 @@ def test_of_16_racing_processes_one_wins_each_write_and_no_entry_is_lost(tmp_pat
 import sys
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.publish.store import *
+from vllm_qualify.publish.stores import *
 def wins(write, *arguments):
     try:
         write(*arguments)
@@ -692,7 +693,8 @@ print(list(store.keys("")))
 
 def on_a_small_disk(directory: Path, then: str, code: str) -> str:
     """What a program prints that has a disk of 64 KiB at this directory, in a mount namespace that ends with it."""
-    start = "import os, sys; from vllm_qualify.publish.store import *; store = open_store('file://' + sys.argv[1])"
+    imports = "import os, sys; from vllm_qualify.publish.store import *; from vllm_qualify.publish.stores import *"
+    start = f"{imports}; store = open_store('file://' + sys.argv[1])"
     shell = f'(mount -t tmpfs -o size=64k small-disk "$1" && {then or ":"}) >&2 || exit 77; exec "$2" -c "$3" "$1"'
     arguments = ["sh", str(directory), sys.executable, f"{start}\n{code}"]
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", shell, *arguments]
