@@ -177,7 +177,7 @@ def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> No
 
 
 def measure(served: Served, run: Run, first: Run, store: str) -> None:
-    """Measure one cell's stages; accuracy answers that it shares with the server's first cell are taken over."""
+    """Measure one cell's stages; accuracy answers that it shares with the server's first cell are reused."""
     smoke_test(served, run, store)
     measure_accuracy(served, run, first, store)
     measure_load(served, run, store)

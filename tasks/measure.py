@@ -1,4 +1,4 @@
-"""The stages that need the server: serve, smoke, accuracy, load. A stage that was taken over is not measured again."""
+"""The stages that need the server: serve, smoke, accuracy, load. A stage that was reused is not measured again."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -102,7 +102,7 @@ def smoke_test(served: Served, run: Run, store: str) -> StageEvidence:
 
 @step("accuracy", "accuracy {run.plan.cell.id}", once=True)
 def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
-    """Measure accuracy; or take over the answers of the server's first cell, if everything that determines them is the same."""
+    """Measure accuracy; or reuse the answers of the server's first cell, if everything that determines them is the same."""
     plan, evidence = run.plan, run.evidence
 
     def measure() -> StageEvidence:

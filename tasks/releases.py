@@ -66,7 +66,7 @@ def look_for_releases(source: Source, store: str, backfill: bool) -> list[Sighti
     """The releases of the source that have no event yet. Raises CallerError, HostError, StoreError."""
     found = found_at(source)
     due = known.note_new(open_store(store), source, found, datetime.now(UTC), backfill)
-    get_run_logger().info(f"{source.name} has {len(found)} releases, of which {len(due)} are to be told")
+    get_run_logger().info(f"{source.name} has {len(found)} releases, {len(due)} of them new")
     return due
 
 

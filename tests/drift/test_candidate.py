@@ -79,7 +79,7 @@ def test_a_problem_names_its_cells(tmp_path: Path) -> None:
     problem, unknown, verdict = found.lines()
     assert problem.startswith("problem  unknown-option")
     assert problem.endswith("[every cell]")
-    assert "a table cannot tell" in unknown
+    assert "a table does not say" in unknown
     assert verdict == "vLLM 0.32.0, 4 cells: does not fit: 1 problems"
     assert json.loads(found.as_json())["findings"][0]["cells"] == told.cells
 
@@ -95,7 +95,7 @@ def test_variants_without_a_cell_are_told(tmp_path: Path) -> None:
     left_out = checked(loaded, candidate, tmp_path).left_out
     assert "the variant 'fp8-draft-1b' is for vLLM >=0.15" in left_out
     assert any("'trtllm-fp8' is for TensorRT-LLM" in told for told in left_out)
-    with pytest.raises(CallerError, match="for TensorRT-LLM, which does not tell"):
+    with pytest.raises(CallerError, match="for TensorRT-LLM, which does not report"):
         checked(loaded, candidate, tmp_path, variant="trtllm-fp8")
 
 
@@ -120,7 +120,7 @@ def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
     [
         (("0.32.0", "some/image:v1", None), "--vllm and --image name different engines"),
         (("0.11.0", None, None), "no table of vLLM 0.11.0"),
-        (("latest", None, None), "'latest' is no version"),
+        (("latest", None, None), "'latest' is not a version"),
         ((None, None, "/no/such/folder"), "no Python at /no/such/folder"),
     ],
 )
@@ -263,7 +263,7 @@ def test_an_answer_that_leaves_something_open_is_not_kept(
 
 @pytest.mark.parametrize(
     ("answer", "told"),
-    [("echo why; exit 1", "exit code 1"), ("echo nonsense", "did not tell what it knows"), ("exit 0", "did not tell")],
+    [("echo why; exit 1", "exit code 1"), ("echo nonsense", "did not report what it knows"), ("exit 0", "did not report")],
 )
 def test_a_python_that_does_not_tell_is_the_hosts_fault(stand_in: Candidate, tmp_path: Path, answer: str, told: str) -> None:
     assert isinstance(stand_in.engine, EngineEnvironment)

@@ -200,7 +200,7 @@ def test_a_version_without_a_table_is_told(asked: str) -> None:
 
 @pytest.mark.parametrize("answer", ["", "{}", "Traceback (most recent call last):", '{"version": 1}'])
 def test_an_answer_that_is_no_table_is_told(answer: str) -> None:
-    with pytest.raises(HostError, match="did not tell what it knows"):
+    with pytest.raises(HostError, match="did not report what it knows"):
         parse_answer(answer)
 
 

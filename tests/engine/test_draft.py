@@ -86,7 +86,7 @@ def test_json_text_is_the_mapping_that_it_says(folder: Path, engines: Engines) -
 
 @pytest.mark.parametrize("written", ["ngram", "{'method': 'ngram'}", "[]", "7", '"ngram"', "", '{"method": "ngram"'])
 def test_text_that_is_no_json_object_is_told_with_its_place(folder: Path, engines: Engines, written: str) -> None:
-    with pytest.raises(CallerError, match="is no JSON object") as told:
+    with pytest.raises(CallerError, match="is not a JSON object") as told:
         planned(folder, engines, written)
     assert told.value.place == "server.speculative-config"
 

@@ -194,7 +194,7 @@ def test_a_device_of_a_product_without_mig(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_device_that_nvml_cannot_read_is_the_hosts_error(broken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml([broken])
     nvml.install(monkeypatch)
-    with pytest.raises(HostError, match="NVML did not tell") as caught:
+    with pytest.raises(HostError, match="NVML did not report") as caught:
         detect()
     assert caught.value.place == "check"
     assert "\n" not in caught.value.problem
@@ -211,7 +211,7 @@ def failing_init(patch: pytest.MonkeyPatch, code: int) -> None:
 def test_a_broken_driver_makes_no_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a GPU host would measure its CPU, and say so to nobody."""
     failing_init(monkeypatch, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-    with pytest.raises(HostError, match="NVML did not tell"):
+    with pytest.raises(HostError, match="NVML did not report"):
         detect()
     assert detect("cpu").gpu_type == "cpu"
 
@@ -266,7 +266,7 @@ def test_an_empty_choice_hides_every_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_choice_that_is_no_gpu_of_the_machine_is_named(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Nvml(FOUR).install(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    with pytest.raises(HostError, match="is no GPU of this machine") as caught:
+    with pytest.raises(HostError, match="is not a GPU of this machine") as caught:
         detect()
     assert "0 (GPU-0f6b5afc" in caught.value.remedy
 

@@ -192,5 +192,5 @@ def test_any_other_error_makes_no_cpu_machine(containers: Containers, kind: str)
 
 def test_what_nvidia_smi_does_not_tell_in_a_container_is_not_guessed(containers: Containers) -> None:
     containers.told = (CAPTURED / "unknown-field.txt").read_text()
-    with pytest.raises(HostError, match="nvidia-smi did not tell"):
+    with pytest.raises(HostError, match="nvidia-smi did not report"):
         read_machine(IMAGE, None)

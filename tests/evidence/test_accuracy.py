@@ -159,7 +159,7 @@ def test_a_folder_that_is_not_there_is_invalid(tmp_path: Path) -> None:
     [
         (r"(?s).+", "# no answer: ConnectError\n", "no vllm:request_success_total"),
         (r"(?s).+", "trtllm_request_success_total 8.0\n", "no vllm:request_success_total"),
-        (r"(?s).+", "not of Prometheus {", "nobody knows"),
+        (r"(?s).+", "not of Prometheus {", "it is not known"),
         ('finished_reason="length"', 'finished_reason="cut"', "with finished_reason length"),
         (r"} .+", "} NaN", "the server counts nan answers"),
     ],

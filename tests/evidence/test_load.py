@@ -1312,8 +1312,8 @@ def test_an_end_that_is_not_of_this_load_makes_it_invalid(
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"repeats": 2}', '{"time_budget_s": NaN, "repeats": 2, "spent_s": 1}'])
 def test_an_end_that_cannot_be_read_makes_the_load_invalid(folder: Path, text: str) -> None:
     (folder / ENDED).write_text(text)
-    assert_nothing(folder, "ended.json is no end of a load", settings=EARLY)
-    assert_nothing(folder, "ended.json is no end of a load")
+    assert_nothing(folder, "ended.json is not the end of a load", settings=EARLY)
+    assert_nothing(folder, "ended.json is not the end of a load")
 
 
 def test_of_the_baseline_in_turns_the_same_end_counts(folder: Path) -> None:

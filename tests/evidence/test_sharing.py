@@ -1,4 +1,4 @@
-"""Cells that share a server: whose answers can be taken over, and that each has evidence of its own in the end."""
+"""Cells that share a server: whose answers can be reused, and that each has evidence of its own in the end."""
 
 import os
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def waived(gate: str, expires: date = date(2026, 12, 31)) -> Waiver:
     )
 
 
-# --- whose answers can be taken over
+# --- whose answers can be reused
 
 
 @pytest.mark.parametrize(

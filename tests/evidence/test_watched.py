@@ -118,7 +118,7 @@ def test_a_gpu_that_tells_nothing_may_have_been_slowed_down(changes: Document, w
 def test_scrapes_that_failed_are_counted_and_told(folder: Path) -> None:
     change(folder / SCRAPES, lambda n, line: {"time": line["time"], "error": "ReadTimeout: timed out"} if n >= 1 else line)
     told = the_one(of_enough(folder))
-    assert told.startswith("the server's metrics were read only 1 of 20 times (ReadTimeout: timed out): see what holds up")
+    assert told.startswith("the server's metrics were read only 1 of 20 times (ReadTimeout: timed out): see what slows")
 
 
 def test_a_tenth_of_the_scrapes_is_enough(folder: Path) -> None:

@@ -313,7 +313,7 @@ def test_without_a_baseline_the_page_says_why_nothing_is_compared(approved: Repo
     plan = approved.plan.model_copy(update={"establishes": True})
     establishing = render_page(approved.model_copy(update={"plan": plan}), page_link)
     assert "No gate of this cell is against a baseline" in render_page(approved, page_link)
-    assert "This run is to be the baseline itself" in establishing
+    assert "This run becomes the baseline itself" in establishing
 
 
 def test_a_baseline_whose_report_was_not_read_is_told() -> None:
@@ -335,7 +335,7 @@ def test_the_baselines_points_are_on_the_curve(compared_page: str) -> None:
 
 
 def test_a_report_without_price_says_so_and_one_with_it_tells_the_cost(approved: Report, compared_page: str) -> None:
-    assert "Output tokens cost —: nobody said what a GPU costs" in Reader(render_page(approved, page_link)).text
+    assert "Output tokens cost —: the price of a GPU hour is not given" in Reader(render_page(approved, page_link)).text
     assert "Output tokens cost 0.1102 usd/Mtok: 2 times 2.5 usd an hour for 12,608 tok/s" in Reader(compared_page).text
 
 

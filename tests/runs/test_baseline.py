@@ -205,7 +205,7 @@ def test_the_first_run_can_become_the_baseline(store: Store, now: CellPlan, esta
     assert not any(gate.is_against_baseline for gate in found.judged)
     # In whole repetitions, as often as the recipe allows.
     assert [(task.sequential, task.repetitions) for task in found.accuracy] == [(False, 10)]
-    assert told.startswith(f"{CELL} is to be a baseline: ")
+    assert told.startswith(f"{CELL} becomes a baseline: ")
 
 
 def test_where_there_is_a_baseline_only_always_makes_another(
@@ -294,7 +294,7 @@ def test_a_run_that_is_only_here_can_be_named(
 
 
 @pytest.mark.parametrize(
-    ("verdict", "establishes", "told"), [("fail", True, "did not pass"), ("pass", False, "is no baseline")]
+    ("verdict", "establishes", "told"), [("fail", True, "did not pass"), ("pass", False, "is not a baseline")]
 )
 @pytest.mark.parametrize("here", [True, False])
 def test_a_named_run_must_be_an_approved_baseline(
@@ -633,7 +633,7 @@ def test_a_run_that_was_judged_again_is_no_baseline(store: Store, then: CellPlan
     found, _ = found_in(store, now)
     assert found.baseline is not None
     assert found.baseline.run_id == report.run_id
-    assert "is no baseline" in str(refused(store, now, run=again.run_id))
+    assert "is not a baseline" in str(refused(store, now, run=again.run_id))
 
 
 def test_a_run_of_another_profile_is_compared_with_none(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.values import Frozen
 
-# The stages that can be taken over, each with the function that gives its inputs.
+# The stages that can be reused, each with the function that gives its inputs.
 INPUTS = {name: kind.inputs for name, kind in TABLE.items() if kind.inputs}
 
 
@@ -55,7 +55,7 @@ class KeptStage(Frozen):
 
 
 def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
-    """Store a finished stage, unless it was taken over from another run. Raises StoreError, HostError."""
+    """Store a finished stage, unless it was reused from another run. Raises StoreError, HostError."""
     if stage.stage not in INPUTS or stage.taken_from:
         return
     for file in stage.files:
@@ -92,7 +92,7 @@ def reuse_stage(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reus
 
 
 def stage_key(stage: Stage, plan: CellPlan) -> str:
-    """SHA-256 of all inputs of a stage of the plan. Raises KeyError for a stage that cannot be taken over."""
+    """SHA-256 of all inputs of a stage of the plan. Raises KeyError for a stage that cannot be reused."""
     told = {"stage": stage, "common": _common(plan), "own": INPUTS[stage](plan)}
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

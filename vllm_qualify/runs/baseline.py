@@ -135,7 +135,7 @@ def named_baseline(store: Store, name: str) -> ReportAndEvidence:
     except CallerError:
         folder, report = None, _stored(store, name)
     if not report.passed or not report.is_baseline:
-        problem = f"run {report.run_id} {'did not pass' if not report.passed else 'is no baseline'}"
+        problem = f"run {report.run_id} {'did not pass' if not report.passed else 'is not a baseline'}"
         raise CallerError(problem, "name a run that passed and was made with --establish-baseline, not judged again", PLACE)
     return report, folder
 

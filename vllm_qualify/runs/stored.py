@@ -16,7 +16,7 @@ from vllm_qualify.runs.home import runs_folder
 def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:
     """Take over other runs' finished stages that have the same inputs as this run's.
 
-    If nothing is left to measure then, the stage `serve` is taken over too.
+    If nothing is left to measure then, the stage `serve` is reused too.
 
     Raises:
         StoreError: as `kept.reuse_stage`.

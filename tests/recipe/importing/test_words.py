@@ -115,7 +115,7 @@ def test_what_a_recipe_cannot_express_is_refused_by_name(changes: Document, key:
         (["--Seed", "1"], "'--Seed', which is not an option of `vllm serve`"),
         (["--"], "'--', which is not an option of `vllm serve`"),
         (["--middleware", "a", "--middleware", "b"], "--middleware more than once"),
-        (["-cc.a=1", "-cc.a.b=1"], "inside of what is no mapping"),
+        (["-cc.a=1", "-cc.a.b=1"], "inside something that is not a mapping"),
         (["-cc.a.b=1", "-cc.a=1"], "beside a dotted option inside of it"),
     ],
 )

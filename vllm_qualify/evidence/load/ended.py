@@ -40,7 +40,7 @@ def end_of(stage: Path, count: int, settings: Load) -> tuple[Ended | None, list[
     try:
         found = Ended.model_validate_json(path.read_bytes())
     except UNUSABLE as error:
-        return None, [f"{ENDED} is no end of a load: {in_words(error)}"]
+        return None, [f"{ENDED} is not the end of a load: {in_words(error)}"]
     planned = (settings.time_budget_s, count)
     if (found.time_budget_s, found.repeats) != planned or not found.is_right or count >= settings.looks[-1]:
         told = f"it says: {found.because}"

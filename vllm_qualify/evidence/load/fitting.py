@@ -38,7 +38,7 @@ CACHE = "vllm:cache_config_info"
 
 
 class Try(Frozen):
-    """One start of the server, with these options over the recipe's.
+    """One start of the server, with these options in place of the recipe's.
 
     `failed_because` has a reason if the server did not start, if its load is invalid, or if it does not take as many requests
     at once as its options say. `holds` is the number of the workload's requests that the KV cache holds.

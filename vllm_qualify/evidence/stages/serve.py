@@ -106,7 +106,7 @@ def idle_gpus(folder: Path, plan: CellPlan) -> Idle | None:
 def _seconds_in(path: Path) -> float:
     """The number in a file. Raises one of UNUSABLE."""
     if not math.isfinite(seconds := float(path.read_text())):
-        raise ValueError(f"{path.name}: {seconds} is no time")
+        raise ValueError(f"{path.name}: {seconds} is not a time")
     return seconds
 
 
