@@ -69,7 +69,7 @@ class Moved(Frozen):
     """One measurement that both reports have.
 
     `difference` is B minus A, and `ratio` is B divided by A; both are null if a value is missing. There is no ratio for shares
-    or for zero. `trend` says whether B is better or worse than A. `because` says why that is not said, or why it is not certain.
+    or for zero. `trend` says whether B is better or worse than A. `because` says why it is unclear, or not certain.
     """
 
     stage: Stage
