@@ -242,5 +242,5 @@ def test_waiting_without_a_key_is_told_before_anything_starts(store: Store) -> N
 
 def test_a_bad_key_is_told_before_anything_starts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PRIVATE_KEY, "no key")
-    with pytest.raises(CallerError, match="no private key"):
+    with pytest.raises(CallerError, match="not a private key"):
         qualify_release(QualifyRelease(recipe="reference", store=store.url))

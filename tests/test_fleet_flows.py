@@ -312,7 +312,7 @@ def test_an_event_has_the_whole_request(
 ) -> None:
     requests: list[QualifyRelease] = []
     monkeypatch.setattr(
-        "flows.fleet.tell", lambda _source, _sighting, request, _store: requests.append(QualifyRelease(**request))
+        "flows.fleet.emit_event", lambda _source, _sighting, request, _store: requests.append(QualifyRelease(**request))
     )
     registry([])
     watch_releases(watching(store))
