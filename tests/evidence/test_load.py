@@ -567,8 +567,8 @@ def test_the_acceptance_length_is_of_a_server_with_a_draft_model(folder: Path) -
     [
         (..., "only 1 of 2 repeats have spec_decode_acceptance_length"),
         (None, "only 1 of 2 repeats have spec_decode_acceptance_length"),
-        (0.0, "no measured time or rate"),
-        (math.nan, "no measured time or rate"),
+        (0.0, "not a measured time or rate"),
+        (math.nan, "not a measured time or rate"),
     ],
 )
 def test_an_acceptance_length_of_some_repeats_is_invalid(folder: Path, told: Any, because: str) -> None:

@@ -95,5 +95,5 @@ def test_offline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_that_is_none_is_the_callers() -> None:
-    with pytest.raises(CallerError, match="no model of the hub"):
+    with pytest.raises(CallerError, match="not a model of the hub"):
         resolve_commit("a/b/c", None, "check")

@@ -200,7 +200,7 @@ def test_one_run_gets_a_claim_and_keeps_it(store: Store) -> None:
 
 @pytest.mark.parametrize("key", ["", "../x", "a/b", "A" * 64, "0" * 63])
 def test_a_claim_of_what_is_no_key_is_a_defect(key: str, store: Store) -> None:
-    with pytest.raises(ValueError, match="no release's key"):
+    with pytest.raises(ValueError, match="not the key of a release"):
         claim(store, key, "run-1", NOW)
 
 

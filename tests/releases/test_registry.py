@@ -381,7 +381,7 @@ def test_a_name_is_read_as_docker_does(name: str, registry: str, path: str) -> N
 
 @pytest.mark.parametrize("name", ["", "Vllm", "vllm:v1", f"vllm@{DIGEST}", "https://ghcr.io/x", "a//b", "-a.b/c", "x?y"])
 def test_a_name_that_is_none_is_the_callers(name: str) -> None:
-    with pytest.raises(CallerError, match="no repository"):
+    with pytest.raises(CallerError, match="not a repository"):
         Repository(name)
 
 
