@@ -173,7 +173,7 @@ def _rebuilt(latencies: list[float], clients: int, duration: float) -> Array:
     if not 1 - SLACK_ALLOWED <= max(free) / duration <= 1:
         raise UnsteadyError(
             f"its requests, one after another, take {max(free):.3g} s of its {duration:.3g} s, and this version of bench does"
-            " not tell when each started"
+            " not record when each started"
         )
     return np.asarray(starts) * (duration / max(free))
 
