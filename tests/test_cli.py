@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,11 @@ def test_help_tells_the_exit_codes() -> None:
     for arguments in (["--help"], ["run", "--help"], ["demo", "--help"], ["rejudge", "--help"]):
         told = " ".join(command(*arguments).stdout.split())
         assert "0 passed (or done), 1 not passed, 2 the caller's mistake, 3 the world's fault" in told
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"vllm-qualify {metadata.version('vllm-qualify')}\n")
 
 
 def test_the_package_can_be_run_as_a_module() -> None:

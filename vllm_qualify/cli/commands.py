@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 import traceback
-from typing import NoReturn
+from importlib import metadata
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,6 +31,21 @@ for command in (run, demo, rejudge):
     app.command(epilog=EXIT_CODES)(command)
 approval.add_to(app)
 app.command(epilog="Exit codes: 0 all that is needed is there, 3 something is missing.")(doctor)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"vllm-qualify {metadata.version('vllm-qualify')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version, and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a signal handler's signature)
