@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.directions import HIGHER_IS_BETTER
 from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
 from tests.evidence.test_load import SETTINGS as SLO_SETTINGS
 from tests.evidence.test_load import change, copy_repeat, scale, with_goodput_of_none
@@ -763,7 +764,7 @@ def test_a_load_that_is_20_percent_worse_than_the_baseline_is_called_worse(loads
 def test_a_load_that_is_20_percent_worse_than_a_bound_allows_is_called_worse(loads: Compared, metric: str) -> None:
     same, worse, better = (loads[slower]["absolute"][metric] for slower in (1.0, 1.2, 1 / 1.2))
     assert same.value is not None
-    higher = METRICS[metric].direction == "higher"
+    higher = metric in HIGHER_IS_BETTER
     bound = {"minimum": same.value / 1.05} if higher else {"maximum": same.value * 1.05}
     gate = gate_of(**{"metric": metric, "unit": METRICS[metric].unit, **bound})
     assert [surely_misses(gate, [each]) for each in (same, worse, better)] == [False, True, False]

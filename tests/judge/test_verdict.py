@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.directions import HIGHER_IS_BETTER, LOWER_IS_BETTER
 from vllm_qualify.evidence.measurement import (
     Interval,
     Measurement,
@@ -119,10 +120,17 @@ def test_the_smallest_visible_change_is_the_way_from_the_value_to_the_judged_bou
     assert [gate.smallest_visible_change for gate in gates] == pytest.approx(expected)
 
 
+def test_every_metric_is_better_in_the_direction_that_people_expect() -> None:
+    assert {name: metric.direction for name, metric in METRICS.items()} == {
+        **dict.fromkeys(HIGHER_IS_BETTER, "higher"),
+        **dict.fromkeys(LOWER_IS_BETTER, "lower"),
+    }
+
+
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_a_worsening_of_20_percent_is_seen_in_every_metric(metric: Metric) -> None:
     """The bound is 10 % off the good value, on the bad side; the worsened value has to fall beyond it."""
-    higher, name_filter = metric.direction == "higher", "none" if metric.is_score else None
+    higher, name_filter = metric.name in HIGHER_IS_BETTER, "none" if metric.is_score else None
     good, bound, worsened = (0.8, 0.72, 0.64) if higher else (0.8, 0.88, 0.96)
     if metric.unit == "bool":
         good, bound, worsened = 1.0, 1.0, 0.0

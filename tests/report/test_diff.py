@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from tests.directions import HIGHER_IS_BETTER
 from tests.report.builder import HOSTILE, SCRIPT, detailed_report, image_report, not_passed_report, passed_report
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, Measurement, invalid, valid
@@ -283,7 +284,7 @@ def test_a_fifth_more_is_better_or_worse_by_the_metric(approved: Report, metric:
         return approved.model_copy(update={"stages": [load.model_copy(update={"measurements": [row]})]})
 
     (moved,) = diff(measuring(10.0), measuring(12.0)).measurements
-    assert moved.trend == ("better" if METRICS[metric].direction == "higher" else "worse")
+    assert moved.trend == ("better" if metric in HIGHER_IS_BETTER else "worse")
     assert moved.ratio == pytest.approx(1.2)
     assert moved.difference == pytest.approx(2.0)
 
