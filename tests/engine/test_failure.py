@@ -188,17 +188,12 @@ def read(log: str, end: End | None = None) -> Failure:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
-def test_a_captured_log_tells_what_failed_and_whose_turn_it_is(case: Case) -> None:
+def test_a_captured_log_gives_what_failed_whose_turn_it_is_and_a_few_of_its_own_lines(case: Case) -> None:
     failure = classify_log(case.text, case.end)
     assert (failure.kind, failure.whose_turn, failure.retry) == (case.kind, case.turn, case.retry), failure.problem
     assert [name for name in case.named if name not in failure.problem] == [], failure.problem
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
-def test_a_captured_log_shows_a_few_of_its_own_lines(case: Case) -> None:
-    shown = classify_log(case.text, case.end).lines
-    assert 0 < len(shown) <= MOST_LINES
-    assert [line for line in shown if line.removesuffix(" …") not in case.text] == []
+    assert 0 < len(failure.lines) <= MOST_LINES
+    assert [line for line in failure.lines if line.removesuffix(" …") not in case.text] == []
 
 
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.kind)
@@ -224,7 +219,7 @@ def test_a_captured_log_is_named_after_its_kind() -> None:
 
 
 @pytest.mark.parametrize("case", TOLD_BY_LOG, ids=lambda case: case.log)
-def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed(case: Case) -> None:
+def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed_and_before_its_consequences(case: Case) -> None:
     plain = classify_log(case.text, case.end)
     coloured = re.sub(r"\([^()]*pid=\d+[^()]*\)", "\x1b[0;36m\\g<0>\x1b[0;0m", case.text)
     variants = {
@@ -233,6 +228,7 @@ def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed(case
         "coloured lines": "".join(f"\x1b[31m{line}\x1b[0m\n" for line in case.text.split("\n")),
         "compose": "".join(f"vllm-1  | {line}\n" for line in case.text.split("\n")),
         "timestamps": "".join(f"2026-02-24T20:21:58.123456789Z {line}\n" for line in case.text.split("\n")),
+        "consequences": f"{case.text}\n{TAIL}{BY_LOG['nccl-failure-watchdog'].text}",
     }
     assert {name: classify_log(text, case.end).problem for name, text in variants.items()} == dict.fromkeys(
         variants, plain.problem
@@ -276,12 +272,6 @@ def test_notes_and_warnings_are_no_causes(level: str) -> None:
 def test_source_lines_of_a_traceback_are_no_causes() -> None:
     said = '  File "worker.py", line 3, in load\n    raise RuntimeError("CUDA out of memory")\nKeyError: \'weight\'\n'
     assert classify_log(said, FAILED).kind == "unknown"
-
-
-@pytest.mark.parametrize("case", TOLD_BY_LOG, ids=lambda case: case.log)
-def test_the_cause_is_found_before_its_consequences(case: Case) -> None:
-    noise = BY_LOG["nccl-failure-watchdog"].text
-    assert classify_log(f"{case.text}\n{TAIL}{noise}", case.end).problem == classify_log(case.text, case.end).problem
 
 
 def test_the_earliest_cause_wins() -> None:

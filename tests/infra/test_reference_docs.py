@@ -2,14 +2,15 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
 from infra import reference_docs
 from infra.reference_docs import FOLDER, PAGES, form, kinds_of, main, plural, stale, unit, words
-from tests.test_docs import keys_of
 from tests.test_tutorial import leads_somewhere
 from vllm_qualify.judge.verdict import WORST_FIRST
 from vllm_qualify.recipe.metrics import METRICS
@@ -20,6 +21,26 @@ from vllm_qualify.recipe.workload import Sweep
 from vllm_qualify.report.model import Report
 
 WRITTEN = {name: (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in PAGES}
+
+
+def models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The models inside a type, each with its steps: `.*` for every mapping or list around it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield "", annotation
+    step = ".*" if get_origin(annotation) in (dict, list) else ""
+    for argument in get_args(annotation):
+        for steps, model in models_in(argument):
+            yield step + steps, model
+
+
+def keys_of(model: type[BaseModel], place: str = "") -> dict[str, set[str]]:
+    """Place in the recipe → its keys; a name that the author chooses, or a list's index, is `*`."""
+    found = {place: set(model.model_fields)}
+    for name, field in model.model_fields.items():
+        for steps, inner in models_in(field.annotation):
+            for inner_place, keys in keys_of(inner, f"{place}.{name}{steps}".lstrip(".")).items():
+                found[inner_place] = found.get(inner_place, set()) | keys
+    return found
 
 
 def test_the_pages_are_what_the_models_make() -> None:
