@@ -65,6 +65,14 @@ def test_links_lead_to_places_that_are_there(document: Path) -> None:
     assert [f"{path}#{place}" for path, place in links if path in there and place not in there[path]] == []
 
 
+def test_contributing_names_files_that_are_there() -> None:
+    """By their whole path, or by their path in the package."""
+    named = re.findall(r"`([\w/.-]+/[\w/.-]*)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    made = {".venv/bin/vllm-qualify"}
+    rooms = (ROOT, ROOT / "vllm_qualify")
+    assert [path for path in named if path not in made and not any((room / path).exists() for room in rooms)] == []
+
+
 def test_the_index_of_design_pages_is_whole() -> None:
     index = (DESIGN / "README.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"\((\d{4}-[a-z-]+\.md)\)", index)) == sorted(path.name for path in DESIGN.glob("0*.md"))
