@@ -55,7 +55,10 @@ class QualifyHost(BaseModel):
     time_budget_s: float | None = Field(
         default=None, gt=0, description="How long each cell's load may take; replaces the recipe's. See load.time_budget_s."
     )
-    reuse: Reuse = Field(default=Reuse(), description="Whose finished stages are reused, where their inputs are the same.")
+    reuse: Reuse = Field(
+        default=Reuse(),
+        description="Which runs give their finished stages, if the inputs are the same: none, unfinished ones, or all.",
+    )
     renew_days: int | None = Field(
         default=None,
         ge=0,

@@ -71,7 +71,8 @@ def run(
         ),
     ] = None,
     reuse: Annotated[
-        Reusing, typer.Option(help="Whose finished stages are reused, where their inputs are the same.")
+        Reusing,
+        typer.Option(help="Which runs give their finished stages, if the inputs are the same: none, unfinished ones, or all."),
     ] = Reusing.unfinished,
     decision_timeout_s: Annotated[
         float,
