@@ -6,8 +6,8 @@
 #
 # The checkout's .venv-engine must be built (make setup). Only root can build: the base is made in a chroot.
 #
-# The layers go straight to the registry, in the format that `docker push` would send. Docker itself would unpack 2 GB to import
-# them and pack them again, on one core, to push them.
+# The layers go straight to the registry, in a format that every engine pulls, and not compressed: registry and engine are on this
+# machine. Docker itself would unpack 2 GB to import them and pack them again, on one core, to push them.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -57,7 +57,7 @@ use_directory() {
 # Programs and packages have the same names.
 install_packages() {
   local program missing=() apt_get=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
-  for program in mmdebstrap pigz curl; do
+  for program in mmdebstrap curl; do
     command -v "$program" > /dev/null || missing+=("$program")
   done
   # mmdebstrap reads what apt-get update has found out about the sources
@@ -84,18 +84,16 @@ key() {
   cat "$0" "$1" | sha256sum | cut -d' ' -f1
 }
 
-# Writes the layer's digest, its digest before compression and its size into a file, which also says what it was made from.
+# Writes into a file what the layer was made from, its digest and its size.
 layer() {
-  local name=$1 tar=$2 key=$3 file=$WORK/$1.tar.gz note=$WORK/$1.layer diff_id digest
+  local name=$1 tar=$2 key=$3 file=$WORK/$1.tar note=$WORK/$1.layer digest
   if [[ -f $note ]] && [[ $(cut -d' ' -f1 "$note") == "$key" ]] && is_pushed "$(cut -d' ' -f2 "$note")"; then
     return
   fi
-  # through fd 3 goes a copy, to be hashed as it is
-  diff_id=$({ "$tar" | tee /dev/fd/3 | pigz -1 --no-name > "$file"; } 3>&1 | sha256sum | cut -d' ' -f1)
+  digest=sha256:$("$tar" | tee "$file" | sha256sum | cut -d' ' -f1)
   say "packed the layer $name, $(du -m "$file" | cut -f1) MB"
-  digest=sha256:$(sha256sum "$file" | cut -d' ' -f1)
   push_blob "$file" "$digest"
-  echo "$key $digest sha256:$diff_id $(stat -c %s "$file")" > "$note"
+  echo "$key $digest $(stat -c %s "$file")" > "$note"
   rm "$file"
   say "pushed the layer $name"
 }
@@ -229,7 +227,7 @@ push_image() {
     {"created": "$created", "created_by": "Debian: ${DEBIAN_PACKAGES[*]}"},
     {"created": "$created", "created_by": "the engine environment"}
   ],
-  "rootfs": {"type": "layers", "diff_ids": ["${base[1]}", "${engine[1]}"]}
+  "rootfs": {"type": "layers", "diff_ids": ["${base[0]}", "${engine[0]}"]}
 }
 END
   digest=sha256:$(sha256sum "$config" | cut -d' ' -f1)
@@ -241,8 +239,8 @@ END
   "mediaType": "$docker.distribution.manifest.v2+json",
   "config": {"mediaType": "$docker.container.image.v1+json", "size": $(stat -c %s "$config"), "digest": "$digest"},
   "layers": [
-    {"mediaType": "$docker.image.rootfs.diff.tar.gzip", "size": ${base[2]}, "digest": "${base[0]}"},
-    {"mediaType": "$docker.image.rootfs.diff.tar.gzip", "size": ${engine[2]}, "digest": "${engine[0]}"}
+    {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${base[1]}, "digest": "${base[0]}"},
+    {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${engine[1]}, "digest": "${engine[0]}"}
   ]
 }
 END

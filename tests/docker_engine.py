@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import docker
 import httpx
@@ -121,13 +122,34 @@ def push_image(registry: str, name: str, tag: str, architecture: str = "amd64", 
 def push_rebuilt(registry: str, name: str, tag: str, version: str) -> str:
     """Push the image at a tag once more as `v<version>`, built now: a digest of its own, of the same layers. Returns it."""
     with httpx.Client(base_url=f"http://{registry}/v2/{name}") as client:
-        manifest = client.get(f"/manifests/{tag}", headers={"accept": MANIFEST}).raise_for_status().json()
-        config = client.get(f"/blobs/{manifest['config']['digest']}").raise_for_status().json()
+        manifest, config = _pushed(client, tag)
         config["created"] = datetime.now(UTC).isoformat()
         config["config"].setdefault("Labels", {})["org.opencontainers.image.version"] = f"v{version}"
-        body = json.dumps(config).encode()
-        _push_blob(client, body)
-        return _push_manifest(client, f"v{version}", manifest | {"config": _entry(CONFIG, body)})
+        return _push_changed(client, f"v{version}", manifest, config)
+
+
+def push_extended(registry: str, name: str, tag: str, new_tag: str) -> str:
+    """Push the image at a tag as `new_tag`, with one small layer more, which no engine has yet. Returns its digest."""
+    with httpx.Client(base_url=f"http://{registry}/v2/{name}") as client:
+        manifest, config = _pushed(client, tag)
+        layer = _layer(new_tag)
+        _push_blob(client, layer)
+        manifest["layers"].append(_entry(LAYER, layer))
+        config["rootfs"]["diff_ids"].append(_digest(layer))
+        config["history"].append({"created": datetime.now(UTC).isoformat(), "created_by": "a file"})
+        return _push_changed(client, new_tag, manifest, config)
+
+
+def _pushed(client: httpx.Client, tag: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The manifest of what is at a tag, and its configuration."""
+    manifest = client.get(f"/manifests/{tag}", headers={"accept": MANIFEST}).raise_for_status().json()
+    return manifest, client.get(f"/blobs/{manifest['config']['digest']}").raise_for_status().json()
+
+
+def _push_changed(client: httpx.Client, tag: str, manifest: dict[str, Any], config: Mapping[str, Any]) -> str:
+    body = json.dumps(config).encode()
+    _push_blob(client, body)
+    return _push_manifest(client, tag, manifest | {"config": _entry(CONFIG, body)})
 
 
 def _push_blob(client: httpx.Client, blob: bytes) -> None:

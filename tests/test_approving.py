@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import flow, get_client
+from prefect import flow, get_client, pause_flow_run
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
@@ -17,6 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.qualify import QualifyRelease, approve_automatically, await_decision, qualify_release
+from tasks import approve
 from tests.approval.builder import (
     BOB_REJECTS,
     CELL,
@@ -44,6 +46,8 @@ from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 
+pytestmark = pytest.mark.prefect
+
 AUTOMATIC = Approval(automatic=True, valid_days=VALID_DAYS)
 BY_HAND = Approval(automatic=False, valid_days=VALID_DAYS)
 
@@ -52,6 +56,12 @@ BY_HAND = Approval(automatic=False, valid_days=VALID_DAYS)
 def _prefect() -> Iterator[None]:
     with prefect_test_harness(server_startup_timeout=180):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow that waits looks each second for the answer, not each ten."""
+    monkeypatch.setattr(approve, "pause_flow_run", partial(pause_flow_run, poll_interval=1))
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from infra.bench.orchestrator import figures, measure, table
 from vllm_qualify.publish.bundle import read_manifest
 from vllm_qualify.publish.stores import open_store
 
 
+@pytest.mark.prefect
 def test_three_cells_pass_and_published(tmp_path: Path) -> None:
     """What they cost is for a quiet machine to say."""
     cost = measure(3, tmp_path)

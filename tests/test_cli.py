@@ -20,7 +20,7 @@ from vllm_qualify.engine.launch import Launch
 from vllm_qualify.errors import HostError
 from vllm_qualify.plan.choice import Choice
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
 COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
 
 

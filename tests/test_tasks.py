@@ -37,6 +37,8 @@ from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 
+pytestmark = pytest.mark.prefect
+
 CELL = SimpleNamespace(cell=SimpleNamespace(id="reference/bf16"))
 RUN: Any = SimpleNamespace(id="run", report=passed_report, plan=CELL, stage=lambda _: None)
 PUBLISHED = Published(outcome="passed", passed=True, run=Run(folder=Path("run")), page="https://store/page", manifest="m")

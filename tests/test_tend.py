@@ -19,6 +19,8 @@ from prefect.testing.utilities import prefect_test_harness
 from tasks import tend
 from tasks.tend import HEARTBEAT, lost_runs, restart_lost
 
+pytestmark = pytest.mark.prefect
+
 SILENT_S = 1.0
 MOST_STARTS = 3
 

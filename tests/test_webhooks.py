@@ -80,6 +80,7 @@ def watching() -> None:
     """Never run here."""
 
 
+@pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
 def test_webhooks_of_half_a_minute_share_one_look_at_its_end() -> None:
     # Prefect has read its settings long before this test names a server.

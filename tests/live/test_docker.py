@@ -198,7 +198,7 @@ def test_the_log_is_there_while_the_container_runs(shell: Callable[..., Containe
 def test_a_container_is_removed_when_the_block_fails(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), running(shell("sleep 60"), tmp_path / "it.log", "serve"):
+    with pytest.raises(KeyboardInterrupt), running(shell(WAITING), tmp_path / "it.log", "serve"):
         assert docker_engine.containers() == ["vllm-qualify-test"]
         raise KeyboardInterrupt
     assert docker_engine.containers() == []
@@ -295,7 +295,7 @@ def test_a_short_command_that_does_not_end_is_given_up(docker_engine: Engine, sh
 
 def test_a_command_ends_with_its_container(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
     with (
-        running(shell("sleep 3"), tmp_path / "it.log", "serve") as watched,
+        running(shell("sleep 1"), tmp_path / "it.log", "serve") as watched,
         executing(watched.container_id, ["sleep", "600"], tmp_path / "work.log", "load") as executed,
     ):
         assert ended(executed).exit_code != 0

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.docker_engine import Engine, push_image
+from tests.docker_engine import Engine, push_extended, push_image
 from tests.live import driver
 from tests.live.conftest import COMMAND, Qualified, furnished, run, undisturbed
 from tests.recipes import Document, small, write
@@ -49,18 +49,28 @@ def approver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def new_image(_docker_engine: Engine, cpu_image: str) -> Iterator[str]:
+    """The real image with a layer more than the engine has, so that it has to be pulled. Its name with the tag."""
+    name, _, tag = cpu_image.rpartition(":")
+    registry, _, repository = name.partition("/")
+    found = f"{name}:{tag}-{time.time_ns()}"
+    push_extended(registry, repository, tag, found.rpartition(":")[2])
+    yield found
+    client = _docker_engine.client()
+    for image_of_it in client.images.list(name=found):
+        client.images.remove(image_of_it.id, force=True)
+
+
+@pytest.fixture(scope="session")
 def in_a_container(
-    _docker_engine: Engine, cpu_image: str, approver: Path, tmp_path_factory: pytest.TempPathFactory
+    _docker_engine: Engine, new_image: str, approver: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Qualified:
-    """The reference recipe by `--launcher docker`, pulled from the registry: what lay in the engine is removed before.
+    """The reference recipe by `--launcher docker`, pulled from the registry.
 
     The run becomes a baseline, so that a person has to approve it.
     """
     home = furnished(tmp_path_factory.mktemp("container"), tmp_path_factory)
-    client = _docker_engine.client()
-    for found in client.images.list(name=cpu_image.rpartition(":")[0]):
-        client.images.remove(found.id, force=True)
-    options = ("--launcher", "docker", "--image", cpu_image, "--establish-baseline")
+    options = ("--launcher", "docker", "--image", new_image, "--establish-baseline")
     environment = {**_docker_engine.settings, f"{PRIVATE_KEY}_FILE": str(approver)}
     recipe = str(with_fewer_questions(home))
     found = Qualified(run(home, COMMAND, "run", recipe, *options, **environment), home, f"file://{home}/store")
@@ -94,16 +104,16 @@ def test_the_reference_model_is_approved_in_a_container(in_a_container: Qualifie
 
 
 def test_the_report_carries_the_digest_and_the_labels_of_the_image(
-    in_a_container: Qualified, docker_engine: Engine, cpu_image: str
+    in_a_container: Qualified, docker_engine: Engine, new_image: str
 ) -> None:
     found = in_a_container.report.plan.cell.release.engine
     assert found.launcher == "docker"
-    assert found.digest == image.resolve(cpu_image).digest
+    assert found.digest == image.resolve(new_image).digest
     assert found.image is not None
-    assert (found.image.reference, found.image.platform) == (cpu_image, "linux/amd64")
+    assert (found.image.reference, found.image.platform) == (new_image, "linux/amd64")
     assert found.image.labels == docker_engine.client().images.get("vllm/vllm-openai:deploy").labels
     page = (in_a_container.folder / "report.html").read_text()
-    for told in (found.digest, cpu_image, "label org.opencontainers.image.version", "v0.32.0"):
+    for told in (found.digest, new_image, "label org.opencontainers.image.version", "v0.32.0"):
         assert told in page
 
 

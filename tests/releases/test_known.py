@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
-from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
+from vllm_qualify.publish.store import MOST_SWAPS, ChangedError, MissingObjectError, Store
 from vllm_qualify.releases.known import (
     AGAIN_AFTER_S,
-    MOST_TRIES,
     Known,
     Sighting,
     claim,
@@ -258,7 +257,7 @@ def test_of_two_first_looks_the_later_one_is_no_first(store: Store, tmp_path: Pa
 
 
 def test_a_record_that_changes_all_the_time_gives_up(store: Store, tmp_path: Path) -> None:
-    others = iter(range(1, MOST_TRIES + 2))
+    others = iter(range(1, MOST_SWAPS + 2))
     hooked = Hooked(tmp_path, before_swap=lambda: note_new(store, SOURCE, at(next(others)), NOW), always=True)
     with pytest.raises(StoreBusyError, match="all the time"):
         note_new(hooked, SOURCE, at(0), NOW)

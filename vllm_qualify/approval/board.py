@@ -18,14 +18,13 @@ from vllm_qualify.approval.layout import day
 from vllm_qualify.approval.pointer import Entry
 from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.errors import StoreBusyError, StoreError
+from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import TYPES, Summary
-from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store, checked_key
+from vllm_qualify.publish.store import MissingObjectError, Store, checked_key, swapped
 from vllm_qualify.report.templates import template
 from vllm_qualify.report.words import plain
 
 BOARD_KEY = "index.html"
-MOST_TRIES = 50
 NEVER: Literal["never qualified"] = "never qualified"
 
 # The page has its revision within its first bytes.
@@ -51,18 +50,17 @@ def write_board(store: Store, index: Index) -> None:
     Raises:
         StoreError: another object is in its place. StoreBusyError: it changes all the time.
     """
-    body = b""
-    for _ in range(MOST_TRIES):
+
+    @cache
+    def body() -> bytes:
+        return render_board(index).encode()
+
+    def attempt() -> None:
         there = read_board(store)
-        if there and there.revision >= index.revision:
-            return
-        body = body or render_board(index).encode()
-        try:
-            store.swap(BOARD_KEY, body, TYPES[".html"], there.tag if there else None)
-        except ChangedError:
-            continue
-        return
-    raise StoreBusyError("the board changes all the time", "try again later", store.locate(BOARD_KEY))
+        if not there or there.revision < index.revision:
+            store.swap(BOARD_KEY, body(), TYPES[".html"], there.tag if there else None)
+
+    swapped(attempt, "the board", "try again later", store.locate(BOARD_KEY))
 
 
 def read_board(store: Store) -> Board | None:

@@ -16,12 +16,11 @@ from vllm_qualify.approval.errors import NotApprovedError
 from vllm_qualify.approval.layout import INDEX_KEY, JSON, readable, reason_of
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
-from vllm_qualify.errors import StoreBusyError, StoreError
+from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, read_manifest
-from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
+from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 
 REPORTS_SHOWN = 10
-MOST_TRIES = 50
 
 
 def read_index(store: Store) -> Index:
@@ -36,7 +35,7 @@ def write_index(store: Store) -> Index:
         TamperedError: a pointer is not as it was written.
         StoreError: a manifest is not valid. StoreBusyError: the index or the board changes all the time.
     """
-    index = _swapped(store, lambda _: _rows(store, ""))
+    index = _changed(store, lambda _: _rows(store, ""))
     write_board(store, index)
     return index
 
@@ -77,23 +76,21 @@ def _refreshed(store: Store, cell: str) -> Index:
             return _rows(store, "")
         return [*(row for row in found.known.cells if row.cell != cell), *_rows(store, f"{cell}/")]
 
-    return _swapped(store, rows)
+    return _changed(store, rows)
 
 
-def _swapped(store: Store, rows: Callable[[_Stored], Iterable[Row]]) -> Index:
-    for _ in range(MOST_TRIES):
+def _changed(store: Store, rows: Callable[[_Stored], Iterable[Row]]) -> Index:
+    def attempt() -> Index:
         # The index is read before its sources: if another process writes it in between, this write fails.
         found = _stored(store)
         cells = sorted(rows(found), key=lambda row: row.cell)
         if cells == found.known.cells and found.tag is not None:
             return found.known
         fresh = Index(revision=found.known.revision + 1, cells=cells)
-        try:
-            store.swap(INDEX_KEY, readable(fresh.model_dump(mode="json", exclude_none=True)), JSON, found.tag)
-        except ChangedError:
-            continue
+        store.swap(INDEX_KEY, readable(fresh.model_dump(mode="json", exclude_none=True)), JSON, found.tag)
         return fresh
-    raise StoreBusyError("the index changes all the time", "try again later", store.locate(INDEX_KEY))
+
+    return swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
 
 
 def _stored(store: Store) -> _Stored:

@@ -22,14 +22,13 @@ from vllm_qualify.approval.layout import (
     reason_of,
     sha256,
 )
-from vllm_qualify.errors import CallerError, StoreBusyError, StoreError
+from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.publish.bundle import StoredObject
-from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
+from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 from vllm_qualify.recipe.values import Frozen
 
 ApprovalState = Literal["approved", "expired", "superseded", "revoked"]
 # Far more than a revocation needs: each approver tries only once, and every other revocation ends.
-MOST_TRIES = 50
 
 
 class Revocation(Frozen):
@@ -134,24 +133,23 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
         RevokedError: this approval was revoked.
         TamperedError: the pointer is not as it was written.
     """
-    key, seen = pointer_key(cell), list[str]()
-    for number in range(MOST_TRIES):
+    key, seen = pointer_key(cell), list[list[str]]()
+
+    def attempt() -> Pointer:
         found = _current(store, cell)
         before = found.pointer.entries if found else []
         if _is_in(before, entry):
             return Pointer(cell=cell, entries=before)
-        if number:
-            _check_not_overtaken(seen, before, entry, store.locate(key))
+        if seen:
+            # A revocation in the meantime does not matter for this approval; another approval does.
+            _check_not_overtaken(seen[-1], before, entry, store.locate(key))
+        seen.append([other.run_id for other in before])
         _check_newer(before, entry.run_id, cell)
         moved = Pointer(cell=cell, entries=[*before, entry])
-        try:
-            store.swap(key, pointer_bytes(moved), JSON, found.tag if found else None)
-        except ChangedError:
-            # A revocation in the meantime does not matter for this approval; another approval does.
-            seen = [other.run_id for other in before]
-            continue
+        store.swap(key, pointer_bytes(moved), JSON, found.tag if found else None)
         return moved
-    raise StoreBusyError("the pointer changes all the time", "approve it again", store.locate(key))
+
+    return swapped(attempt, "the pointer", "approve it again", store.locate(key))
 
 
 def check_can_advance(store: Store, cell: str, run_id: str) -> None:
@@ -171,12 +169,17 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
         DecidedError: it was revoked already, by another person or for another reason.
         StoreBusyError: the pointer changes all the time.
     """
-    for _ in range(MOST_TRIES):
-        found = _current(store, checked_cell(cell))
+    key = pointer_key(checked_cell(cell))
+
+    def attempt() -> tuple[Pointer, Entry]:
+        nonlocal run_id
+        found = _current(store, cell)
         entry = found and (found.pointer.last if run_id is None else found.pointer.entry(run_id))
         if not found or not entry:
             which = f"run {run_id} has no approval in force" if run_id else "nothing is approved"
             raise CallerError(f"{which} in {cell}", "see `vllm-qualify approved list`", "CELL")
+        # In a second attempt the approval is chosen by its run: the newest approval may have changed.
+        run_id = entry.run_id
         if entry.revoked:
             if (entry.revoked.by, entry.revoked.reason) == (by.by, by.reason):
                 return found.pointer, entry
@@ -184,14 +187,10 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
         revoked = entry.model_copy(update={"revoked": by})
         entries = [revoked if other == entry else other for other in found.pointer.entries]
         changed = Pointer(cell=cell, entries=entries)
-        try:
-            store.swap(pointer_key(cell), pointer_bytes(changed), JSON, found.tag)
-        except ChangedError:
-            # From now on the approval is chosen by its run: the newest approval may have changed.
-            run_id = entry.run_id
-            continue
+        store.swap(key, pointer_bytes(changed), JSON, found.tag)
         return changed, revoked
-    raise StoreBusyError("the pointer changes all the time", "revoke it again", store.locate(pointer_key(cell)))
+
+    return swapped(attempt, "the pointer", "revoke it again", store.locate(key))
 
 
 class _Current(NamedTuple):

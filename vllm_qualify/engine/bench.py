@@ -13,7 +13,7 @@ from pydantic import SerializeAsAny
 from vllm_qualify.engine import bench_worker
 from vllm_qualify.engine.bench_worker import MARK
 from vllm_qualify.engine.launchers.registry import launcher_of
-from vllm_qualify.engine.process import POLL_S, PROGRESS, Progress, tail, text_of
+from vllm_qualify.engine.process import PROGRESS, Progress, await_result, tail, text_of
 from vllm_qualify.engine.running import Running
 from vllm_qualify.engine.server import Client
 from vllm_qualify.errors import HostError, writing
@@ -132,23 +132,19 @@ def _await(
 ) -> str:
     """Wait for the end of an order. Returns what the worker says then."""
     wanted = re.compile(rf"^{re.escape(MARK)} {name} (\{{.*\}})$", re.MULTILINE)
-    started, told = time.monotonic(), (0, 0)
-    while True:
+    told = (0, 0)
+
+    def answer() -> str | None:
+        nonlocal told
         written = _since(bench.process.log, log_from)
         told = _tell(written, told, progress)
         if found := wanted.search(written):
             return found[1]
         check()
         _check_running(bench.process, place)
-        if time.monotonic() - started > time_limit_s:
-            raise HostError(
-                f"{place} took longer than its {time_limit_s:g} s",
-                "raise time_limit_s in the recipe, or find what slows it",
-                place,
-                tail(bench.process.log),
-            )
-        # Besides the log, the server, the client and the clock are checked, so that no wait is endless.
-        time.sleep(POLL_S)
+        return None
+
+    return await_result(answer, time_limit_s, place, place, bench.process.log)
 
 
 def _check_running(process: Running, place: str) -> None:

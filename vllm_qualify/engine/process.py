@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.failure import End
@@ -22,10 +23,10 @@ from vllm_qualify.secrets import redact, redact_file
 
 POLL_S = 0.1
 LOG_TAIL_LINES = 25
-WHOLE_TAIL = 1000
 TAIL_BYTES, WHOLE_LOG_BYTES = 65_536, 8 * 2**20
 PROGRESS = re.compile(r"(?<!\d)(\d{1,12})/(\d{1,12}) \[")
 
+T = TypeVar("T")
 Tell = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
@@ -134,44 +135,45 @@ def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
     return [line[-1].rstrip() for line in states if line][-lines:]
 
 
-def wait_for(process: Running, time_limit_s: float, check: Callable[[], None], progress: Progress, what: str) -> float:
-    """Wait until the process ends. Until then call `check`, and pass the last `done/total` in its log to `progress`.
-
-    Returns the seconds it took.
+def wait_for(process: Running, time_limit_s: float, check: Callable[[], None], what: str) -> None:
+    """Wait until the process ends. Until then call `check`.
 
     Raises:
         HostError: it took longer than `time_limit_s`, or ended with another exit code than 0.
         whatever `check` raises.
     """
-    started = time.monotonic()
-    told = (0, 0)
-    while (end := process.end()) is None:
-        check()
-        if time.monotonic() - started > time_limit_s:
-            raise HostError(
-                f"{what} took longer than its {time_limit_s:g} s",
-                "raise time_limit_s in the recipe, or find what slows it",
-                what,
-                tail(process.log),
-            )
-        told = _tell(process.log, told, progress)
-        time.sleep(POLL_S)
+
+    def ended() -> End | None:
+        end = process.end()
+        if end is None or end.exit_code != 0:
+            check()
+        return end
+
+    end = await_result(ended, time_limit_s, what, what, process.log)
     if end.exit_code != 0:
-        check()
         raise HostError(
             f"{what} ended with exit code {end.exit_code}", "see the last lines of its log", what, tail(process.log)
         )
-    # The bar's last state can come and go between two polls; in the log it is above the tool's last lines.
-    _tell(process.log, told, progress, lines=WHOLE_TAIL)
-    return time.monotonic() - started
 
 
-def _tell(log: Path, told: tuple[int, int], progress: Progress, lines: int = 3) -> tuple[int, int]:
-    found = PROGRESS.findall(" ".join(tail(log, lines)))
-    now = (int(found[-1][0]), int(found[-1][1])) if found else told
-    if now != told:
-        progress(*now)
-    return now
+def await_result(look: Callable[[], T | None], time_limit_s: float, what: str, stage: str, log: Path) -> T:
+    """The first result of `look` that is not None. It looks again and again, and raises if there can be none any more.
+
+    Raises:
+        HostError: `what` took longer than `time_limit_s`; the error has the last lines of `log`.
+    """
+    deadline = time.monotonic() + time_limit_s
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            raise HostError(
+                f"{what} took longer than its {time_limit_s:g} s",
+                "raise time_limit_s in the recipe, or find what slows it",
+                stage,
+                tail(log),
+            )
+        # No single event ends the wait: `look` may check a file, a log, the server and the tool.
+        time.sleep(POLL_S)
+    return found
 
 
 def quiet_environment(extra: dict[str, str] | None = None) -> dict[str, str]:

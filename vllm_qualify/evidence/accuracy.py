@@ -16,7 +16,16 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_qualify.engine.process import POLL_S, TAIL_BYTES, Progress, RunningProcess, guarded, quiet_environment, tail, text_of
+from vllm_qualify.engine.process import (
+    TAIL_BYTES,
+    Progress,
+    RunningProcess,
+    await_result,
+    guarded,
+    quiet_environment,
+    tail,
+    text_of,
+)
 from vllm_qualify.engine.server import Server, Starting
 from vllm_qualify.errors import HostError, RecipeError, writing
 from vllm_qualify.evidence.answers import Answer, Answered, QuestionBlock, finished, planned, read_answers, steps
@@ -168,22 +177,18 @@ class _Run(NamedTuple):
 
     def await_file(self, name: str, log_from: int) -> None:
         """Wait for a file in the letter box. Meanwhile report the requests that lm-eval's log counts after byte `log_from`."""
-        lm_eval, started, shown = self.lm_eval, time.monotonic(), None
-        limit_s = lm_eval.task.settings.time_limit_s
-        while not (lm_eval.letter_box / name).exists():
-            self.server.check_alive()
-            lm_eval.check()
-            if time.monotonic() - started > limit_s:
-                raise HostError(
-                    f"{lm_eval.task.name} took longer than its {limit_s:g} s",
-                    "raise time_limit_s in the recipe, or find what slows it",
-                    STAGE,
-                    tail(lm_eval.process.log),
-                )
+        lm_eval, shown = self.lm_eval, None
+
+        def arrived() -> bool | None:
+            nonlocal shown
+            is_there = (lm_eval.letter_box / name).exists()
+            if not is_there:
+                self.server.check_alive()
+                lm_eval.check()
             shown = self._show(log_from, shown)
-            # A wait for the file alone might never end, so the loop also checks the server, the worker and the time.
-            time.sleep(POLL_S)
-        self._show(log_from, shown)
+            return is_there or None
+
+        await_result(arrived, lm_eval.task.settings.time_limit_s, lm_eval.task.name, STAGE, lm_eval.process.log)
 
     def _show(self, log_from: int, shown: tuple[int, int] | None) -> tuple[int, int] | None:
         log = self.lm_eval.process.log

@@ -5,12 +5,14 @@ Both kinds of store accept the same keys and follow the same rules, which `Store
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
-from vllm_qualify.errors import AlreadyExistsError, StoreError
+from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
 
 PLACE = "store"
+MOST_SWAPS = 50
+T = TypeVar("T")
 
 # S3, URLs and file systems accept these names unchanged. Names with a leading dot are reserved for the store's own files.
 _SEGMENT = re.compile(r"[A-Za-z0-9_@+=~][A-Za-z0-9_@+=~.,:-]*")
@@ -169,6 +171,21 @@ def require_create_only(write_probe: Callable[[], None], url: str) -> None:
         "MinIO, or a directory",
         PLACE,
     )
+
+
+def swapped(attempt: Callable[[], T], what: str, remedy: str, place: str) -> T:
+    """The result of `attempt`, which reads an object and swaps it. While other writers are faster, it is called again.
+
+    Raises:
+        StoreBusyError: `what` changes all the time.
+        whatever `attempt` raises besides ChangedError.
+    """
+    for _ in range(MOST_SWAPS):
+        try:
+            return attempt()
+        except ChangedError:
+            continue
+    raise StoreBusyError(f"{what} changes all the time", remedy, place)
 
 
 def require_swap(read: Callable[[], Stored], swap: Callable[[bytes, str | None], str], url: str) -> None:

@@ -13,15 +13,14 @@ from uuid import UUID, uuid5
 from pydantic import ValidationError
 
 from vllm_qualify.approval.layout import JSON, Line, Moment, canonical, readable, reason_of, sha256
-from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
-from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store
+from vllm_qualify.errors import AlreadyExistsError, StoreError
+from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.releases.source import Available, Source
 
 # Longer than an event needs to reach its consumer.
 AGAIN_AFTER_S = 3600.0
 # Every change is made by one look or one emission.
-MOST_TRIES = 50
 _EVENTS = UUID("688d7bc1-2441-4f92-95af-cba67b216be0")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -148,17 +147,15 @@ def _at_least(sighting: Sighting, now: datetime) -> Sighting:
 
 def _change(store: Store, source: Source, change: Callable[[Known | None], Known]) -> Known:
     key = known_key(source)
-    for _ in range(MOST_TRIES):
+
+    def attempt() -> Known:
         before, tag = _read(store, key)
         after = change(before)
-        if after == before:
-            return after
-        try:
+        if after != before:
             store.swap(key, readable(after.model_dump(mode="json")), JSON, tag)
-        except ChangedError:
-            continue
         return after
-    raise StoreBusyError("what is known changes all the time", "look again", store.locate(key))
+
+    return swapped(attempt, "what is known", "look again", store.locate(key))
 
 
 def _read(store: Store, key: str) -> tuple[Known | None, str | None]:

@@ -44,7 +44,7 @@ class ProcessLauncher:
             answer = Path(folder, "answer.json")
             command = [str(_environment(engine).python), "-I", str(script.file), script.question, str(answer)]
             with guarded(command, quiet_environment(), Path(folder, "probe.log")) as process:
-                wait_for(process, script.time_limit_s, check, lambda *_: None, script.what)
+                wait_for(process, script.time_limit_s, check, script.what)
                 return answer.read_text() if answer.exists() else text_of(process.log)
 
     @contextmanager
