@@ -23,7 +23,7 @@ test: setup lint
 # The tests that start no service, neither an engine nor a flow of Prefect's, and so need .venv alone.
 test-quick:
 	bash infra/setup.sh orchestrator
-	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"
+	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"
 
 # The tests that need only Python, on each supported Python of this machine.
 test-pythons: setup
