@@ -65,6 +65,12 @@ def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _believes_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evidence of these reports is a few words; tests/attacks/test_demo_report.py judges real evidence again."""
+    monkeypatch.setattr(approve, "check_judgement", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
 def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (PRIVATE_KEY, f"{PRIVATE_KEY}_FILE"):
         monkeypatch.delenv(name, raising=False)

@@ -120,7 +120,7 @@ def test_a_report_that_did_not_pass_is_approved_by_nobody(
 
 def test_a_report_without_gates_is_not_approved(store: Store, tmp_path: Path) -> None:
     run = publish_report(store, tmp_path, change=with_judgement(gates=[]))
-    with pytest.raises(CallerError, match="no gate was judged"):
+    with pytest.raises(CallerError, match="it has no verdict on smoke_model_identity"):
         make_decision(store, run, ADA, VALID_DAYS, NOW)
 
 

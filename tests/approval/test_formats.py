@@ -309,11 +309,11 @@ def test_local_weights_of_a_pod_are_the_nodes() -> None:
 @settings(deadline=None)
 def test_every_text_stays_data_in_yaml(values: list[str], expires: str) -> None:
     environment = {f"V{n}": value for n, value in enumerate(values)}
-    server = plan(kind="tensorrt-llm", environment=environment, served_model_name=values[0], arguments={"a": values[-1]})
+    server = plan(kind="tensorrt-llm", environment=environment, served_model_name=values[0], arguments={"a": {"b": values[-1]}})
     service, content = service_of(server)
     assert {name: undoubled(service["environment"][name]) for name in environment} == environment
     assert list(map(undoubled, service["command"])) == container_of(server, Path("x"), 1, {}).arguments
-    assert yaml.safe_load(undoubled(content))["a"] == values[-1]
+    assert yaml.safe_load(undoubled(content))["a"] == {"b": values[-1]}
     config, deployment, _ = yaml.safe_load_all(deployable(server, "kubernetes", "tiny", {"expires": expires}))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     read = {entry["name"]: undoubled(entry["value"]) for entry in container["env"] if "value" in entry}

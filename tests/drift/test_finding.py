@@ -84,7 +84,7 @@ def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() ->
         ({"max-num-seqs": 0}, "bad-value", "0 is less than the minimum of 1"),
         ({"max-num-seqs": "many"}, "bad-value", "it takes a whole number"),
         ({"max-num-seqs": 1.5}, "bad-value", "it takes a whole number"),
-        ({"max-num-seqs": [1, 2]}, "bad-value", "it takes one value"),
+        ({"max-num-seqs": [1, 2]}, "spare-value", "it takes one value"),
         ({"max-num-seqs": True}, "bad-value", "it takes a value"),
         ({"enable-prefix-caching": "yes"}, "bad-value", "it is a flag"),
         ({"headless": False}, "bad-value", "it cannot be switched off"),

@@ -2,7 +2,7 @@
 
 `make_engine` writes it as an engine environment. The environment variable FAKE_VLLM, which a recipe can set, picks how it
 behaves: `healthy`, `dies` (at once), `tells` (its environment, and dies), `hangs` (never answers), `sick` (every completion is
-an error), `forgetful` (another text each time).
+an error), `forgetful` (another text each time). FAKE_VLLM_SERVES is a model that it says it serves, whatever its file says.
 The contract test in tests/live holds its answers to those of the real server.
 """
 
@@ -95,7 +95,22 @@ def serve(config_file: str) -> None:
     if behaviour == "hangs":
         print("loading weights for ever", flush=True)
         time.sleep(3600)
+    print(says_what_it_serves(config), flush=True)
     ThreadingHTTPServer((config["host"], config["port"]), Handler).serve_forever()
+
+
+def says_what_it_serves(config: dict[str, Any]) -> str:
+    """As vLLM logs it once it has read its options."""
+    revision, trusts = config.get("revision"), config.get("trust-remote-code", False)
+    speculative = json.loads(config["speculative-config"]) if "speculative-config" in config else None
+    draft = speculative and f"SpeculativeConfig(method='draft_model', model={speculative.get('model')!r}, num_spec_tokens=3)"
+    model, tokenizer = os.environ.get("FAKE_VLLM_SERVES", config["model"]), config.get("tokenizer", config["model"])
+    return (
+        "(EngineCore pid=1) INFO 11-23 05:00:00 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+        f"model={model!r}, speculative_config={draft}, tokenizer={tokenizer!r}, skip_tokenizer_init=False, "
+        f"tokenizer_mode=auto, revision={revision}, tokenizer_revision={revision}, trust_remote_code={trusts}, "
+        "dtype=torch.bfloat16, seed=0"
+    )
 
 
 def make_engine(folder: Path) -> Path:

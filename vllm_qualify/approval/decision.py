@@ -10,6 +10,7 @@ from vllm_qualify.approval.errors import DecidedError
 from vllm_qualify.approval.layout import JSON, Line, Moment, day, decision_key, in_plain_words, one_line, reason_of
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
+from vllm_qualify.evidence.stages.table import wanted
 from vllm_qualify.judge.verdict import GateVerdict, Verdict, worst
 from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.recipe.gates import Waiver
@@ -108,7 +109,10 @@ def parse_decision(body: bytes, place: str) -> StoredDecision:
 
 
 def check_passed(report: Report, today: date) -> None:
-    """Raises CallerError if a gate did not pass and no waiver holds for it on this day."""
+    """Raises CallerError if something of the plan is missing, or a gate did not pass and no waiver holds for it on this day."""
+    if missing := _missing(report):
+        problem = f"run {report.run_id} cannot be approved: {missing}"
+        raise CallerError(problem, "do not trust this report; qualify the cell again", "REPORT")
     if _verdict_on(report, today) == "pass" and report.passed:
         return
     gates = [f"{found.gate.label}: {_why(found, today)}" for found in report.judgement.gates if _on(found, today) != "pass"]
@@ -118,6 +122,17 @@ def check_passed(report: Report, today: date) -> None:
         f"qualify again, or waive each gate by name in the recipe and judge again with `vllm-qualify rejudge {report.run_id}`"
     )
     raise CallerError(problem, remedy, "REPORT")
+
+
+def _missing(report: Report) -> str:
+    """What of the plan its report lacks: a gate, or the evidence of a stage. Empty if it is whole."""
+    judged = [found.gate for found in report.judgement.gates]
+    if without := [gate.label for gate in report.plan.judged if gate not in judged]:
+        return f"it has no verdict on {', '.join(without)}, which its plan asks for"
+    with_files = {stage.stage for stage in report.stages if stage.files}
+    if absent := [name for name in wanted(report.plan) if name not in with_files]:
+        return f"it has no evidence of {', '.join(absent)}, which its plan asks for"
+    return ""
 
 
 def waivers_used(report: Report) -> list[Waiver]:

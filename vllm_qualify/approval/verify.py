@@ -112,9 +112,8 @@ def verify_file(path: Path, trusted: Sequence[PublicKey], today: date) -> Verifi
         NotApprovedError: the same as `verify`.
     """
     path = path.expanduser().resolve()
-    key = "/".join(path.parts[-_DEPTH:])
-    if approval_at(key) and path.is_file():
-        return verify(open_store(path.parents[_DEPTH - 1].as_uri()), key, trusted, today)
+    if _is_in_store(path):
+        return verify(store_of_file(path), _key_of(path), trusted, today)
     try:
         body = path.read_bytes()
     except OSError as error:
@@ -124,6 +123,22 @@ def verify_file(path: Path, trusted: Sequence[PublicKey], today: date) -> Verifi
     if today >= stated.expires:
         raise _expired(stated.run_id, stated.expires, str(path))
     return _verified(opened, stated, is_whole=False, objects=0)
+
+
+def store_of_file(path: Path) -> Store:
+    """The store or exported folder that an approval's file is in. Raises CallerError if it is in neither."""
+    path = path.expanduser().resolve()
+    if not _is_in_store(path):
+        raise CallerError("there is no evidence beside it", "name an approval in a store or an exported folder", str(path))
+    return open_store(path.parents[_DEPTH - 1].as_uri())
+
+
+def _is_in_store(path: Path) -> bool:
+    return approval_at(_key_of(path)) is not None and path.is_file()
+
+
+def _key_of(path: Path) -> str:
+    return "/".join(path.parts[-_DEPTH:])
 
 
 def export(store: Store, cell: str, folder: Path, run_id: str | None = None) -> StoredObject:

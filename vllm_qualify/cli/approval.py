@@ -11,6 +11,7 @@ from vllm_qualify.approval.layout import Format
 if TYPE_CHECKING:
     from vllm_qualify.approval.published import PublishedRun
     from vllm_qualify.approval.signing import PublicKey
+    from vllm_qualify.approval.verify import Verified
     from vllm_qualify.publish.store import Store
 
 CODES = (
@@ -49,16 +50,18 @@ def approve(
     store: StoreOption = None,
     valid_days: Annotated[int | None, typer.Option(min=1, max=3650, help="By default the recipe's.")] = None,
 ) -> None:
-    """Approve a published report that passed: sign it, and make it the cell's approval.
+    """Approve a published report that passed: judge its evidence again, sign it, and make it the cell's approval.
 
     The key is VLLM_QUALIFY_PRIVATE_KEY (PEM) or VLLM_QUALIFY_PRIVATE_KEY_FILE.
     """
     from vllm_qualify.approval.actions import approve as sign_and_publish
     from vllm_qualify.approval.decision import ruling
     from vllm_qualify.approval.signing import private_key
+    from vllm_qualify.runs.judging import check_judgement
 
     wanted, key, opened = ruling("approve", by, reason), private_key(), _store(store)
     run = _run(opened, report)
+    check_judgement(opened, run)
     days = valid_days or run.report.plan.approval.valid_days
     done = sign_and_publish(opened, run, wanted, days, key, datetime.now(UTC))
     typer.echo(f"{run.cell}: {done.decision.done}, until {done.decision.expires}")
@@ -147,16 +150,26 @@ def verify(
     what: Annotated[str, typer.Argument(metavar="FILE|CELL", help="An approval.json, or a cell of the store.")],
     public_key: PublicKeys = None,
     store: StoreOption = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Judge the evidence again, too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="What holds, with the signed statement, as JSON.")] = False,
 ) -> None:
-    """Check an approval: signature, state and expiry, and the digest of every piece of evidence."""
+    """Check an approval: signature, state and expiry, every gate of the plan, and the digest of every piece of evidence."""
+    from vllm_qualify.approval.verify import store_of_file, verify_file
     from vllm_qualify.approval.verify import verify as verify_cell
-    from vllm_qualify.approval.verify import verify_file
 
     today, keys = datetime.now(UTC).date(), _keys(public_key)
     is_file = what.endswith(".json") or Path(what).is_file()
     found = verify_file(Path(what), keys, today) if is_file else verify_cell(_store(store), what, keys, today)
+    if deep:
+        _judge_again(store_of_file(Path(what)) if is_file else _store(store), found)
     typer.echo(found.model_dump_json(indent=2) if json else found.told)
+
+
+def _judge_again(store: "Store", found: "Verified") -> None:
+    from vllm_qualify.approval.published import read_run
+    from vllm_qualify.runs.judging import check_judgement
+
+    check_judgement(store, read_run(store, found.cell, found.run_id))
 
 
 @key_app.command("new", epilog="Exit codes: 0 done, 2 the caller's mistake, 3 the world's fault.")

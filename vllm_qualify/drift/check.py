@@ -247,10 +247,11 @@ def _findings(subject: Subject, judgement: EngineJudgement | None, answer: Probe
     if judgement is None or subject.asked is None:
         return found
     is_of_this_build = answer.build == "cuda" or subject.asked.device is None
+    found += drift.unnamed(judgement.unnamed)
     if is_of_this_build and judgement.parsed:
         taken = drift.OF_THE_PARSER if judgement.refused or judgement.unclear else drift.OF_THE_SERVER
         found = [finding for finding in found if finding.kind not in taken]
-    if judgement.refused is None or any(finding.kind in drift.OF_THE_SERVER for finding in found):
+    if judgement.refused is None or any(finding.kind in drift.ABOUT_THE_SERVER for finding in found):
         return found
     return [*found, drift.refusal(judgement.refused, answer.version, is_of_this_build)]
 

@@ -16,6 +16,8 @@ from vllm_qualify.recipe.values import Frozen
 
 FindingKind = Literal[
     "unknown-option",
+    "spare-value",
+    "unnamed-option",
     "bad-value",
     "unknown-field",
     "unknown-environment",
@@ -25,9 +27,11 @@ FindingKind = Literal[
     "changed-default",
 ]
 NOTES = ("perhaps-refused", "changed-default")
-# Findings that vLLM's parser would refuse, and those that its parser or its configuration would.
-OF_THE_PARSER = ("unknown-option", "unknown-field")
+# Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters
+# of an option, and takes a second value of an option for the model: what is found of these counts, whatever the parser says.
+OF_THE_PARSER = ("unknown-field",)
 OF_THE_SERVER = (*OF_THE_PARSER, "bad-value")
+ABOUT_THE_SERVER = (*OF_THE_SERVER, "unknown-option", "spare-value", "unnamed-option")
 # The models that a default is for, if it differs by the kind of model.
 MODELS: dict[ModelKind, str] = {"dense": ", for models with attention only", "hybrid": ", for models with Mamba layers"}
 OURS = "VLLM_"
@@ -70,6 +74,12 @@ def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
     if is_of_this_build:
         return Finding(kind="refused", name="server", told=f"vLLM {version} refuses it: {first}")
     return Finding(kind="perhaps-refused", name="server", told=f"vLLM {version}, whose CPU build was asked, says: {first}")
+
+
+def unnamed(options: Iterable[str]) -> list[Finding]:
+    """Options that the engine's parser read from the config file, and that no key there names."""
+    told = "is set, and no key of the recipe names it: a value was read as an option, or as the model"
+    return [Finding(kind="unnamed-option", name=name, told=f"--{name} {told}") for name in options]
 
 
 def changed_defaults(server: ServerArguments, before: EngineTable, now: EngineTable) -> list[Finding]:
@@ -131,6 +141,8 @@ def _of_option(name: str, value: JsonValue, table: EngineTable) -> Iterator[Find
         yield Finding(kind="unknown-option", name=name, told=f"vLLM {table.version} has no option --{plain}{hint}")
     elif path or (fields is not None and isinstance(_as_mapping(value), dict)):
         yield from _of_config(plain, _nested(path, value), fields or {}, table)
+    elif isinstance(value, list) and len(value) > 1 and not found.several:
+        yield Finding(kind="spare-value", name=name, told=f"--{name} {_short(value)}: it takes one value")
     else:
         problem = _problem_of_flag(plain, value, found) if found.is_flag else _problem_of_value(value, found, table)
         if problem:

@@ -11,14 +11,15 @@ else to its standard output:
      "environment": ["VLLM_LOGGING_LEVEL", …],
      "metrics": ["vllm:num_requests_running", …],
      "resolved": {"dense": {"enable-prefix-caching": true, …}, "hybrid": {…}},
-     "servers": [{"parsed": true, "refused": "…" or null, "unclear": "…" or null}, …]}
+     "servers": [{"parsed": true, "unnamed": ["…", …], "refused": "…" or null, "unclear": "…" or null}, …]}
 
 Schemas are JSON Schema. pydantic makes them from vLLM's own annotations, so they have choices, types and ranges. `resolved` has
 the value of each option that is left out, for one model of each kind on a GPU; it is empty without `resolve`.
 
 A server is `{"config": "…", "environment": {…}, "device": {…} or null}`: the text of its config file, and the GPU's name,
 compute capability, memory and count, or null for a CPU. vLLM reads the config file and makes its whole configuration from it,
-up to the point where it would load weights. `parsed` says that its parser accepted every option and value. `refused` is what
+up to the point where it would load weights. `parsed` says that its parser accepted every option and value. `unnamed` are the
+options that the parser then had set, and that no key of the config file names: a value was read as an option. `refused` is what
 vLLM says against the server; `unclear` is what kept it from judging. With a device, vLLM's platform for CUDA gets these facts
 instead of a driver's.
 """
@@ -298,12 +299,27 @@ def as_pair(capability: Any) -> tuple[int, ...]:
     return tuple(capability) if isinstance(capability, tuple) else divmod(capability, 10)
 
 
-def parsed(config: str) -> Any:
-    """vLLM's arguments of a server with this config file, as its own parser reads them."""
+def read(config: str, parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What vLLM's own parser reads from a config file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "server.yaml")
         path.write_text(config, encoding="utf-8")
-        found = serve_parser().parse_args(["--config", str(path)])
+        return parser.parse_args(["--config", str(path)])
+
+
+def unnamed(config: str, found: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """The options that differ from their defaults, and that no key of the config file names."""
+    yaml: Any = importlib.import_module("yaml")
+    names = {action: action.option_strings for action in parser._actions}
+    keys = {f"--{str(key).partition('.')[0].replace('_', '-')}" for key in yaml.safe_load(config)}
+    named = {action.dest for action, given in names.items() if keys & set(given)}
+    defaults = vars(parser.parse_args([]))
+    changed = [dest for dest, value in vars(found).items() if dest not in named | {"config"} and value != defaults.get(dest)]
+    return [dest.replace("_", "-") for dest in changed]
+
+
+def arguments_of(found: argparse.Namespace) -> Any:
+    """vLLM's arguments of a server."""
     arguments: Any = importlib.import_module("vllm.engine.arg_utils")
     return arguments.AsyncEngineArgs.from_cli_args(found)
 
@@ -316,11 +332,12 @@ def configured(arguments: Any) -> Any:
 
 def judged(server: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(server["environment"])
-    answer: dict[str, Any] = {"parsed": False, "refused": None, "unclear": None}
+    answer: dict[str, Any] = {"parsed": False, "unnamed": [], "refused": None, "unclear": None}
     try:
-        arguments = parsed(server["config"])
-        answer["parsed"] = True
-        configured(arguments)
+        parser = serve_parser()
+        found = read(server["config"], parser)
+        answer |= {"parsed": True, "unnamed": unnamed(server["config"], found, parser)}
+        configured(arguments_of(found))
     except (ValueError, NotImplementedError) as error:
         answer["unclear" if answer["parsed"] and is_of_the_model(error) else "refused"] = in_words(error)
     except Exception as error:  # whatever it is, it says nothing against the server
@@ -360,7 +377,7 @@ def resolved(kind: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
 def resolved_for(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model | SIZES), encoding="utf-8")
-        made = configured(parsed(json.dumps({"model": folder, "skip-tokenizer-init": True})))
+        made = configured(arguments_of(read(json.dumps({"model": folder, "skip-tokenizer-init": True}), parser)))
     found = {}
     for name, about in options(parser).items():
         values = [getattr(part, about["destination"], None) for part in vars(made).values()]

@@ -124,9 +124,12 @@ def with_speculation_parsed(arguments: ServerArguments, kind: EngineName) -> Ser
     """The arguments with their speculative decoding as a mapping, also if it is written as vLLM's JSON text.
 
     Raises:
-        CallerError: it is not a mapping.
+        CallerError: it is not a mapping, or a field of it is an option of its own.
     """
     option = KINDS[kind].speculative
+    dotted = next((name for name in arguments if name.startswith(f"{option}.")), None)
+    if dotted:
+        raise CallerError(f"{dotted} is one field of {option}", f"write {option} as a mapping", f"server.{dotted}")
     if option not in arguments:
         return arguments
     written = arguments[option]

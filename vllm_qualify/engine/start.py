@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.identity import check_identity
 from vllm_qualify.engine.launchers.registry import launcher_of
-from vllm_qualify.engine.process import tail
+from vllm_qualify.engine.process import tail, text_of
 from vllm_qualify.engine.server import (
     CONFIG_FILE,
     HOST,
@@ -75,9 +76,11 @@ def await_ready(
 
     Raises:
         QualifyError: it ended or hung before its first completion; the class depends on the failure.
+        RecipeError: it serves something else than the plan names.
         whatever `check` raises.
     """
     _await_completion(plan, starting, progress, check)
+    check_identity(plan, text_of(starting.process.log))
     return Server(
         url=starting.url,
         metrics_path=plan.engine_kind.metrics_path,

@@ -26,8 +26,12 @@ SETTABLE_BY_US = (
 )
 
 
+# What begins with a dash, and is not a number: a parser reads it as an option, wherever it stands.
+_AN_OPTION = re.compile(r"-(?![0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z)")
+
+
 def _server_key(key: str) -> str:
-    if key.replace("_", "-") in SETTABLE_BY_US:
+    if key.partition(".")[0].replace("_", "-") in SETTABLE_BY_US:
         raise ValueError(f"'{key}' is set by vllm-qualify; leave it out")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key):
         raise ValueError(f"'{key}' is not a `vllm serve` option: write it without the leading dashes, like max-model-len")
@@ -35,13 +39,21 @@ def _server_key(key: str) -> str:
 
 
 def _server_value(value: JsonValue) -> JsonValue:
+    _check_given(value)
+    # A mapping becomes JSON, but these become words of the server's command line.
+    for word in value if isinstance(value, list) else [value]:
+        if isinstance(word, str) and _AN_OPTION.match(word):
+            raise ValueError(f"'{word}' begins with a dash: the server would read it as an option of its own")
+    return value
+
+
+def _check_given(value: JsonValue) -> None:
     if value is None:
         raise ValueError("give a value, or leave the option out")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _server_value(inner)
-    return value
+        _check_given(inner)
 
 
 def _environment_name(name: str) -> str:

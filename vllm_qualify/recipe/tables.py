@@ -87,10 +87,12 @@ def _read(path: Path) -> EngineTable:
 class EngineJudgement(Frozen):
     """An engine's judgement of one server: why it `refused` it, or why the judgement is `unclear`, or neither.
 
-    `parsed`: its parser accepted every option and value.
+    `parsed`: its parser accepted every option and value. `unnamed` are the options that it then had set, and that no key of the
+    config file names.
     """
 
     parsed: bool
+    unnamed: list[str] = []
     refused: str | None
     unclear: str | None
 

@@ -50,19 +50,31 @@ def credentials_for(registry: str) -> Credentials:
 class Login(httpx.Auth):
     """Basic, or a token (Bearer) of the server that the registry names. Without credentials the token is anonymous.
 
-    A token is kept until the registry refuses it. A request raises RefusedError if there is none.
+    A token is kept until the registry refuses it. A request raises RefusedError if there is none, or if the credentials would
+    go to a host that the registry did not name. `check` must see every request.
     """
 
     requires_response_body = True
 
     def __init__(self, own: Credentials) -> None:
         self._own, self._header = own, ""
+        self._realm: httpx.URL | None = None
+
+    def check(self, request: httpx.Request) -> None:
+        """For every request, also one that follows a redirect: a login that is in the body goes to the token server alone.
+
+        Raises:
+            RefusedError: the token server sends it to another host.
+        """
+        if request.method == "POST" and not (self._realm and _has_one_origin(request.url, self._realm)):
+            raise RefusedError("its token server sends the login to another host")
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         if self._header:
             request.headers["Authorization"] = self._header
         response = yield request
-        if response.status_code != httpx.codes.UNAUTHORIZED:
+        # Only the registry itself says where its login is: a host that it redirects to must not (CVE-2020-15157).
+        if response.status_code != httpx.codes.UNAUTHORIZED or not _has_one_origin(response.request.url, request.url):
             return
         scheme, asked = _challenge(response)
         if scheme == "basic" and self._own.password:
@@ -78,6 +90,9 @@ class Login(httpx.Auth):
     def _token_request(self, asked: dict[str, str], request: httpx.Request) -> httpx.Request:
         wanted: dict[str, str] = {name: asked[name] for name in ("service", "scope") if name in asked}
         realm = httpx.URL(asked.get("realm", ""))
+        if request.url.scheme == "https" and realm.scheme == "http":
+            raise RefusedError("it wants its login sent to an address without encryption")
+        self._realm = realm
         # httpx gives a request that is made here no time limit, so it gets the original request's.
         limits: dict[str, Any] = {"timeout": request.extensions["timeout"]}
         if self._own.identity:
@@ -85,6 +100,10 @@ class Login(httpx.Auth):
             return httpx.Request("POST", realm, data=form, extensions=limits)
         headers = {"Authorization": self._own.basic} if self._own.password else {}
         return httpx.Request("GET", realm.copy_merge_params(wanted), headers=headers, extensions=limits)
+
+
+def _has_one_origin(one: httpx.URL, other: httpx.URL) -> bool:
+    return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
 
 
 def _challenge(response: httpx.Response) -> tuple[str, dict[str, str]]:

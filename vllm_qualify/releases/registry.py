@@ -72,8 +72,10 @@ class Repository:
         self._registry, path = registry_and_path(name)
         address = DOCKER_HUB_ADDRESS if self._registry == DOCKER_HUB else self._registry
         is_here = _is_this_machine(address)
+        login = Login(credentials_for(self._registry))
         self._http = httpx.Client(
-            auth=Login(credentials_for(self._registry)),
+            auth=login,
+            event_hooks={"request": [login.check]},
             timeout=TIMEOUT_S,
             follow_redirects=True,
             # Docker contacts this machine without a proxy, whatever NO_PROXY says.

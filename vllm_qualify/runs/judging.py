@@ -1,17 +1,27 @@
 """Judge a run by its evidence, when it ends or again later."""
 
+import math
 import shutil
+from collections.abc import Iterable
+from datetime import UTC, date
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from vllm_qualify.approval.errors import TamperedError
+from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import HostError
-from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
+from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import new_run_id
+from vllm_qualify.publish.store import Store
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import Report, make_report
 from vllm_qualify.runs.folder import Run, start_run
+from vllm_qualify.runs.stored import fetch_evidence
 
 
 def judge_run(run: Run, stages: list[StageEvidence]) -> Report:
@@ -30,27 +40,77 @@ def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
     plan = plan.model_copy(update={"run_id": new_run_id()})
     fresh = start_run(plan)
     shutil.copytree(run.evidence, fresh.evidence)
-    stages = [stage.model_copy(update={"measurements": parse(stage.stage, plan, fresh.evidence)}) for stage in run.stages()]
+    stages = _parsed_again(run.stages(), plan, fresh.evidence)
     for stage in stages:
         fresh.save_stage(stage)
     return _report(fresh, plan, stages, run.id), fresh
 
 
+def check_judgement(store: Store, run: PublishedRun) -> None:
+    """Judge a published run again, from its evidence in the store and by its plan, and compare with what its report says.
+
+    Raises:
+        TamperedError: a stage of the plan has no evidence, or the evidence gives other verdicts than the report.
+        StoreError: the evidence cannot be read, or is not what the report says.
+    """
+    report, place = run.report, store.locate(run.report_object.key)
+    with TemporaryDirectory(prefix="vllm-qualify-judge-") as folder:
+        evidence = Path(folder)
+        fetch_evidence(store, report, evidence)
+        stages = _parsed_again(report.stages, report.plan, evidence)
+        again, _ = _judged(report.plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
+    if problem := _difference(report.judgement, again):
+        told = f"its evidence does not give its verdicts: {problem}"
+        raise TamperedError(told, "do not deploy it; qualify the cell again", place)
+
+
+def _parsed_again(stages: Iterable[StageEvidence], plan: CellPlan, evidence: Path) -> list[StageEvidence]:
+    return [stage.model_copy(update={"measurements": parse(stage.stage, plan, evidence)}) for stage in stages]
+
+
+def _difference(told: Judgement, again: Judgement) -> str:
+    """In words, the first difference between what a report says and what its evidence gives; empty if there is none."""
+    ours = {found.gate: found for found in again.gates}
+    for found in told.gates:
+        own = ours.pop(found.gate, None)
+        if own is None:
+            return f"{found.gate.label} is no gate of the plan"
+        if (found.verdict, found.waiver) != (own.verdict, own.waiver):
+            return f"{found.gate.label} is said to be {found.counts_as}, and is {own.counts_as}: {own.because}"
+        if not _is_close(found.value, own.value):
+            return f"{found.gate.label} is said to be {found.value}, and is {own.value}"
+    if ours:
+        return f"{next(iter(ours)).label} is a gate of the plan, and was not judged"
+    return "" if told.verdict == again.verdict else f"the verdict is said to be {told.verdict}, and is {again.verdict}"
+
+
+def _is_close(told: float | None, again: float | None) -> bool:
+    """Equal, but for the last digits: another version of a library may round otherwise."""
+    return told == again or (told is not None and again is not None and math.isclose(told, again, rel_tol=1e-9))
+
+
 def _report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from: str | None) -> Report:
-    measured = [measurement for stage in stages for measurement in stage.measurements]
-    gained = speedup(plan, run.evidence, measured)
-    measured += [*compare(plan, run.evidence, measured), *gained]
-    # Great Expectations accepts no slash in this name.
-    name = plan.cell.id.replace("/", ".")
-    lacking = not_established(plan, run.evidence, measured)
-    gates = [*plan.judged, *(gate for gate, _ in lacking)]
-    measured += [measurement for _, measurement in lacking]
-    judgement = judge(gates, measured, name, waivers=plan.waivers, docs=run.data_docs)
-    left = [gate for gate in plan.gates if gate not in gates]
-    judgement = judgement.model_copy(update={"not_judged": left})
+    judgement, gained = _judged(plan, run.evidence, stages, docs=run.data_docs)
     report = make_report(plan, stages, judgement, rejudged_from, details_of(plan, run.evidence, gained))
     run.save_report(report)
     return report
+
+
+def _judged(
+    plan: CellPlan, evidence: Path, stages: list[StageEvidence], *, today: date | None = None, docs: Path | None = None
+) -> tuple[Judgement, list[Measurement]]:
+    """The judgement, and the speedups by speculative decoding. Waivers count if they hold on `today`."""
+    measured = [measurement for stage in stages for measurement in stage.measurements]
+    gained = speedup(plan, evidence, measured)
+    measured += [*compare(plan, evidence, measured), *gained]
+    # Great Expectations accepts no slash in this name.
+    name = plan.cell.id.replace("/", ".")
+    lacking = not_established(plan, evidence, measured)
+    gates = [*plan.judged, *(gate for gate, _ in lacking)]
+    measured += [measurement for _, measurement in lacking]
+    judgement = judge(gates, measured, name, waivers=plan.waivers, today=today, docs=docs)
+    left = [gate for gate in plan.gates if gate not in gates]
+    return judgement.model_copy(update={"not_judged": left}), gained
 
 
 def _check_unchanged(run: Run, stage: StageEvidence) -> None:

@@ -1,5 +1,7 @@
 """Runs in a store: read them, reuse their stages, or fetch one to this machine."""
 
+from pathlib import Path
+
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
@@ -43,14 +45,7 @@ def fetch_run(store_url: str, run_id: str) -> Run:
     store = open_store(store_url)
     report = trusted_report(store, run_id)
     run = Run(folder=runs_folder() / run_id)
-    for file in report.files:
-        path = run.evidence / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(store.get(evidence_key(file)))
-        if describe(path, run.evidence) != file:
-            raise StoreError(
-                "a stored object is not what its report says", "do not trust this run", store.locate(evidence_key(file))
-            )
+    fetch_evidence(store, report, run.evidence)
     for stage in report.stages:
         run.save_stage(stage)
     _fetch_data_docs(store, report, run)
@@ -58,6 +53,18 @@ def fetch_run(store_url: str, run_id: str) -> Run:
     # Last, since its plan makes a run findable: one that was refused half-way must not be found.
     start_run(report.plan)
     return run
+
+
+def fetch_evidence(store: Store, report: Report, folder: Path) -> None:
+    """Fetch the evidence of a report into a folder. Raises StoreError if an object is not what the report says."""
+    for file in report.files:
+        path = folder / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.get(evidence_key(file)))
+        if describe(path, folder) != file:
+            raise StoreError(
+                "a stored object is not what its report says", "do not trust this run", store.locate(evidence_key(file))
+            )
 
 
 def _fetch_data_docs(store: Store, report: Report, run: Run) -> None:

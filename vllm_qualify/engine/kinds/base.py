@@ -47,6 +47,11 @@ class ServedModel(NamedTuple):
     port: int
 
 
+Identity = Mapping[str, str | None]
+"""What a server serves, by the names of `IDENTITY`, each as text. A value that is not given is None."""
+IDENTITY = ("model", "draft", "tokenizer", "revision", "tokenizer_revision", "trust_remote_code")
+
+
 class Counted(NamedTuple):
     """A server's counters before and after a load's repeat."""
 
@@ -132,6 +137,8 @@ class EngineKind:
     - `load_problems` says, from the counters, why a load's repeat does not count.
     - `queue_remedy` is what to do if requests wait although the server has room for them.
     - `start_log` finds the parts of a start in its log; None if they are not read.
+    - `identities` gives what it says in its log that it serves, once for each of its processes that says so; None if its log
+      does not say it.
     - `failures` are signs in its log besides those that all kinds share; they come before those.
     """
 
@@ -155,6 +162,7 @@ class EngineKind:
     has_client: bool = False
     has_tables: bool = False
     start_log: StartLog | None = None
+    identities: Callable[[str], list[Identity]] | None = None
     failures: tuple[Sign, ...] = ()
 
     @property

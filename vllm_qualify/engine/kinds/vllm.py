@@ -1,11 +1,22 @@
 """vLLM, from an environment or in its image. Its log's wordings are those of 0.12 to 0.33; some differ between GPU and CPU."""
 
+import ast
 import json
 import re
 
 from pydantic import JsonValue
 
-from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, ServedModel, StartLog, plain_text, too_many
+from vllm_qualify.engine.kinds.base import (
+    IDENTITY,
+    Conditions,
+    Counted,
+    EngineKind,
+    Identity,
+    ServedModel,
+    StartLog,
+    plain_text,
+    too_many,
+)
 from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
 
@@ -106,6 +117,29 @@ START_LOG = StartLog(
     kv_concurrency=re.compile(r"Maximum concurrency for [\d,]{1,20} tokens per request: (?P<times>\d{1,12}(?:\.\d{1,9})?)x"),
 )
 
+_TEXT = r"""(?:'(?:[^'\\]|\\.){0,4096}'|"(?:[^"\\]|\\.){0,4096}")"""
+# How each engine process describes what it serves, when it has parsed all options. Other settings may stand between these.
+_SERVES = re.compile(
+    rf"Initializing a V\d LLM engine \([^)\n]{{0,80}}\) with config: model=(?P<model>{_TEXT}), "
+    rf"speculative_config=(?:None|SpeculativeConfig\(method={_TEXT}, model=(?P<draft>None|{_TEXT}), num_spec_tokens=\d+\)), "
+    rf"tokenizer=(?P<tokenizer>None|{_TEXT}), (?:\w+=\w+, ){{0,8}}?revision=(?P<revision>[^\s,]{{1,200}}), "
+    rf"(?:\w+=[\w{{}}]+, ){{0,8}}?tokenizer_revision=(?P<tokenizer_revision>[^\s,]{{1,200}}), "
+    rf"(?:\w+=[\w{{}}]+, ){{0,8}}?trust_remote_code=(?P<trust_remote_code>True|False), "
+)
+
+
+def _identities(log: str) -> list[Identity]:
+    lines = (START_LOG.line.match(line) for line in log.splitlines())
+    found = (_SERVES.match(line["message"]) for line in lines if line)
+    return [{name: _unquoted(match[name]) for name in IDENTITY} for match in found if match]
+
+
+def _unquoted(written: str | None) -> str | None:
+    if written in (None, "None"):
+        return None
+    return str(ast.literal_eval(written)) if written[:1] in "'\"" else written
+
+
 KIND = EngineKind(
     name=VLLM,
     title="vLLM",
@@ -141,4 +175,5 @@ KIND = EngineKind(
     arguments=_arguments,
     queue_remedy="raise max-num-batched-tokens or gpu-memory-utilization, or use more GPUs",
     start_log=START_LOG,
+    identities=_identities,
 )

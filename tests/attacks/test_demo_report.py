@@ -1,0 +1,175 @@
+"""A report that says more than its evidence: changed in the store, with every hash made to fit again."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.conftest import COMMAND, Qualified, run
+from vllm_qualify.approval.actions import approve
+from vllm_qualify.approval.decision import ruling
+from vllm_qualify.approval.published import read_run
+from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, private_key
+from vllm_qualify.publish.stores import open_store
+
+pytestmark = pytest.mark.engine
+Document = dict[str, Any]
+ADA = ("--by", "Ada", "--reason", "it passed every gate")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A copy of the demo's store, with a key to sign."""
+
+    folder: Path
+    run_id: str
+    cell: str
+    key: Path
+
+    @property
+    def store(self) -> str:
+        return self.folder.as_uri()
+
+    def tamper(self, change: Callable[[Document], None]) -> None:
+        """Change the report, and its hash in the manifest."""
+        path = self.folder / "reports" / self.cell / self.run_id / "report.json"
+        report = json.loads(path.read_text())
+        change(report)
+        path.chmod(0o644)
+        path.write_text(json.dumps(report))
+        manifest_path = path.with_name("manifest.json")
+        manifest = json.loads(manifest_path.read_text())
+        (named,) = (each for each in manifest["objects"] if each["key"].endswith("/report.json"))
+        named |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
+        known = {file["sha256"] for stage in report["stages"] for file in stage["files"]}
+        for stage in report["stages"]:
+            for file in stage["files"]:
+                key = f"evidence/{file['sha256']}/{Path(file['path']).name}"
+                if key not in [each["key"] for each in manifest["objects"]]:
+                    manifest["objects"].append({"key": key, "sha256": file["sha256"], "size": file["size"]})
+        assert known
+        manifest_path.chmod(0o644)
+        manifest_path.write_text(json.dumps(manifest))
+
+    def put(self, name: str, body: bytes) -> Document:
+        """Evidence of the attacker's own. Returns its entry but for the path."""
+        digest = hashlib.sha256(body).hexdigest()
+        path = self.folder / "evidence" / digest / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+        return {"sha256": digest, "size": len(body)}
+
+    def approve(self, home: Path) -> Any:
+        environment = {f"{PRIVATE_KEY}_FILE": str(self.key)}
+        return run(home, COMMAND, "approve", self.run_id, *ADA, "--store", self.store, **environment)
+
+    def verify(self, home: Path, *options: str) -> Any:
+        return run(home, COMMAND, "verify", self.cell, "--store", self.store, "--public-key", f"{self.key}.pub", *options)
+
+
+@pytest.fixture
+def target(approved: Qualified, tmp_path: Path) -> Target:
+    assert approved.done.returncode == 0, approved.done.stdout + approved.done.stderr
+    shutil.copytree(approved.home / "store", tmp_path / "store")
+    shutil.rmtree(tmp_path / "store" / "approvals", ignore_errors=True)
+    new_key(tmp_path / "key.pem")
+    return Target(tmp_path / "store", approved.report.run_id, approved.report.plan.cell.id, tmp_path / "key.pem")
+
+
+def accuracy_of(report: Document) -> Document:
+    found: Document = next(each for each in report["judgement"]["gates"] if each["gate"]["metric"] == "exact_match")
+    return found
+
+
+def lower_value(report: Document) -> None:
+    """As a report would look whose model answers 10 % of the questions, but for the word `pass`."""
+    accuracy_of(report)["value"] = 0.1
+
+
+def no_gate(report: Document) -> None:
+    report["judgement"]["gates"] = [each for each in report["judgement"]["gates"] if each["gate"]["metric"] != "exact_match"]
+
+
+def another_bound(report: Document) -> None:
+    accuracy_of(report)["gate"]["minimum"] = 0.01
+
+
+def no_stages(report: Document) -> None:
+    report["stages"] = report["stages"][:1]
+
+
+def no_files(report: Document) -> None:
+    for stage in report["stages"]:
+        if stage["stage"] == "accuracy":
+            stage["files"] = []
+
+
+def no_measurements(report: Document) -> None:
+    """Those of the report do not count: they are parsed again."""
+    for stage in report["stages"]:
+        stage["measurements"] = []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lower_value, "is said to be 0.1, and is 0.9"),
+        (no_gate, "it has no verdict on exact_match"),
+        (another_bound, "it has no verdict on exact_match"),
+        (no_stages, "it has no evidence of"),
+        (no_files, "it has no evidence of accuracy"),
+    ],
+)
+def test_a_report_that_was_changed_is_not_signed(
+    target: Target, home: Path, change: Callable[[Document], None], told: str
+) -> None:
+    target.tamper(change)
+    done = target.approve(home)
+    assert done.returncode in (2, 10), done.stdout + done.stderr
+    assert told in done.stderr.replace("\n", " ")
+    assert not (target.folder / "approvals").exists()
+
+
+def test_evidence_that_was_replaced_is_not_signed(target: Target, home: Path) -> None:
+    """Wrong answers in place of the right ones, each hash made to fit."""
+
+    def worse(report: Document) -> None:
+        (stage,) = (each for each in report["stages"] if each["stage"] == "accuracy")
+        for file in stage["files"]:
+            name = Path(file["path"]).name
+            if name.startswith("samples_"):
+                lines = (target.folder / "evidence" / file["sha256"] / name).read_text().splitlines()
+                samples = [json.loads(line) | {"exact_match": 0.0} for line in lines]
+                file |= target.put(name, "".join(json.dumps(each) + "\n" for each in samples).encode())
+
+    target.tamper(worse)
+    done = target.approve(home)
+    assert done.returncode == 10, done.stdout + done.stderr
+    assert "its evidence does not give its verdicts" in done.stderr.replace("\n", " ")
+    assert not (target.folder / "approvals").exists()
+
+
+def test_what_somebody_signed_without_judging_it_again_is_found_by_verify(target: Target, home: Path) -> None:
+    target.tamper(lower_value)
+    store = open_store(target.store)
+    run_there = read_run(store, target.cell, target.run_id)
+    ada = ruling("approve", "Ada", "it passed every gate")
+    approve(store, run_there, ada, 90, private_key(target.key.read_text()), datetime.now(UTC))
+    assert target.verify(home).returncode == 0
+    deep = target.verify(home, "--deep")
+    assert deep.returncode == 10, deep.stdout + deep.stderr
+    assert "is said to be 0.1" in deep.stderr.replace("\n", " ")
+
+
+def test_what_nobody_changed_is_signed_and_holds_when_it_is_judged_again(target: Target, home: Path) -> None:
+    target.tamper(no_measurements)
+    done = target.approve(home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    deep = target.verify(home, "--deep")
+    assert deep.returncode == 0, deep.stdout + deep.stderr
