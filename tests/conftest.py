@@ -18,7 +18,7 @@ from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.process import guarded, quiet_environment, tail
 from vllm_qualify.errors import HostError
 
-pytest_plugins = ("tests.browser", "tests.s3", "tests.docker_engine", "tests.fleet.fixtures")
+pytest_plugins = ("tests.browser", "tests.s3", "tests.docker_engine", "tests.fleet.fixtures", "tests.qualified")
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.
@@ -26,6 +26,8 @@ SHARING = ("test_docker", "test_demo")
 # Files that take minutes are begun first (with --no-loadscope-reorder), so that no process is left alone with one at the end.
 LONG = (
     "tests/live/",
+    "tests/attacks/test_demo_report.py",
+    "tests/attacks/test_served_model.py",
     "tests/drift/test_candidate.py",
     "tests/publish/test_store_contract.py",
     "tests/test_fleet_flows.py",

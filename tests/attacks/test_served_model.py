@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from tests.engine.test_server import plan_for, silent
-from tests.live.conftest import COMMAND, furnished, run
+from tests.qualified import COMMAND, furnished, run
 from tests.recipes import small, write
 from vllm_qualify.drift.candidate import candidate_of
 from vllm_qualify.drift.check import check_recipe

@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.test_process import alive
 from tests.fakes.vllm import make_engine
-from tests.live.conftest import COMMAND, processes_of, run
+from tests.qualified import COMMAND, processes_of, run
 from tests.recipes import Document, small, write
 
 REFUSED = {"max-num-sequences": 4, "compilation-config": {"modes": 3}}

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes import vllm as fake
-from tests.live.conftest import COMMAND, Qualified, processes_of, run
+from tests.qualified import COMMAND, Qualified, processes_of, run
 from tests.recipes import reference, write
 from tests.s3 import Settings
 from vllm_qualify.publish.bundle import Manifest, evidence_key

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.conftest import COMMAND, Qualified, processes_of, run
+from tests.qualified import COMMAND, Qualified, processes_of, run
 from tests.recipes import Document, small, write
 from vllm_qualify.judge.verdict import GateVerdict
 from vllm_qualify.publish.stores import open_store

@@ -14,7 +14,7 @@ import docker
 import pytest
 
 from tests.docker_engine import Engine, push_image
-from tests.live.conftest import COMMAND, run
+from tests.qualified import COMMAND, run
 from vllm_qualify.engine import container, image
 from vllm_qualify.engine.container import (
     Bind,

@@ -20,7 +20,7 @@ import pytest
 
 from tests.docker_engine import Engine, push_extended, push_image
 from tests.live import driver
-from tests.live.conftest import COMMAND, Qualified, furnished, run, undisturbed
+from tests.qualified import COMMAND, Qualified, furnished, run, undisturbed
 from tests.recipes import Document, small, write
 from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
 from vllm_qualify.approval.verify import verify

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.vllm import make_engine
 from tests.live import driver
-from tests.live.conftest import COMMAND, processes_of, run
+from tests.qualified import COMMAND, processes_of, run
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.recipe.loading import catalog_folder

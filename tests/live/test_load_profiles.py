@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import COMMAND, DISTURBED, Qualified, furnished, processes_of, run, undisturbed
+from tests.qualified import COMMAND, DISTURBED, Qualified, furnished, processes_of, run, undisturbed
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.load.ended import ENDED, Ended

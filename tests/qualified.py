@@ -1,0 +1,131 @@
+"""Whole qualifications on the real engine, run once and looked at by many tests."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.s3 import BUCKET, Settings
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.publish.stores import open_store
+from vllm_qualify.report.model import Report, load_report
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.publishing import publish_run
+
+COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
+
+
+# What a load of seconds may rightly be refused for where something else keeps the machine busy.
+DISTURBED = ("use more num_prompts", "see what slows this machine down", "give the client a core")
+
+
+def undisturbed(found: Measurement) -> bool:
+    """Whether it is valid; if not, something else kept the machine busy."""
+    assert found.invalid_because is None or any(words in found.invalid_because for words in DISTURBED), found
+    return found.invalid_because is None
+
+
+@dataclass(frozen=True)
+class Qualified:
+    """A finished command with the folder of its run, the first below `home`; later ones judge it again."""
+
+    done: subprocess.CompletedProcess[str]
+    home: Path
+    store: str
+
+    @property
+    def folder(self) -> Path:
+        return min((self.home / "runs").iterdir())
+
+    @property
+    def report(self) -> Report:
+        return load_report(self.folder)
+
+
+def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As a user has it: no Prefect server is running, and none is named; but for a test that uses `prefect_server`."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ | {"VLLM_QUALIFY_HOME": str(home)} | environment,
+        check=False,
+    )
+
+
+def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With what earlier commands leave on a host, as a user has it but once: what an engine told, and Prefect's database."""
+    told, prefect = tmp_path_factory.getbasetemp() / "engines", tmp_path_factory.getbasetemp() / "prefect-home"
+    told.mkdir(exist_ok=True)
+    (home / "engines").symlink_to(told)
+    if not prefect.exists():
+        upgrade = (sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes")
+        done = run(home, *upgrade, PREFECT_HOME=str(prefect))
+        assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(prefect, home / "prefect")
+    return home
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines of the processes that name `folder`: servers and tools of its runs."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder / "runs") in line and int(path.parent.name) != os.getpid():
+            lines.append(line)
+    return lines
+
+
+def _of(engine: EngineEnvironment) -> dict[str, str]:
+    return {"VLLM_QUALIFY_ENGINE": str(engine.python.parents[1])}
+
+
+@pytest.fixture(scope="session")
+def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
+    """`vllm-qualify demo`, its store a directory."""
+    home = tmp_path_factory.mktemp("approved")
+    return Qualified(run(home, COMMAND, "demo", **_of(engine)), home, f"file://{home}/store")
+
+
+@pytest.fixture(scope="session")
+def on_a_server(_prefect_server: str) -> dict[str, str]:
+    """The environment of commands that need not start a Prefect server of their own: that takes longer than they do."""
+    return {"PREFECT_API_URL": _prefect_server}
+
+
+@pytest.fixture(scope="session")
+def again(
+    engine: EngineEnvironment, approved: Qualified, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Qualified:
+    """`vllm-qualify demo` once more, with the same store."""
+    home = furnished(tmp_path_factory.mktemp("again"), tmp_path_factory)
+    done = run(home, COMMAND, "demo", "--store", approved.store, **_of(engine), **on_a_server)
+    return Qualified(done, home, approved.store)
+
+
+@pytest.fixture(scope="session")
+def refused(
+    engine: EngineEnvironment,
+    approved: Qualified,
+    radosgw_settings: Settings,
+    on_a_server: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Qualified:
+    """`vllm-qualify demo --weights regressed`, its store a real S3 service, to which the baseline was published."""
+    home, store = furnished(tmp_path_factory.mktemp("refused"), tmp_path_factory), f"s3://{BUCKET}/demo"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in radosgw_settings.items():
+            patch.setenv(name, value)
+        publish_run(approved.report, Run(folder=approved.folder), open_store(store))
+    environment = {**_of(engine), **radosgw_settings, **on_a_server}
+    done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **environment)
+    return Qualified(done, home, store)
