@@ -55,8 +55,9 @@ def new_image(_docker_engine: Engine, cpu_image: str) -> Iterator[str]:
     registry, _, repository = name.partition("/")
     found = f"{name}:{tag}-{time.time_ns()}"
     push_extended(registry, repository, tag, found.rpartition(":")[2])
-    yield found
     client = _docker_engine.client()
+    assert client.images.list(name=found) == []
+    yield found
     for image_of_it in client.images.list(name=found):
         client.images.remove(image_of_it.id, force=True)
 
@@ -89,13 +90,17 @@ def with_fewer_questions(folder: Path) -> Path:
     return folder / "reference.yaml"
 
 
+def test_the_image_was_pulled(in_a_container: Qualified, docker_engine: Engine, new_image: str) -> None:
+    assert in_a_container.report.plan.pulled_s is not None
+    assert docker_engine.client().images.get(new_image).tags != []
+
+
 def test_the_reference_model_is_approved_in_a_container(in_a_container: Qualified) -> None:
     done = in_a_container.done
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASSED  reference/bf16/cpu/balanced" in done.stdout
     assert {gate.verdict for gate in in_a_container.report.judgement.gates} == {"pass"}
     for told in (
-        "pulling: layer",
         "is now vllm/vllm-openai:deploy",
         "server starting: ",
         f"accuracy: {QUESTIONS} of {QUESTIONS} questions",

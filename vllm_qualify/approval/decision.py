@@ -18,6 +18,7 @@ from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
 
 RECIPE = "recipe"
+CLOCKS_DIFFER = timedelta(minutes=5)
 DONE = {"approve": "approved", "reject": "rejected"}
 
 
@@ -80,17 +81,17 @@ def make_decision(store: Store, run: PublishedRun, wanted: Ruling, valid_days: i
     Raises:
         CallerError: the run did not pass on this day, or the recipe cannot give this approval itself.
         DecidedError: another person decided, or the decision was another one. A person may repeat the recipe's approval.
-        StoreError: the stored decision is about another report.
+        StoreError: the stored decision is about another report, of the future, or holds longer than it may.
     """
     key = decision_key(run.cell, run.run_id)
     try:
-        return _same(read_decision(store, run.cell, run.run_id), run, wanted, store.locate(key))
+        return _same(read_decision(store, run.cell, run.run_id), run, wanted, valid_days, now, store.locate(key))
     except MissingObjectError:
         body = _decision(run, wanted, valid_days, now).model_dump_json(indent=2).encode()
     try:
         store.put_new(key, body, JSON)
     except AlreadyExistsError:
-        return _same(read_decision(store, run.cell, run.run_id), run, wanted, store.locate(key))
+        return _same(read_decision(store, run.cell, run.run_id), run, wanted, valid_days, now, store.locate(key))
     return parse_decision(body, store.locate(key))
 
 
@@ -171,7 +172,9 @@ def _check_automatic(report: Report, wanted: Ruling) -> None:
         raise CallerError(problem, f"decide by name: `vllm-qualify approve {report.run_id}`", "REPORT")
 
 
-def _same(found: StoredDecision, run: PublishedRun, wanted: Ruling, place: str) -> StoredDecision:
+def _same(
+    found: StoredDecision, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime, place: str
+) -> StoredDecision:
     decision = found.decision
     about = (decision.cell, decision.run_id, decision.report_sha256, decision.manifest_sha256)
     if about != (run.cell, run.run_id, run.report_object.sha256, run.manifest_object.sha256):
@@ -180,7 +183,25 @@ def _same(found: StoredDecision, run: PublishedRun, wanted: Ruling, place: str) 
     is_completed = decision.automatic and wanted.verdict == decision.verdict
     if (decision.verdict, decision.by) != (wanted.verdict, wanted.by) and not is_completed:
         raise DecidedError(f"run {run.run_id} was already {decision.done}", _instead(decision), "REPORT")
+    if decision.verdict == "approve":
+        _check_possible(decision, run, valid_days, now, place)
     return found
+
+
+def _check_possible(decision: Decision, run: PublishedRun, valid_days: int, now: datetime, place: str) -> None:
+    """Check a decision that is in the store, which somebody else can have written: it is signed as it is.
+
+    Raises:
+        CallerError: the run did not pass on the day of the decision.
+        StoreError: it is of the future, or holds longer than it may.
+    """
+    days = max(valid_days, run.report.plan.approval.valid_days)
+    latest = _decision(run, Ruling(**decision.model_dump(include=set(Ruling.model_fields))), days, decision.at).expires
+    if decision.at > now + CLOCKS_DIFFER:
+        raise StoreError("the decision that is there is of the future", "find out who wrote it, and delete it", place)
+    if decision.expires is None or latest is None or decision.expires > latest:
+        problem = f"the decision that is there holds until {decision.expires}, longer than it may"
+        raise StoreError(problem, "find out who wrote it, and delete it; or ask for as many days", place)
 
 
 def _instead(decision: Decision) -> str:

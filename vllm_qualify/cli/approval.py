@@ -194,10 +194,17 @@ def _store(url: str | None) -> "Store":
 
 
 def _run(store: "Store", name: str) -> "PublishedRun":
-    from vllm_qualify.runs.folder import run_id_of
+    """The published run. A file that was named must be its report: what is decided about is what the person saw."""
+    from vllm_qualify.approval.layout import sha256
+    from vllm_qualify.errors import CallerError
+    from vllm_qualify.runs.folder import report_file, run_id_of
     from vllm_qualify.runs.stored import published_run
 
-    return published_run(store, run_id_of(name))
+    run, file = published_run(store, run_id_of(name)), report_file(name)
+    if file and sha256(file.read_bytes()) != run.report_object.sha256:
+        remedy = f"look at the published one, and name it by its id: {run.run_id}"
+        raise CallerError("this file is not the report that was published", remedy, str(file))
+    return run
 
 
 def _keys(files: list[Path] | None) -> "list[PublicKey]":

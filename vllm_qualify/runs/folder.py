@@ -89,8 +89,16 @@ def find_run(name: str | None) -> Run:
 
 def run_id_of(name: str) -> str:
     """The id of a run that is given by id, folder or report.json. Raises CallerError if a path has no report."""
-    is_path = "/" in name or name.endswith(".json") or Path(name).is_dir()
-    return load_report(Path(name).expanduser()).run_id if is_path else name
+    file = report_file(name)
+    return load_report(file).run_id if file else name
+
+
+def report_file(name: str) -> Path | None:
+    """The file of a report that is given by its folder or its path; None for an id."""
+    path = Path(name).expanduser()
+    if "/" not in name and not name.endswith(".json") and not path.is_dir():
+        return None
+    return path / "report.json" if path.is_dir() else path
 
 
 def write_text(path: Path, text: str, place: str = "") -> None:

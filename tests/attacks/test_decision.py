@@ -1,0 +1,79 @@
+"""A decision that lies in the store before anybody decided, and a report that is not the one that was looked at."""
+
+import json
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.approval.builder import ADA, CELL, NOW, RUN, TODAY, VALID_DAYS, made_key, publish_report, waiver, with_gate
+from tests.test_cli_approval import WHO, Command
+from tests.test_cli_approval import command as command
+from tests.test_cli_approval import store as cli_store
+from vllm_qualify.approval.actions import approve
+from vllm_qualify.approval.decision import Decision, make_decision
+from vllm_qualify.approval.layout import JSON, approval_key, decision_key
+from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
+
+in_store = cli_store
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Store:
+    return open_store((tmp_path / "store").as_uri())
+
+
+def planted(store: Store, run: PublishedRun, folder: Path, **changes: object) -> None:
+    """The decision that Ada would make, changed, and there before she makes it."""
+    (folder / "elsewhere").mkdir()
+    elsewhere = open_store((folder / "elsewhere").as_uri())
+    made = make_decision(elsewhere, run, ADA, VALID_DAYS, NOW).decision.model_dump(mode="json") | changes
+    store.put_new(decision_key(run.cell, run.run_id), Decision.model_validate(made).model_dump_json().encode(), JSON)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"expires": date(2099, 1, 1)}, "holds until 2099-01-01, longer than it may"),
+        ({"expires": None}, "holds until None, longer than it may"),
+        ({"at": NOW + timedelta(days=30)}, "is of the future"),
+    ],
+)
+def test_a_planted_decision_is_not_signed(empty: Store, tmp_path: Path, changes: dict[str, object], told: str) -> None:
+    run = publish_report(empty, tmp_path / "runs")
+    planted(empty, run, tmp_path, **changes)
+    with pytest.raises(StoreError, match=told):
+        approve(empty, run, ADA, VALID_DAYS, made_key(tmp_path / "key.pem"), NOW)
+    assert not empty.exists(approval_key(CELL, RUN))
+
+
+def test_a_planted_decision_does_not_outlive_the_waiver_that_it_rests_on(empty: Store, tmp_path: Path) -> None:
+    run = publish_report(empty, tmp_path / "runs", change=with_gate("fail", waiver(TODAY + timedelta(days=3))))
+    planted(empty, run, tmp_path, expires=TODAY + timedelta(days=60))
+    with pytest.raises(StoreError, match="longer than it may"):
+        approve(empty, run, ADA, VALID_DAYS, made_key(tmp_path / "key.pem"), NOW)
+
+
+def test_a_planted_decision_of_a_day_on_which_the_waiver_was_over_is_not_signed(empty: Store, tmp_path: Path) -> None:
+    run = publish_report(empty, tmp_path / "runs", change=with_gate("fail", waiver(TODAY + timedelta(days=3))))
+    planted(empty, run, tmp_path, at=NOW + timedelta(days=10))
+    with pytest.raises(CallerError, match="its waiver expired"):
+        approve(empty, run, ADA, VALID_DAYS, made_key(tmp_path / "key.pem"), NOW + timedelta(days=10))
+
+
+@pytest.mark.parametrize("action", ["approve", "reject"])
+def test_a_file_that_is_not_the_published_report_is_not_decided_about(
+    in_store: Store, command: Command, tmp_path: Path, action: str
+) -> None:
+    """With another run's id in it, the report that was looked at was not the one that was signed."""
+    report = json.loads(in_store.get(f"reports/{CELL}/{RUN}/report.json"))
+    report["made_by"] = "somebody else"
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "report.json").write_text(json.dumps(report))
+    for named in ("shown", "shown/report.json"):
+        code, _, err = command(action, str(tmp_path / named), *WHO)
+        assert (code, "this file is not the report that was published" in err) == (2, True)
+    assert list(in_store.keys("approvals/")) == []
