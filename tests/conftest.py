@@ -23,10 +23,15 @@ pytest_plugins = ("tests.browser", "tests.s3", "tests.docker_engine", "tests.fle
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.
 SHARING = ("test_docker", "test_demo")
-# Files that take minutes are begun first (with --no-loadscope-reorder), so that no process is left alone with one at the end.
+# Files that take minutes are begun first (with --no-loadscope-reorder), the longest before the others, so that no process is left
+# alone with one at the end.
 LONG = (
-    "tests/live/",
+    "tests/live/test_docker",
+    "tests/live/test_load_profiles.py",
+    "tests/live/test_demo",
     "tests/attacks/test_demo_report.py",
+    "tests/live/test_fleet",
+    "tests/live/",
     "tests/attacks/test_served_model.py",
     "tests/drift/test_candidate.py",
     "tests/publish/test_store_contract.py",
@@ -108,7 +113,7 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    items.sort(key=lambda item: next((rank for rank, long in enumerate(LONG) if item.nodeid.startswith(long)), len(LONG)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
