@@ -23,7 +23,7 @@ pytest_plugins = ("tests.browser", "tests.s3", "tests.docker_engine", "tests.fle
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.
 SHARING = ("test_docker", "test_demo")
-# Files that take minutes are begun first (with --no-loadscope-reorder), the longest before the others, so that no process is left
+# Files that take minutes are begun first (with --no-loadscope-reorder), the longest before the others: so no process is left
 # alone with one at the end.
 LONG = (
     "tests/live/test_docker",
