@@ -1,37 +1,83 @@
-"""Secrets never reach a log, an artifact, a report or a command line."""
+"""Secrets never reach a log, an artifact, a report or a command line; and codes of a log never reach a terminal."""
 
+import base64
+import json
 import os
+import re
+import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from vllm_qualify.recipe.serving import is_secret_name
 
-MARK = "[redacted]"
-SHORTEST_SECRET = 8
+MARK = b"[redacted]"
+# A shorter value, like `true` of HF_HUB_DISABLE_IMPLICIT_TOKEN, is a word of results too.
+SHORTEST_SECRET = 6
+# From this length on a value is a secret also in the middle of a word.
+LONG_SECRET = 8
+_IN_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:([^/\s@]+)@")
+_LETTER = rb"[A-Za-z0-9]"
 
 
 def known_secrets() -> list[str]:
-    """The values of this process's environment variables whose names mark them as secrets; longest first."""
-    found = {value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= SHORTEST_SECRET}
-    return sorted(found, key=len, reverse=True)
+    """The secrets in this process's environment, longest first: by the names of variables, and passwords in addresses."""
+    return sorted({secret for secret in _secrets() if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True)
 
 
 def redact(text: str) -> str:
-    for secret in known_secrets():
-        text = text.replace(secret, MARK)
-    return text
+    return _redacted(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+
+
+def shown(text: str) -> str:
+    """Outside text as a terminal may show it: without secrets, and with nothing in it that the terminal obeys."""
+    return plain(redact(text))
+
+
+def plain(text: str) -> str:
+    """Outside text with control, format and surrogate characters as escapes. Line ends and tabs stay."""
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    harmless = character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
+    return character if harmless else character.encode("unicode_escape").decode()
 
 
 def redact_file(path: Path) -> None:
     """Redact the secrets in a file. A file without secrets is not rewritten."""
-    found = [secret.encode() for secret in known_secrets()]
-    content = path.read_bytes() if found else b""
-    if any(secret in content for secret in found):
-        for secret in found:
-            content = content.replace(secret, MARK.encode())
-        path.write_bytes(content)
+    content = path.read_bytes()
+    if (without := _redacted(content)) != content:
+        path.write_bytes(without)
 
 
 def redact_files(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             redact_file(path)
+
+
+def _secrets() -> Iterator[str]:
+    for name, value in os.environ.items():
+        for password in _IN_ADDRESS.findall(value):
+            yield from (password, unquote(password))
+        if is_secret_name(name):
+            yield value
+            # Of a user and a password, as in PREFECT_API_AUTH_STRING, the password alone.
+            yield value.partition(":")[2]
+
+
+def _redacted(content: bytes) -> bytes:
+    for form in sorted({form for secret in known_secrets() for form in _forms(secret)}, key=len, reverse=True):
+        if len(form) >= LONG_SECRET:
+            content = content.replace(form, MARK)
+        else:
+            content = re.sub(rb"(?<!%b)%b(?!%b)" % (_LETTER, re.escape(form), _LETTER), MARK, content)
+    return content
+
+
+def _forms(secret: str) -> list[bytes]:
+    """As it is, in JSON, in an address, and by base64, as in the header of a login."""
+    given = secret.encode(errors="surrogateescape")
+    written = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(given, safe=""))
+    return [given, *(text.encode(errors="surrogateescape") for text in written), base64.b64encode(given)]

@@ -31,7 +31,7 @@ from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.publish.bundle import Score, StoredObject, Summary
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report import page as report_page
-from vllm_qualify.report.words import plain
+from vllm_qualify.secrets import plain
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)

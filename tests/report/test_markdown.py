@@ -14,6 +14,7 @@ from vllm_qualify.recipe.gates import Waiver
 from vllm_qualify.report import head, words
 from vllm_qualify.report.markdown import artifact_key, escaped, first_screen
 from vllm_qualify.report.model import Report
+from vllm_qualify.secrets import plain
 
 PAGE = "https://store.example/reports/a cell/report.html"
 ESCAPES = (
@@ -74,7 +75,7 @@ def test_it_tells_what_keeps_the_cell_from_being_approved(not_approved: Report) 
     text = _text(first_screen(not_approved, PAGE))
     assert f"Decided by {', '.join(head.deciding(not_approved))}" in text
     for gate in not_approved.judgement.gates:
-        assert gate.verdict == "pass" or words.plain(gate.because) in text
+        assert gate.verdict == "pass" or plain(gate.because) in text
 
 
 def test_a_waiver_is_told_with_its_owner(not_approved: Report) -> None:
@@ -122,7 +123,7 @@ def test_signs_of_markdown_and_html_are_shown(text: str) -> None:
 
 @given(st.text())
 def test_any_text_is_shown_as_it_is(text: str) -> None:
-    line = re.sub(r"[ \t\n]+", " ", words.plain(text)).strip(" ")
+    line = re.sub(r"[ \t\n]+", " ", plain(text)).strip(" ")
     assert _text(f"x{escaped(text)}x") == f"x{line}x"
 
 

@@ -11,6 +11,7 @@ from vllm_qualify.judge.verdict import WORST_FIRST, Judgement
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
+from vllm_qualify.secrets import plain
 
 EMPTY = Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})
 
@@ -137,7 +138,7 @@ def test_hardware_counts_gpus_and_cores() -> None:
 
 
 def test_outside_text_cannot_steer_a_terminal_or_turn_a_line_around() -> None:
-    assert words.plain("a\x1b[2J\u202eb\x00\ud800\r\n\tc é 漢") == "a\\x1b[2J\\u202eb\\x00\\ud800\\r\n\tc é 漢"
+    assert plain("a\x1b[2J\u202eb\x00\ud800\r\n\tc é 漢") == "a\\x1b[2J\\u202eb\\x00\\ud800\\r\n\tc é 漢"
 
 
 def test_gates_come_worst_first(not_approved: Report) -> None:

@@ -22,7 +22,7 @@ from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import TYPES, Summary
 from vllm_qualify.publish.store import MissingObjectError, Store, checked_key, swapped
 from vllm_qualify.report.templates import template
-from vllm_qualify.report.words import plain
+from vllm_qualify.secrets import plain
 
 BOARD_KEY = "index.html"
 NEVER: Literal["never qualified"] = "never qualified"

@@ -16,7 +16,7 @@ from vllm_qualify.cli.report import rejudge, report_app
 from vllm_qualify.cli.run import demo, run
 from vllm_qualify.cli.words import EXIT_CODES, WORLD
 from vllm_qualify.errors import HostError, QualifyError
-from vllm_qualify.secrets import redact
+from vllm_qualify.secrets import shown
 
 app = typer.Typer(
     name="vllm-qualify",
@@ -78,5 +78,5 @@ def _fail(error: QualifyError) -> NoReturn:
     again = "may well succeed" if error.retry else "will end the same way"
     classed = [f"  class: {error.kind}; the same thing tried again {again}"] if error.kind else []
     lines = [*(f"  | {line}" for line in error.log_tail), f"error ({error.who_acts} must act): {error}", *classed, *notes]
-    typer.echo(redact("\n".join(lines)), err=True)
+    typer.echo(shown("\n".join(lines)), err=True)
     sys.exit(error.exit_code)

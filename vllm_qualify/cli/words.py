@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_qualify.secrets import shown
+
 if TYPE_CHECKING:
     from vllm_qualify.report.model import Report
 
@@ -18,7 +20,7 @@ VllmOption = Annotated[str | None, typer.Option("--vllm", metavar="VERSION", hel
 
 
 def tell(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(shown(line), err=True)
 
 
 def undecided(run_id: str) -> str:

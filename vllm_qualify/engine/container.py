@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vllm_qualify.engine import start_failure, watch
 from vllm_qualify.engine.docker_host import GONE, docker_host, gone, said
 from vllm_qualify.engine.failure import End
+from vllm_qualify.engine.process import open_log
 from vllm_qualify.engine.running import Leftover, Running
 from vllm_qualify.engine.signals import signals_held
 from vllm_qualify.errors import HostError, writing
@@ -244,7 +245,7 @@ def _follow(container_id: str, log: Path, place: str) -> None:
 def _copy(stream: Iterable[bytes], log: Path) -> None:
     """Raises HostError if the log cannot be written. An error of the stream, even an OSError, is not the disk's fault."""
     with writing(str(log)):
-        file = log.open("ab", buffering=0)
+        file = open_log(log)
     with file:
         for chunk in stream:
             with writing(str(log)):

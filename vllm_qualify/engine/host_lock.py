@@ -48,7 +48,7 @@ def holding_machine(who: str, tell: Callable[[str], None]) -> Iterator[None]:
     path = lock_file()
     with writing("check"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         _await(descriptor, tell)
         os.ftruncate(descriptor, 0)

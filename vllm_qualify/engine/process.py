@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.failure import End
@@ -69,7 +69,7 @@ def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grac
     state_file = log.with_suffix(".state")
     state_file.unlink(missing_ok=True)
     runner = [sys.executable, "-I", "-S", guard.__file__, str(state_file), str(grace_s), *command]
-    with writing(str(log)), log.open("ab") as output:
+    with writing(str(log)), open_log(log) as output:
         process = subprocess.Popen(
             runner,
             stdin=subprocess.PIPE,
@@ -86,6 +86,12 @@ def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grac
         with signals_held():
             _stop(process, state_file, grace_s)
             redact_file(log)
+
+
+def open_log(path: Path) -> BinaryIO:
+    """A log to append to, which only this user may read: until its end it can have secrets. A link is not followed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    return os.fdopen(descriptor, "ab", buffering=0)
 
 
 def _await_start(process: subprocess.Popen[bytes], state_file: Path, log: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +31,18 @@ from vllm_qualify.publish.store import (
 
 LOCK_WAIT_S = 30.0
 LOCK_POLL_S = 0.01
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of a file. Raises OSError, also for a pipe or a device, whose content might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        kind = os.fstat(file.fileno()).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        return file.read()
 
 
 class DirectoryStore:
@@ -109,7 +122,7 @@ class DirectoryStore:
     def _read(self, path: Path) -> Stored:
         with _told(path):
             try:
-                body = path.read_bytes()
+                body = read_plain(path)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 self._require_root()
                 raise missing(str(path)) from None
@@ -140,7 +153,7 @@ def _tag(body: bytes) -> str:
 
 def _tag_of(path: Path) -> str | None:
     try:
-        return _tag(path.read_bytes())
+        return _tag(read_plain(path))
     except FileNotFoundError:
         return None
 

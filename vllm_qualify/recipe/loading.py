@@ -7,12 +7,12 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.gates import TAGS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
+from vllm_qualify.recipe.yaml_text import load_yaml
 
 
 def catalog_folder() -> Path:
@@ -48,7 +48,7 @@ def _find(name_or_path: str) -> Path:
 
 def _parse(path: Path) -> Any:
     try:
-        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        return load_yaml(path.read_text(encoding="utf-8"))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark else ""

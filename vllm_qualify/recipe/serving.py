@@ -68,8 +68,9 @@ def is_secret_name(name: str) -> bool:
     """Whether a variable with this name holds a secret, by the usual names. A variable that ends in `_FILE` holds a path."""
     if name.upper().endswith("_FILE"):
         return False
-    words = "TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_KEY|ACCESS_KEY|PRIVATE_KEY"
-    return bool(re.search(rf"(^|_)({words})(_|$)", name.upper()))
+    words = "TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|AUTH_STRING|API_KEY|ACCESS_KEY|PRIVATE_KEY"
+    # As in PGPASSWORD and MYSQL_PWD.
+    return bool(re.search(rf"(^|_)({words})(_|$)|PASSWORD$|[A-Z]_PWD$", name.upper()))
 
 
 ServerArguments = dict[Annotated[str, AfterValidator(_server_key)], Annotated[JsonValue, AfterValidator(_server_value)]]

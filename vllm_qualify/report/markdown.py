@@ -8,6 +8,7 @@ from urllib.parse import quote, urlsplit
 from vllm_qualify.report import head, words
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
+from vllm_qualify.secrets import plain
 
 # A browser does not follow links of other schemes from a page of Prefect.
 LINKABLE = ("http", "https")
@@ -41,7 +42,7 @@ def artifact_key(what: str, cell_id: str) -> str:
 
 def escaped(text: str) -> str:
     """Text for use within a line, without markup in Markdown or HTML. Control characters are made visible."""
-    line = re.sub(r"[ \t\n]+", " ", words.plain(text)).strip(" ")
+    line = re.sub(r"[ \t\n]+", " ", plain(text)).strip(" ")
     return _MARKUP.sub(lambda sign: f"&#{ord(sign[0])};", line)
 
 

@@ -17,7 +17,7 @@ from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
-from vllm_qualify.report import words
+from vllm_qualify.secrets import plain
 
 # With these limits a report, with all its text as on the page, loads at once and stays below 2 MB.
 MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 4000
@@ -50,7 +50,7 @@ class Flip(Frozen):
     def bytes(self) -> int:
         """The size of its text as written on a page."""
         found = (self.asked, self.target, self.theirs, self.ours)
-        return sum(len(escape(words.plain(each.text)).encode(errors="replace")) for each in found if each)
+        return sum(len(escape(plain(each.text)).encode(errors="replace")) for each in found if each)
 
 
 class ScoredQuestions(Frozen):

@@ -6,6 +6,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from vllm_qualify.report import words
+from vllm_qualify.secrets import plain
 
 FILTERS = {
     "time": words.time,
@@ -34,4 +35,4 @@ def template(package: str, name: str, **names: object) -> Template:
 
 def _finalize(found: object) -> object:
     """Outside text with visible control characters. Markup of a template stays unchanged."""
-    return words.plain(found) if type(found) is str else found
+    return plain(found) if type(found) is str else found

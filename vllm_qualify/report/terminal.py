@@ -14,6 +14,7 @@ from vllm_qualify.report import head, words
 from vllm_qualify.report.diff import Change, ChangeKind, Moved, ReportDiff, Side, Trend, VerdictChange
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
+from vllm_qualify.secrets import plain
 
 STYLES: dict[Verdict, str] = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "invalid": "magenta"}
 HEADS = ("gate", "value", "bound", "interval", "smallest visible change", "verdict")
@@ -252,7 +253,7 @@ def _print_sweep(report: Report, console: Console) -> None:
 
 def _text(text: str, console: Console, style: str = "") -> Text:
     """Outside text without markup or control codes, and only with characters that the console's encoding has."""
-    shown = words.plain(text)
+    shown = plain(text)
     if console.options.ascii_only:
         shown = shown.translate(SIMPLE).encode("ascii", "backslashreplace").decode()
     return Text(shown, style=style)

@@ -4,7 +4,6 @@ A missing value is DASH, never 0. The caller shows the reason beside it.
 """
 
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -258,16 +257,6 @@ def hardware(found: Fingerprint) -> str:
         ", ".join(found.features),
     ]
     return " · ".join(part for part in parts if part)
-
-
-def plain(text: str) -> str:
-    """Outside text with control, format and surrogate characters as escapes. Line ends and tabs stay."""
-    return text if text.isprintable() else "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    harmless = character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
-    return character if harmless else character.encode("unicode_escape").decode()
 
 
 def _with_unit(numbers: list[float], unit: str, apart_from: Sequence[float], between: str = " to ") -> str:

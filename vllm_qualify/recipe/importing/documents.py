@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.serving import Environment
+from vllm_qualify.recipe.yaml_text import load_yaml
 
 _LONGEST_SHOWN = 60
 
@@ -96,8 +96,7 @@ def read_json(path: Path) -> Part:
 
 
 def read_yaml(path: Path) -> Part:
-    # The pure loader reads YAML 1.2, as the source's own tools do; the C loader reads 1.1.
-    return _read(path, YAML(typ="safe", pure=True).load, "YAML")
+    return _read(path, load_yaml, "YAML")
 
 
 def _read(path: Path, parse: Callable[[str], Any], form: str) -> Part:

@@ -1,0 +1,90 @@
+"""Secrets in forms that are easily overlooked, in files that others may read."""
+
+import base64
+import json
+import stat
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from vllm_qualify.engine.host_lock import holding_machine, lock_file
+from vllm_qualify.engine.process import guarded, quiet_environment
+from vllm_qualify.errors import HostError
+from vllm_qualify.secrets import redact, redact_file
+
+PASSWORD = 'c0rrect "horse"/é'
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PREFECT_API_AUTH_STRING", f"admin:{PASSWORD}"),
+        ("PGPASSWORD", PASSWORD),
+        ("MYSQL_PWD", PASSWORD),
+        ("SMTP_PASS", PASSWORD),
+        ("KEY_PASSPHRASE", PASSWORD),
+        ("PREFECT_API_DATABASE_CONNECTION_URL", f"postgresql+asyncpg://prefect:{quote(PASSWORD, safe='')}@db/prefect"),
+        ("HTTPS_PROXY", f"http://me:{quote(PASSWORD, safe='')}@proxy:3128"),
+    ],
+)
+@pytest.mark.parametrize(
+    "written",
+    [
+        PASSWORD,
+        json.dumps(PASSWORD),
+        json.dumps(PASSWORD, ensure_ascii=False),
+        quote(PASSWORD, safe=""),
+        base64.b64encode(PASSWORD.encode()).decode(),
+    ],
+)
+def test_a_secret_is_found_in_every_form(
+    name: str, value: str, written: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert redact(f"it says {written} here") in ("it says [redacted] here", 'it says "[redacted]" here')
+    log = tmp_path / "a.log"
+    log.write_text(f"it says {written} here")
+    redact_file(log)
+    assert "c0rrect" not in log.read_text()
+    assert base64.b64encode(PASSWORD.encode()) not in log.read_bytes()
+
+
+def test_the_header_of_a_login_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:s3cret-word")
+    header = base64.b64encode(b"admin:s3cret-word").decode()
+    assert redact(f"Authorization: Basic {header}") == "Authorization: Basic [redacted]"
+
+
+def test_a_short_secret_is_one_where_it_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "zq7xk2")
+    assert redact("password=zq7xk2, (zq7xk2) azq7xk2b zq7xk29") == "password=[redacted], ([redacted]) azq7xk2b zq7xk29"
+
+
+@pytest.mark.parametrize("name", ["PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "BYPASS_CHECKS", "COMPASS", "HF_TOKEN_FILE"])
+def test_what_is_not_a_secret_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "plainvalue")
+    assert redact("plainvalue") == "plainvalue"
+
+
+def test_only_this_user_reads_a_log_while_it_is_written(tmp_path: Path) -> None:
+    with guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"):
+        assert stat.S_IMODE((tmp_path / "it.log").stat().st_mode) == 0o600
+
+
+def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("kept")
+    (tmp_path / "it.log").symlink_to(tmp_path / "theirs")
+    with pytest.raises(HostError), guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"):
+        pass
+    assert (tmp_path / "theirs").read_text() == "kept"
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("kept")
+    lock_file().parent.mkdir(parents=True, exist_ok=True)
+    lock_file().symlink_to(tmp_path / "theirs")
+    with pytest.raises(HostError), holding_machine("me", lambda _: None):
+        pass
+    assert (tmp_path / "theirs").read_text() == "kept"
