@@ -121,7 +121,7 @@ _TEXT = r"""(?:'(?:[^'\\]|\\.){0,4096}'|"(?:[^"\\]|\\.){0,4096}")"""
 # How each engine process describes what it serves, when it has parsed all options. Other settings may stand between these.
 _SERVES = re.compile(
     rf"Initializing a V\d LLM engine \([^)\n]{{0,80}}\) with config: model=(?P<model>{_TEXT}), "
-    rf"speculative_config=(?:None|SpeculativeConfig\(method={_TEXT}, model=(?P<draft>None|{_TEXT}), num_spec_tokens=\d+\)), "
+    rf"speculative_config=(?:None|SpeculativeConfig\(method={_TEXT}, model=(?P<draft>None|{_TEXT}), [^)\n]{{1,200}}\)), "
     rf"tokenizer=(?P<tokenizer>None|{_TEXT}), (?:\w+=\w+, ){{0,8}}?revision=(?P<revision>[^\s,]{{1,200}}), "
     rf"(?:\w+=[\w{{}}]+, ){{0,8}}?tokenizer_revision=(?P<tokenizer_revision>[^\s,]{{1,200}}), "
     rf"(?:\w+=[\w{{}}]+, ){{0,8}}?trust_remote_code=(?P<trust_remote_code>True|False), "
