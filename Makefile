@@ -18,7 +18,7 @@ bench: setup
 
 test: setup lint
 	bash infra/system-packages.sh
-	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 # The tests that start no service, neither an engine nor a flow of Prefect's, and so need .venv alone.
 test-quick:
