@@ -178,7 +178,7 @@ def test_a_mistake_is_one_error_with_file_key_path_and_what_is_allowed(
         ("name: a\nname: b\n", "duplicate key"),
         ("name: [1, 2\n", "not valid YAML"),
         ("name: !!python/object:os.system {}\n", "YAML"),
-        ("a: &a [*a]\n", "unknown key"),
+        ("a: &a [*a]\n", "a value contains itself"),
         ("\t- x", "YAML"),
         ("name: \x00", "YAML"),
     ],
