@@ -25,7 +25,7 @@ from vllm_qualify.errors import CallerError
 from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
-from vllm_qualify.runs.judging import check_judgement
+from vllm_qualify.runs import judging
 from vllm_qualify.runs.publishing import Published
 from vllm_qualify.runs.stored import published_run
 
@@ -164,7 +164,7 @@ def _decided(store: Store, run: PublishedRun, wanted: Ruling, block: str) -> str
             problem = reject(store, run, wanted, now).index_problem
         else:
             key = signing_key(block) or private_key()
-            check_judgement(store, run)
+            judging.check_judgement(store, run)
             problem = approve(store, run, wanted, run.report.plan.approval.valid_days, key, now).index_problem
     except (CallerError, OvertakenError, RevokedError) as error:
         get_run_logger().warning(str(error))

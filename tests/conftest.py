@@ -17,6 +17,7 @@ from tests.ci import IN_CI
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.process import guarded, quiet_environment, tail
 from vllm_qualify.errors import HostError
+from vllm_qualify.runs import judging
 
 pytest_plugins = ("tests.browser", "tests.s3", "tests.docker_engine", "tests.fleet.fixtures", "tests.qualified")
 
@@ -102,6 +103,12 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VLLM_QUALIFY_LOCKS", str(folder))
     monkeypatch.setenv("VLLM_QUALIFY_HOST", folder.name)
     return folder
+
+
+@pytest.fixture
+def believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports whose evidence is a few words are not judged again; tests/attacks/test_demo_report.py judges real evidence."""
+    monkeypatch.setattr(judging, "check_judgement", lambda *_: None)
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types

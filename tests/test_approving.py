@@ -46,7 +46,7 @@ from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 
-pytestmark = pytest.mark.prefect
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("believed")]
 
 AUTOMATIC = Approval(automatic=True, valid_days=VALID_DAYS)
 BY_HAND = Approval(automatic=False, valid_days=VALID_DAYS)
@@ -62,12 +62,6 @@ def _prefect() -> Iterator[None]:
 def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flow that waits looks each second for the answer, not each ten."""
     monkeypatch.setattr(approve, "pause_flow_run", partial(pause_flow_run, poll_interval=1))
-
-
-@pytest.fixture(autouse=True)
-def _believes_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The evidence of these reports is a few words; tests/attacks/test_demo_report.py judges real evidence again."""
-    monkeypatch.setattr(approve, "check_judgement", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

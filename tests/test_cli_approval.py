@@ -11,10 +11,12 @@ from vllm_qualify import cli
 from vllm_qualify.approval.signing import PRIVATE_KEY, PUBLIC_KEY
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
-from vllm_qualify.runs import judging
 
 Command = Callable[..., tuple[int, str, str]]
 WHO = ("--by", "Ada", "--reason", "it is faster")
+
+
+pytestmark = pytest.mark.usefixtures("believed")
 
 
 @pytest.fixture
@@ -26,8 +28,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv(f"{PUBLIC_KEY}_FILE", str(tmp_path / "approver.pem.pub"))
     found = open_store((tmp_path / "store").as_uri())
     publish_report(found, tmp_path / "runs")
-    # Its evidence is a few words; tests/attacks/test_demo_report.py judges real evidence again.
-    monkeypatch.setattr(judging, "check_judgement", lambda *_: None)
     return found
 
 

@@ -343,7 +343,7 @@ def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypat
     assert UUID(known.claimed(store, key).by)
 
 
-@pytest.mark.usefixtures("key", "pools")
+@pytest.mark.usefixtures("key", "pools", "believed")
 def test_what_is_approved_is_looked_at_again_on_its_own_host(
     client: SyncPrefectClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +370,7 @@ def requalify_of(recipe: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> 
     requalify(Requalify(recipes=[recipe], store=store.url))
 
 
-@pytest.mark.usefixtures("key")
+@pytest.mark.usefixtures("key", "believed")
 def test_what_did_not_pass_cannot_be_approved(store: Store, tmp_path: Path) -> None:
     found = publish_report(store, tmp_path / "runs", change=with_gate("fail"))
     with pytest.raises(CallerError):

@@ -133,7 +133,7 @@ def test_the_demos_report_is_the_readmes() -> None:
     assert [line for line in shown.splitlines() if line not in readme] == []
 
 
-@pytest.mark.usefixtures("desk")
+@pytest.mark.usefixtures("desk", "believed")
 def test_every_command_that_needs_no_server_tells_what_the_tutorial_says(home: Path) -> None:
     followed = 0
     for command, documented in transcripts():
