@@ -1,18 +1,16 @@
-"""The flows of a fleet: those that run automatically, and a release manager's decision."""
+"""The flows of a fleet, which run automatically."""
 
-from typing import Any, Literal
+from typing import Any
 
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.qualify import QualifyHost, QualifyRelease
-from tasks.approve import decide_report
 from tasks.fleet import REQUALIFICATION, start_on_fleet
 from tasks.machine import alone
 from tasks.releases import choice_of, emit_event, gpu_types_of, image_of, look_for_releases, sources
 from tasks.requalify import approved_cells
 from tasks.tend import lost_runs, restart_lost
-from vllm_qualify.approval.decision import ruling
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.publish.kept import Reuse
 from vllm_qualify.releases.known import Sighting
@@ -48,19 +46,6 @@ class Requalify(Request):
     reuse: Reuse = Field(
         default=Reuse(of="all", most_age_days=30),
         description="Which runs give their finished stages, if nothing changed.",
-    )
-
-
-class Decide(Request):
-    """A release manager's decision about one report."""
-
-    run: str = Field(description="The run's id, as its report and the notification have it.")
-    decision: Literal["approve", "reject"] = Field(description="Whether this configuration may be deployed.")
-    name: str = Field(min_length=1, max_length=200, pattern=r"\S", description="Who decides.")
-    reason: str = Field(min_length=1, max_length=500, pattern=r"\S", description="Why; it is kept with the approval.")
-    signing_key_block: str = Field(
-        default="vllm-qualify-private-key",
-        description="The Secret block with the private key (PEM) that signs approvals, unless the environment has one.",
     )
 
 
@@ -126,12 +111,6 @@ def requalify(request: Requalify) -> None:
                 renew_days=request.renew_days,
             )
             start_on_fleet(gpu_type, again.model_dump(mode="json"), REQUALIFICATION)
-
-
-@flow(name="decide", flow_run_name="{request.decision} {request.run}", validate_parameters=True)
-def decide(request: Decide) -> None:
-    """Approve a report that passed, or reject a report. An approval is signed, and is valid at once."""
-    decide_report(request.store, request.run, ruling(request.decision, request.name, request.reason), request.signing_key_block)
 
 
 @flow(name="tend-fleet", flow_run_name="tend the fleet", validate_parameters=True)

@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.approve import ask_for_decision, automatic_ruling, check_signing_key, decide_approval
+from tasks.approve import approve_automatically, await_decision, check_signing_key
 from tasks.check import asking, check_request, find_baselines, plan, provide_engines
 from tasks.decide import judge, publish
 from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet
@@ -65,10 +65,6 @@ class QualifyHost(BaseModel):
         description="Leave out cells whose approval is of the same inputs and holds for more than so many days."
         " Empty qualifies all.",
     )
-    signing_key_block: str = Field(
-        default="vllm-qualify-private-key",
-        description="The Secret block with the private key (PEM) that signs approvals, unless the environment has one.",
-    )
 
 
 class QualifyRelease(QualifyHost):
@@ -84,17 +80,17 @@ class QualifyRelease(QualifyHost):
     decision_timeout_s: float = Field(
         default=0,
         ge=0,
-        description="On this machine: how long to wait for a release manager's decision about each report that passed and is"
-        " not approved automatically. 0 does not wait: decide with the deployment `decide`, or `vllm-qualify approve`.",
+        description="On this machine: how long to wait for a person's decision about each report that passed and is not"
+        " approved automatically. It is made with `vllm-qualify approve` or at the approver. 0 does not wait.",
     )
 
 
 @flow(name="qualify-release", flow_run_name="qualify {request.recipe}", validate_parameters=True)
 def qualify_release(request: QualifyRelease) -> State[list[Published]]:
     """Qualify every chosen cell of a recipe; on the fleet, each GPU type on a host of its own."""
-    check_signing_key(request.signing_key_block, request.decision_timeout_s)
+    check_signing_key()
     if not request.gpu_types:
-        return outcome_state([await_decision(published, request) for published in qualify_here(request)])
+        return outcome_state([decided(published, request) for published in qualify_here(request)])
     if not claim(request.store, request.release_key):
         return nothing_to_do("another flow run handles this release")
     pinned = request.model_copy(update={"launch": resolve(request.launch)})
@@ -119,7 +115,7 @@ def on_host(request: QualifyRelease, gpu_type: str) -> dict[str, Any]:
 @flow(name="qualify-host", flow_run_name="qualify {request.recipe} on {request.choice.gpu_type}", validate_parameters=True)
 def qualify_host(request: QualifyHost) -> State[list[Published]]:
     """Qualify the chosen cells on this machine; the run's final state gives their outcomes."""
-    check_signing_key(request.signing_key_block, 0)
+    check_signing_key()
     return outcome_state(qualify_here(request))
 
 
@@ -131,13 +127,13 @@ def qualify_here(request: QualifyHost) -> list[Published]:
     engines = check_request(request.recipe, request.choice, request.launch, request.store)
     pulled_s = provide_engines(engines)
     plans = plan(request.recipe, request.choice, engines, pulled_s, request.price_usd_gpu_hour, request.time_budget_s)
-    published = [approve_automatically(each, request) for each in published_before(plans, request.store)]
+    published = [approve_automatically(each, request.store) for each in published_before(plans, request.store)]
     to_qualify = still_to_do(plans, published, request.store, request.renew_days)
     to_qualify = find_baselines(to_qualify, request.store, request.against)
     with asking(to_qualify) as question:
         begin_attempt(to_qualify, request.store)
         for cells in sharing_a_server(to_qualify):
-            published += [approve_automatically(each, request) for each in qualify_cells(cells, request, question)]
+            published += [approve_automatically(each, request.store) for each in qualify_cells(cells, request, question)]
     return published
 
 
@@ -195,15 +191,7 @@ def judge_and_publish(run: Run, store: str) -> Published:
     return publish(run, store)
 
 
-def approve_automatically(published: Published, request: QualifyHost) -> Published:
-    """Approve the cell if its recipe allows that. It does not wait for the cells of other servers."""
-    wanted = automatic_ruling(published, request.signing_key_block)
-    return decide_approval(published, wanted, request.store, request.signing_key_block) if wanted else published
-
-
-def await_decision(published: Published, request: QualifyRelease) -> Published:
-    """Wait for a release manager's decision about a cell that passed and is not decided, if the request asks for that."""
-    if published.decision or not published.passed or not request.decision_timeout_s:
-        return published
-    wanted = ask_for_decision(published, request.decision_timeout_s)
-    return decide_approval(published, wanted, request.store, request.signing_key_block)
+def decided(published: Published, request: QualifyRelease) -> Published:
+    """The cell with a person's decision, if it passed, nothing decided about it yet, and the request waits for one."""
+    is_open = published.passed and not published.decision and request.decision_timeout_s
+    return await_decision(published, request.store, request.decision_timeout_s) if is_open else published

@@ -62,11 +62,15 @@ def client_of_environment() -> S3Client:
     return boto3.Session().client("s3")
 
 
-def make_bucket(settings: Settings) -> None:
-    boto3.client(
+def client_of(settings: Settings) -> S3Client:
+    return boto3.client(
         "s3",
         endpoint_url=settings["AWS_ENDPOINT_URL"],
         aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
         region_name=settings["AWS_DEFAULT_REGION"],
-    ).create_bucket(Bucket=BUCKET)
+    )
+
+
+def make_bucket(settings: Settings, name: str = BUCKET) -> None:
+    client_of(settings).create_bucket(Bucket=name)

@@ -1,23 +1,15 @@
-"""How a report that passed becomes an approval in the flow: by the recipe's rule, or by a form of Prefect's that waits."""
+"""How a report that passed becomes an approval in the flow: by the recipe's rule, or by a person whom the flow waits for."""
 
-import json
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prefect import flow, get_client, pause_flow_run
-from prefect.blocks.system import Secret
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.qualify import QualifyRelease, approve_automatically, await_decision, qualify_release
+from flows.qualify import QualifyRelease, decided, qualify_release
 from tasks import approve
 from tests.approval.builder import (
     BOB_REJECTS,
@@ -27,6 +19,7 @@ from tests.approval.builder import (
     RUN,
     VALID_DAYS,
     Change,
+    approved,
     made_key,
     of_variant,
     publish_report,
@@ -34,7 +27,6 @@ from tests.approval.builder import (
     with_gate,
 )
 from vllm_qualify.approval.actions import reject
-from vllm_qualify.approval.decision import read_decision
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY
@@ -56,12 +48,6 @@ BY_HAND = Approval(automatic=False, valid_days=VALID_DAYS)
 def _prefect() -> Iterator[None]:
     with prefect_test_harness(server_startup_timeout=180):
         yield
-
-
-@pytest.fixture(autouse=True)
-def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flow that waits looks each second for the answer, not each ten."""
-    monkeypatch.setattr(approve, "pause_flow_run", partial(pause_flow_run, poll_interval=1))
 
 
 @pytest.fixture(autouse=True)
@@ -96,44 +82,22 @@ def published(
     return Published(outcome=found.report.outcome, passed=found.report.passed, run=run, page="page", manifest="manifest")
 
 
-def settled(found: Published, store: Store, timeout_s: float = 0, block: str = "no-such-block") -> Published:
-    return all_settled([found], store, timeout_s, block)[0]
+def settled(found: Published, store: Store, timeout_s: float = 0) -> Published:
+    return all_settled([found], store, timeout_s)[0]
 
 
-def all_settled(found: list[Published], store: Store, timeout_s: float, block: str = "no-such-block") -> list[Published]:
+def all_settled(found: list[Published], store: Store, timeout_s: float) -> list[Published]:
     """As `qualify_release` ends; what becomes of the flow run is looked at, too."""
-    request = QualifyRelease(recipe="reference", store=store.url, decision_timeout_s=timeout_s, signing_key_block=block)
+    request = QualifyRelease(recipe="reference", store=store.url, decision_timeout_s=timeout_s)
 
     @flow(name="settling")
     def ending() -> list[Published]:
-        reported = [approve_automatically(each, request) for each in found]
-        return [await_decision(each, request) for each in reported]
+        reported = [approve.approve_automatically(each, request.store) for each in found]
+        return [decided(each, request) for each in reported]
 
     state: State[list[Published]] = ending(return_state=True)
     assert state.is_completed(), state
     return state.result()
-
-
-def answered(work: Callable[[], Published], *answers: dict[str, Any]) -> tuple[Published, FlowRun]:
-    """What `work` gives once its flow run has waited and got these answers, as Prefect's UI would send them."""
-    with ThreadPoolExecutor(1) as pool, get_client(sync_client=True) as client:
-        done, times = pool.submit(work), set[Any]()
-        for answer in answers:
-            waiting = paused(client, times)
-            client.resume_flow_run(waiting.id, run_input=answer)
-        return done.result(), waiting
-
-
-def paused(client: SyncPrefectClient, times: set[Any]) -> FlowRun:
-    """The flow run that waits, and has not yet waited since one of these times; this one is added."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for found in client.read_flow_runs(flow_run_filter=FlowRunFilter(state={"type": {"any_": [StateType.PAUSED]}})):
-            if found.state and found.state.timestamp not in times:
-                times.add(found.state.timestamp)
-                return found
-        time.sleep(0.2)  # between two looks at what another thread does
-    raise AssertionError("no flow run waits")
 
 
 @pytest.mark.usefixtures("key")
@@ -144,13 +108,6 @@ def test_a_recipe_that_allows_it_approves_what_passed(store: Store, tmp_path: Pa
     pointer = read_pointer(store, CELL)
     assert pointer is not None
     assert pointer.last.by == "recipe"
-
-
-def test_the_key_may_be_a_secret_block(store: Store, tmp_path: Path) -> None:
-    made_key(tmp_path / "approver.pem")
-    Secret(value=(tmp_path / "approver.pem").read_text()).save("signs-approvals")
-    settled(published(store, tmp_path, AUTOMATIC), store, block="signs-approvals")
-    assert read_pointer(store, CELL) is not None
 
 
 def without_a_baseline(report: Report) -> Report:
@@ -181,43 +138,37 @@ def test_without_a_key_a_report_stays_to_be_decided(store: Store, tmp_path: Path
     assert not list(store.keys("approvals/"))
 
 
-@pytest.mark.usefixtures("key")
-def test_the_flow_waits_for_a_release_manager(store: Store, tmp_path: Path) -> None:
-    found = published(store, tmp_path, BY_HAND)
-    answer = {"decision": "approve", "name": "Ada", "reason": "it is faster"}
-    done, waiting = answered(lambda: settled(found, store, timeout_s=60), answer)
-    assert done.decision is not None
-    assert done.decision.startswith("approved by Ada on ")
+def meanwhile(act: Callable[[], object]) -> Callable[[float], None]:
+    """What the flow does in place of its first sleep: somebody acts elsewhere while it waits."""
+    acted: list[object] = []
+
+    def sleep(_: float) -> None:
+        if not acted:
+            acted.append(act())
+
+    return sleep
+
+
+def test_the_flow_waits_for_a_person(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, key = published(store, tmp_path, BY_HAND), made_key(tmp_path / "adas.pem")
+    run = read_run(store, CELL, found.run.id)
+    monkeypatch.setattr(approve, "sleep", meanwhile(lambda: approved(store, run, key)))
+    done = settled(found, store, timeout_s=60)
+    assert done.decision == "approved by Ada on 2026-03-14, until 2026-06-12"
     assert not done.rejected
-    asked = form_of(waiting)
-    assert set(asked["properties"]) >= {"decision", "name", "reason"}
-    pointer = read_pointer(store, CELL)
-    assert pointer is not None
-    assert pointer.last.by == "Ada"
 
 
-def form_of(waiting: FlowRun) -> dict[str, Any]:
-    """The JSON schema that Prefect's UI makes the form of."""
-    with get_client(sync_client=True) as client:
-        kept = client.filter_flow_run_input(waiting.id, "paused", limit=10, exclude_keys=set())
-    (schema,) = (entry for entry in kept if entry.key.endswith("schema"))
-    found: dict[str, Any] = json.loads(schema.value)
-    return found
-
-
-@pytest.mark.usefixtures("key")
-def test_a_rejection_is_kept_and_told(store: Store, tmp_path: Path) -> None:
+def test_a_rejection_ends_the_wait_and_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = published(store, tmp_path, BY_HAND)
-    answer = {"decision": "reject", "name": "Bob", "reason": "nobody needs it"}
-    done, _ = answered(lambda: settled(found, store, timeout_s=60), answer)
+    run = read_run(store, CELL, found.run.id)
+    monkeypatch.setattr(approve, "sleep", meanwhile(lambda: reject(store, run, BOB_REJECTS, NOW)))
+    done = settled(found, store, timeout_s=60)
     assert done.rejected
-    assert read_pointer(store, CELL) is None
-    assert read_decision(store, CELL, found.run.id).decision.by == "Bob"
+    assert done.decision == "rejected by Bob on 2026-03-14: we do not need it"
 
 
-@pytest.mark.usefixtures("key")
 def test_decisions_that_nobody_makes_in_time_stay_to_be_made(store: Store, tmp_path: Path) -> None:
-    """Each cell is asked about, and the flow run completes."""
+    """Each cell is waited for, and the flow run completes."""
     cells = (("fp8", RUN), ("bf16", NEWER))
     found = [published(store, tmp_path, BY_HAND, of_variant(name), run_id) for name, run_id in cells]
     assert [each.decision for each in all_settled(found, store, timeout_s=1)] == [None, None]
@@ -225,29 +176,12 @@ def test_decisions_that_nobody_makes_in_time_stay_to_be_made(store: Store, tmp_p
 
 
 @pytest.mark.usefixtures("key")
-def test_a_name_that_cannot_be_kept_is_asked_for_again(store: Store, tmp_path: Path) -> None:
-    found = published(store, tmp_path, BY_HAND)
-    answers = [{"decision": "approve", "name": name, "reason": "it is faster"} for name in ("recipe", "Ada")]
-    done, _ = answered(lambda: settled(found, store, timeout_s=60), *answers)
-    assert done.decision is not None
-    assert done.decision.startswith("approved by Ada on ")
-
-
-@pytest.mark.usefixtures("key")
-def test_what_somebody_else_decided_meanwhile_holds(store: Store, tmp_path: Path) -> None:
-    found = published(store, tmp_path, BY_HAND)
+def test_a_rejection_that_came_first_holds_against_the_recipe(store: Store, tmp_path: Path) -> None:
+    found = published(store, tmp_path, AUTOMATIC)
     reject(store, read_run(store, CELL, found.run.id), BOB_REJECTS, NOW)
-    late = {"decision": "approve", "name": "Ada", "reason": "it is faster"}
-    asked, _ = answered(lambda: settled(found, store, timeout_s=60), late)
-    for done in (asked, settled(found, store, timeout_s=1)):
-        assert done.rejected
-        assert "rejected by Bob on 2026-03-14" in (done.decision or "")
-
-
-def test_waiting_without_a_key_is_told_before_anything_starts(store: Store) -> None:
-    request = QualifyRelease(recipe="reference", store=store.url, decision_timeout_s=60, signing_key_block="no-such-block")
-    with pytest.raises(CallerError, match="no key to sign"):
-        qualify_release(request)
+    done = settled(found, store)
+    assert done.rejected
+    assert "rejected by Bob on 2026-03-14" in (done.decision or "")
 
 
 def test_a_bad_key_is_told_before_anything_starts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

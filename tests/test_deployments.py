@@ -29,7 +29,6 @@ GIVEN: dict[str, dict[str, Any]] = {
         "gpu_types": ["h100"],
         "launch": {"launcher": "docker", "image": "vllm/vllm-openai:v0.32.0"},
     },
-    "decide": {"run": "20260314T092653Z-0a1b2c", "decision": "approve", "name": "Ada", "reason": "fine"},
 }
 
 

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -17,16 +17,14 @@ from prefect.states import AwaitingRetry, Completed, Pending
 from prefect.testing.utilities import prefect_test_harness
 
 from deployments.setup import GPU_POOLS, PRIORITIES, make_automation, make_pool, qualifying
-from flows.fleet import Decide, Requalify, WatchReleases, decide, requalify, watch_releases
+from flows.fleet import Requalify, WatchReleases, requalify, watch_releases
 from flows.qualify import QualifyHost, QualifyRelease, on_host, qualified, qualify_release
 from infra.bench.passing import passing, write_engine, write_recipe
 from tasks import releases
 from tasks.fleet import RELEASE, REQUALIFICATION, TAG, run_on_fleet, start_on_fleet
 from tasks.outcome import HostOutcome, outcome_state, state_of_fleet
-from tests.approval.builder import made_key, publish_report, with_gate
+from tests.approval.builder import approved, made_key, publish_report, with_gate
 from tests.report.builder import not_passed_report, passed_report
-from vllm_qualify.approval.pointer import read_pointer
-from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.errors import CallerError
 from vllm_qualify.judge.verdict import Verdict
 from vllm_qualify.publish.store import Store
@@ -59,12 +57,6 @@ def store(tmp_path: Path) -> Store:
     found = open_store((tmp_path / "store").as_uri())
     found.check()
     return found
-
-
-@pytest.fixture
-def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_key(tmp_path / "approver.pem")
-    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(tmp_path / "approver.pem"))
 
 
 @pytest.fixture
@@ -343,15 +335,12 @@ def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypat
     assert UUID(known.claimed(store, key).by)
 
 
-@pytest.mark.usefixtures("key", "pools", "believed")
+@pytest.mark.usefixtures("pools")
 def test_what_is_approved_is_looked_at_again_on_its_own_host(
     client: SyncPrefectClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = publish_report(store, tmp_path / "runs")
-    decide(Decide(run=found.run_id, decision="approve", name="Ada", reason="fine", store=store.url))
-    pointer = read_pointer(store, found.cell)
-    assert pointer is not None
-    assert pointer.last.by == "Ada"
+    approved(store, found, made_key(tmp_path / "adas.pem"), datetime.now(UTC))
     requalify_of(found.report.plan.cell.recipe, store, monkeypatch)
     (run,) = [run for run in started(client) if request_of(run).store == store.url]
     request, cell = request_of(run), found.report.plan.cell
@@ -368,11 +357,3 @@ def requalify_of(recipe: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> 
     named = type("Recipe", (), {"name": recipe})
     monkeypatch.setattr("tasks.requalify.load_recipe", lambda _: type("Loaded", (), {"recipe": named}))
     requalify(Requalify(recipes=[recipe], store=store.url))
-
-
-@pytest.mark.usefixtures("key", "believed")
-def test_what_did_not_pass_cannot_be_approved(store: Store, tmp_path: Path) -> None:
-    found = publish_report(store, tmp_path / "runs", change=with_gate("fail"))
-    with pytest.raises(CallerError):
-        decide(Decide(run=found.run_id, decision="approve", name="Ada", reason="fine", store=store.url))
-    assert read_pointer(store, found.cell) is None

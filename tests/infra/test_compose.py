@@ -44,9 +44,8 @@ def filled_in(folder: Path) -> Path:
     key = folder / "key"
     key.write_text("a key", encoding="utf-8")
     needed = {name for file in FILES for name, kind, _ in settings_of(file) if kind == ":?"}
-    values = {name: value or ("x" if name in needed else "") for name, value in example().items()} | {
-        "SIGNING_KEY_FILE": str(key)
-    }
+    files = {"SIGNING_KEY_FILE": str(key), "APPROVERS_FILE": str(key)}
+    values = {name: value or ("x" if name in needed else "") for name, value in example().items()} | files
     file = folder / "env"
     file.write_text("".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8")
     return file
@@ -131,7 +130,19 @@ def test_a_gpu_host_has_one_worker_that_reaches_its_engine_under_the_paths_of_th
     assert worker["environment"]["HF_HOME"].startswith(folder)
     assert (worker["network_mode"], worker["pid"]) == ("host", "host")
     assert "--limit 1" in " ".join(worker["command"])
-    assert "VLLM_QUALIFY_PRIVATE_KEY_FILE" not in worker["environment"]
+
+
+def test_the_approver_alone_signs_and_it_takes_no_orders_of_prefects_server() -> None:
+    """Whoever has the password of Prefect's API can run code on a worker."""
+    signing = {name for file, name in file_and_service if "signing-key" in service(file, name).get("secrets", [])}
+    with_the_key = {
+        name for file, name in file_and_service if "PRIVATE_KEY" in " ".join(service(file, name).get("environment", {}))
+    }
+    assert signing == with_the_key == {"approver"}
+    approver = service(FLEET, "approver")
+    assert not any(name.startswith("PREFECT_") for name in approver["environment"])
+    given = {name: service(FLEET, name)["environment"]["AWS_ACCESS_KEY_ID"] for name in ("approver", "control")}
+    assert given["approver"] != given["control"]
 
 
 def test_store_settings_are_the_same_on_control_and_on_gpu_hosts() -> None:

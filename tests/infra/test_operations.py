@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.infra.files import GUIDE, KUBERNETES, ROOT, deployments, document, pools_served
+from tests.infra.files import GUIDE, KUBERNETES, ROOT, deployments, document, documents, pools_served
 
 # Of the development scripts in infra/, which no operator sets.
 SOURCES = ("vllm_qualify", "tasks", "flows", "deployments")
@@ -64,7 +64,11 @@ def test_kubernetes_secrets_and_config_maps_are_those_that_are_used() -> None:
     made = set(re.findall(r"create (?:secret generic|configmap) ([\w-]+)", code()))
     control = document(KUBERNETES / "workers" / "control.values.yaml")["worker"]
     server = document(KUBERNETES / "server.values.yaml")
+    approver = documents(KUBERNETES / "approver.yaml")[0]
+    pod = approver["spec"]["template"]["spec"]
     used = {
+        *(each["secretRef"]["name"] for each in pod["containers"][0]["envFrom"] if "secretRef" in each),
+        *(each["secret"]["secretName"] for each in pod["volumes"]),
         *control["extraEnvVarsCMs"],
         *control["extraEnvVarsSecrets"],
         server["server"]["basicAuth"]["existingSecret"],

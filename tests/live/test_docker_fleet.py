@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 
 from deployments.setup import CONTROL
+from tests.approver.running import Approver, approver_running
 from tests.docker_engine import Engine, push_rebuilt
 from tests.fleet import PrefectServer, Worker
 from tests.fleet.runs import TEND, Runs
+from tests.publish.policies import let_publish
 from tests.recipes import small, write
-from tests.s3 import BUCKET, Settings
+from tests.s3 import Settings, make_bucket, settings_in
 from vllm_qualify.approval.pointer import read_pointer
-from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
+from vllm_qualify.approval.published import read_run
+from vllm_qualify.approval.signing import public_keys
 from vllm_qualify.approval.verify import verify
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
@@ -29,7 +32,8 @@ pytestmark = [pytest.mark.fleet, pytest.mark.docker, pytest.mark.engine, pytest.
 
 ROOT = Path(__file__).parents[2]
 CELL = "reference/bf16/cpu/balanced"
-STORE = f"s3://{BUCKET}/fleet"
+BUCKET = "fleet"
+STORE = f"s3://{BUCKET}"
 # A newer patch release than the image's own.
 VERSION = "0.32.9"
 MAKE_BLOCK = """
@@ -80,7 +84,7 @@ class Fleet:
     control: Worker
     host: Worker
     recipe: str
-    key: Path
+    approver: Approver
 
     def watch(self, registry: str) -> None:
         request = {
@@ -95,29 +99,39 @@ class Fleet:
 
 @pytest.fixture
 def fleet(
-    fleet_server: PrefectServer, docker_engine: Engine, radosgw_settings: Settings, inbox: Inbox, tmp_path: Path
+    fleet_server: PrefectServer,
+    docker_engine: Engine,
+    radosgw_settings: Settings,
+    radosgw_directory: Path,
+    inbox: Inbox,
+    tmp_path: Path,
 ) -> Iterator[Fleet]:
-    """Made ready by the deployments' own command; its schedules are off, since the test says when."""
+    """Made ready by the deployments' own command; its schedules are off, since the test says when.
+
+    The workers have the rights of infra/terraform's policy publisher, and no key. The approver has both.
+    """
     setup = os.environ | {"PREFECT_API_URL": fleet_server.url, "PREFECT_HOME": str(tmp_path / "setup")}
     for command in (["-c", MAKE_BLOCK, inbox.url], ["-m", "deployments.setup", "--notify", "custom-webhook/team"]):
         done = subprocess.run([sys.executable, *command], cwd=ROOT, env=setup, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    key = tmp_path / "approver.pem"
-    new_key(key)
-    common = {**radosgw_settings, **docker_engine.settings, "VLLM_QUALIFY_STORE": STORE}
-    approver = common | {f"{PRIVATE_KEY}_FILE": str(key), "VLLM_QUALIFY_HOME": str(tmp_path / "control-home")}
+    make_bucket(radosgw_settings, BUCKET)
+    publisher = settings_in(radosgw_directory / "env.denied")
+    let_publish(radosgw_settings, BUCKET, "denied")
+    common = {**publisher, **docker_engine.settings, "VLLM_QUALIFY_STORE": STORE}
+    control_host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "control-home")}
     host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "host-home"), "VLLM_QUALIFY_LOCKS": str(tmp_path)}
     recipe = str(write(small(tmp_path), tmp_path / "mine.yaml"))
     with (
-        Worker(tmp_path, fleet_server.url, CONTROL, CONTROL, **approver) as control,
+        Worker(tmp_path, fleet_server.url, CONTROL, CONTROL, **control_host) as control,
         Worker(tmp_path, fleet_server.url, "cpu", "host", **host) as gpu_host,
+        approver_running(STORE, tmp_path / "approver", radosgw_settings) as approver,
     ):
         runs = Runs(fleet_server, control.log, gpu_host.log, limit_s=900)
         with runs.client() as client:
             for deployment in client.read_deployments():
                 for schedule in client.read_deployment_schedules(deployment.id):
                     client.update_deployment_schedule(deployment.id, schedule.id, active=False)
-        yield Fleet(runs, control, gpu_host, recipe, key)
+        yield Fleet(runs, control, gpu_host, recipe, approver)
 
 
 @pytest.mark.usefixtures("cpu_image")
@@ -171,10 +185,11 @@ def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     assert read_pointer(store, CELL) is None
 
     # Decision, pointer.
-    decision = {"run": report.run_id, "decision": "approve", "name": "Ada", "reason": "it passed every gate", "store": STORE}
-    decided = runs.run("decide/decide", decision)
-    assert decided.is_completed(), f"{decided}\n{runs.last_lines()}"
-    approved = verify(store, CELL, public_keys([Path(f"{fleet.key}.pub")]), datetime.now(UTC).date())
+    sha256 = read_run(store, CELL, report.run_id).report_object.sha256
+    form = {"decision": "approve", "reason": "it passed every gate", "report_sha256": sha256}
+    decided = fleet.approver.decide(CELL, report.run_id, form, "Ada", fleet.approver.newcomer("Ada"))
+    assert decided.status_code == 200, decided.text
+    approved = verify(store, CELL, public_keys([fleet.approver.public_key]), datetime.now(UTC).date())
     assert approved.run_id == report.run_id
     assert {"sha256": digest.removeprefix("sha256:")} in [subject["digest"] for subject in approved.statement["subject"]]
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ from ruamel.yaml import YAML
 
 from deployments.setup import CONTROL, make_pool
 from infra.bench.passing import recipe, write_engine
-from tests.approval.builder import made_key
+from tests.approval.builder import approved, made_key
 from tests.fleet import Postgres, PrefectServer, Worker
 from tests.fleet.runs import TEND, Runs
 from tests.fleet.stubbed import DONE_ONCE, HELD, STARTS
 from tests.recipes import write
 from vllm_qualify.approval.pointer import Pointer, read_pointer
+from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY
+from vllm_qualify.approver.decisions import Desk
+from vllm_qualify.approver.watch import approve_new
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
+from vllm_qualify.recipe.loading import load_recipe
 
 pytestmark = pytest.mark.fleet
 
@@ -65,14 +70,14 @@ class Fleet:
         own = {"VLLM_QUALIFY_HOST": host, "VLLM_QUALIFY_HOME": str(folder / "home"), "VLLM_QUALIFY_LOCKS": str(folder)}
         return {**JOB["env"], **own, HELD: str(folder)}
 
-    def start(self, host: str, request: dict[str, object]) -> UUID:
+    def start(self, host: str, request: dict[str, object], **settings: str) -> UUID:
         with self.runs.client() as client:
             deployment = client.read_deployment_by_name("qualify-host/cpu").id
             return client.create_flow_run_from_deployment(
                 deployment,
                 parameters={"request": request},
                 tags=["vllm-qualify"],
-                job_variables=JOB | {"env": self.environment(host)},
+                job_variables=JOB | {"env": self.environment(host) | settings},
             ).id
 
     def hold(self, host: str, stage: str) -> Path:
@@ -135,7 +140,6 @@ def deploy(server: PrefectServer) -> None:
     """The pools and deployments that these tests use; of `qualify-host` the stubbed one."""
     entrypoints = {
         "tend-fleet/tend": "flows.fleet.tend_fleet",
-        "decide/decide": "flows.fleet.decide",
         "qualify-host/cpu": "tests.fleet.stubbed.qualify_host",
     }
     with Runs(server).client() as client:
@@ -170,15 +174,25 @@ def test_a_report_waits_for_a_decision_and_becomes_an_approval(fleet: Fleet) -> 
     cell, store = "orchestrator/bf16/cpu/p1", open_store(str(asked["store"]))
     assert cell in (ended.message or "")
     (manifest,) = (key for key in store.keys(f"reports/{cell}/") if key.endswith("/manifest.json"))
-    run = manifest.split("/")[-2]
-    decision = {"run": run, "decision": "approve", "name": "Ada", "reason": "it is fine", "store": store.url}
-    assert fleet.runs.run("decide/decide", decision).is_completed()
-    pointer = read_pointer(store, cell)
-    assert pointer is not None
-    assert (pointer.last.run_id, pointer.last.by) == (run, "Ada")
+    run = read_run(store, cell, manifest.split("/")[-2])
+    done = approved(store, run, made_key(fleet.folder / "adas.pem"), datetime.now(UTC))
+    assert (done.pointer.last.run_id, done.pointer.last.by) == (run.run_id, "Ada")
     # What is approved is not qualified again where nothing has changed.
     again = fleet.runs.ended(fleet.start("decided", asked | {"renew_days": 14}))
     assert again.name == "NothingToDo", again.message
+
+
+def test_what_a_recipe_approves_itself_the_approver_signs_where_hosts_have_no_key(fleet: Fleet) -> None:
+    asked = fleet.request("p1", store=f"{fleet.store.url}/automatic")
+    ended = fleet.runs.ended(fleet.start("keyless", asked, **{f"{PRIVATE_KEY}_FILE": ""}))
+    assert ended.name == "AwaitingDecision", ended.message
+    own = load_recipe(str(fleet.folder / "recipe.yaml")).recipe
+    store = open_store(str(asked["store"]))
+    desk = Desk(store, made_key(fleet.folder / "approvers.pem"), {own.name: own})
+    ((cell, run_id),) = approve_new(desk, set())
+    pointer = read_pointer(store, cell)
+    assert pointer is not None
+    assert (pointer.last.run_id, pointer.last.by) == (run_id, "recipe")
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,19 @@
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
-import hcl2
 import pytest
-from hcl2.utils import SerializationOptions
 
+from tests.publish.policies import FOLDER, Statement, document, parsed, resources
 from tests.s3 import client_of_environment
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.s3 import ACTIONS, KMS_ACTIONS, LOCK_ACTION, settings_of
 from vllm_qualify.publish.store import PROBE_KEY, SWAP_PROBE_KEY, ChangedError
 from vllm_qualify.publish.stores import open_store
 
-FOLDER = Path(__file__).parents[2] / "infra" / "terraform"
 FILES = sorted(FOLDER.glob("*.tf"))
-PLAIN = SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
-
-Statement = Mapping[str, Any]
 
 REPORTS = "reports/tiny/base/h200/chat/20260101-1"
 APPROVALS = "approvals/tiny/base/h200/chat"
@@ -33,26 +26,6 @@ INDEX = {"index.json", "index.html"}
 STATED = {f"{APPROVALS}/20260101-1/decision.json", f"{APPROVALS}/20260101-1/approval.json"}
 CHANGEABLE = INDEX | {f"{APPROVALS}/pointer.json"}
 EVERY = PROBES | PUBLISHED | STATED | CHANGEABLE
-
-
-@cache
-def parsed(path: Path) -> dict[str, Any]:
-    with path.open() as file:
-        return dict(hcl2.load(file, serialization_options=PLAIN))
-
-
-def document(name: str) -> list[Statement]:
-    """The statements of a policy as they are written, with those that it takes over and those that a variable adds."""
-    found = [data["aws_iam_policy_document"] for data in parsed(FOLDER / "policies.tf")["data"]]
-    [policy] = [data[name] for data in found if name in data]
-    own = policy.get("statement", [])
-    added = [content for dynamic in policy.get("dynamic", []) for content in dynamic["statement"]["content"]]
-    taken = [source.split(".")[2] for source in policy.get("source_policy_documents", [])]
-    return [*own, *added, *(statement for source in taken for statement in document(source))]
-
-
-def resources(statement: Statement, arn: str = "arn:aws:s3:::bucket") -> list[str]:
-    return [name.replace("${local.store}", arn) for name in statement["resources"]]
 
 
 def actions(name: str) -> set[str]:

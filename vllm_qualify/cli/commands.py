@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from vllm_qualify.cli import approval
+from vllm_qualify.cli.approver import approver_app
 from vllm_qualify.cli.doctor import doctor
 from vllm_qualify.cli.recipe import recipe_app
 from vllm_qualify.cli.report import rejudge, report_app
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(report_app, name="report")
 app.add_typer(recipe_app, name="recipe")
+app.add_typer(approver_app, name="approver")
 for command in (run, demo, rejudge):
     app.command(epilog=EXIT_CODES)(command)
 approval.add_to(app)

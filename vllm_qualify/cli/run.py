@@ -76,7 +76,7 @@ def run(
     ] = Reusing.unfinished,
     decision_timeout_s: Annotated[
         float,
-        typer.Option(min=0, help="How long to wait for a decision in Prefect's UI where a person is to decide."),
+        typer.Option(min=0, help="How long to wait for a person to decide, with `vllm-qualify approve` or at the approver."),
     ] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the exact commands that would start the servers, for any GPU type.")
@@ -93,9 +93,6 @@ def run(
         return
     if baseline and establish_baseline:
         raise CallerError("a run that becomes the baseline is not compared", "leave one of the two out", "--baseline")
-    if decision_timeout_s and not os.environ.get("PREFECT_API_URL"):
-        problem, remedy = "no one can decide: this run has no UI without a Prefect server of its own", "set PREFECT_API_URL"
-        raise CallerError(problem, f"{remedy}, or decide later with `vllm-qualify approve`", "--decision-timeout-s")
     against: RunSettings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
     others: RunSettings = {
         "reuse": {"of": reuse.value},

@@ -1,0 +1,189 @@
+"""Who has a GPU host's rights, a login that is not theirs, or a page of their own, and wants to decide."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.approval.builder import CELL, RUN, approved, made_key, publish_report
+from tests.approval.conftest import key, run, store
+from tests.approver.desk import PAGE, Asked, asked, login
+from tests.approver.running import Approver, approver_running
+from tests.html import Reader
+from tests.publish.policies import let_publish
+from tests.s3 import Settings, make_bucket, settings_in
+from vllm_qualify.approval.actions import revoke
+from vllm_qualify.approval.layout import pointer_key
+from vllm_qualify.approval.pointer import read_pointer, revocation
+from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.approver.decisions import Desk
+from vllm_qualify.approver.watch import approve_new
+from vllm_qualify.errors import StoreError
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
+from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.recipe import Approval
+from vllm_qualify.report.model import Report
+
+__all__ = ["key", "run", "store"]
+
+BUCKET = "deciding"
+PREFECTS = {"name": "admin", "key": "the-one-password-of-the-fleet"}
+
+
+@pytest.fixture
+def service(store: Store, key: PrivateKey, tmp_path: Path) -> Asked:
+    return asked(Desk(store, key, {}), tmp_path / "approvers.json")
+
+
+def form(run: PublishedRun, **changes: str) -> dict[str, str]:
+    return {"decision": "approve", "reason": "it is faster", "report_sha256": run.report_object.sha256} | changes
+
+
+# --- a login
+
+
+@pytest.mark.usefixtures("believed")
+def test_nobody_decides_without_a_key_of_their_own(service: Asked, store: Store, run: PublishedRun) -> None:
+    adas = service.newcomer("Ada")
+    for name, wrong in (("", ""), ("admin", PREFECTS["key"]), ("Ada", ""), ("Ada", adas[:-1]), ("Bob", adas), ("recipe", adas)):
+        assert service.look(PAGE, name, wrong).status_code == 401
+        assert service.decide(form(run), name, wrong).status_code == 401
+    assert not list(store.keys("approvals/"))
+
+
+@pytest.mark.usefixtures("believed")
+def test_the_name_of_a_decision_is_the_logins_and_not_the_forms(service: Asked, store: Store, run: PublishedRun) -> None:
+    service.decide(form(run, name="Ada", by="Ada"), "Bob", service.newcomer("Bob"))
+    pointer = read_pointer(store, CELL)
+    assert pointer is not None
+    assert pointer.last.by == "Bob"
+
+
+@pytest.mark.usefixtures("believed")
+def test_a_person_who_was_taken_out_cannot_decide_any_more(service: Asked, store: Store, run: PublishedRun) -> None:
+    bobs = service.newcomer("Bob")
+    assert service.look(PAGE, "Bob", bobs).status_code == 200
+    service.approvers.write_text("{}")
+    assert service.decide(form(run), "Bob", bobs).status_code == 401
+    assert not list(store.keys("approvals/"))
+
+
+# --- a page that Ada's browser opens while she is logged in
+
+
+@pytest.mark.usefixtures("believed")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example.com"},
+        {"Origin": "null"},
+        {"Origin": "https://approver.example.com.evil.example.com"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "https://approver.example.com"},
+    ],
+)
+def test_another_page_cannot_decide_with_adas_login(
+    service: Asked, store: Store, run: PublishedRun, headers: dict[str, str]
+) -> None:
+    answer = service.decide(form(run), "Ada", service.newcomer("Ada"), **headers)
+    assert answer.status_code == 403
+    assert not list(store.keys("approvals/"))
+
+
+@pytest.mark.usefixtures("believed")
+def test_the_approvers_own_page_can(service: Asked, run: PublishedRun) -> None:
+    own = {"Sec-Fetch-Site": "same-origin", "Origin": "https://approver.example.com"}
+    assert service.decide(form(run), "Ada", service.newcomer("Ada"), **own).status_code == 200
+
+
+def test_no_page_shows_what_a_report_brings_as_its_own(service: Asked, store: Store, tmp_path: Path) -> None:
+    """And no page of the approver stands in another one, runs anything or loads anything."""
+    script = "<script>alert(1)</script>"
+
+    def hostile(report: Report) -> Report:
+        gates = [found.model_copy(update={"because": script}) for found in report.judgement.gates]
+        judgement = report.judgement.model_copy(update={"gates": gates})
+        fingerprint = report.plan.fingerprint.model_copy(update={"name": script})
+        plan = report.plan.model_copy(update={"fingerprint": fingerprint})
+        return report.model_copy(update={"judgement": judgement, "plan": plan})
+
+    publish_report(store, tmp_path / "runs", change=hostile)
+    adas = service.newcomer("Ada")
+    for page in ("/", PAGE):
+        answer = service.look(page, "Ada", adas)
+        assert answer.status_code == 200
+        assert "script" not in {tag for tag, _ in Reader(answer.text).elements}
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "script-src" not in policy
+
+
+@pytest.mark.parametrize("body", [b"x" * 20_000, b"\xff", b"decision=approve&decision=reject", b"a=1&" * 50, b""])
+@pytest.mark.usefixtures("run")
+def test_a_hostile_form_is_refused(service: Asked, body: bytes) -> None:
+    headers = login("Ada", service.newcomer("Ada")) | {"Content-Type": "application/x-www-form-urlencoded"}
+    assert service.client.post(PAGE, content=body, headers=headers).status_code in (400, 409, 413)
+
+
+# --- a plan that says of itself that nobody need decide
+
+
+def automatic(report: Report) -> Report:
+    approval = Approval(automatic=True, valid_days=30)
+    return report.model_copy(update={"plan": report.plan.model_copy(update={"approval": approval})})
+
+
+@pytest.mark.usefixtures("believed")
+def test_a_plan_cannot_approve_itself(store: Store, key: PrivateKey, tmp_path: Path) -> None:
+    """A host wrote it. Only the approver's own copy of a recipe says what is automatic, and by which gates."""
+    publish_report(store, tmp_path / "runs", change=automatic)
+    other = load_recipe("reference").recipe
+    for recipes in ({}, {"llama-3.1-8b": other}):
+        assert approve_new(Desk(store, key, recipes), set()) == {(CELL, RUN)}
+        assert not list(store.keys("approvals/"))
+
+
+# --- a GPU host's rights to the store
+
+
+@pytest.fixture(scope="module")
+def approver(radosgw_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Approver]:
+    make_bucket(radosgw_settings, BUCKET)
+    let_publish(radosgw_settings, BUCKET, "denied")
+    with approver_running(f"s3://{BUCKET}", tmp_path_factory.mktemp("approver"), radosgw_settings) as found:
+        yield found
+
+
+def use(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Store:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return open_store(f"s3://{BUCKET}")
+
+
+@pytest.mark.s3
+@pytest.mark.usefixtures("believed")
+def test_a_gpu_hosts_credentials_publish_and_neither_approve_nor_revoke_nor_move_a_pointer(
+    approver: Approver, radosgw_settings: Settings, radosgw_directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = use(settings_in(radosgw_directory / "env.denied"), monkeypatch)
+    run = publish_report(host, tmp_path / "runs")
+    own_key = made_key(tmp_path / "hosts.pem")
+    with pytest.raises(StoreError, match="AccessDenied"):
+        approved(host, run, own_key, datetime.now(UTC))
+    assert approver.decide(CELL, RUN, form(run), **PREFECTS).status_code == 401
+    assert not list(host.keys("approvals/"))
+
+    owner = use(radosgw_settings, monkeypatch)
+    approved(owner, run, own_key, datetime.now(UTC))
+    pointer = owner.read(pointer_key(CELL))
+    host = use(settings_in(radosgw_directory / "env.denied"), monkeypatch)
+    with pytest.raises(StoreError, match="AccessDenied"):
+        revoke(host, CELL, None, revocation("Eve", "because", datetime.now(UTC)))
+    with pytest.raises(StoreError, match="AccessDenied"):
+        host.swap(pointer_key(CELL), b"{}", "application/json", pointer.tag)
+    assert host.read(pointer_key(CELL)) == pointer

@@ -1,0 +1,75 @@
+"""A plan that came from another machine, held against the recipe that this machine has."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.plan.test_plan import CPU, H200, document, engine, gpu_engine, loaded
+from tests.recipes import Document
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.launch import Engines
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cells import plan_cells, within
+from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.conformity import difference
+from vllm_qualify.recipe.recipe import Approval, Recipe
+
+__all__ = ["document", "engine", "gpu_engine"]
+
+Change = Callable[[CellPlan], dict[str, object]]
+
+
+def plans(document: Document, engine: EngineEnvironment, machine: Fingerprint = CPU) -> list[CellPlan]:
+    return plan_cells(loaded(document), Choice(), Engines(engine=engine), machine)
+
+
+def test_what_the_recipe_gives_does_not_differ(document: Document, engine: EngineEnvironment) -> None:
+    recipe = Recipe.model_validate(document)
+    found = plans(document, engine)
+    assert len(found) == 2
+    assert {difference(plan, recipe) for plan in found} == {""}
+
+
+def test_nor_on_a_gpu(document: Document, gpu_engine: EngineEnvironment) -> None:
+    assert [difference(plan, Recipe.model_validate(document)) for plan in plans(document, gpu_engine, H200)] == [""]
+
+
+def test_a_budget_of_time_and_a_fit_are_no_difference(document: Document, engine: EngineEnvironment) -> None:
+    profile = document["gpu_types"]["cpu"]["profiles"]["latency"]
+    profile["fit"] = {"max_num_seqs": True}
+    recipe = Recipe.model_validate(document)
+    for plan in plans(document, engine):
+        assert difference(within(plan, 60.0), recipe) == ""
+    plan = plans(document, engine)[0]
+    server = plan.server.model_copy(update={"arguments": plan.server.arguments | {"max-num-seqs": 77}})
+    assert difference(plan.model_copy(update={"server": server}), recipe) == ""
+
+
+def served(plan: CellPlan, **changes: object) -> dict[str, object]:
+    return {"server": plan.server.model_copy(update=changes)}
+
+
+def released(plan: CellPlan) -> dict[str, object]:
+    release = plan.cell.release.model_copy(update={"model": "evil/model"})
+    return {"cell": plan.cell.model_copy(update={"release": release})}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda plan: {"gates": plan.gates[1:]}, "gates: not as"),
+        (lambda plan: {"gates": plan.gates[:-1]}, "gates: not as"),
+        (lambda _: {"approval": Approval(automatic=True, valid_days=3650)}, "approval: not as"),
+        (lambda plan: {"smoke": plan.smoke.model_copy(update={"prompt": "1"})}, "smoke and accuracy settings"),
+        (lambda _: {"accuracy": []}, "smoke and accuracy settings"),
+        (lambda plan: {"load": plan.load.model_copy(update={"num_prompts": 5})}, "load settings"),
+        (lambda plan: served(plan, arguments=plan.server.arguments | {"max-model-len": 7}), "server options"),
+        (lambda plan: served(plan, environment={"VLLM_X": "1"}), "environment variables"),
+        (released, "model and engine"),
+        (lambda plan: {"cell": plan.cell.model_copy(update={"profile": "easy"})}, "the recipe has no profile 'easy'"),
+    ],
+)
+def test_what_a_host_changed_is_told(document: Document, engine: EngineEnvironment, change: Change, told: str) -> None:
+    plan = plans(document, engine)[0]
+    assert difference(plan.model_copy(update=change(plan)), Recipe.model_validate(document)).startswith(told)

@@ -1,0 +1,53 @@
+"""The policies of infra/terraform, as they are written."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hcl2
+from hcl2.utils import SerializationOptions
+
+from tests.s3 import Settings, client_of
+
+FOLDER = Path(__file__).parents[2] / "infra" / "terraform"
+PLAIN = SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
+
+Statement = Mapping[str, Any]
+
+
+@cache
+def parsed(path: Path) -> dict[str, Any]:
+    with path.open() as file:
+        return dict(hcl2.load(file, serialization_options=PLAIN))
+
+
+def document(name: str) -> list[Statement]:
+    """The statements of a policy as they are written, with those that it takes over and those that a variable adds."""
+    found = [data["aws_iam_policy_document"] for data in parsed(FOLDER / "policies.tf")["data"]]
+    [policy] = [data[name] for data in found if name in data]
+    own = policy.get("statement", [])
+    added = [content for dynamic in policy.get("dynamic", []) for content in dynamic["statement"]["content"]]
+    taken = [source.split(".")[2] for source in policy.get("source_policy_documents", [])]
+    return [*own, *added, *(statement for source in taken for statement in document(source))]
+
+
+def resources(statement: Statement, arn: str = "arn:aws:s3:::bucket") -> list[str]:
+    return [name.replace("${local.store}", arn) for name in statement["resources"]]
+
+
+def let_publish(owner: Settings, bucket: str, user: str) -> None:
+    """Give a user of the gateway the policy `publisher` of infra/terraform."""
+    statements = [
+        {
+            "Effect": "Allow",
+            "Principal": {"AWS": [f"arn:aws:iam:::user/{user}"]},
+            "Action": statement["actions"],
+            "Resource": resources(statement, f"arn:aws:s3:::{bucket}"),
+        }
+        for statement in document("publisher")
+        if "local.store" in str(statement["resources"])
+    ]
+    policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
+    client_of(owner).put_bucket_policy(Bucket=bucket, Policy=policy)

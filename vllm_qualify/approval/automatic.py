@@ -1,0 +1,19 @@
+"""What nobody has to decide: which reports a recipe's own rule may approve."""
+
+from vllm_qualify.approval.decision import waivers_used
+from vllm_qualify.report.model import Report
+
+
+def why_by_hand(report: Report) -> str:
+    """Why a person must decide about a report, in words that follow its cell; empty if its plan approves it itself."""
+    if not report.plan.approval.automatic:
+        return "is not approved automatically"
+    if not report.passed:
+        return f"is {report.outcome}"
+    if waivers_used(report):
+        return "rests on a waiver"
+    if report.judgement.not_judged:
+        return "has gates that were not judged, because there is no baseline"
+    if report.plan.server.trust_remote_code:
+        return "runs the model's own code, which could have changed what was measured"
+    return ""

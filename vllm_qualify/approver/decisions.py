@@ -1,0 +1,94 @@
+"""What people and recipes decide, for one store with one key: the reports that wait, the decision, the revocation."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from vllm_qualify.approval.actions import approve, reject, revoke
+from vllm_qualify.approval.automatic import why_by_hand
+from vllm_qualify.approval.decision import AUTOMATIC, Ruling, ruling
+from vllm_qualify.approval.index import read_index
+from vllm_qualify.approval.pointer import revocation
+from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.approval.row import ReportLine
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.errors import CallerError
+from vllm_qualify.plan.conformity import difference
+from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.runs import judging
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where decisions are made. `recipes` are this machine's own copies, by name: only they approve automatically."""
+
+    store: Store
+    key: PrivateKey
+    recipes: Mapping[str, Recipe]
+
+    def lines(self) -> Iterator[tuple[str, ReportLine]]:
+        """Each cell of the index with its reports, the newest first. Raises StoreError."""
+        for row in read_index(self.store).cells:
+            for line in row.reports:
+                yield row.cell, line
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """Cell and run of each report that waits for a decision. Raises StoreError."""
+        return [(cell, line.run_id) for cell, line in self.lines() if line.standing == "waiting for a decision"]
+
+    def standing(self, run: PublishedRun) -> str:
+        """What the index says about a run; empty if it is not among the cell's newest. Raises StoreError."""
+        found = (line.standing for cell, line in self.lines() if (cell, line.run_id) == (run.cell, run.run_id))
+        return next(found, "")
+
+    def run(self, cell: str, run_id: str) -> PublishedRun:
+        """Raises StoreError if it was not published whole."""
+        return read_run(self.store, cell, run_id)
+
+    def approve(self, run: PublishedRun, wanted: Ruling) -> str:
+        """Judge the run again, sign its approval, and say so. Raises as `check_judgement` and `actions.approve`."""
+        judging.check_judgement(self.store, run)
+        days = run.report.plan.approval.valid_days
+        done = approve(self.store, run, wanted, days, self.key, datetime.now(UTC))
+        return f"{run.cell}: run {run.run_id} is {done.decision.done}, until {done.decision.expires}"
+
+    def decide(self, run: PublishedRun, decision: str, by: str, reason: str) -> str:
+        """What a person decided, and what came of it in words.
+
+        Raises:
+            CallerError: it is not a decision, the reason is missing, or the report cannot be approved.
+            DecidedError, OvertakenError, RevokedError: another decision or a revocation came before it.
+            TamperedError, StoreError: the content of the store cannot be trusted or read.
+        """
+        if decision == "approve":
+            return self.approve(run, ruling("approve", by, reason))
+        if decision == "reject":
+            rejected = reject(self.store, run, ruling("reject", by, reason), datetime.now(UTC))
+            return f"{run.cell}: run {run.run_id} is {rejected.decision.done}"
+        if decision == "revoke":
+            taken = revoke(self.store, run.cell, run.run_id, revocation(by, reason, datetime.now(UTC)))
+            return f"{run.cell}: run {taken.entry.run_id} is revoked by {by}"
+        raise CallerError(f"'{decision}' is not a decision", "write approve, reject or revoke", "decision")
+
+    def why_by_hand(self, run: PublishedRun) -> str:
+        """Why a person must decide about a run; empty if the recipe may approve it.
+
+        A plan was made on the machine that was measured. So it counts only as far as the recipe here says the same.
+        """
+        if told := why_by_hand(run.report):
+            return told
+        plan = run.report.plan
+        recipe = self.recipes.get(plan.cell.recipe)
+        if recipe is None:
+            return f"is of the recipe {plan.cell.recipe}, which the approver does not have"
+        if told := difference(plan, recipe):
+            return f"was not qualified as the approver's recipe says: {told}"
+        return ""
+
+    def approve_automatically(self, cell: str, run_id: str) -> str:
+        """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""
+        run = self.run(cell, run_id)
+        if why := self.why_by_hand(run):
+            return f"{cell}: run {run_id} {why}: a person decides"
+        return self.approve(run, AUTOMATIC)

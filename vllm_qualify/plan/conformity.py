@@ -1,0 +1,87 @@
+"""Whether a plan is what a recipe gives: a plan from another machine is a claim until it was held against the recipe."""
+
+from collections.abc import Iterator
+
+from vllm_qualify.engine.server import draft_model, with_draft, with_speculation_parsed
+from vllm_qualify.errors import CallerError
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.choice import Selection, pick
+from vllm_qualify.plan.gates import judged_by
+from vllm_qualify.plan.workload import most_clients, prompts_needed
+from vllm_qualify.recipe.recipe import Profile, Recipe
+from vllm_qualify.recipe.serving import EngineName, ServerArguments
+from vllm_qualify.recipe.workload import Workload
+
+
+def difference(plan: CellPlan, recipe: Recipe) -> str:
+    """What of the plan is not the recipe's, in words; empty if nothing is.
+
+    Not compared is what no recipe has: what a fit found, the commit behind a branch, budgets of time, files of the machine.
+    """
+    try:
+        expected, selection = judged_by(plan, recipe), _selection(plan, recipe)
+        profile = selection.profiles[plan.cell.profile]
+        different = [*_judged(plan, expected), *_measured(plan, recipe, profile), *_served(plan, selection)]
+    except CallerError as error:
+        return error.problem
+    return f"{', '.join(different)}: not as in the recipe" if different else ""
+
+
+def _selection(plan: CellPlan, recipe: Recipe) -> Selection:
+    cell = plan.cell
+    serving = pick(recipe.gpu_types, cell.gpu_type, "GPU type", "--recipe")
+    return Selection(
+        gpu_type=cell.gpu_type,
+        serving=serving,
+        variant_name=cell.variant,
+        variant=pick(recipe.variants, cell.variant, "variant", "--recipe"),
+        profiles={cell.profile: pick(serving.profiles, cell.profile, "profile", "--recipe")},
+    )
+
+
+def _judged(plan: CellPlan, expected: CellPlan) -> Iterator[str]:
+    for name in ("gates", "waivers", "smoke_golden", "approval"):
+        if getattr(plan, name) != getattr(expected, name):
+            yield name.replace("_", " ")
+
+
+def _measured(plan: CellPlan, recipe: Recipe, profile: Profile) -> Iterator[str]:
+    if (plan.smoke, [task.settings for task in plan.accuracy]) != (recipe.smoke, recipe.accuracy):
+        yield "smoke and accuracy settings"
+    if (plan.fit, plan.sweep) != (profile.fit, profile.sweep):
+        yield "fit and sweep"
+    if not _is_load_of(plan, profile):
+        yield "load settings"
+
+
+def _is_load_of(plan: CellPlan, profile: Profile) -> bool:
+    if plan.fit:
+        return plan.workload is not None and _lasting(plan.workload) == _lasting(profile.load)
+    clients = profile.load.max_concurrency or most_clients(plan.server, None)
+    return clients is not None and _lasting(profile.load.of(clients, prompts_needed(profile.load, plan.gates))) == _lasting(
+        plan.load
+    )
+
+
+def _lasting(load: Workload) -> dict[str, object]:
+    return load.model_dump(exclude={"time_budget_s", "prompts_sha256"})
+
+
+def _served(plan: CellPlan, selection: Selection) -> Iterator[str]:
+    variant, server = selection.variant, plan.server
+    options, environment = selection.at(plan.cell.profile, plan.cell.release.engine.version)
+    found = plan.fit.options if plan.fit else []
+    if (plan.cell.release.model, server.kind) != (variant.model, variant.engine):
+        yield "model and engine"
+    if _own(with_speculation_parsed(options, server.kind), server.kind, found) != _own(server.arguments, server.kind, found):
+        yield "server options"
+    if server.environment != environment:
+        yield "environment variables"
+
+
+def _own(options: ServerArguments, kind: EngineName, found: list[str]) -> ServerArguments:
+    """The options without those that a fit found; a draft model in a folder has another path on each machine."""
+    draft = draft_model(options, kind)
+    if draft is not None and draft.startswith((".", "/", "~")):
+        options = with_draft(options, kind, "a folder")
+    return {name: value for name, value in options.items() if name not in found}
