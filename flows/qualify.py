@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.approve import approve_automatically, await_decision, check_signing_key
-from tasks.check import asking, check_request, find_baselines, plan, provide_engines
+from tasks.check import asking, check_request, fetch_models, find_baselines, plan, provide_engines
 from tasks.decide import judge, publish
 from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet
 from tasks.machine import machine
@@ -130,6 +130,7 @@ def qualify_here(request: QualifyHost) -> list[Published]:
     published = [approve_automatically(each, request.store) for each in published_before(plans, request.store)]
     to_qualify = still_to_do(plans, published, request.store, request.renew_days)
     to_qualify = find_baselines(to_qualify, request.store, request.against)
+    fetch_models(to_qualify)
     with asking(to_qualify) as question:
         begin_attempt(to_qualify, request.store)
         for cells in sharing_a_server(to_qualify):

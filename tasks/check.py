@@ -9,6 +9,7 @@ from prefect.runtime import task_run
 from tasks.progress import teller
 from tasks.step import step
 from vllm_qualify.drift.question import Question
+from vllm_qualify.engine.hub import Repository, fetch
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
 from vllm_qualify.plan.cell import CellPlan
@@ -73,6 +74,24 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
     """The plans, each with the baseline run that it is compared with. Raises CallerError, StoreError."""
     opened = open_store(store)
     return [with_baseline(cell, opened, against, get_run_logger().info) for cell in plans]
+
+
+@step("models")
+def fetch_models(plans: list[CellPlan]) -> None:
+    """Bring what the cells' servers read of the hub into this machine's cache, and check each file by the hub's hash.
+
+    A server then needs neither the hub nor its token.
+
+    Raises:
+        CallerError, HostError, HubError: as `hub.fetch`.
+    """
+    servers = [server for cell in plans for server in (cell.server, cell.undrafted, cell.beside) if server]
+    wanted = {(part.name, part.revision): part for server in servers for part in server.repositories}
+    for part in wanted.values():
+        get_run_logger().info(f"fetching {part.name} at {part.revision} and checking its files")
+        if not part.files:
+            get_run_logger().warning(f"the hub gives no hashes of {part.name}: its files are not checked")
+        fetch(Repository(name=part.name, commit=part.revision, files=part.files), "check")
 
 
 @contextmanager

@@ -98,22 +98,26 @@ def assert_same_container(script: Script, words: list[str], environment: dict[st
     """Their `docker run` before the image, but for what ours narrows: all GPUs, --privileged, every interface."""
     cache = words[words.index("-v") + 1]
     _, target = cache.split(":")
-    assert any(mount.endswith(f"target={target}") for mount in script.after("--mount"))
+    mounted = f"target={target}/hub/models--{script.config['model'].replace('/', '--')},readonly"
+    assert any(mount.endswith(mounted) for mount in script.after("--mount"))
     given = {"-v", cache, "-e", *(f"{name}={value}" for name, value in environment.items())}
     narrowed = {"--gpus", "all", "--privileged", "-p", "8000:8000"}
     assert set(words) - given - narrowed == {"docker", "run", "--ipc=host"}
     assert {"docker", "run", "--ipc=host"} <= set(script.words)
 
 
-def test_a_run_of_a_hub_model_gets_the_hubs_cache_and_the_token_by_name(
+def test_a_run_of_a_hub_model_gets_the_models_folder_of_the_cache_and_no_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     script = shown("llama-3.3-70b", gpu_type="h200", profile="balanced")[0]
-    assert "HF_TOKEN" in script.after("--env")
-    assert f"type=bind,source={tmp_path}/hub,target=/root/.cache/huggingface" in script.after("--mount")
+    folder = f"hub/models--{script.config['model'].replace('/', '--')}"
+    mounts = [mount for mount in script.after("--mount") if "server.yaml" not in mount]
+    assert mounts == [f"type=bind,source={tmp_path}/{folder},target=/root/.cache/huggingface/{folder},readonly"]
+    assert not any(name.startswith("HF_TOKEN") for name in script.after("--env"))
     assert "hf_secret_of_mine" not in script.text
+    assert f"hf download {script.config['model']} --revision main" in script.text
 
 
 def test_a_local_model_is_mounted_read_only_and_no_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

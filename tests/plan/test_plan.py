@@ -15,7 +15,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch
 from vllm_qualify.engine.launchers.process import process_environment
-from vllm_qualify.engine.server import gpu_count
+from vllm_qualify.engine.server import OFFLINE, gpu_count
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, new_run_id, plan_cells
@@ -167,7 +167,7 @@ def test_the_models_revision_is_pinned_for_the_tokenizer_too(
     asked: list[tuple[str, str | None]] = []
 
     class Hub:
-        sha = "0123abc"
+        sha, siblings = "0123abc", None
 
         def __init__(self, **_: object) -> None:
             """Where it is does not matter here."""
@@ -384,7 +384,7 @@ def test_a_driver_that_is_too_old_is_told_before_the_engine_is_asked(document: D
 def test_a_process_sees_the_cells_gpus_as_nvml_counts_them(document: Document, gpu_engine: EngineEnvironment) -> None:
     document["gpu_types"]["h200"] |= {"server": {"tensor-parallel-size": 2}, "environment": {"NCCL_DEBUG": "WARN"}}
     found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200))
-    assert process_environment(found.server) == {
+    assert process_environment(found.server) == OFFLINE | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,3",
         "NCCL_DEBUG": "WARN",
@@ -394,7 +394,7 @@ def test_a_process_sees_the_cells_gpus_as_nvml_counts_them(document: Document, g
 def test_a_process_on_a_cpu_gets_the_recipes_environment_alone(document: Document, engine: EngineEnvironment) -> None:
     document["gpu_types"]["cpu"]["environment"] = {"OMP_NUM_THREADS": "4"}
     found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
-    assert process_environment(found.server) == {"OMP_NUM_THREADS": "4"}
+    assert process_environment(found.server) == OFFLINE | {"OMP_NUM_THREADS": "4"}
 
 
 # --- images

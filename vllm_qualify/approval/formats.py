@@ -20,7 +20,10 @@ from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, comm
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import (
     CONFIG_INSIDE,
+    DRAFT_INSIDE,
     HF_HOME_INSIDE,
+    MODEL_INSIDE,
+    OFFLINE,
     PASSED,
     ServerPlan,
     config_text,
@@ -142,8 +145,19 @@ def _container(plan: ServerPlan, name: str, form: Format) -> ContainerPlan:
     """The qualified container without the parts of that machine: its GPUs, port, hub cache and path of the config file."""
     _image(plan, form)
     planned = container_of(plan, Path(CONFIG_FILE), SERVED_PORT, {})
-    passed = [variable for variable in PASSED if variable not in planned.environment]
-    own: dict[str, Any] = {"name": name, "passed": passed, "binds": _weights(plan), "labels": {}, "gpus": [], "port": None}
+    # A deployment fetches what it serves itself, at the commits that were qualified.
+    environment = {
+        name: value for name, value in planned.environment.items() if name in plan.environment or name not in OFFLINE
+    }
+    own: dict[str, Any] = {
+        "name": name,
+        "environment": environment,
+        "passed": [variable for variable in PASSED if variable not in environment],
+        "binds": _weights(plan),
+        "labels": {},
+        "gpus": [],
+        "port": None,
+    }
     return planned.model_copy(update=own)
 
 
@@ -159,7 +173,7 @@ def _image(plan: ServerPlan, form: Format) -> EngineImage:
 
 
 def _weights(plan: ServerPlan) -> list[Bind]:
-    return [bind for bind in model_binds(plan) if bind.read_only]
+    return [bind for bind in model_binds(plan) if bind.target in (MODEL_INSIDE, DRAFT_INSIDE)]
 
 
 def _flags(config: str) -> Iterator[str]:

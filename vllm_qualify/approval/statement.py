@@ -14,6 +14,7 @@ from vllm_qualify.approval.decision import StoredDecision, check_passed
 from vllm_qualify.approval.layout import Moment, canonical, decision_key, reason_of
 from vllm_qualify.approval.published import PublishedRun, stored_object
 from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.parts import MODEL, Part
 from vllm_qualify.errors import StoreError
 from vllm_qualify.judge.verdict import GateVerdict
 from vllm_qualify.publish.bundle import StoredObject, evidence_key
@@ -123,15 +124,29 @@ def _engine_subject(run: PublishedRun) -> Document:
 
 
 def _model_subjects(run: PublishedRun) -> list[Document]:
-    """The model's commit on the hub, or its local folder and each file of it."""
-    release = run.report.plan.cell.release
-    if not run.report.plan.server.is_local:
-        return [{"name": release.model, "digest": {"gitCommit": release.revision}}]
+    """The model's commit on the hub, or its local folder, with each file of it; and all else that shapes the replies."""
+    release, server = run.report.plan.cell.release, run.report.plan.server
+    parts = [subject for part in server.parts for subject in _part_subjects(part)]
+    if not server.is_local:
+        # Plans of older versions have no parts.
+        return parts if server.part(MODEL) else [{"name": release.model, "digest": {"gitCommit": release.revision}}, *parts]
     digest = {"sha256": release.revision.removeprefix("sha256:")}
     folder = {"name": release.model, "digest": digest, "annotations": {"digest": FOLDER}}
     return [
         folder,
         *({"name": f"{release.model}/{path}", "digest": {"sha256": sha256}} for path, sha256 in release.files.items()),
+        *parts,
+    ]
+
+
+def _part_subjects(part: Part) -> list[Document]:
+    """A repository at its commit with the hub's hash of each file, or a file or folder by its content."""
+    named = {} if part.option == MODEL else {"annotations": {"option": part.option}}
+    revision = {"gitCommit": part.revision} if part.is_of_the_hub else {"sha256": part.revision.removeprefix("sha256:")}
+    files = ((f"{part.name}/{path}", digest.partition(":")) for path, digest in part.files.items())
+    return [
+        {"name": part.name, "digest": revision} | named,
+        *({"name": name, "digest": {algorithm: digest}} for name, (algorithm, _, digest) in files),
     ]
 
 

@@ -11,9 +11,10 @@ from vllm_qualify.drift.candidate import Candidate, CandidateServer, Device, can
 from vllm_qualify.drift.finding import Finding
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint, compute_capability_of
+from vllm_qualify.engine.hub import fetch_configuration
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.server import ServerPlan, config_text
-from vllm_qualify.errors import CallerError, RecipeError
+from vllm_qualify.engine.server import ServerPlan, config_text, draft_model
+from vllm_qualify.errors import CallerError, QualifyError, RecipeError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Choice, Selection, select
 from vllm_qualify.plan.server import server_plan
@@ -106,7 +107,9 @@ def check_recipe(
     """
     left_out = list(_left_out(loaded, choice, candidate.version))
     subjects = list(_subjects(loaded, choice, candidate, left_out))
-    checked = _check(subjects, candidate, cache)._replace(left_out=left_out)
+    away = [] if candidate.table else list(_not_fetched(subjects))
+    checked = _check(subjects, candidate, cache)
+    checked = checked._replace(left_out=left_out, unknown=[*checked.unknown, *away])
     if against is None:
         return checked
     before, now = table_from(against, cache), table_from(candidate, cache)
@@ -118,6 +121,18 @@ def check_recipe(
         if not table.resolved.get(kind)
     ]
     return checked._replace(findings=[*checked.findings, *_by_finding(changed)], unknown=[*checked.unknown, *unresolved])
+
+
+def _not_fetched(subjects: Sequence[Subject]) -> Iterator[str]:
+    """Fetch all files but weights, since an engine is asked without a network. Says why that failed."""
+    servers = [subject.server for subject in subjects]
+    models = {(part.name, part.revision) for server in servers for part in server.repositories}
+    drafts = {(name, None) for server in servers if (name := draft_model(server.arguments, server.kind)) and not server.draft}
+    for model, revision in sorted(models | drafts, key=str):
+        try:
+            fetch_configuration(model, revision, CHECK)
+        except QualifyError as error:
+            yield f"the configuration of {model}: {error.problem}"
 
 
 def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None] = lambda: None) -> list[str]:

@@ -134,6 +134,12 @@ def find_engine() -> EngineEnvironment:
     raise HostError(f"no vLLM found in {looked}", _REMEDY, "check")
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content, as `sha256:` and hexadecimal digits."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
 def content_of(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file in a folder by its relative path, sorted."""
     found = {}

@@ -1,21 +1,47 @@
-"""The commit of a model on the hub."""
+"""Models of the hub: their commits, their files' hashes, and the files themselves in this machine's cache."""
 
+import errno
+import glob
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from vllm_qualify.errors import CallerError, HostError, QualifyError
+from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, writing
 from vllm_qualify.lazy import Lazy
+from vllm_qualify.recipe.values import Frozen
 
 if TYPE_CHECKING:
     import huggingface_hub
     from huggingface_hub import errors as hub_errors
+    from huggingface_hub import hf_api
 else:
     huggingface_hub, hub_errors = Lazy("huggingface_hub"), Lazy("huggingface_hub.errors")
 
 TIMEOUT_S = 30.0
+HASHED_AT_ONCE = 4
+SHA256, GIT_BLOB = "sha256:", "gitBlob:"
+# Formats of weights, the one that engines prefer first.
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".ot")
+OF_THE_DISK = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT)
+
+
+class Repository(Frozen):
+    """A repository of the hub at a commit.
+
+    `files` has the hash of each file as the hub has it: `sha256:` of those that Git LFS keeps, `gitBlob:` of the others. It is
+    empty if the hub does not give them.
+    """
+
+    name: str
+    commit: str
+    files: dict[str, str] = {}
 
 
 def resolve_commit(model: str, revision: str | None, place: str) -> str:
@@ -25,23 +51,139 @@ def resolve_commit(model: str, revision: str | None, place: str) -> str:
         CallerError: the name is not valid, or the hub has no such model or revision.
         HostError: the hub asks for a login, or does not answer as it should; `retry` if that may pass.
     """
+    return _about(model, revision, place, files_metadata=False)[0]
+
+
+def find_repository(model: str, revision: str | None, place: str) -> Repository:
+    """A repository at the commit of `revision`, with the hashes that the hub has of its files. Raises as `resolve_commit`."""
+    commit, siblings = _about(model, revision, place, files_metadata=True)
+    files = dict(_named(each, model, place) for each in siblings)
+    return Repository(name=model, commit=commit, files={path: files[path] for path in sorted(files) if files[path]})
+
+
+def fetch(repository: Repository, place: str) -> Path:
+    """Bring a repository's files into this machine's cache, and check each by the hub's hash. Returns their folder.
+
+    Weights in a second format are left out.
+
+    Raises:
+        CallerError, HostError: as `resolve_commit`, or the cache cannot be written.
+        HubError: a file of this commit, in the cache before or fetched now, is not what the hub has.
+    """
+    what = f"{repository.name} at {repository.commit}"
+    with _answered(what, place):
+        folder = huggingface_hub.snapshot_download(
+            repository.name,
+            revision=repository.commit,
+            cache_dir=cache_folder(),
+            allow_patterns=[glob.escape(path) for path in needed(repository.files)] or None,
+            endpoint=_endpoint(),
+        )
+    check_files(Path(folder), repository, place)
+    return Path(folder)
+
+
+def fetch_configuration(model: str, revision: str | None, place: str) -> None:
+    """Bring a model's files without its weights into the cache, by the name of a branch too. Raises as `resolve_commit`."""
+    with _answered(f"{model} at {revision or 'its default branch'}", place):
+        huggingface_hub.snapshot_download(
+            model,
+            revision=revision,
+            cache_dir=cache_folder(),
+            ignore_patterns=[f"*{end}" for end in WEIGHTS],
+            endpoint=_endpoint(),
+        )
+
+
+def needed(files: Iterable[str]) -> list[str]:
+    """Those of a repository's files that a server may read: weights in one format, the first that there is of `WEIGHTS`."""
+    paths = sorted(path for path in files if not path.startswith("original/"))
+    taken = next((end for end in WEIGHTS if any(path.endswith(end) for path in paths)), None)
+    return [path for path in paths if taken is None or path.endswith(taken) or not path.endswith(WEIGHTS)]
+
+
+def check_files(folder: Path, repository: Repository, place: str) -> None:
+    """Compare every file that is in a snapshot's folder with the hub's hash of it.
+
+    Raises:
+        HubError: a file is another one, or the hub does not have it at this commit.
+        HostError: a file cannot be read.
+    """
+    if not repository.files:
+        return
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    with writing(place), ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+        digests = list(pool.map(partial(_is_the_hubs, folder, repository), paths))
+    if changed := [path.relative_to(folder).as_posix() for path, is_same in zip(paths, digests, strict=True) if not is_same]:
+        problem = f"{', '.join(changed)} in the cache is not what the hub has of {repository.name} at {repository.commit}"
+        remedy = f"delete {folder.parents[1]}, and find out who may write there"
+        raise HubError(problem, remedy, place, kind="model-changed")
+
+
+def cache_folder() -> Path:
+    """Where the hub's library keeps repositories on this machine: HF_HUB_CACHE, else `hub` in HF_HOME."""
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser().absolute()
+
+
+def folder_name(model: str) -> str:
+    """The name of a repository's folder in a cache."""
+    return f"models--{model.replace('/', '--')}"
+
+
+def _is_the_hubs(folder: Path, repository: Repository, path: Path) -> bool:
+    expected = repository.files.get(path.relative_to(folder).as_posix())
+    if expected is None:
+        return False
+    with path.open("rb") as file:
+        if expected.startswith(SHA256):
+            return f"{SHA256}{hashlib.file_digest(file, 'sha256').hexdigest()}" == expected
+        # Git's own hash of a file begins with its kind and length.
+        own = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+        return f"{GIT_BLOB}{hashlib.file_digest(file, lambda: own).hexdigest()}" == expected
+
+
+def _named(sibling: "hf_api.RepoSibling", model: str, place: str) -> tuple[str, str]:
+    """A file's path and its hash: SHA-256 of what Git LFS keeps, else Git's own; empty if the hub gives none."""
+    path = PurePosixPath(sibling.rfilename)
+    if path.is_absolute() or ".." in path.parts:
+        raise HostError(f"the hub gives {model} a file outside of it: {path}", "check HF_ENDPOINT", place, kind="hub-unknown")
+    if sibling.lfs:
+        return str(path), f"{SHA256}{sibling.lfs.sha256}"
+    return str(path), f"{GIT_BLOB}{sibling.blob_id}" if sibling.blob_id else ""
+
+
+def _about(model: str, revision: str | None, place: str, *, files_metadata: bool) -> "tuple[str, list[hf_api.RepoSibling]]":
+    """A revision's commit, and its files."""
     what = f"{model} at {revision or 'its default branch'}"
+    with _answered(what, place):
+        found = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(
+            model, revision=revision, timeout=TIMEOUT_S, files_metadata=files_metadata
+        )
+    if not found.sha:
+        raise _unknown(what, place)
+    return found.sha, found.siblings or []
+
+
+@contextmanager
+def _answered(what: str, place: str) -> Iterator[None]:
+    """Within the block, an error of the hub's library is one of ours."""
     try:
-        commit = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(model, revision=revision, timeout=TIMEOUT_S).sha
+        yield
     except hub_errors.HFValidationError as error:
-        raise CallerError(f"'{model}' is not a model of the hub", "write it like Qwen/Qwen3-0.6B", place) from error
+        raise CallerError(f"{what} is not a model of the hub", "write it like Qwen/Qwen3-0.6B", place) from error
     except hub_errors.HfHubHTTPError as error:
         raise _refusal(error, what, place) from error
     except hub_errors.OfflineModeIsEnabled as error:
         raise HostError(f"the hub was not asked for {what}", "unset HF_HUB_OFFLINE", place, kind="hub-offline") from error
     # HTTPError comes from its HTTP client, which depends on its version.
     except (hub_errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
+        if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+            remedy = "free space on its disk and check its permissions, or set HF_HOME"
+            raise HostError(f"the hub's cache cannot be written: {error}", remedy, place) from error
         raise _unreachable(what, str(error), place) from error
     except (ValueError, LookupError, TypeError) as error:
         raise _unknown(what, place) from error
-    if not commit:
-        raise _unknown(what, place)
-    return commit
 
 
 def _endpoint() -> str | None:

@@ -1,10 +1,10 @@
 """Whether an engine serves what its plan names: its own words, after it has parsed every option, are compared with the plan."""
 
-import os
 from pathlib import PurePosixPath
 
+from vllm_qualify.engine.hub import cache_folder, folder_name
 from vllm_qualify.engine.kinds.base import Identity
-from vllm_qualify.engine.server import HF_HOME_INSIDE, STAGE, ServerPlan, draft_model, hub_cache
+from vllm_qualify.engine.server import HF_HOME_INSIDE, STAGE, ServerPlan, draft_model
 from vllm_qualify.errors import RecipeError
 
 
@@ -39,7 +39,7 @@ def _expected(plan: ServerPlan) -> Identity:
         "draft": draft_model(plan.served_arguments, plan.kind),
         "tokenizer": tokenizer if isinstance(tokenizer, str) else plan.served_from,
         "revision": plan.revision,
-        "tokenizer_revision": plan.revision,
+        "tokenizer_revision": plan.tokenizer_revision,
         "trust_remote_code": str(plan.trust_remote_code),
     }
 
@@ -49,7 +49,10 @@ def _differences(plan: ServerPlan, told: Identity, expected: Identity) -> list[s
     # A model with a draft head of its own is its own draft model.
     has_own_head = expected["draft"] is None and told["draft"] is not None
     models = {**expected, "draft": expected["model"]} if has_own_head else expected
-    for name, commit in (("model", plan.revision), ("tokenizer", plan.revision), ("draft", "*")):
+    drafted = plan.part(plan.engine_kind.speculative)
+    of_draft = drafted.revision if drafted else plan.revision
+    commits = {"model": plan.revision, "tokenizer": plan.tokenizer_revision, "draft": of_draft}
+    for name, commit in commits.items():
         same[name] = told[name] == models[name] or _is_cached(plan, told[name], models[name], commit)
     return [f"its {name} is {told[name]}, not {expected[name]}" for name, is_same in same.items() if not is_same]
 
@@ -58,6 +61,5 @@ def _is_cached(plan: ServerPlan, told: str | None, model: str | None, commit: st
     """Whether it is the folder in the cache of the hub by which vLLM names a model when it is offline."""
     if told is None or model is None or commit is None:
         return False
-    here = os.environ.get("HF_HUB_CACHE") or str(hub_cache() / "hub")
-    cache = PurePosixPath(f"{HF_HOME_INSIDE}/hub" if plan.in_container else here)
-    return PurePosixPath(told).match(str(cache / f"models--{model.replace('/', '--')}" / "snapshots" / commit))
+    cache = PurePosixPath(f"{HF_HOME_INSIDE}/hub") if plan.in_container else cache_folder()
+    return told == str(cache / folder_name(model) / "snapshots" / commit)

@@ -13,13 +13,15 @@ from vllm_qualify.engine import container
 from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure import End, Failure, classify_log
+from vllm_qualify.engine.hub import cache_folder, folder_name
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import EngineKind, ServedModel
 from vllm_qualify.engine.launchers import LauncherName
+from vllm_qualify.engine.parts import MODEL, Part
 from vllm_qualify.engine.process import NO_STATISTICS, tail, text_of
 from vllm_qualify.engine.running import Running
-from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
+from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.serving import VLLM, EngineName, Environment, ServerArguments
 from vllm_qualify.recipe.values import Frozen
@@ -38,7 +40,9 @@ CONFIG_FILE, LOG = "server.yaml", "server.log"
 CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
 DRAFT_INSIDE = "/vllm-qualify/draft"
 HF_HOME_INSIDE = "/root/.cache/huggingface"
-# Taken over from this process's environment if they are set. Their values are written nowhere.
+# What it needs of the hub is in the cache before it starts, so it needs neither a network nor a token.
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+# What a deployment takes from its own environment.
 PASSED = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 
 Engine = Annotated[EngineEnvironment | EngineImage, Field(discriminator="launcher")]
@@ -49,7 +53,8 @@ class ServerPlan(Frozen):
     """All that determines a server: stages with an equal plan share one server.
 
     `arguments` are options of the engine's `kind`. `gpus` are the indices of the GPUs that it may use; none on a CPU.
-    `memory_limit_gib` limits a container's host memory. `draft_digest` covers the content of a draft model's folder.
+    `memory_limit_gib` limits a container's host memory. `draft_digest` covers the content of a draft model's folder. `parts`
+    are the repositories and files that shape its replies, each pinned: the model itself, if it is the hub's, is the first.
     """
 
     engine: Engine
@@ -63,6 +68,19 @@ class ServerPlan(Frozen):
     memory_limit_gib: float | None = None
     kind: EngineName = VLLM
     draft_digest: str | None = None
+    parts: list[Part] = []
+
+    def part(self, option: str) -> Part | None:
+        """What an option names, if it is not the model's own."""
+        return next((part for part in self.parts if part.option == option), None)
+
+    @property
+    def repositories(self) -> list[Part]:
+        """The hub's repositories that it reads. Plans of older versions have no parts, and name the model alone."""
+        found = [part for part in self.parts if part.is_of_the_hub]
+        if self.revision is None or self.part(MODEL):
+            return found
+        return [Part(option=MODEL, name=self.model, revision=self.revision), *found]
 
     @property
     def engine_kind(self) -> EngineKind:
@@ -100,16 +118,25 @@ class ServerPlan(Frozen):
 
     @property
     def served_arguments(self) -> ServerArguments:
-        """The arguments, with the draft model's path as the server sees it."""
+        """The arguments, with the draft model's path as the server sees it, or its commit on the hub."""
+        pinned = self.part(self.engine_kind.speculative)
+        if pinned and pinned.is_of_the_hub:
+            return with_draft(self.arguments, self.kind, {"revision": pinned.revision})
         if self.draft is None or not self.in_container:
             return self.arguments
-        return with_draft(self.arguments, self.kind, DRAFT_INSIDE)
+        return with_draft(self.arguments, self.kind, {"model": DRAFT_INSIDE})
+
+    @property
+    def tokenizer_revision(self) -> str | None:
+        pinned = self.part("tokenizer")
+        return pinned.revision if pinned and pinned.is_of_the_hub else self.revision
 
     def served(self, port: int) -> ServedModel:
         """The settings that the server gets. A container listens on a port of its own."""
         return ServedModel(
             model=self.served_from,
             revision=self.revision,
+            tokenizer_revision=self.tokenizer_revision,
             name=self.served_model_name,
             host="0.0.0.0" if self.in_container else HOST,  # noqa: S104  (Docker publishes it on 127.0.0.1 only)
             port=SERVED_PORT if self.in_container else port,
@@ -150,12 +177,12 @@ def draft_model(arguments: ServerArguments, kind: EngineName) -> str | None:
     return model if isinstance(model, str) else None
 
 
-def with_draft(arguments: ServerArguments, kind: EngineName, model: str) -> ServerArguments:
-    """The arguments, with their draft model replaced by another one."""
+def with_draft(arguments: ServerArguments, kind: EngineName, changes: dict[str, JsonValue]) -> ServerArguments:
+    """The arguments, with changes to the mapping that names their draft model."""
     option = KINDS[kind].speculative
     speculative = arguments[option]
     assert isinstance(speculative, dict)  # noqa: S101  (told by the caller)
-    return arguments | {option: speculative | {"model": model}}
+    return arguments | {option: speculative | changes}
 
 
 def config_text(plan: ServerPlan, port: int) -> str:
@@ -243,7 +270,6 @@ def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> C
         platform=plan.engine.platform,
         arguments=plan.engine_kind.arguments(plan.served(port), CONFIG_INSIDE),
         environment=container_environment(plan),
-        passed=passed_names(),
         binds=[config_bind, *model_binds(plan)],
         labels=container_labels(labels, "server"),
         gpus=plan.gpus,
@@ -254,8 +280,8 @@ def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> C
 
 
 def container_environment(plan: ServerPlan) -> dict[str, str]:
-    home = {} if plan.is_local else {"HF_HOME": HF_HOME_INSIDE}
-    return home | statistics_off() | plan.environment
+    home = {"HF_HOME": HF_HOME_INSIDE} if plan.repositories else {}
+    return home | OFFLINE | statistics_off() | plan.environment
 
 
 def statistics_off() -> dict[str, str]:
@@ -263,27 +289,12 @@ def statistics_off() -> dict[str, str]:
     return {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
 
 
-def passed_names() -> list[str]:
-    return [name for name in PASSED if name in os.environ]
-
-
 def model_binds(plan: ServerPlan) -> list[Bind]:
-    """Local weights, also a draft model's, are read-only. For a hub model it is the hub's cache, which the server may fill."""
+    """Weights, also a draft model's, and repositories of the hub, all read-only: those of the plan, and nothing else."""
+    model = [Bind(source=Path(plan.model), target=MODEL_INSIDE)] if plan.is_local else []
     draft = [Bind(source=plan.draft, target=DRAFT_INSIDE)] if plan.draft else []
-    if plan.is_local:
-        return [Bind(source=Path(plan.model), target=MODEL_INSIDE), *draft]
-    return [Bind(source=hub_cache(), target=HF_HOME_INSIDE, read_only=False), *draft]
-
-
-def make_hub_cache() -> None:
-    """Docker binds only a folder that exists. Raises HostError if it cannot be made."""
-    with writing(STAGE):
-        hub_cache().mkdir(parents=True, exist_ok=True)
-
-
-def hub_cache() -> Path:
-    """HF_HOME of this machine."""
-    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser().absolute()
+    folders = [folder_name(part.name) for part in plan.repositories]
+    return [*model, *draft, *(Bind(source=cache_folder() / name, target=f"{HF_HOME_INSIDE}/hub/{name}") for name in folders)]
 
 
 def container_name(labels: Labels, role: str) -> str:

@@ -5,14 +5,16 @@ from datetime import UTC, datetime
 
 from vllm_qualify.engine.environment import EngineIdentity, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
+from vllm_qualify.engine.hub import Repository
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, check_kind, identity_of
 from vllm_qualify.engine.launchers.registry import LAUNCHERS
 from vllm_qualify.engine.server import ServerPlan, gpu_count
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.cell import Cell, CellPlan, Release
-from vllm_qualify.plan.choice import Choice, Selection, commit_in, select
+from vllm_qualify.plan.choice import Choice, Selection, repository_of, select
 from vllm_qualify.plan.gates import gates_of, waivers_of
+from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import check_memory_limit, server_plan
 from vllm_qualify.plan.workload import load_plan, most_clients, num_concurrent, prompts_file, prompts_needed, task_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe
@@ -54,8 +56,9 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
     if client is not None:
         _check_holds(client, VLLM, "--client-image")
     _check_build(identity, machine)
-    release = _release(loaded, selection.variant, identity)
-    return [_plan(loaded, selection, release, engines, client, machine, profile) for profile in selection.profiles]
+    model = None if selection.variant.is_local else repository_of(selection.variant)
+    release = _release(loaded, selection.variant, model, identity)
+    return [_plan(loaded, selection, release, model, engines, client, machine, profile) for profile in selection.profiles]
 
 
 def within(plan: CellPlan, time_budget_s: float | None) -> CellPlan:
@@ -85,6 +88,7 @@ def _plan(
     loaded: LoadedRecipe,
     selection: Selection,
     release: Release,
+    model: Repository | None,
     engines: Engines,
     client: EngineIdentity | None,
     machine: Fingerprint,
@@ -95,6 +99,7 @@ def _plan(
     profile, serving = selection.profiles[profile_name], selection.serving
     gates = gates_of(recipe, serving, variant, profile)
     server = server.model_copy(update={"gpus": _gpus(gpu_count(server.arguments, server.kind), profile_name, machine)})
+    server = with_parts(server, model)
     return CellPlan(
         run_id=new_run_id(),
         cell=Cell(
@@ -137,9 +142,9 @@ def _gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:
     return machine.devices[:needed]
 
 
-def _release(loaded: LoadedRecipe, variant: Variant, engine: EngineIdentity) -> Release:
-    files = content_of(loaded.path(variant.model)) if variant.is_local else {}
-    revision = digest_of(files) if variant.is_local else commit_in(variant)
+def _release(loaded: LoadedRecipe, variant: Variant, model: Repository | None, engine: EngineIdentity) -> Release:
+    files = {} if model else content_of(loaded.path(variant.model))
+    revision = model.commit if model else digest_of(files)
     return Release(model=variant.model, revision=revision, files=files, engine=engine)
 
 
@@ -174,7 +179,9 @@ def _undrafted(server: ServerPlan, machine: Fingerprint) -> ServerPlan | None:
     if machine.gpu_type != "cpu" and len(free) < len(server.gpus):
         return None
     arguments = {name: value for name, value in server.arguments.items() if name != option}
-    return server.model_copy(update={"arguments": arguments, "gpus": free[: len(server.gpus)], "draft_digest": None})
+    parts = [part for part in server.parts if part.option != option]
+    changes = {"arguments": arguments, "gpus": free[: len(server.gpus)], "draft_digest": None, "parts": parts}
+    return server.model_copy(update=changes)
 
 
 def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:

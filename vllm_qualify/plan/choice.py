@@ -118,11 +118,13 @@ def _at_revision(variant: Variant, revision: str | None) -> Variant:
 def commit_of(loaded: LoadedRecipe, choice: Choice) -> str | None:
     """The current commit of a choice's model, None for a local folder. `choice` names a GPU type. Raises as `select`."""
     selection = select(loaded, choice, None)
-    return None if selection.variant.is_local else commit_in(selection.variant)
+    variant = selection.variant
+    return None if variant.is_local else hub.resolve_commit(variant.model, variant.revision, "check")
 
 
-def commit_in(variant: Variant) -> str:
-    return hub.resolve_commit(variant.model, variant.revision, "check")
+def repository_of(variant: Variant) -> hub.Repository:
+    """The repository of a variant's model on the hub. Raises as `hub.resolve_commit`."""
+    return hub.find_repository(variant.model, variant.revision, "check")
 
 
 def _check_fits(recipe: Recipe, variant_name: str, gpu_type: str) -> None:

@@ -83,5 +83,5 @@ def _own(options: ServerArguments, kind: EngineName, found: list[str]) -> Server
     """The options without those that a fit found; a draft model in a folder has another path on each machine."""
     draft = draft_model(options, kind)
     if draft is not None and draft.startswith((".", "/", "~")):
-        options = with_draft(options, kind, "a folder")
+        options = with_draft(options, kind, {"model": "a folder"})
     return {name: value for name, value in options.items() if name not in found}

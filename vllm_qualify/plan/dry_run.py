@@ -10,6 +10,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Launch, check_kind, check_launch, identity_of
 from vllm_qualify.engine.launchers.registry import LAUNCHERS, launcher_of
+from vllm_qualify.engine.parts import Part
 from vllm_qualify.engine.server import CONFIG_FILE, Engine, ServerPlan, config_text, gpu_count
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cells import new_run_id
@@ -98,7 +99,12 @@ def _notes(plan: ServerPlan, branch: str) -> list[str]:
     names = [] if plan.is_local else [f"{branch} becomes the commit behind it"]
     if isinstance(plan.engine, EngineImage) and plan.engine.digest is None:
         names.append(f"{plan.engine.reference} {'' if names else 'becomes '}its digest")
-    return [f"# When a run starts, {' and '.join(names)}."] if names else []
+    fetched = [f"# It first fetches and checks what is read of the hub: {_fetching(part)}" for part in plan.repositories]
+    return [f"# When a run starts, {' and '.join(names)}.", *fetched] if names else fetched
+
+
+def _fetching(part: Part) -> str:
+    return shlex.join(["hf", "download", part.name, "--revision", part.revision])
 
 
 def _write_config(plan: ServerPlan, config: Path, port: int) -> list[str]:

@@ -39,7 +39,7 @@ def server_plan(
         model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
         revision=None if variant.is_local else revision,
         served_model_name=loaded.recipe.served_model_name,
-        arguments=with_draft(server, variant.engine, str(draft)) if draft else server,
+        arguments=with_draft(server, variant.engine, {"model": str(draft)}) if draft else server,
         environment=environment,
         startup_timeout_s=serving.startup_timeout_s,
         memory_limit_gib=serving.memory_limit_gib,

@@ -15,7 +15,7 @@ FILTERS = {
     "command": shlex.join,
     "address": quote,
 }
-NAMES = {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "engine": words.engine}
+NAMES = {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "parts": words.parts, "engine": words.engine}
 
 
 def template(package: str, name: str, **names: object) -> Template:

@@ -14,6 +14,8 @@ from itertools import combinations
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.parts import MODEL
+from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
 from vllm_qualify.plan.cell import CellPlan
@@ -242,6 +244,11 @@ def time(moment: datetime) -> str:
 def engine(found: EngineIdentity) -> str:
     """`vLLM 0.32.0 from vllm/vllm-openai:v0.32.0`, or `vLLM 0.32.0 from an environment of this machine`."""
     return f"{KINDS[found.kind].title} {found.version} from {found.image.reference if found.image else 'a local environment'}"
+
+
+def parts(server: ServerPlan) -> list[str]:
+    """What shapes the replies besides the model: each repository or file with its option and its commit or digest."""
+    return [f"{part.option}: {part.name} at {part.revision}" for part in server.parts if part.option != MODEL]
 
 
 def hardware(found: Fingerprint) -> str:

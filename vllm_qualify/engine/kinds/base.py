@@ -38,10 +38,14 @@ Totals = Mapping[str, float]
 
 
 class ServedModel(NamedTuple):
-    """The settings that a server of any kind gets. A model of the hub has a revision; local weights have none."""
+    """The settings that a server of any kind gets. A model of the hub has a revision; local weights have none.
+
+    `tokenizer_revision` is the commit of the repository that has the tokenizer; None if a folder has it.
+    """
 
     model: str
     revision: str | None
+    tokenizer_revision: str | None
     name: str
     host: str
     port: int
@@ -127,6 +131,9 @@ class EngineKind:
 
     - The product of the `parallel` options is the number of GPUs. `concurrency` is the option for how many requests it runs at
       once. `trust_remote_code` and `speculative` are the options with that meaning.
+    - `repositories` are the options that may name a repository of the hub, and that can be pinned to a commit; `unpinned` are
+      those that can not. `files` are further options that may name a file which shapes replies. With `pins_draft` the mapping
+      of `speculative` takes a draft model's commit as `revision`.
     - `config` makes the config file's content from the recipe's options, and `text` writes it as text. `arguments` gives what
       follows the image in `docker run`, for a config file at the given path.
 
@@ -150,6 +157,9 @@ class EngineKind:
     concurrency: str
     trust_remote_code: str
     speculative: str
+    repositories: tuple[str, ...]
+    unpinned: tuple[str, ...]
+    files: tuple[str, ...]
     metrics_path: str
     counters: Mapping[CounterName, tuple[str, ...]]
     load_problems: Callable[[Counted, Conditions], list[str]]
@@ -158,6 +168,7 @@ class EngineKind:
     arguments: Callable[[ServedModel, str], list[str]]
     queue_remedy: str = "use more GPUs"
     least_version: str | None = None
+    pins_draft: bool = False
     needs_image: bool = True
     has_client: bool = False
     has_tables: bool = False

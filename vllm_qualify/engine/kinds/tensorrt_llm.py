@@ -61,6 +61,9 @@ KIND = EngineKind(
     concurrency="max_batch_size",
     trust_remote_code="trust_remote_code",
     speculative="speculative_config",
+    repositories=(),
+    unpinned=("tokenizer",),
+    files=(),
     metrics_path="/prometheus/metrics",
     # From its tensorrt_llm/metrics/collector.py. A counter appears with its first count.
     counters={

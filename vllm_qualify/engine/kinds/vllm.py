@@ -35,8 +35,8 @@ def _config(served: ServedModel, options: ServerArguments) -> ServerArguments:
         "host": served.host,
         "port": served.port,
     }
-    pinned: ServerArguments = {"revision": served.revision, "tokenizer-revision": served.revision} if served.revision else {}
-    return ours | pinned | options
+    commits: ServerArguments = {"revision": served.revision, "tokenizer-revision": served.tokenizer_revision}
+    return ours | {name: commit for name, commit in commits.items() if commit} | options
 
 
 def _text(config: ServerArguments) -> str:
@@ -145,6 +145,7 @@ KIND = EngineKind(
     title="vLLM",
     package="vllm",
     example_image="vllm/vllm-openai:v0.32.0",
+    pins_draft=True,
     needs_image=False,
     has_client=True,
     has_tables=True,
@@ -152,6 +153,10 @@ KIND = EngineKind(
     concurrency="max-num-seqs",
     trust_remote_code="trust-remote-code",
     speculative="speculative-config",
+    repositories=("tokenizer",),
+    # Its configuration is read at the revision of the model, which another repository does not have.
+    unpinned=("hf-config-path", "generation-config"),
+    files=("chat-template", "tool-parser-plugin", "reasoning-parser-plugin"),
     metrics_path="/metrics",
     counters={
         "running": ("vllm:num_requests_running",),

@@ -19,6 +19,7 @@ from vllm_qualify.engine.server import (
     HF_HOME_INSIDE,
     HOST,
     LOG,
+    OFFLINE,
     RESULTS_INSIDE,
     STAGE,
     Client,
@@ -30,9 +31,7 @@ from vllm_qualify.engine.server import (
     container_labels,
     container_name,
     container_of,
-    make_hub_cache,
     model_binds,
-    passed_names,
     statistics_off,
 )
 from vllm_qualify.errors import HostError
@@ -74,16 +73,13 @@ class DockerLauncher:
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         """The models' files are mounted where a server of this image has them."""
         found = _image(engine)
-        if any(not server.is_local for server in script.servers):
-            make_hub_cache()
         binds = {bind for server in script.servers for bind in model_binds(server)}
         plan = ContainerPlan(
             image=found.pinned,
             platform=found.platform,
             entrypoint="python3",
             arguments=["-I", "-c", script.file.read_text(), script.question],
-            environment={"HF_HOME": HF_HOME_INSIDE} | statistics_off(),
-            passed=passed_names(),
+            environment={"HF_HOME": HF_HOME_INSIDE} | OFFLINE | statistics_off(),
             binds=sorted(binds, key=str),
         )
         return container.run_once(plan, script.place, time_limit_s=script.time_limit_s, check=check)
@@ -91,8 +87,6 @@ class DockerLauncher:
     @contextmanager
     def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Launched]:
         planned = container_of(plan, folder / CONFIG_FILE, port, labels)
-        if not plan.is_local:
-            make_hub_cache()
         with container.running(planned, folder / LOG, STAGE) as process:
             client = Client(
                 launcher=plan.engine.launcher,
@@ -117,7 +111,6 @@ class DockerLauncher:
             entrypoint="sleep",
             arguments=["infinity"],
             environment=container_environment(plan),
-            passed=passed_names(),
             binds=model_binds(plan),
             labels=container_labels(labels, "client"),
             network=f"container:{server.client.runs_in}",

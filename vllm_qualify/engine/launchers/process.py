@@ -12,7 +12,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launchers.base import Launched, Script
 from vllm_qualify.engine.process import guarded, quiet_environment, text_of, wait_for
 from vllm_qualify.engine.running import Leftover, Running
-from vllm_qualify.engine.server import CONFIG_FILE, HOST, LOG, Client, Engine, Labels, ServerPlan, Starting
+from vllm_qualify.engine.server import CONFIG_FILE, HOST, LOG, OFFLINE, Client, Engine, Labels, ServerPlan, Starting
 from vllm_qualify.errors import CallerError, writing
 
 
@@ -43,7 +43,7 @@ class ProcessLauncher:
         with TemporaryDirectory(prefix="vllm-qualify-probe-") as folder:
             answer = Path(folder, "answer.json")
             command = [str(_environment(engine).python), "-I", str(script.file), script.question, str(answer)]
-            with guarded(command, quiet_environment(), Path(folder, "probe.log")) as process:
+            with guarded(command, quiet_environment(OFFLINE), Path(folder, "probe.log")) as process:
                 wait_for(process, script.time_limit_s, check, script.what)
                 return answer.read_text() if answer.exists() else text_of(process.log)
 
@@ -79,7 +79,7 @@ class ProcessLauncher:
 
     @contextmanager
     def run(self, client: Client, command: list[str], log: Path, place: str) -> Iterator[Running]:
-        with guarded(command, quiet_environment(), log) as process:
+        with guarded(command, quiet_environment(OFFLINE), log) as process:
             yield process
 
     def put(self, client: Client, file: str, body: bytes, place: str) -> None:
@@ -116,7 +116,7 @@ def process_environment(plan: ServerPlan) -> dict[str, str]:
     """The variables that a server process gets besides this process's own environment."""
     # Without this order CUDA counts the fastest device first, but NVML counts by the PCI bus.
     chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(map(str, plan.gpus))}
-    return (chosen if plan.gpus else {}) | plan.environment
+    return (chosen if plan.gpus else {}) | OFFLINE | plan.environment
 
 
 def _environment(engine: Engine) -> EngineEnvironment:

@@ -1,0 +1,192 @@
+"""What shapes a model's replies beside its name: files in the cache that are not the hub's, repositories at no fixed commit."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.engine.hub import COMMIT, hub_of
+from tests.releases.service import Service
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.hub import Repository, cache_folder, fetch, find_repository, needed
+from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.server import ServerPlan, config_text, container_of
+from vllm_qualify.engine.start import serve
+from vllm_qualify.errors import CallerError, HostError, HubError
+from vllm_qualify.plan.parts import with_parts
+from vllm_qualify.recipe.loading import catalog_folder
+
+MODEL, TOKENIZER, DRAFT = "org/tiny", "org/words", "org/draft"
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"the same weights",
+    "original/m.pth": b"again",
+}
+REPOSITORIES = {MODEL: FILES, TOKENIZER: {"tokenizer.json": b"{}"}, DRAFT: {"config.json": b"{}", "model.safetensors": b"d"}}
+IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=f"sha256:{64 * 'a'}", platform="linux/amd64")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    return cache_folder()
+
+
+@pytest.fixture
+def service(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    with hub_of(REPOSITORIES) as found:
+        assert not cache.exists()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{found.address}")
+        yield found
+
+
+def found(name: str = MODEL) -> Repository:
+    return find_repository(name, None, "check")
+
+
+@pytest.mark.usefixtures("service")
+def test_a_repository_has_the_hubs_hash_of_each_file() -> None:
+    repository = found()
+    assert repository.commit == COMMIT
+    assert repository.files["model.safetensors"].startswith("sha256:")
+    # `printf '{}' | git hash-object --stdin`
+    assert repository.files["config.json"] == "gitBlob:9e26dfeeb6e641a33dae4961196235bdb965b21b"
+
+
+@pytest.mark.usefixtures("service")
+def test_what_is_fetched_is_checked_and_weights_come_once() -> None:
+    folder = fetch(found(), "check")
+    assert sorted(path.name for path in folder.rglob("*")) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_another_file_that_lies_in_the_cache_is_not_served(name: str) -> None:
+    """It was fetched once, and somebody wrote to it since then."""
+    folder = fetch(found(), "check")
+    (folder / name).resolve().write_bytes(b"weights of another model")
+    with pytest.raises(HubError, match=f"{name} in the cache is not what the hub has of org/tiny"):
+        fetch(found(), "check")
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("name", ["generation_config.json", "modeling.py", "deep/adapter_config.json"])
+def test_a_file_that_the_hub_does_not_have_is_not_served(name: str) -> None:
+    planted = fetch(found(), "check") / name
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_text("{}")
+    with pytest.raises(HubError, match="is not what the hub has"):
+        fetch(found(), "check")
+
+
+@pytest.mark.parametrize("path", ["../../../etc/cron.d/x", "/etc/passwd", "a/../../b"])
+def test_a_hub_that_names_files_elsewhere_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    with hub_of({MODEL: {path: b"x"}}) as evil:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{evil.address}")
+        with pytest.raises(HostError, match="outside of it"):
+            found()
+    assert not cache.exists()
+
+
+def test_weights_are_needed_in_one_format() -> None:
+    assert needed(["a.json", "m.bin", "m.pt", "x.py"]) == ["a.json", "m.bin", "x.py"]
+    assert needed(["a.json", "m.gguf"]) == ["a.json", "m.gguf"]
+    assert needed(["a.json"]) == ["a.json"]
+
+
+# --- repositories that options name
+
+
+def server(arguments: Mapping[str, object], image: EngineImage | None = None, model: str = MODEL) -> ServerPlan:
+    return ServerPlan.model_validate(
+        {
+            "engine": (image or EngineEnvironment(python=Path("/env/bin/python"))).model_dump(),
+            "model": model,
+            "revision": COMMIT,
+            "served_model_name": "tiny",
+            "arguments": arguments,
+            "environment": {},
+            "startup_timeout_s": 60,
+        }
+    )
+
+
+@pytest.mark.usefixtures("service")
+def test_a_tokenizer_and_a_draft_of_other_repositories_are_served_at_their_own_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = {TOKENIZER: "1" * 40, DRAFT: "2" * 40}
+    monkeypatch.setattr("vllm_qualify.plan.parts.find_repository", lambda name, *_: Repository(name=name, commit=commits[name]))
+    plan = with_parts(server({"tokenizer": TOKENIZER, "speculative-config": {"method": "eagle", "model": DRAFT}}), found())
+    text = config_text(plan, 8000)
+    assert f"tokenizer-revision: '{'1' * 40}'" in text
+    assert f'"revision": "{"2" * 40}"' in text
+    assert f"\nrevision: '{COMMIT}'" in text
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("option", ["hf-config-path", "generation-config"])
+def test_a_repository_that_cannot_be_pinned_is_refused(option: str) -> None:
+    with pytest.raises(CallerError, match="at no fixed commit"):
+        with_parts(server({option: "org/other"}), found())
+    for word in ("auto", "vllm"):
+        assert with_parts(server({option: word}), found()).parts[1:] == []
+
+
+@pytest.mark.usefixtures("service")
+def test_a_file_is_pinned_by_its_content(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    before = with_parts(server({"chat-template": str(template)}), found())
+    template.write_text("{{ messages }} Always say yes.")
+    after = with_parts(server({"chat-template": str(template)}), found())
+    assert [part.option for part in before.parts] == ["model", "chat-template"]
+    assert before.parts[1] != after.parts[1]
+
+
+@pytest.mark.usefixtures("service")
+def test_a_container_sees_its_plans_repositories_alone_and_cannot_write_them(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of HF_HOME there is neither the token's file, nor another model, nor a data set; and no token in the environment."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    plan = with_parts(server({"tokenizer": TOKENIZER}, IMAGE), found())
+    container = container_of(plan, Path("/run/server.yaml"), 8000, {})
+    binds = {str(bind.source): bind.read_only for bind in container.binds}
+    folders = [str(cache / f"models--org--{name}") for name in ("tiny", "words")]
+    assert binds == {"/run/server.yaml": True} | dict.fromkeys(folders, True)
+    assert container.passed == []
+    assert container.environment["HF_HUB_OFFLINE"] == "1"
+
+
+# --- the real engine
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("cache")
+def test_vllm_serves_a_model_and_a_draft_of_the_hub_at_their_commits_without_the_hub(
+    engine: EngineEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`serve` compares what vLLM says that it serves with the plan. The hub is gone by then."""
+    catalog = catalog_folder() / "reference"
+    kept = {MODEL: files_of(catalog / "model"), DRAFT: files_of(catalog / "draft"), TOKENIZER: files_of(catalog / "model")}
+    with hub_of(kept) as service:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{service.address}")
+        speculative = {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 3}
+        arguments = {"dtype": "float32", "max-model-len": 512, "enforce-eager": True, "tokenizer": TOKENIZER}
+        plan = server(arguments | {"speculative-config": speculative}).model_copy(
+            update={"engine": engine, "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"}, "startup_timeout_s": 300}
+        )
+        plan = with_parts(plan, found())
+        for part in plan.repositories:
+            fetch(Repository(name=part.name, commit=part.revision, files=part.files), "check")
+    with serve(plan, tmp_path, lambda _: None) as served:
+        assert served.startup_s > 0
+    told = KINDS["vllm"].identities
+    assert told is not None
+    assert {found["draft"] for found in told((tmp_path / "server.log").read_text())} == {DRAFT}
