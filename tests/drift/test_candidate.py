@@ -253,7 +253,7 @@ def test_an_answer_about_a_branch_of_the_hub_is_not_kept(stand_in: Candidate, tm
 def test_an_answer_that_leaves_something_open_is_not_kept(
     stand_in: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_VLLM_UNCLEAR", "no hub\nand more")
+    monkeypatch.setenv("TORCH_FAKE_VLLM_UNCLEAR", "no hub\nand more")
     found = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
     assert found.unknown == ["whether options refuse each other, for 4 of 4 cells: no hub"]
     assert found.fits is None, "nothing was found, and not everything could be looked for"

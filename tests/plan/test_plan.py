@@ -456,7 +456,11 @@ def test_an_image_for_gpus_does_not_qualify_a_cpu(document: Document) -> None:
 @pytest.fixture
 def on_tensorrt_llm(document: Document) -> Document:
     """FP8 on H200 is served by TensorRT-LLM, on two GPUs; GPU type and profile have arguments for vLLM."""
-    document["variants"]["fp8"] |= {"engine": "tensorrt-llm", "server": {"tensor_parallel_size": 2}, "environment": {"TLLM_A": "1"}}
+    document["variants"]["fp8"] |= {
+        "engine": "tensorrt-llm",
+        "server": {"tensor_parallel_size": 2},
+        "environment": {"TLLM_A": "1"},
+    }
     document["gpu_types"]["h200"] |= {"server": {"tensor-parallel-size": 3}, "environment": {"VLLM_B": "2"}}
     return document
 
