@@ -32,6 +32,9 @@ class WatchReleases(Request):
     """Where to look for new releases, and what to qualify with them."""
 
     recipes: list[str] = Field(min_length=1, description="The recipes that are qualified with every new release.")
+    allow_code: bool = Field(
+        default=False, description="Whether the recipes may run code, unless they are the catalog's; read them first."
+    )
     gpu_types: list[str] = Field(min_length=1, description="On which GPU types; of those that a recipe has.")
     repository: str = Field(default="vllm/vllm-openai", description="The images' repository, in any registry.")
     rule: VersionRule = Field(default=VersionRule(), description="Which of its tags are releases.")
@@ -42,6 +45,9 @@ class Requalify(Request):
     """Which approvals are renewed, and when."""
 
     recipes: list[str] = Field(min_length=1, description="The recipes whose approved cells are qualified again.")
+    allow_code: bool = Field(
+        default=False, description="Whether the recipes may run code, unless they are the catalog's; read them first."
+    )
     renew_days: int = Field(default=14, ge=0, description="How many days before its end an approval is renewed.")
     reuse: Reuse = Field(
         default=Reuse(of="all", most_age_days=30),
@@ -83,6 +89,7 @@ def qualification(request: WatchReleases, recipe: str, source: Source, sighting:
     """The request that qualifies a release, as JSON: a new image with the recipe's model, or a new model on the newest one."""
     return QualifyRelease(
         recipe=recipe,
+        allow_code=request.allow_code,
         choice=choice_of(recipe, source, sighting),
         launch=Launch(launcher="docker", image=image_of(source, sighting, request.repository, request.rule)),
         store=request.store,
@@ -103,6 +110,7 @@ def requalify(request: Requalify) -> None:
         for gpu_type, choice, launch in approved_cells(recipe, request.store):
             again = QualifyHost(
                 recipe=recipe,
+                allow_code=request.allow_code,
                 choice=choice,
                 launch=launch,
                 store=request.store,

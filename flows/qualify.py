@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.approve import approve_automatically, await_decision, check_signing_key
-from tasks.check import asking, check_request, fetch_models, find_baselines, plan, provide_engines
+from tasks.check import asking, check_code, check_request, fetch_models, find_baselines, plan, provide_engines
 from tasks.decide import judge, publish
 from tasks.fleet import RELEASE, claim, pin_revision, resolve, run_on_fleet
 from tasks.machine import machine
@@ -44,6 +44,9 @@ class QualifyHost(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     recipe: str = Field(description="A recipe of the catalog (reference) or the path of a YAML file.")
+    allow_code: bool = Field(
+        default=False, description="Whether the recipe may run code, unless it is the catalog's; read it first."
+    )
     choice: Choice = Field(
         default=Choice(), description="Which of the recipe's cells; by default all on this machine's GPU type."
     )
@@ -91,6 +94,7 @@ def qualify_release(request: QualifyRelease) -> State[list[Published]]:
     check_signing_key()
     if not request.gpu_types:
         return outcome_state([decided(published, request) for published in qualify_here(request)])
+    check_code(request.recipe, request.allow_code)
     if not claim(request.store, request.release_key):
         return nothing_to_do("another flow run handles this release")
     pinned = request.model_copy(update={"launch": resolve(request.launch)})
@@ -124,9 +128,10 @@ def qualify_here(request: QualifyHost) -> list[Published]:
 
     Cells that an earlier start of this flow run published are not qualified again.
     """
-    engines = check_request(request.recipe, request.choice, request.launch, request.store)
+    engines = check_request(request.recipe, request.choice, request.launch, request.store, request.allow_code)
     pulled_s = provide_engines(engines)
-    plans = plan(request.recipe, request.choice, engines, pulled_s, request.price_usd_gpu_hour, request.time_budget_s)
+    replaced = (request.price_usd_gpu_hour, request.time_budget_s)
+    plans = plan(request.recipe, request.choice, engines, pulled_s, *replaced, request.allow_code)
     published = [approve_automatically(each, request.store) for each in published_before(plans, request.store)]
     to_qualify = still_to_do(plans, published, request.store, request.renew_days)
     to_qualify = find_baselines(to_qualify, request.store, request.against)

@@ -69,7 +69,7 @@ NAMED: list[tuple[Any, str]] = [
     (values.Text, "text"),
     (serving.VersionRange, "range of versions"),
     (serving.ServerArguments, "server arguments"),
-    (serving.Environment, "environment"),
+    (serving.RecipeEnvironment, "environment"),
     (JsonValue, "anything"),
 ]
 PLAIN: dict[Any, str] = {

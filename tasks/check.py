@@ -16,19 +16,33 @@ from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, within
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.stores import open_store
+from vllm_qualify.recipe.code import check_allowed
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.runs.baseline import Against, with_baseline
 from vllm_qualify.runs.home import engine_cache
 
 
 @step("check", "check {recipe}")
-def check_request(recipe: str, choice: Choice, launch: Launch, store: str) -> Engines:
+def check_request(recipe: str, choice: Choice, launch: Launch, store: str, allow_code: bool = False) -> Engines:
     """Check the request; the engines, their tags as digests. Raises CallerError, HostError, ReleaseError, StoreError."""
-    check_choice(load_recipe(recipe), choice, launch)
+    check_choice(_allowed(recipe, allow_code), choice, launch)
     open_store(store).check()
     return find_engines(launch)
+
+
+@step("code", "look for code in {recipe}")
+def check_code(recipe: str, allow_code: bool) -> None:
+    """Raises CallerError if the recipe runs code, and is neither the catalog's nor allowed to."""
+    _allowed(recipe, allow_code)
+
+
+def _allowed(recipe: str, allow_code: bool) -> LoadedRecipe:
+    loaded = load_recipe(recipe)
+    check_allowed(loaded, allow_code)
+    return loaded
 
 
 @step("provide")
@@ -54,11 +68,14 @@ def plan(
     pulled_s: float | None,
     price_usd_gpu_hour: float | None,
     time_budget_s: float | None = None,
+    allow_code: bool = False,
 ) -> list[CellPlan]:
     """The plans of the chosen cells here; price and budget replace the recipe's. Raises CallerError, HostError."""
+    # Once more: the file may be another one by now.
+    loaded = _allowed(recipe, allow_code)
     machine = read_machine(engines.engine, choice.gpu_type)
     told = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
-    plans = [cell.model_copy(update=told) for cell in plan_cells(load_recipe(recipe), choice, engines, machine)]
+    plans = [cell.model_copy(update=told) for cell in plan_cells(loaded, choice, engines, machine)]
     if time_budget_s:
         plans = [within(cell, time_budget_s) for cell in plans]
     for cell in plans:

@@ -124,7 +124,7 @@ def test_a_mistake_in_a_recipe_ends_with_2_before_anything_starts(tmp_path: Path
 def test_a_server_that_does_not_start_ends_with_3_its_stage_and_its_last_lines(
     tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str], behaviour: str, told: str
 ) -> None:
-    document["gpu_types"]["cpu"]["environment"] = {"FAKE_VLLM": behaviour}
+    document["gpu_types"]["cpu"]["environment"] = {"TORCH_FAKE_VLLM": behaviour}
     done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
     assert done.returncode == 3
     assert told in done.stderr
@@ -186,7 +186,7 @@ def test_secrets_reach_no_output_and_no_file(
     tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str]
 ) -> None:
     """The stand-in dies and says what it was given: the worst a tool can do."""
-    document["gpu_types"]["cpu"]["environment"] = {"FAKE_VLLM": "tells"}
+    document["gpu_types"]["cpu"]["environment"] = {"TORCH_FAKE_VLLM": "tells"}
     secrets = {
         "HF_TOKEN": "hf_very_secret_token",
         "AWS_SECRET_ACCESS_KEY": "very/secret/key",
@@ -307,7 +307,7 @@ def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
         capture_output=True,
         text=True,
         timeout=300,
-        env=os.environ | fake_engine | {"VLLM_QUALIFY_HOME": str(small), "FAKE_VLLM_UNCLEAR": unclear},
+        env=os.environ | fake_engine | {"VLLM_QUALIFY_HOME": str(small), "TORCH_FAKE_VLLM_UNCLEAR": unclear},
         check=False,
     )
     assert done.returncode == 3, done.stderr

@@ -24,6 +24,7 @@ from tasks import releases
 from tasks.fleet import RELEASE, REQUALIFICATION, TAG, run_on_fleet, start_on_fleet
 from tasks.outcome import HostOutcome, outcome_state, state_of_fleet
 from tests.approval.builder import approved, made_key, publish_report, with_gate
+from tests.recipes import reference, write
 from tests.report.builder import not_passed_report, passed_report
 from vllm_qualify.errors import CallerError
 from vllm_qualify.judge.verdict import Verdict
@@ -95,7 +96,7 @@ def test_an_automation_is_made_once(client: SyncPrefectClient) -> None:
 
 
 def test_a_host_is_asked_for_the_same_release_as_all_others() -> None:
-    request = QualifyRelease(recipe="reference", gpu_types=["cpu"], store="file:///somewhere", renew_days=3)
+    request = QualifyRelease(recipe="reference", allow_code=True, gpu_types=["cpu"], store="file:///somewhere", renew_days=3)
 
     @flow
     def asked() -> dict[str, object]:
@@ -103,7 +104,11 @@ def test_a_host_is_asked_for_the_same_release_as_all_others() -> None:
 
     found = QualifyHost.model_validate(asked())
     assert found == QualifyHost(
-        recipe="reference", choice=request.choice.model_copy(update={"gpu_type": "cpu"}), store=request.store, renew_days=3
+        recipe="reference",
+        allow_code=True,
+        choice=request.choice.model_copy(update={"gpu_type": "cpu"}),
+        store=request.store,
+        renew_days=3,
     )
 
 
@@ -218,6 +223,18 @@ def test_a_flow_that_ends_in_such_a_state_still_gives_its_reports(
     monkeypatch.setattr("flows.qualify.qualify_here", lambda _: no_such_recipe())
     with pytest.raises(CallerError, match="no such recipe"):
         qualified(request)
+
+
+def test_a_recipe_that_runs_code_stops_before_anything_is_looked_for(store: Store, tmp_path: Path) -> None:
+    """The engine's environment is not even there, and no host is asked."""
+    document = reference()
+    document["variants"]["bf16"]["server"] = {"trust-remote-code": True}
+    recipe = str(write(document, tmp_path / "recipe.yaml"))
+    for gpu_types in ([], ["cpu"]):
+        request = QualifyRelease(recipe=recipe, gpu_types=gpu_types, store=store.url, release_key="r")
+        with pytest.raises(CallerError, match=r"the recipe runs code: variants\.bf16\.server\.trust-remote-code"):
+            qualified(request)
+    assert not list(store.keys("")), "the release is not claimed"
 
 
 def no_such_recipe() -> None:
@@ -350,10 +367,10 @@ def test_what_is_approved_is_looked_at_again_on_its_own_host(
         cell.gpu_type,
         cell.profile,
     )
-    assert (request.reuse.of, request.renew_days) == ("all", 14)
+    assert (request.reuse.of, request.renew_days, request.allow_code) == ("all", 14, True)
 
 
 def requalify_of(recipe: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     named = type("Recipe", (), {"name": recipe})
     monkeypatch.setattr("tasks.requalify.load_recipe", lambda _: type("Loaded", (), {"recipe": named}))
-    requalify(Requalify(recipes=[recipe], store=store.url))
+    requalify(Requalify(recipes=[recipe], allow_code=True, store=store.url))

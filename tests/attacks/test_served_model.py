@@ -102,7 +102,8 @@ def test_vllms_own_parser_tells_what_no_key_names(
     document = small(tmp_path)
     document["gpu_types"]["cpu"]["server"] |= arguments
     loaded = load_recipe(str(write(document, tmp_path / "recipe.yaml")))
-    checked = check_recipe(loaded, Choice(gpu_type="cpu", variant="bf16"), candidate_of(engine, engine.identity()), tmp_path)
+    candidate, choice = candidate_of(engine, engine.identity()), Choice(gpu_type="cpu", variant="bf16")
+    checked = check_recipe(loaded, choice, candidate, tmp_path, allow_code=True)
     assert any(told in found.finding.told for found in checked.problems), checked.problems
 
 
@@ -207,7 +208,7 @@ def test_a_hostile_log_is_read_in_seconds(piece: str, size: int) -> None:
 
 def test_a_server_that_serves_another_model_never_gets_ready(tmp_path: Path) -> None:
     plan = plan_for(tmp_path, "healthy")
-    plan = plan.model_copy(update={"environment": {**plan.environment, "FAKE_VLLM_SERVES": "/models/other"}})
+    plan = plan.model_copy(update={"environment": {**plan.environment, "TORCH_FAKE_VLLM_SERVES": "/models/other"}})
     with pytest.raises(RecipeError, match="does not serve what the plan names"), serve(plan, tmp_path, silent):
         pass
 
@@ -217,15 +218,14 @@ def test_a_server_that_serves_another_model_never_gets_ready(tmp_path: Path) -> 
 def test_the_real_vllm_that_is_sent_to_another_model_is_found_out(
     engine: EngineEnvironment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A variable of vLLM's own has it read another folder for the model's name: the one of the regressed weights."""
+    """A variable of the host has vLLM read another folder for the model's name: the one of the regressed weights."""
     home, model = furnished(tmp_path_factory.mktemp("home"), tmp_path_factory), catalog_folder() / "reference"
     shutil.copytree(model / "regressed", tmp_path / "elsewhere")
     redirect = tmp_path / "redirect.json"
     redirect.write_text(json.dumps({str(model / "model"): str(tmp_path / "elsewhere")}))
-    document = small(tmp_path)
-    document["gpu_types"]["cpu"]["environment"] |= {"VLLM_MODEL_REDIRECT_PATH": str(redirect)}
-    recipe = str(write(document, tmp_path / "recipe.yaml"))
-    done = run(home, COMMAND, "run", recipe, VLLM_QUALIFY_ENGINE=str(engine.python.parents[1]))
+    recipe = str(write(small(tmp_path), tmp_path / "recipe.yaml"))
+    host = {"VLLM_MODEL_REDIRECT_PATH": str(redirect), "VLLM_QUALIFY_ENGINE": str(engine.python.parents[1])}
+    done = run(home, COMMAND, "run", recipe, **host)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "class: serves-another" in done.stderr
     assert f"its model is {tmp_path / 'elsewhere'}" in done.stderr

@@ -61,7 +61,8 @@ def recipe_with(folder: Path, server: dict[str, Any], gpu_type: str = "cpu") -> 
 def test_the_seed_recipes_fit_the_oldest_and_the_newest_version(name: str, version: str, gpu_type: str, tmp_path: Path) -> None:
     candidate = find_candidate(version, None, None, silent)
     found = checked(load_recipe(name), candidate, tmp_path, gpu_type=gpu_type)
-    assert (found.version, found.findings, found.fits) == (version, [], True)
+    assert (found.version, found.problems, found.fits) == (version, [], True)
+    assert all(told.finding.name.endswith("trust-remote-code") for told in found.findings)
     assert found.unknown == [UNASKED]
     assert len(found.cells) >= 3
     assert all(f"/{gpu_type}/" in cell for cell in found.cells)
@@ -252,7 +253,7 @@ def test_an_answer_about_a_branch_of_the_hub_is_not_kept(stand_in: Candidate, tm
 def test_an_answer_that_leaves_something_open_is_not_kept(
     stand_in: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_VLLM_UNCLEAR", "no hub\nand more")
+    monkeypatch.setenv("TORCH_FAKE_VLLM_UNCLEAR", "no hub\nand more")
     found = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
     assert found.unknown == ["whether options refuse each other, for 4 of 4 cells: no hub"]
     assert found.fits is None, "nothing was found, and not everything could be looked for"

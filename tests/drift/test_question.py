@@ -77,7 +77,7 @@ def test_an_answer_is_kept_and_known_to_be(engine: EngineEnvironment, tmp_path: 
 def test_what_an_engine_could_not_tell_is_known_after_it(
     engine: EngineEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_VLLM_UNCLEAR", "no hub")
+    monkeypatch.setenv("TORCH_FAKE_VLLM_UNCLEAR", "no hub")
     it = question(engine, tmp_path)
     with asked(it):
         assert it.unasked == ["whether options refuse each other, for 1 of 1 cells: no hub"]

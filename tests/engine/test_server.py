@@ -25,7 +25,7 @@ def plan_for(folder: Path, behaviour: str, startup_timeout_s: float = 30) -> Ser
         revision=None,
         served_model_name="tiny",
         arguments={"max-model-len": 64},
-        environment={"FAKE_VLLM": behaviour},
+        environment={"TORCH_FAKE_VLLM": behaviour},
         startup_timeout_s=startup_timeout_s,
     )
 

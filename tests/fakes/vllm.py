@@ -1,9 +1,9 @@
 """A stand-in for the `vllm` command, for faults that the real one cannot be made to show and for tests that need no model.
 
-`make_engine` writes it as an engine environment. The environment variable FAKE_VLLM, which a recipe can set, picks how it
-behaves: `healthy`, `dies` (at once), `tells` (its environment, and dies), `hangs` (never answers), `sick` (every completion is
-an error), `forgetful` (another text each time). FAKE_VLLM_SERVES is a model that it says it serves, whatever its file says.
-The contract test in tests/live holds its answers to those of the real server.
+`make_engine` writes it as an engine environment. The environment variable TORCH_FAKE_VLLM, a name that a recipe may set, picks
+how it behaves: `healthy`, `dies` (at once), `tells` (its environment, and dies), `hangs` (never answers), `sick` (every
+completion is an error), `forgetful` (another text each time). TORCH_FAKE_VLLM_SERVES is a model that it says it serves,
+whatever its file says. The contract test in tests/live holds its answers to those of the real server.
 """
 
 import json
@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(config_file: str) -> None:
-    behaviour = os.environ.get("FAKE_VLLM", "healthy")
+    behaviour = os.environ.get("TORCH_FAKE_VLLM", "healthy")
     if behaviour == "tells":
         print(f"HF_TOKEN={os.environ['HF_TOKEN']} {dict(os.environ)}", file=sys.stderr)
         sys.exit(1)
@@ -104,7 +104,7 @@ def says_what_it_serves(config: dict[str, Any]) -> str:
     revision, trusts = config.get("revision"), config.get("trust-remote-code", False)
     speculative = json.loads(config["speculative-config"]) if "speculative-config" in config else None
     draft = speculative and f"SpeculativeConfig(method='draft_model', model={speculative.get('model')!r}, num_spec_tokens=3)"
-    model, tokenizer = os.environ.get("FAKE_VLLM_SERVES", config["model"]), config.get("tokenizer", config["model"])
+    model, tokenizer = os.environ.get("TORCH_FAKE_VLLM_SERVES", config["model"]), config.get("tokenizer", config["model"])
     return (
         "(EngineCore pid=1) INFO 11-23 05:00:00 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
         f"model={model!r}, speculative_config={draft}, tokenizer={tokenizer!r}, skip_tokenizer_init=False, "
@@ -127,11 +127,12 @@ def make_engine(folder: Path) -> Path:
 
 
 def knows(question: str) -> None:
-    """As drift/probe.py answers, from the catalog's table, with nothing against any server unless FAKE_VLLM_UNCLEAR is."""
+    """As drift/probe.py answers, from the catalog's table, nothing against any server unless TORCH_FAKE_VLLM_UNCLEAR is."""
     servers = json.loads(question)["servers"]
     judged = {
         "build": "cpu",
-        "servers": [{"parsed": False, "refused": None, "unclear": os.environ.get("FAKE_VLLM_UNCLEAR") or None}] * len(servers),
+        "servers": [{"parsed": False, "refused": None, "unclear": os.environ.get("TORCH_FAKE_VLLM_UNCLEAR") or None}]
+        * len(servers),
     }
     print(json.dumps(table_of(VERSION).model_dump() | judged))
 

@@ -30,7 +30,7 @@ def document(tmp_path: Path) -> Document:
 def recipe(document: Document, folder: Path, behaviour: str, server: dict[str, object]) -> str:
     cpu = document["gpu_types"]["cpu"]
     cpu["server"] |= server
-    cpu["environment"] = cpu.get("environment", {}) | {"FAKE_VLLM": behaviour}
+    cpu["environment"] = cpu.get("environment", {}) | {"TORCH_FAKE_VLLM": behaviour}
     return str(write(document, folder / "mine.yaml"))
 
 
@@ -92,7 +92,7 @@ def test_an_engine_that_cannot_be_asked_ends_the_start(tmp_path: Path, home: Pat
 def test_what_the_engine_could_not_tell_is_in_the_plan_before_anything_is_measured(
     tmp_path: Path, home: Path, document: Document
 ) -> None:
-    environment = engine(tmp_path, SLOW) | {"FAKE_VLLM_UNCLEAR": "no hub"}
+    environment = engine(tmp_path, SLOW) | {"TORCH_FAKE_VLLM_UNCLEAR": "no hub"}
     done = run(home, COMMAND, "run", recipe(document, tmp_path, "healthy", {}), **environment)
     assert "not known: whether options refuse each other, for 1 of 1 cells: no hub" in done.stderr
     # the stand-in has no bench, so that the run ends there

@@ -456,8 +456,12 @@ def test_an_image_for_gpus_does_not_qualify_a_cpu(document: Document) -> None:
 @pytest.fixture
 def on_tensorrt_llm(document: Document) -> Document:
     """FP8 on H200 is served by TensorRT-LLM, on two GPUs; GPU type and profile have arguments for vLLM."""
-    document["variants"]["fp8"] |= {"engine": "tensorrt-llm", "server": {"tensor_parallel_size": 2}, "environment": {"A": "1"}}
-    document["gpu_types"]["h200"] |= {"server": {"tensor-parallel-size": 3}, "environment": {"B": "2"}}
+    document["variants"]["fp8"] |= {
+        "engine": "tensorrt-llm",
+        "server": {"tensor_parallel_size": 2},
+        "environment": {"TLLM_A": "1"},
+    }
+    document["gpu_types"]["h200"] |= {"server": {"tensor-parallel-size": 3}, "environment": {"VLLM_B": "2"}}
     return document
 
 
@@ -465,7 +469,7 @@ def on_tensorrt_llm(document: Document) -> Document:
 def test_a_variant_for_tensorrt_llm_gets_its_own_arguments_alone(on_tensorrt_llm: Document) -> None:
     found = only(plan_cells(loaded(on_tensorrt_llm), Choice(), Engines(engine=TENSORRT_LLM, client=IMAGE), THREE_H200))
     assert (found.server.kind, found.cell.release.engine.kind) == ("tensorrt-llm", "tensorrt-llm")
-    assert (found.server.arguments, found.server.environment) == ({"tensor_parallel_size": 2}, {"A": "1"})
+    assert (found.server.arguments, found.server.environment) == ({"tensor_parallel_size": 2}, {"TLLM_A": "1"})
     assert found.server.gpus == [2, 3]
     assert found.client_image == IMAGE
     assert CellPlan.model_validate_json(found.model_dump_json()) == found

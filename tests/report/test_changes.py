@@ -365,6 +365,17 @@ def test_a_run_that_is_to_be_a_baseline_is_made_one_again() -> None:
     assert "--baseline" not in rerun(plan)
 
 
+@pytest.mark.parametrize(("recipe", "allowed"), [("mine", True), ("reference", False)])
+def test_code_that_ran_is_shown_and_allowed_again(recipe: str, allowed: bool) -> None:
+    report = passed_report()
+    assert "Trusts code" not in dict(facts(report))
+    assert "--allow-code" not in rerun(report.plan)
+    line, cell = "server.middleware: the server imports what it names", report.plan.cell.model_copy(update={"recipe": recipe})
+    trusting = report.model_copy(update={"plan": report.plan.model_copy(update={"code": [line], "cell": cell})})
+    assert dict(facts(trusting))["Trusts code"] == line
+    assert ("--allow-code" in rerun(trusting.plan)) is allowed
+
+
 def test_details_with_a_baseline_are_read_back() -> None:
     report = compared_report()
     found = Report.model_validate_json(report.model_dump_json())

@@ -369,6 +369,23 @@ def test_the_same_release_is_not_measured_beside_itself(store: Store, then: Cell
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("arguments", {"middleware": ["evil.Thing"]}, "it runs code that this recipe does not: server.middleware"),
+        ("environment", {"NCCL_NET_PLUGIN": "evil"}, "it runs code that this recipe does not: environment.NCCL_NET_PLUGIN"),
+        ("environment", {"HF_ENDPOINT": "http"}, "it has variables that no recipe may set: HF_ENDPOINT"),
+    ],
+)
+def test_a_baseline_that_runs_other_code_is_not_served_beside(
+    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, key: str, value: dict[str, Any], told: str
+) -> None:
+    """Its plan comes from the store, and nobody allowed it here."""
+    hostile = then.model_copy(update={"server": then.server.model_copy(update={key: value})})
+    established(store, hostile, tmp_path)
+    assert not_in_turns(store, now).startswith(told)
+
+
+@pytest.mark.parametrize(
     ("key", "value"), [("arguments", {"max-num-seqs": 16}), ("environment", {"VLLM_CPU_KVCACHE_SPACE": "2"})]
 )
 def test_the_same_release_with_another_server_is_measured_beside_it(

@@ -130,6 +130,8 @@ def approved_get(
 
     found = verify(_store(store), cell, _keys(public_key), datetime.now(UTC).date())
     known = {"cell": found.cell, "run": found.run_id, "approved-by": found.by, "expires": str(found.expires)}
+    if found.server.trust_remote_code:
+        known["trusts"] = "the model's own code"
     typer.echo(deployable(found.server, format, deployment_name(cell), known), nl=False)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, RecipeArgument, VllmOption, tell
+from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, AllowCodeOption, RecipeArgument, VllmOption, tell
 
 recipe_app = typer.Typer(help="Check, show and import recipes.", no_args_is_help=True)
 
@@ -33,19 +33,24 @@ def recipe_check(
     gpu_type: Annotated[str | None, typer.Option(help="By default every one of the recipe.")] = None,
     variant: Annotated[str | None, typer.Option(help="By default every one that fits.")] = None,
     profile: Annotated[str | None, typer.Option(help="By default every one that fits.")] = None,
+    allow_code: AllowCodeOption = False,
     json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
 ) -> None:
     """Compare a recipe with what a vLLM takes, without a GPU; by default with the engine that `run` would use."""
     from vllm_qualify.drift.candidate import find_candidate, find_other
     from vllm_qualify.drift.check import check_recipe
     from vllm_qualify.plan.choice import Choice
+    from vllm_qualify.recipe.code import check_allowed
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.home import engine_cache
 
     loaded, choice = load_recipe(recipe), Choice(gpu_type=gpu_type, variant=variant, profile=profile)
+    if not vllm:
+        # An engine that is asked may run the code of the recipe; a table does not.
+        check_allowed(loaded, allow_code)
     candidate = find_candidate(vllm, image, python, tell)
     other = find_other(against, tell) if against else None
-    checked = check_recipe(loaded, choice, candidate, engine_cache(), other)
+    checked = check_recipe(loaded, choice, candidate, engine_cache(), other, allow_code)
     if json:
         typer.echo(checked.as_json())
     else:
@@ -87,14 +92,18 @@ def recipe_import(
     published: Annotated[
         Path | None, typer.Option(help="Of a YAML: the folder of published JSON, which is believed where it has the answer.")
     ] = None,
+    allow_code: AllowCodeOption = False,
 ) -> None:
     """Make a recipe of one of vllm-project/recipes: its servers get exactly the published arguments and environment."""
+    from vllm_qualify.recipe.code import check_import_allowed
     from vllm_qualify.recipe.importing import import_recipe, rendered, write_recipe
 
     chosen = exact_match_filter.value if exact_match_filter else None
     imported = import_recipe(
         source, exact_match_minimum=exact_match_minimum, exact_match_filter=chosen, variant=variant, published=published
     )
+    for line in check_import_allowed(imported.recipe, source, allow_code):
+        tell(f"it runs code: {line}")
     if output is None:
         typer.echo(rendered(imported), nl=False)
     else:

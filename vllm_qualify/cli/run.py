@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm_qualify.engine.launch import Launch
     from vllm_qualify.plan.choice import Choice
 from vllm_qualify.cli.flow import flow_module
-from vllm_qualify.cli.words import NOT_PASSED, PASSED, show, undecided
+from vllm_qualify.cli.words import NOT_PASSED, PASSED, AllowCodeOption, show, undecided
 
 PRIVATE_KEY = "VLLM_QUALIFY_PRIVATE_KEY"
 DEMO_BASELINE = "reference/bf16/cpu/balanced"
@@ -78,6 +78,7 @@ def run(
         float,
         typer.Option(min=0, help="How long to wait for a person to decide, with `vllm-qualify approve` or at the approver."),
     ] = 0,
+    allow_code: AllowCodeOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the exact commands that would start the servers, for any GPU type.")
     ] = False,
@@ -89,13 +90,14 @@ def run(
     choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
     launch = Launch(launcher=launcher, image=image, client_image=client_image)
     if dry_run:
-        _dry_run(recipe, choice, launch, port)
+        _dry_run(recipe, choice, launch, port, allow_code)
         return
     if baseline and establish_baseline:
         raise CallerError("a run that becomes the baseline is not compared", "leave one of the two out", "--baseline")
     against: RunSettings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
     others: RunSettings = {
         "reuse": {"of": reuse.value},
+        "allow_code": allow_code,
         "port": port,
         "price_usd_gpu_hour": price_usd_gpu_hour,
         "time_budget_s": time_budget,
@@ -138,12 +140,15 @@ def _demo(weights: Weights, store: str | None) -> int:
     return _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), Launch(), store, {"establish": establish})
 
 
-def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None) -> None:
+def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None, allow_code: bool) -> None:
     from vllm_qualify.plan.dry_run import scripts
+    from vllm_qualify.recipe.code import check_allowed
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.home import runs_folder
 
-    typer.echo("\n\n".join(scripts(load_recipe(recipe), choice, launch, port, runs_folder())))
+    loaded = load_recipe(recipe)
+    check_allowed(loaded, allow_code)
+    typer.echo("\n\n".join(scripts(loaded, choice, launch, port, runs_folder())))
 
 
 def _qualify(
@@ -160,7 +165,7 @@ def _qualify(
 
     check_launch(launch)
     store = store or default_store_url()
-    _check_early(recipe, choice, launch, store, against)
+    _check_early(recipe, choice, launch, store, against, others.get("allow_code") is True)
     flow = flow_module()
     request = flow.QualifyRelease(recipe=recipe, choice=choice, launch=launch, store=store, against=against, **others)
     results = flow.qualified(request)
@@ -172,16 +177,20 @@ def _qualify(
     return PASSED if results and is_good else NOT_PASSED
 
 
-def _check_early(recipe: str, choice: "Choice", launch: "Launch", store: str, against: "RunSettings") -> None:
+def _check_early(
+    recipe: str, choice: "Choice", launch: "Launch", store: str, against: "RunSettings", allow_code: bool = False
+) -> None:
     """Report a mistake before the orchestrator starts, which takes seconds. The flow checks again where it runs."""
     from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.plan.cells import check_choice
     from vllm_qualify.publish.stores import open_store
+    from vllm_qualify.recipe.code import check_allowed
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.home import make_home
 
     make_home()
     loaded, opened = load_recipe(recipe), open_store(store)
+    check_allowed(loaded, allow_code)
     selection = check_choice(loaded, choice, launch)
     try:
         find_engines(launch)

@@ -18,6 +18,7 @@ from vllm_qualify.errors import CallerError, QualifyError, RecipeError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Choice, Selection, select
 from vllm_qualify.plan.server import server_plan
+from vllm_qualify.recipe.code import check_allowed, code_of, is_of_the_catalog
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import (
@@ -97,19 +98,28 @@ class Checked(NamedTuple):
 
 
 def check_recipe(
-    loaded: LoadedRecipe, choice: Choice, candidate: Candidate, cache: Path, against: Candidate | None = None
+    loaded: LoadedRecipe,
+    choice: Choice,
+    candidate: Candidate,
+    cache: Path,
+    against: Candidate | None = None,
+    allow_code: bool = False,
 ) -> Checked:
     """Check every chosen cell of the recipe. What `choice` leaves open means all that the recipe has.
 
     Raises:
-        CallerError: the recipe has no such GPU type, variant or profile, or nothing of it is for this version.
+        CallerError: the recipe has no such GPU type, variant or profile, or nothing of it is for this version; or it runs code,
+            which is not allowed, and the candidate is an engine, which would run it when it is asked.
         HostError: the candidate cannot be asked.
     """
+    if candidate.table is None:
+        check_allowed(loaded, allow_code)
     left_out = list(_left_out(loaded, choice, candidate.version))
     subjects = list(_subjects(loaded, choice, candidate, left_out))
     away = [] if candidate.table else list(_not_fetched(subjects))
     checked = _check(subjects, candidate, cache)
-    checked = checked._replace(left_out=left_out, unknown=[*checked.unknown, *away])
+    found = [*checked.findings, *_of_code(loaded, checked.cells, allow_code)]
+    checked = checked._replace(left_out=left_out, findings=found, unknown=[*checked.unknown, *away])
     if against is None:
         return checked
     before, now = table_from(against, cache), table_from(candidate, cache)
@@ -133,6 +143,11 @@ def _not_fetched(subjects: Sequence[Subject]) -> Iterator[str]:
             fetch_configuration(model, revision, CHECK)
         except QualifyError as error:
             yield f"the configuration of {model}: {error.problem}"
+
+
+def _of_code(loaded: LoadedRecipe, cells: list[str], allow_code: bool) -> list[FindingOfCells]:
+    is_allowed = allow_code or is_of_the_catalog(loaded)
+    return [FindingOfCells(drift.runs_code(line, is_allowed=is_allowed), cells) for line in code_of(loaded)]
 
 
 def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None] = lambda: None) -> list[str]:

@@ -25,8 +25,10 @@ FindingKind = Literal[
     "refused",
     "perhaps-refused",
     "changed-default",
+    "runs-code",
+    "trusts-code",
 ]
-NOTES = ("perhaps-refused", "changed-default")
+NOTES = ("perhaps-refused", "changed-default", "trusts-code")
 # Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters
 # of an option, and takes a second value of an option for the model: what is found of these counts, whatever the parser says.
 OF_THE_PARSER = ("unknown-field",)
@@ -51,7 +53,7 @@ WORDS = {
 
 
 class Finding(Frozen):
-    """One difference. A changed default, or a refusal by another build, is only reported; all others are problems."""
+    """One difference. A changed default, a refusal by another build and allowed code are only reported; others are problems."""
 
     kind: FindingKind
     name: str
@@ -74,6 +76,12 @@ def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
     if is_of_this_build:
         return Finding(kind="refused", name="server", told=f"vLLM {version} refuses it: {first}")
     return Finding(kind="perhaps-refused", name="server", told=f"vLLM {version}, whose CPU build was asked, says: {first}")
+
+
+def runs_code(line: str, *, is_allowed: bool) -> Finding:
+    """A place of the recipe that runs code."""
+    name, _, why = line.partition(": ")
+    return Finding(kind="trusts-code" if is_allowed else "runs-code", name=name, told=f"{name}: {why}")
 
 
 def unnamed(options: Iterable[str]) -> list[Finding]:

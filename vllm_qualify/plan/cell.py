@@ -83,6 +83,7 @@ class CellPlan(Frozen):
     - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
     - `pulled_s` is how long the pull of the image took; None without a pull.
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
+    - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
     - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
     """
 
@@ -104,6 +105,7 @@ class CellPlan(Frozen):
     pulled_s: float | None = None
     watched: bool = False
     unasked: list[str] = []
+    code: list[str] = []
     gates: list[Gate]
     waivers: list[Waiver] = []
     approval: Approval = Approval()

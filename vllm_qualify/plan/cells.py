@@ -11,12 +11,13 @@ from vllm_qualify.engine.launch import Engines, Launch, check_kind, identity_of
 from vllm_qualify.engine.launchers.registry import LAUNCHERS
 from vllm_qualify.engine.server import ServerPlan, gpu_count
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.plan.cell import Cell, CellPlan, Release
+from vllm_qualify.plan.cell import Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.plan.choice import Choice, Selection, repository_of, select
 from vllm_qualify.plan.gates import gates_of, waivers_of
 from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import check_memory_limit, server_plan
 from vllm_qualify.plan.workload import load_plan, most_clients, num_concurrent, prompts_file, prompts_needed, task_plan
+from vllm_qualify.recipe.code import code_of_server, code_of_task
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments, Variant, covers
 
@@ -100,6 +101,7 @@ def _plan(
     gates = gates_of(recipe, serving, variant, profile)
     server = server.model_copy(update={"gpus": _gpus(gpu_count(server.arguments, server.kind), profile_name, machine)})
     server = with_parts(server, model)
+    accuracy = [task_plan(loaded, settings, server, gates) for settings in recipe.accuracy]
     return CellPlan(
         run_id=new_run_id(),
         cell=Cell(
@@ -113,7 +115,7 @@ def _plan(
         server=server,
         smoke=recipe.smoke,
         smoke_golden=variant.smoke_golden,
-        accuracy=[task_plan(loaded, settings, server, gates) for settings in recipe.accuracy],
+        accuracy=accuracy,
         load=load_plan(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),
         prompts=prompts_file(loaded, profile.load),
         sweep=profile.sweep,
@@ -123,6 +125,7 @@ def _plan(
         price_usd_gpu_hour=serving.price_usd_gpu_hour,
         undrafted=_undrafted(server, machine),
         watched=True,
+        code=[*code_of_server(server.arguments, server.environment), *_of_tasks(accuracy)],
         gates=gates,
         baseline_variant=variant.baseline or selection.variant_name,
         waivers=waivers_of(recipe, selection.gpu_type, selection.variant_name, profile_name),
@@ -130,6 +133,10 @@ def _plan(
         client_image=engines.client,
         client=client,
     )
+
+
+def _of_tasks(tasks: list[TaskPlan]) -> list[str]:
+    return [line for task in tasks for line in code_of_task(task.settings, task.folder)]
 
 
 def _gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:

@@ -8,6 +8,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from vllm_qualify.recipe.environment import check_name
 from vllm_qualify.recipe.values import Frozen, Name, Text
 
 EngineName = Literal["vllm", "tensorrt-llm"]
@@ -33,6 +34,8 @@ _AN_OPTION = re.compile(r"-(?![0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z)")
 def _server_key(key: str) -> str:
     if key.partition(".")[0].replace("_", "-") in SETTABLE_BY_US:
         raise ValueError(f"'{key}' is set by vllm-qualify; leave it out")
+    if key.partition(".")[0] == "env_overrides":
+        raise ValueError(f"'{key}' sets variables: write them under 'environment'")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key):
         raise ValueError(f"'{key}' is not a `vllm serve` option: write it without the leading dashes, like max-model-len")
     return key
@@ -75,6 +78,10 @@ def is_secret_name(name: str) -> bool:
 
 ServerArguments = dict[Annotated[str, AfterValidator(_server_key)], Annotated[JsonValue, AfterValidator(_server_value)]]
 Environment = dict[Annotated[str, AfterValidator(_environment_name)], Annotated[str, Field(strict=True)]]
+"""Of a plan: also one that an earlier version made of a recipe that set other variables."""
+RecipeEnvironment = dict[
+    Annotated[str, AfterValidator(_environment_name), AfterValidator(check_name)], Annotated[str, Field(strict=True)]
+]
 
 
 def _version_range(text: str) -> str:
@@ -107,7 +114,7 @@ class ByVersion(Frozen):
         default=[], description="server arguments and environment names from beside it that these versions do not have"
     )
     server: ServerArguments = Field(default={}, description="over those beside it")
-    environment: Environment = Field(default={}, description="over that beside it")
+    environment: RecipeEnvironment = Field(default={}, description="over that beside it")
 
 
 class Arguments(Frozen):
@@ -117,7 +124,7 @@ class Arguments(Frozen):
         default={},
         description="options of the server; those of the GPU type come first, then the variant's, then the profile's",
     )
-    environment: Environment = Field(
+    environment: RecipeEnvironment = Field(
         default={}, description="variables of the server process, in the same order; numbers are quoted"
     )
     by_version: list[ByVersion] = Field(default=[], description="what differs for some versions of vLLM")

@@ -2,6 +2,7 @@
 
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.loading import catalog_names
 
 COMMAND = ("vllm-qualify", "run")
 
@@ -23,4 +24,5 @@ def rerun(plan: CellPlan, *, anew: bool = True) -> list[str]:
         chosen |= {"--time-budget": f"{plan.load.time_budget_s:.15g}"}
     options = [part for pair in chosen.items() for part in pair]
     reuse = ["--reuse", "none"] if anew else []
-    return [*COMMAND, cell.recipe, *options, *reuse, *(["--establish-baseline"] if plan.establishes else [])]
+    allowed = ["--allow-code"] if plan.code and cell.recipe not in catalog_names() else []
+    return [*COMMAND, cell.recipe, *options, *allowed, *reuse, *(["--establish-baseline"] if plan.establishes else [])]

@@ -22,6 +22,8 @@ from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.choice import Selection
 from vllm_qualify.publish.bundle import evidence_key, read_manifest
 from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.code import code_of_server
+from vllm_qualify.recipe.environment import may_be_set
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report, load_report
@@ -219,6 +221,10 @@ def _cannot_be_beside(plan: CellPlan, then: CellPlan) -> str | None:
     by_us, by_them = ((server.arguments, server.environment, server.draft_digest) for server in (ours, theirs))
     if (plan.cell.release, by_us) == (release, by_them):
         return "it is the same release with the same server"
+    if unknown := [name for name in theirs.environment if not may_be_set(name)]:
+        return f"it has variables that no recipe may set: {', '.join(unknown)}"
+    if another := [line for line in code_of_server(theirs.arguments, theirs.environment) if line not in plan.code]:
+        return f"it runs code that this recipe does not: {'; '.join(another)}"
     if ours.engine.launcher != theirs.engine.launcher:
         return "it is launched in another way"
     if then.fingerprint.gpu_type != plan.fingerprint.gpu_type:

@@ -46,15 +46,15 @@ fuzz = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCh
 
 RICH_MODEL = model_document(
     meta__hardware={"xeon6": "verified", "h200": "verified"},
-    model__base_env={"A": "1"},
+    model__base_env={"VLLM_A": "1"},
     model__docker_image={"nvidia": {"cu129": "a", "cu130": "b"}, "intel": "c"},
     model__min_vllm_version="0.12.0",
     variants__default__tp={"hopper": 2, "default": 4},
     variants__default__extra_args=["--max-num-seqs", "64"],
-    variants__default__extra_env={"B": "2"},
+    variants__default__extra_env={"VLLM_B": "2"},
     variants__default__precision_hardware={"brand": "NVIDIA"},
     variants__default__default_modes={"spec": "one"},
-    variants__default__hardware_overrides={"h200": {"extra_args": ["--x"], "extra_env": {"C": "3"}}},
+    variants__default__hardware_overrides={"h200": {"extra_args": ["--x"], "extra_env": {"VLLM_C": "3"}}},
     variants__default__model_id="Org/A-Model-FP8",
     variants__default__supported_hardware=["h200"],
     compatible_strategies=["single_node_tp", "multi_node_tp"],
@@ -119,10 +119,10 @@ def test_any_command_is_a_valid_recipe_or_one_error(document: Document, tmp_path
 @fuzz
 @given(
     document=mutated(
-        published_document("-tp", "2", "--speculative-config", '{"method": "mtp"}', env={"A": "1"}, worker_argv=[])
+        published_document("-tp", "2", "--speculative-config", '{"method": "mtp"}', env={"VLLM_A": "1"}, worker_argv=[])
     )
 )
-@example(document=published_document(env={"A": "\ud800"}))
+@example(document=published_document(env={"VLLM_A": "\ud800"}))
 @example(document=published_document(docker_image="a\nname: b"))
 @example(document=published_document(variant="\x85"))
 def test_any_mutated_json_is_a_valid_recipe_or_one_error(document: Document, tmp_path: Path) -> None:
@@ -167,5 +167,5 @@ def test_the_document_that_is_mutated_is_a_valid_recipe(tmp_path: Path) -> None:
             "one": True,
             "t": True,
         },
-        {"A": "1", "B": "2", "C": "3"},
+        {"VLLM_A": "1", "VLLM_B": "2", "VLLM_C": "3"},
     )

@@ -60,7 +60,7 @@ def test_the_load_fits_the_server(words: list[str], load: tuple[int, int, int, i
 def test_the_written_recipe_loads_and_says_where_it_comes_from(tmp_path: Path) -> None:
     folder = tmp_path / "Org" / "A-Model" / "hw"
     folder.mkdir(parents=True)
-    result = imported(written(published_document("--host", "h", env={"A": "1"}), folder))
+    result = imported(written(published_document("--host", "h", env={"VLLM_A": "1"}), folder))
     path = tmp_path / "recipe.yaml"
     write_recipe(result, path)
     assert load_recipe(str(path)).recipe == result.recipe

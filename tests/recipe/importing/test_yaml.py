@@ -124,14 +124,14 @@ def test_yaml_is_put_together_by_gpu_type(changes: Document, h200: Document, b20
 
 def test_a_later_layer_of_yaml_goes_over_an_earlier_one(tmp_path: Path) -> None:
     layers = {
-        "model__base_env": {"A": 1, "B": "base"},
-        "variants__default__extra_env": {"B": "variant", "C": "variant"},
-        "variants__default__hardware_overrides__h200__extra_env": {"C": "h200"},
-        "hardware_overrides__hopper__extra_env": {"D": "hopper"},
+        "model__base_env": {"VLLM_A": 1, "VLLM_B": "base"},
+        "variants__default__extra_env": {"VLLM_B": "variant", "VLLM_C": "variant"},
+        "variants__default__hardware_overrides__h200__extra_env": {"VLLM_C": "h200"},
+        "hardware_overrides__hopper__extra_env": {"VLLM_D": "hopper"},
         "variants__default__extra_args": ["--seed", "2"],
     }
     serving = imported(repository(tmp_path, model_document(**layers))).recipe.gpu_types["h200"]
-    assert serving.environment == {"A": "1", "B": "variant", "C": "h200", "D": "hopper"}
+    assert serving.environment == {"VLLM_A": "1", "VLLM_B": "variant", "VLLM_C": "h200", "VLLM_D": "hopper"}
     assert serving.server["seed"] == 2
 
 

@@ -1,0 +1,218 @@
+"""What of a recipe runs code: who qualifies another's recipe reads this first, and says that it may."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from pydantic import JsonValue
+
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.environment import why_code
+from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
+from vllm_qualify.recipe.serving import Arguments, Environment, ServerArguments
+from vllm_qualify.recipe.workload import Accuracy
+from vllm_qualify.recipe.yaml_text import MOST_CHARACTERS
+
+ALLOW = "--allow-code"
+
+_OF_THE_MODEL = "the model's own Python code runs in the server"
+_IMPORTED = "the server imports what it names"
+_OF_LOGGING = "the server's logging is made from this file, which can name any code"
+_OF_OTHER_HOSTS = "the server unpickles what another host sends"
+# By vLLM's and TensorRT-LLM's names, with dashes.
+_OPTIONS = {
+    "trust-remote-code": _OF_THE_MODEL,
+    **dict.fromkeys(("tool-parser-plugin", "tool-call-parser-plugin", "reasoning-parser-plugin"), _IMPORTED),
+    **dict.fromkeys(("io-processor-plugin", "logits-processors", "middleware", "model-class-overrides"), _IMPORTED),
+    **dict.fromkeys(("worker-cls", "worker-extension-cls", "scheduler-cls", "inductor-passes"), _IMPORTED),
+    **dict.fromkeys(("custom-tokenizer", "custom-module-dirs", "ray-worker-extension-cls"), _IMPORTED),
+    **dict.fromkeys(("log-config-file", "pylogging-config-file"), _OF_LOGGING),
+    **dict.fromkeys(("data-parallel-address", "master-addr"), _OF_OTHER_HOSTS),
+    "tool-server": "tools that it names run what the model writes",
+    "cache-dir": "the server loads compiled code from this folder",
+}
+# The last words of other options that take the name of a class, a module or a plugin.
+_NAMES_CODE = re.compile(r"(^|-)(cls|class|plugins?|module|module-path)$")
+# vLLM accepts the beginning of an option's name. These begin like one of the above, and are whole names.
+_WHOLE_NAMES = ("model", "reasoning-parser", "tool-call-parser")
+_INDUCTOR = "inductor-compile-config"
+_METHOD, _OWN_CLASS = "method", "custom-class"
+# Like package.module.Class. Options such as distributed-executor-backend take a known word, or this.
+_QUALIFIED_NAME = re.compile(r"[^\W\d]\w*([.:][^\W\d]\w*)+")
+_NOT_QUALIFIED = ("chat-template", "allowed-media-domains")
+
+_TASKS_CODE = "lm-eval runs what its task_folder says: templates, metrics and functions"
+_FUNCTION, _INCLUDE = "!function", "include"
+
+
+def check_allowed(loaded: LoadedRecipe, allow_code: bool) -> None:
+    """Raises CallerError if the recipe runs code, and is neither the catalog's nor allowed to."""
+    if not allow_code and not is_of_the_catalog(loaded) and (found := code_of(loaded)):
+        raise _not_allowed(found, "RECIPE")
+
+
+def check_import_allowed(recipe: Recipe, source: Path, allow_code: bool) -> list[str]:
+    """What of an imported recipe runs code. Raises CallerError if there is any, and that is not allowed."""
+    found = code_of(LoadedRecipe(recipe=recipe, folder=source.parent.absolute()))
+    if found and not allow_code:
+        raise _not_allowed(found, str(source))
+    return found
+
+
+def _not_allowed(found: list[str], place: str) -> CallerError:
+    remedy = f"read what it names, then add {ALLOW} (of a deployment: allow_code)"
+    return CallerError(f"the recipe runs code: {'; '.join(found)}", remedy, place)
+
+
+def is_of_the_catalog(loaded: LoadedRecipe) -> bool:
+    """Whether the recipe came with this package: then its code is this project's own choice."""
+    return loaded.folder == catalog_folder().resolve()
+
+
+def code_of(loaded: LoadedRecipe) -> list[str]:
+    """Each place of a recipe that runs code, with what it does; empty if the recipe is data alone."""
+    recipe = loaded.recipe
+    layers = [line for place, layer in _layers(recipe) for line in _of_layer(layer, place)]
+    return [*layers, *(line for each in recipe.accuracy for line in code_of_task(each, _folder(loaded, each)))]
+
+
+def code_of_server(server: ServerArguments, environment: Environment, place: str = "") -> list[str]:
+    """Each option and variable of a server that runs code, with what it does."""
+    options = [line for name, value in server.items() for line in _of_key(name, value, f"{place}server")]
+    reasons = ((name, why_code(name, value)) for name, value in environment.items())
+    return [*dict.fromkeys(options), *(f"{place}environment.{name}: it {why}" for name, why in reasons if why)]
+
+
+def code_of_task(settings: Accuracy, folder: Path | None) -> list[str]:
+    """What lm-eval runs of a task's own folder; empty for a task of lm-eval."""
+    if folder is None:
+        return []
+    place = f"accuracy.{settings.task}"
+    return [f"{place}: {_TASKS_CODE}", *(f"{place}: {found}" for found in _functions_in(folder))]
+
+
+def _layers(recipe: Recipe) -> Iterator[tuple[str, Arguments]]:
+    yield from ((f"variants.{name}.", variant) for name, variant in recipe.variants.items())
+    for gpu_type, serving in recipe.gpu_types.items():
+        yield f"gpu_types.{gpu_type}.", serving
+        yield from ((f"gpu_types.{gpu_type}.profiles.{name}.", profile) for name, profile in serving.profiles.items())
+
+
+def _of_layer(layer: Arguments, place: str) -> Iterator[str]:
+    yield from code_of_server(layer.server, layer.environment, place)
+    for number, entry in enumerate(layer.by_version):
+        yield from code_of_server(entry.server, entry.environment, f"{place}by_version.{number}.")
+
+
+def _folder(loaded: LoadedRecipe, settings: Accuracy) -> Path | None:
+    return loaded.path(settings.task_folder) if settings.task_folder else None
+
+
+# --- options
+
+
+def _of_key(name: str, value: JsonValue, place: str) -> Iterator[str]:
+    """What an option runs. Its name may go into the option, as in `compilation-config.backend`."""
+    written, *path = name.split(".")
+    name, place = written.replace("_", "-"), f"{place}.{written}"
+    if name.startswith("no-") and isinstance(value, bool):
+        name, value = name.removeprefix("no-"), not value
+    for key in reversed(path):
+        value = {key: value}
+    option = next((option for option in _OPTIONS if option.startswith(name)), None) if name not in _WHOLE_NAMES else None
+    yield from _of_value(option or name, value, place)
+
+
+def _of_value(name: str, value: JsonValue, place: str) -> Iterator[str]:
+    if value is False or value is None or value == [] or value == {}:
+        return
+    if why := _OPTIONS.get(name) or (_IMPORTED if _NAMES_CODE.search(name) else None):
+        yield f"{place}: {why}"
+        return
+    value = _parsed(value)
+    if name == _INDUCTOR and _has_text(value):
+        yield f"{place}: it can name compilers and code that the server runs"
+    for inner, found in value.items() if isinstance(value, dict) else ():
+        yield from _of_value(inner.replace("_", "-"), found, f"{place}.{inner}")
+    for found in value if isinstance(value, list) else (value,):
+        if isinstance(found, str) and _is_code(name, found):
+            yield f"{place}: {_IMPORTED}"
+        elif isinstance(found, dict | list) and found is not value:
+            yield from _of_value(name, found, place)
+
+
+def _is_code(name: str, text: str) -> bool:
+    if name == _METHOD:
+        return text.replace("_", "-") == _OWN_CLASS
+    return name not in _NOT_QUALIFIED and bool(_QUALIFIED_NAME.fullmatch(text))
+
+
+def _parsed(value: JsonValue) -> JsonValue:
+    """A value that is JSON in a text is to the engine what the JSON says."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            parsed: JsonValue = json.loads(value)
+        except ValueError:
+            return value
+        return parsed
+    return value
+
+
+def _has_text(value: JsonValue) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, str) or any(map(_has_text, inner))
+
+
+# --- task folders
+
+
+def _functions_in(folder: Path) -> Iterator[str]:
+    """Each function that the folder's YAML names, in the folder or in what it includes; nothing of it is run."""
+    waiting, seen = sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml")), set[Path]()
+    while waiting:
+        path = waiting.pop(0)
+        if path.resolve() in seen:
+            continue
+        seen.add(path.resolve())
+        try:
+            document = _composed(path)
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            yield f"{_shown(path, folder)} cannot be read as YAML"
+            continue
+        functions = dict.fromkeys(str(node.value) for node in _nodes(document) if node.tag == _FUNCTION)
+        yield from (f"{_shown(path, folder)} has {_FUNCTION} {function}" for function in functions)
+        waiting += [path.parent / included for included in _included(document)]
+
+
+def _composed(path: Path) -> yaml.Node | None:
+    if not path.is_file() or path.stat().st_size > MOST_CHARACTERS:
+        raise ValueError
+    # A node has its tag and its text: no constructor runs.
+    return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+
+
+def _shown(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+def _nodes(document: yaml.Node | None) -> Iterator[yaml.Node]:
+    """Every node once, however often it is referred to."""
+    waiting, seen = [document] if document else [], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+
+
+def _included(document: yaml.Node | None) -> list[str]:
+    named = (value for key, value in document.value if key.value == _INCLUDE) if isinstance(document, yaml.MappingNode) else ()
+    return [node.value for value in named for node in _nodes(value) if isinstance(node, yaml.ScalarNode)]
