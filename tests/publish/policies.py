@@ -38,8 +38,14 @@ def resources(statement: Statement, arn: str = "arn:aws:s3:::bucket") -> list[st
 
 
 def let_publish(owner: Settings, bucket: str, user: str) -> None:
-    """Give a user of the gateway the policy `publisher` of infra/terraform."""
-    statements = [
+    """Give a user of the gateway the policy `publisher` of infra/terraform.
+
+    An object belongs to whoever wrote it here, so the bucket's owner is allowed to read it; on AWS it belongs to the bucket.
+    """
+    owners = {"Effect": "Allow", "Principal": {"AWS": ["arn:aws:iam:::user/tester"]}, "Action": "s3:*"}
+    all_of_it = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    statements: list[dict[str, Any]] = [owners | {"Resource": all_of_it}]
+    statements += [
         {
             "Effect": "Allow",
             "Principal": {"AWS": [f"arn:aws:iam:::user/{user}"]},
