@@ -28,7 +28,7 @@ with_every_hash_of_torch() {
 bootstrap_uv
 torch_wheel
 # What runs in production, and what installs the project there.
-lock orchestrator.txt pyproject.toml --group build "$@"
+lock orchestrator.txt pyproject.toml --group build --constraint infra/requirements/constraints.in "$@"
 lock development.txt --group pyproject.toml:dev --constraint infra/requirements/orchestrator.txt "$@"
 lock engine.txt infra/requirements/engine.in --override infra/requirements/engine-without.txt --find-links .wheels "$@"
 with_every_hash_of_torch

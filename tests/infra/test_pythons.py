@@ -121,7 +121,7 @@ def test_every_install_from_a_lock_asks_for_hashes() -> None:
 
 def test_torchs_lock_has_its_wheel_for_every_python() -> None:
     """PyTorch's CPU wheel is on no general index, so its hashes are kept by hand."""
-    known = dict(reversed(line.split()) for line in (REQUIREMENTS / "torch.sha256").read_text().splitlines())
+    known = {line.split()[1]: line.split()[0] for line in (REQUIREMENTS / "torch.sha256").read_text().splitlines()}
     version = shell("locked_version torch engine").stdout.strip()
     pythons = [f"cp{python.replace('.', '')}" for python in shell("printf '%s ' ${pythons[@]}").stdout.split()]
     machines = ("aarch64", "x86_64")
