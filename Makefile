@@ -1,4 +1,4 @@
-.PHONY: bench bench-gates demo test test-quick test-pythons setup lock lint
+.PHONY: bench bench-gates demo test test-quick test-pythons setup lock lint sbom
 
 QUICK = not (engine or docker or s3 or browser or fleet or prefect)
 
@@ -40,3 +40,9 @@ setup:
 
 lock:
 	bash infra/lock.sh
+
+# A bill of materials (CycloneDX) of the Python packages in the images.
+sbom:
+	bash infra/setup.sh orchestrator
+	.venv/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
+	  --output-file sbom.cdx.json infra/requirements/orchestrator.txt

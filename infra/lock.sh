@@ -9,7 +9,7 @@ header="# Locked by \`make lock\`; edit pyproject.toml or the .in file, not this
 lock() {
   local out=infra/requirements/$1
   shift
-  cp "$out" "$out.new"
+  [ ! -f "$out" ] || cp "$out" "$out.new"
   # fewest: one version of a package for all Pythons, so that numbers do not depend on the Python
   "$uv" pip compile --quiet --universal --python-version "${pythons[0]}" --fork-strategy fewest --generate-hashes \
     --no-header --no-emit-index-url --no-emit-find-links --no-annotate --output-file "$out.new" "$@"
@@ -17,11 +17,18 @@ lock() {
   mv "$out.new" "$out"
 }
 
-# Only torch's wheel for this Python is available (infra/python.sh): its hash would lock out the other Pythons.
-without_hash_of_torch() { sed -i '/^torch==/,/[^\\]$/{s/ \\$//; /--hash/d}' infra/requirements/engine.txt; }
+# Only the wheel for this Python is at hand (infra/python.sh), and the lock is for all of them.
+with_every_hash_of_torch() {
+  hashes=$(sed 's/^\([0-9a-f]*\) .*/    --hash=sha256:\1/; $!s/$/ \\/' infra/requirements/torch.sha256) \
+    awk '/^torch==/ { print $1 " \\"; print ENVIRON["hashes"]; left_out = 1 } !left_out { print } /[^\\]$/ { left_out = 0 }' \
+    infra/requirements/engine.txt > infra/requirements/engine.txt.new
+  mv infra/requirements/engine.txt.new infra/requirements/engine.txt
+}
 
 bootstrap_uv
 torch_wheel
-lock orchestrator.txt pyproject.toml --group dev "$@"
+# What runs in production, and what installs the project there.
+lock orchestrator.txt pyproject.toml --group build --constraint infra/requirements/constraints.in "$@"
+lock development.txt --group pyproject.toml:dev --constraint infra/requirements/orchestrator.txt "$@"
 lock engine.txt infra/requirements/engine.in --override infra/requirements/engine-without.txt --find-links .wheels "$@"
-without_hash_of_torch
+with_every_hash_of_torch

@@ -48,7 +48,7 @@ locked_version() { sed -n "s/^$1==\([^ ]*\).*/\1/p" "infra/requirements/$2.txt";
 uv=.venv/bin/uv
 bootstrap_uv() {
   [ -x .venv/bin/python ] || new_environment .venv
-  [ -x "$uv" ] || .venv/bin/python -m pip install --quiet --no-deps --require-hashes --requirement <(locked uv orchestrator)
+  [ -x "$uv" ] || .venv/bin/python -m pip install --quiet --no-deps --require-hashes --requirement <(locked uv development)
   # uv does not read pip's configuration; an index that is set there is meant for it too.
   local index
   index=$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)
@@ -56,11 +56,19 @@ bootstrap_uv() {
 }
 
 # PyTorch's CPU wheel is on no general index: first where pip's own configuration looks, else PyTorch's index. Only this wheel
-# is ever asked of that index, so that no other install depends on it.
+# is ever asked of that index, so that no other install depends on it. Wherever it comes from, its SHA-256 must be known.
 torch_wheel() {
   local wanted
   wanted=$(grep -h '^torch==' infra/requirements/engine.in)
-  ls .wheels/torch-*.whl >/dev/null 2>&1 && [ "$(cat .wheels/wanted 2>/dev/null)" = "$wanted" ] && return
+  if ! ls .wheels/torch-*.whl >/dev/null 2>&1 || [ "$(cat .wheels/wanted 2>/dev/null)" != "$wanted" ]; then
+    fetch_torch "$wanted"
+  fi
+  (cd .wheels && sha256sum --check --ignore-missing --quiet ../infra/requirements/torch.sha256) >&2 \
+    || fail ".wheels has no wheel of infra/requirements/torch.sha256; remedy: rm -r .wheels, or for a new version write the SHA-256 of its wheels there"
+}
+
+fetch_torch() {
+  local wanted=$1
   rm -rf .wheels
   say "fetching $wanted"
   .venv/bin/python -m pip download --quiet --no-deps --dest .wheels "$wanted" 2>/dev/null \

@@ -10,11 +10,11 @@ is_built() { [ "$(cat "$1/built-from" 2>/dev/null)" = "$2" ]; }
 
 orchestrator() {
   local stamp
-  stamp=$(built_from infra/requirements/orchestrator.txt pyproject.toml)
+  stamp=$(built_from infra/requirements/orchestrator.txt infra/requirements/development.txt pyproject.toml)
   is_built .venv "$stamp" && return
   say "building .venv, the orchestrator environment"
   bootstrap_uv
-  "$uv" pip sync --compile-bytecode --require-hashes --python .venv infra/requirements/orchestrator.txt
+  "$uv" pip sync --compile-bytecode --require-hashes --python .venv infra/requirements/{orchestrator,development}.txt
   "$uv" pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
   echo "$stamp" > .venv/built-from
 }
@@ -27,7 +27,7 @@ engine() {
   bootstrap_uv
   new_environment .venv-engine
   torch_wheel
-  "$uv" pip sync --compile-bytecode --python .venv-engine --find-links .wheels infra/requirements/engine.txt
+  "$uv" pip sync --compile-bytecode --require-hashes --python .venv-engine --find-links .wheels infra/requirements/engine.txt
   name_vllm
   echo "$stamp" > .venv-engine/built-from
 }

@@ -12,7 +12,7 @@ test_on() {
   local environment
   environment=.venv-pythons/$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   "$uv" venv --quiet --clear --python "$1" "$environment"
-  "$uv" pip sync --quiet --require-hashes --python "$environment" infra/requirements/orchestrator.txt
+  "$uv" pip sync --quiet --require-hashes --python "$environment" infra/requirements/{orchestrator,development}.txt
   "$uv" pip install --quiet --python "$environment" --no-deps --no-build-isolation --editable .
   "$environment/bin/python" -m pytest --quiet --numprocesses 2 -m "not ($needs)" "${rooms[@]}"
 }

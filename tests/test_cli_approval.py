@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import CELL, NEWER, RUN, made_key, publish_report, with_gate
+from tests.terminal import typed
 from vllm_qualify import cli
-from vllm_qualify.approval.signing import PRIVATE_KEY, PUBLIC_KEY
+from vllm_qualify.approval.signing import PASSWORD, PRIVATE_KEY, PUBLIC_KEY
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 
@@ -138,7 +139,46 @@ def test_without_a_key_nothing_is_decided(command: Command, monkeypatch: pytest.
 
 def test_a_key_is_made_once(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "fresh.pem"
-    code, out, _ = command("key", "new", str(path))
+    code, out, _ = command("key", "new", "--no-passphrase", str(path))
     assert (code, f"{path}.pub" in out, path.stat().st_mode & 0o777) == (0, True, 0o600)
-    code, _, err = command("key", "new", str(path))
+    assert "ENCRYPTED" not in path.read_text()
+    code, _, err = command("key", "new", "--no-passphrase", str(path))
     assert (code, "keys are not replaced" in err) == (2, True)
+
+
+def test_a_key_without_a_passphrase_is_asked_for_by_name(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("key", "new", str(tmp_path / "fresh.pem"))
+    assert (code, f"{PASSWORD}_FILE" in err, "--no-passphrase" in err) == (2, True, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("store")
+def test_a_program_has_the_passphrase_of_its_key_in_a_file(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path, password = tmp_path / "fresh.pem", tmp_path / "password"
+    password.write_text("open sesame\n")
+    password.chmod(0o600)
+    monkeypatch.setenv(f"{PASSWORD}_FILE", str(password))
+    assert command("key", "new", str(path))[0] == 0
+    assert ("ENCRYPTED" in path.read_text(), path.stat().st_mode & 0o777) == (True, 0o600)
+    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(path))
+    monkeypatch.setenv(f"{PUBLIC_KEY}_FILE", f"{path}.pub")
+    assert command("approve", RUN, *WHO)[0] == 0
+    monkeypatch.delenv(f"{PASSWORD}_FILE")
+    code, _, err = command("approve", RUN, *WHO)
+    assert (code, "the private key is encrypted" in err, f"{PASSWORD}_FILE" in err) == (2, True, True)
+    assert command("verify", CELL)[0] == 0
+
+
+def test_a_person_is_asked_for_the_passphrase(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key opens, so what is told is that its evidence of a few words is not judged again."""
+    path, asked = tmp_path / "fresh.pem", "Passphrase of the private key"
+    code, shown = typed(["key", "new", str(path)], [(asked, "open sesame"), ("Repeat for confirmation", "open sesame")])
+    assert (code, "open sesame" in shown, "ENCRYPTED" in path.read_text()) == (0, False, True)
+    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(path))
+    code, shown = typed(["approve", RUN, *WHO], [(asked, "open sezam")])
+    assert (code, "does not open the private key" in shown, "open sezam" in shown) == (2, True, False)
+    code, shown = typed(["approve", RUN, *WHO], [(asked, "open sesame")])
+    assert (code, "does not open" in shown) == (10, False), shown
+    assert list(store.keys("approvals/")) == []

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tests.approval.builder import publish_report
 from tests.report.builder import image_report
 from vllm_qualify import cli
-from vllm_qualify.approval.signing import PRIVATE_KEY, PUBLIC_KEY
+from vllm_qualify.approval.signing import PASSWORD, PRIVATE_KEY, PUBLIC_KEY
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.plan.cell import Cell
@@ -117,6 +117,8 @@ def desk(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     for kind, name in ((PRIVATE_KEY, "approval.key"), (PUBLIC_KEY, "approval.key.pub")):
         monkeypatch.setenv(f"{kind}_FILE", str(tmp_path / name))
+    # Here is no terminal to ask on.
+    monkeypatch.setenv(PASSWORD, "Ada's passphrase")
     publish_adas_run(home)
     return tmp_path
 

@@ -2,19 +2,24 @@
 # machine, and the `process` launcher starts the image's own vLLM. From the root of a checkout:
 #
 #   docker build --file infra/image/engine.Dockerfile \
-#     --build-arg VLLM_IMAGE=vllm/vllm-openai:v0.32.0 --tag vllm-qualify-engine:v0.32.0 .
+#     --build-arg VLLM_IMAGE=vllm/vllm-openai:v0.32.0@sha256:… --tag vllm-qualify-engine:v0.32.0 .
+#
+# Give vLLM's image by the digest that was qualified, or that `python -m infra.lock_images` writes here.
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+ARG BASE_IMAGE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 ARG PYTHON=3.11
 
 # vLLM's image has another Python and other pins (docs/design/0001): the project brings a Python of its own, which needs
 # nothing of the distribution that it lands in.
-FROM python:${PYTHON}-slim-bookworm AS orchestrator
+FROM ${BASE_IMAGE} AS orchestrator
 ARG PYTHON
 WORKDIR /opt/vllm-qualify
 ENV UV_PYTHON_INSTALL_DIR=/opt/python UV_LINK_MODE=copy UV_NO_CACHE=1
 COPY infra/requirements/orchestrator.txt infra/requirements/orchestrator.txt
-RUN sed -n '/^uv==/,/[^\\]$/p' infra/requirements/orchestrator.txt > uv.txt \
- && pip install --no-cache-dir --no-deps --require-hashes --requirement uv.txt \
+# Of the tools of development only uv, which stays in this stage.
+COPY infra/requirements/development.txt /tmp/development.txt
+RUN sed -n '/^uv==/,/[^\\]$/p' /tmp/development.txt > /tmp/uv.txt \
+ && pip install --no-cache-dir --no-deps --require-hashes --requirement /tmp/uv.txt \
  && uv python install "$PYTHON" \
  && uv venv --python "$PYTHON" --python-preference only-managed .venv \
  && uv pip install --python .venv --no-deps --require-hashes --requirement infra/requirements/orchestrator.txt

@@ -161,6 +161,8 @@ data "aws_iam_policy_document" "bucket" {
       "${local.store}/stages/*",
       "${local.store}/approvals/*/decision.json",
       "${local.store}/approvals/*/approval.json",
+      "${local.store}/approvals/*/entry.json",
+      "${local.store}/approvals/*/revocation.json",
       "${local.store}/.store",
       "${local.store}/.store-*",
     ]

@@ -32,7 +32,7 @@ from vllm_qualify.approval.board import BOARD_KEY
 from vllm_qualify.approval.decision import AUTOMATIC, ruling
 from vllm_qualify.approval.errors import DecidedError, OtherKeyError, OvertakenError, RevokedError, TamperedError
 from vllm_qualify.approval.index import index_problem, read_index, write_index
-from vllm_qualify.approval.layout import INDEX_KEY, approval_key, decision_key, pointer_key
+from vllm_qualify.approval.layout import INDEX_KEY, approval_key, decision_key, entry_key, pointer_key
 from vllm_qualify.approval.pointer import read_pointer, revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import Index
@@ -92,7 +92,14 @@ class Mortal(Wrapped):
             raise KilledError
 
 
-WRITES = [decision_key(CELL, RUN), approval_key(CELL, RUN), pointer_key(CELL), INDEX_KEY, BOARD_KEY]
+WRITES = [
+    decision_key(CELL, RUN),
+    approval_key(CELL, RUN),
+    pointer_key(CELL),
+    entry_key(CELL, RUN),
+    INDEX_KEY,
+    BOARD_KEY,
+]
 
 
 def approvals(store: Store) -> dict[str, bytes]:

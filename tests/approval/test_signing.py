@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from vllm_qualify.approval.errors import OtherKeyError, TamperedError
 from vllm_qualify.approval.signing import (
+    MOST_PASSWORD_BYTES,
     PASSWORD,
     PRIVATE_KEY,
     PUBLIC_KEY,
@@ -43,6 +44,8 @@ def no_outer_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (PRIVATE_KEY, PUBLIC_KEY):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(f"{name}_FILE", raising=False)
+    monkeypatch.delenv(PASSWORD, raising=False)
+    monkeypatch.delenv(f"{PASSWORD}_FILE", raising=False)
 
 
 def pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey, password: bytes | None = None) -> str:
@@ -101,6 +104,45 @@ def test_an_encrypted_key_needs_its_password(monkeypatch: pytest.MonkeyPatch) ->
         private_key(text)
     monkeypatch.setenv(PASSWORD, "open sesame")
     assert private_key(text).public_key.keytype == "ed25519"
+
+
+def test_a_password_may_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = new_key(tmp_path / "key", b"open sesame")
+    file = tmp_path / "password"
+    monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv(f"{PASSWORD}_FILE", str(file))
+    with pytest.raises(CallerError, match="the password cannot be read: No such file"):
+        private_key()
+    file.write_text("\n")
+    file.chmod(0o600)
+    with pytest.raises(CallerError, match="the password is empty"):
+        private_key()
+    file.write_text("open sesame\n")
+    assert private_key().public_key == made
+    file.chmod(0o604)
+    with pytest.raises(CallerError, match="every user of this machine may use the password"):
+        private_key()
+
+
+def test_a_person_may_be_asked_for_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = new_key(tmp_path / "key", b"open sesame")
+    text = (tmp_path / "key").read_text()
+    assert "ENCRYPTED" in text
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert private_key(text, lambda: "open sesame").public_key == made
+    with pytest.raises(CallerError, match="this password does not open the private key") as raised:
+        private_key(text, lambda: "wrong")
+    assert raised.value.__cause__ is None
+    monkeypatch.setenv(PASSWORD, "open sesame")
+    assert private_key(text, lambda: pytest.fail("nobody is asked")).public_key == made
+
+
+def test_a_password_that_no_library_reads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="too long"):
+        new_key(tmp_path / "key", b"a" * (MOST_PASSWORD_BYTES + 1))
+    assert list(tmp_path.iterdir()) == []
+    new_key(tmp_path / "key", b"a" * MOST_PASSWORD_BYTES)
+    assert private_key((tmp_path / "key").read_text(), lambda: "a" * MOST_PASSWORD_BYTES)
 
 
 def test_a_password_beside_a_plain_key_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,10 @@ from tests.infra.files import GUIDE, KUBERNETES, ROOT, deployments, document, do
 # Of the development scripts in infra/, which no operator sets.
 SOURCES = ("vllm_qualify", "tasks", "flows", "deployments")
 # Where a name is made of parts.
-COMPOSED = {f"VLLM_QUALIFY_{rest}" for rest in ("PRIVATE_KEY_FILE", "PRIVATE_KEY_PASSWORD", "PUBLIC_KEY_FILE")}
+COMPOSED = {
+    f"VLLM_QUALIFY_{rest}"
+    for rest in ("PRIVATE_KEY_FILE", "PRIVATE_KEY_PASSWORD", "PRIVATE_KEY_PASSWORD_FILE", "PUBLIC_KEY_FILE")
+}
 
 
 def variables() -> Iterator[str]:

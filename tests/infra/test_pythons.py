@@ -1,8 +1,13 @@
 """The supported versions of Python: one list, told alike everywhere, and locks that hold for all of them."""
 
+import hashlib
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +16,7 @@ import pytest
 from tests.infra.files import IMAGE, ROOT
 
 REQUIREMENTS = ROOT / "infra" / "requirements"
+LOCKS = ("orchestrator", "development", "engine")
 OLDEST, NEWEST = 11, 14
 SUPPORTED = [f"3.{minor}" for minor in range(OLDEST, NEWEST + 1)]
 
@@ -49,7 +55,8 @@ def test_the_package_the_scripts_and_the_images_name_the_same_versions() -> None
     assert told == SUPPORTED
     assert shell('echo "${pythons[@]}"').stdout.split() == SUPPORTED
     for file in IMAGE.glob("*Dockerfile"):
-        assert re.findall(r"^ARG PYTHON=(.+)$", file.read_text(encoding="utf-8"), re.MULTILINE) == [SUPPORTED[0]]
+        text = file.read_text(encoding="utf-8")
+        assert set(re.findall(r"^ARG (?:PYTHON=|BASE_IMAGE=python:)([\d.]+)", text, re.MULTILINE)) == {SUPPORTED[0]}
 
 
 def test_the_oldest_supported_python_is_taken(path: Path) -> None:
@@ -83,23 +90,84 @@ def test_a_machine_without_a_supported_python_is_told_the_remedy(path: Path) -> 
     assert "no Python 3.11 to 3.14 found; remedy: apt-get install python3" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "without_hash"), [("orchestrator", []), ("engine", ["torch"])])
-def test_a_lock_has_the_hash_of_every_file_and_no_address(name: str, without_hash: list[str]) -> None:
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_the_hash_of_every_file_and_no_address(name: str) -> None:
     text = (REQUIREMENTS / f"{name}.txt").read_text(encoding="utf-8")
     packages = re.findall(r"^([\w.-]+)==[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[ \\]*)*)", text, re.MULTILINE)
     assert len(packages) > 100
-    assert [package for package, hashes in packages if not hashes] == without_hash
+    assert [package for package, hashes in packages if not hashes] == []
     assert not re.search(r"://|--index|--find-links| @ ", text)
 
 
-def test_the_orchestrators_lock_has_one_version_of_each_package_for_all_pythons() -> None:
-    names = re.findall(r"^([\w.-]+)==", (REQUIREMENTS / "orchestrator.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(names) == len(set(names))
+def versions_in(name: str) -> list[tuple[str, str]]:
+    return re.findall(r"^([\w.-]+)==(\S+)", (REQUIREMENTS / f"{name}.txt").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_orchestrators_locks_have_one_version_of_each_package_for_all_pythons() -> None:
+    """Both are installed into one environment."""
+    runtime, development = versions_in("orchestrator"), versions_in("development")
+    for found in (runtime, development):
+        assert len(found) == len({name for name, _ in found})
+    both = {*runtime, *development}
+    assert len(both) == len({name for name, _ in both})
+
+
+def test_every_install_from_a_lock_asks_for_hashes() -> None:
+    for script in ("setup.sh", "test_pythons.sh"):
+        syncs = [line for line in (ROOT / "infra" / script).read_text(encoding="utf-8").splitlines() if "pip sync" in line]
+        assert syncs
+        assert [line for line in syncs if "--require-hashes" not in line] == []
+
+
+def test_torchs_lock_has_its_wheel_for_every_python() -> None:
+    """PyTorch's CPU wheel is on no general index, so its hashes are kept by hand."""
+    known = {line.split()[1]: line.split()[0] for line in (REQUIREMENTS / "torch.sha256").read_text().splitlines()}
+    version = shell("locked_version torch engine").stdout.strip()
+    pythons = [f"cp{python.replace('.', '')}" for python in shell("printf '%s ' ${pythons[@]}").stdout.split()]
+    machines = ("aarch64", "x86_64")
+    assert sorted(known) == [
+        f"torch-{version}-{py}-{py}-manylinux_2_28_{machine}.whl" for py in pythons for machine in machines
+    ]
+    assert sorted(re.findall(r"sha256:(\w+)", shell("locked torch engine").stdout)) == sorted(known.values())
+
+
+@pytest.mark.parametrize("content", ["what was locked", "something else"])
+def test_only_the_wheel_of_torch_that_was_locked_is_taken(tmp_path: Path, content: str) -> None:
+    wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    (tmp_path / "infra" / "requirements").mkdir(parents=True)
+    (tmp_path / ".wheels").mkdir()
+    shutil.copy(ROOT / "infra" / "python.sh", tmp_path / "infra")
+    shutil.copy(REQUIREMENTS / "engine.in", tmp_path / "infra" / "requirements")
+    locked = hashlib.sha256(b"what was locked").hexdigest()
+    (tmp_path / "infra" / "requirements" / "torch.sha256").write_text(f"{locked}  {wheel}\n")
+    (tmp_path / ".wheels" / wheel).write_text(content)
+    (tmp_path / ".wheels" / "wanted").write_text("torch==2.13.0+cpu\n")
+    done = subprocess.run(
+        ["bash", "-c", ". infra/python.sh; torch_wheel"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    if content == "what was locked":
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 3
+        assert "torch.sha256; remedy: rm -r .wheels" in done.stderr
+
+
+def test_a_bill_of_materials_names_every_locked_package(tmp_path: Path) -> None:
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nsbom:\n")[2].replace("\\\n", " ").splitlines()
+    (command,) = [line.strip() for line in lines if "cyclonedx-py" in line]
+    program, *arguments = shlex.split(command.replace("sbom.cdx.json", str(tmp_path / "sbom.json")))
+    subprocess.run([Path(sys.executable).with_name(Path(program).name), *arguments], cwd=ROOT, check=True, capture_output=True)
+    told = json.loads((tmp_path / "sbom.json").read_text())
+    assert (told["bomFormat"], told["metadata"]["component"]["name"]) == ("CycloneDX", "vllm-qualify")
+    assert sorted((each["name"], each["version"]) for each in told["components"]) == sorted(versions_in("orchestrator"))
+    assert all(each["purl"] == f"pkg:pypi/{each['name']}@{each['version']}" for each in told["components"])
+    hashes = [reference["hashes"] for each in told["components"] for reference in each["externalReferences"]]
+    assert sum(map(len, hashes)) > len(told["components"])
 
 
 def test_a_packages_lines_are_found_in_a_lock() -> None:
-    first, *hashes = shell("locked uv orchestrator").stdout.splitlines()
-    version = shell("locked_version uv orchestrator").stdout.strip()
+    first, *hashes = shell("locked uv development").stdout.splitlines()
+    version = shell("locked_version uv development").stdout.strip()
     assert first == f"uv=={version} \\"
     assert hashes
     assert all(line.startswith("    --hash=sha256:") for line in hashes)

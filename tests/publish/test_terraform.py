@@ -23,7 +23,7 @@ LOCKED_PROBE = settings_of({"VLLM_QUALIFY_S3_OBJECT_LOCK": "governance:1"}).prob
 PROBES = {PROBE_KEY, LOCKED_PROBE, SWAP_PROBE_KEY}
 PUBLISHED = {f"evidence/{'0' * 64}/load.json", f"{REPORTS}/report.json", f"{REPORTS}/manifest.json"}
 INDEX = {"index.json", "index.html"}
-STATED = {f"{APPROVALS}/20260101-1/decision.json", f"{APPROVALS}/20260101-1/approval.json"}
+STATED = {f"{APPROVALS}/20260101-1/{name}.json" for name in ("decision", "approval", "entry", "revocation")}
 CHANGEABLE = INDEX | {f"{APPROVALS}/pointer.json"}
 EVERY = PROBES | PUBLISHED | STATED | CHANGEABLE
 

@@ -71,6 +71,14 @@ def approval_key(cell: str, run_id: str) -> str:
     return f"approvals/{cell}/{run_id}/approval.json"
 
 
+def entry_key(cell: str, run_id: str) -> str:
+    return f"approvals/{cell}/{run_id}/entry.json"
+
+
+def revocation_key(cell: str, run_id: str) -> str:
+    return f"approvals/{cell}/{run_id}/revocation.json"
+
+
 def pointer_key(cell: str) -> str:
     return f"approvals/{cell}/pointer.json"
 

@@ -1,5 +1,11 @@
-"""The pointer of a cell: all its approvals, the newest last. It decides which approval holds."""
+"""The pointer of a cell: all its approvals, the newest last. It decides which approval holds.
 
+A pointer is changed, so an old version of it can be written back. Two objects that are written once tell that. Each run that
+came into force has `entry.json`, so a pointer without that run was turned back. Each revoked run has `revocation.json`, and is
+revoked whatever the pointer says. Stores of earlier versions have neither.
+"""
+
+from contextlib import suppress
 from datetime import date, datetime
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -14,21 +20,23 @@ from vllm_qualify.approval.layout import (
     canonical,
     checked_cell,
     day,
+    entry_key,
     in_plain_words,
     one_line,
     parse_object,
     pointer_key,
     readable,
     reason_of,
+    revocation_key,
     sha256,
 )
-from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 from vllm_qualify.recipe.values import Frozen
 
 ApprovalState = Literal["approved", "expired", "superseded", "revoked"]
-# Far more than a revocation needs: each approver tries only once, and every other revocation ends.
+_RESTORE = "find out who changed the store, and restore the newest version of the pointer"
 
 
 class Revocation(Frozen):
@@ -92,12 +100,20 @@ def state_of(entry: Entry, pointer: Pointer, today: date) -> ApprovalState:
     return "expired" if today >= entry.expires else "approved"
 
 
+class RevocationObject(Revocation):
+    """`revocation.json`: the revocation of one run's approval, written once."""
+
+    revocation_version: Literal[1] = 1
+    cell: str
+    run_id: str
+
+
 def read_pointer(store: Store, cell: str) -> Pointer | None:
-    """The cell's pointer; None before its first approval.
+    """The cell's pointer, with every revocation; None before its first approval.
 
     Raises:
         CallerError: `cell` is not a cell's id.
-        TamperedError: the pointer is not as it was written.
+        TamperedError: the pointer or a revocation is not as it was written, or an old pointer was written back.
     """
     current = _current(store, checked_cell(cell))
     return current.pointer if current else None
@@ -126,12 +142,12 @@ def pointer_bytes(pointer: Pointer) -> bytes:
 
 
 def advance(store: Store, cell: str, entry: Entry) -> Pointer:
-    """Append the approval to the cell's pointer, unless the pointer has it already.
+    """Append the approval to the cell's pointer, unless the pointer has it already. Then write that it came into force.
 
     Raises:
         OvertakenError: a newer report is approved, or another approval moved the pointer meanwhile.
         RevokedError: this approval was revoked.
-        TamperedError: the pointer is not as it was written.
+        TamperedError: the pointer is not as it was written, or an old one was written back.
     """
     key, seen = pointer_key(cell), list[list[str]]()
 
@@ -149,7 +165,10 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
         store.swap(key, pointer_bytes(moved), JSON, found.tag if found else None)
         return moved
 
-    return swapped(attempt, "the pointer", "approve it again", store.locate(key))
+    moved = swapped(attempt, "the pointer", "approve it again", store.locate(key))
+    # Not before the pointer: an approval that loses a race never comes into force.
+    _put_once(store, entry_key(cell, entry.run_id), entry.model_dump(mode="json"))
+    return moved
 
 
 def check_can_advance(store: Store, cell: str, run_id: str) -> None:
@@ -162,49 +181,112 @@ def check_can_advance(store: Store, cell: str, run_id: str) -> None:
 def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) -> tuple[Pointer, Entry]:
     """Revoke an approval; if `run_id` is None, the last one. Return the pointer and the revoked entry.
 
-    If the same person revokes it again for the same reason, nothing changes.
+    The revocation holds from its own object on. If the pointer could not be written after it, a second call does that. If the
+    same person revokes it again for the same reason, nothing else changes.
 
     Raises:
         CallerError: there is no such approval.
         DecidedError: it was revoked already, by another person or for another reason.
         StoreBusyError: the pointer changes all the time.
     """
-    key = pointer_key(checked_cell(cell))
+    entry = _approval(_current(store, checked_cell(cell)), cell, run_id)
+    first = _put_revocation(store, cell, entry.run_id, entry.revoked or by)
+    pointer = _write_revocations(store, cell)
+    revoked = entry.model_copy(update={"revoked": first})
+    if (first.by, first.reason) != (by.by, by.reason):
+        raise DecidedError(f"run {entry.run_id} was already {first.done}", "nothing is left to be done", "CELL")
+    return pointer, revoked
 
-    def attempt() -> tuple[Pointer, Entry]:
-        nonlocal run_id
-        found = _current(store, cell)
-        entry = found and (found.pointer.last if run_id is None else found.pointer.entry(run_id))
-        if not found or not entry:
-            which = f"run {run_id} has no approval in force" if run_id else "nothing is approved"
-            raise CallerError(f"{which} in {cell}", "see `vllm-qualify approved list`", "CELL")
-        # In a second attempt the approval is chosen by its run: the newest approval may have changed.
-        run_id = entry.run_id
-        if entry.revoked:
-            if (entry.revoked.by, entry.revoked.reason) == (by.by, by.reason):
-                return found.pointer, entry
-            raise DecidedError(f"run {entry.run_id} was already {entry.revoked.done}", "nothing is left to be done", "CELL")
-        revoked = entry.model_copy(update={"revoked": by})
-        entries = [revoked if other == entry else other for other in found.pointer.entries]
-        changed = Pointer(cell=cell, entries=entries)
-        store.swap(key, pointer_bytes(changed), JSON, found.tag)
-        return changed, revoked
 
-    return swapped(attempt, "the pointer", "revoke it again", store.locate(key))
+def revocations(store: Store, cell: str) -> list[str]:
+    """The keys of the cell's revocations."""
+    return [key for key in store.keys(f"approvals/{cell}/") if key.endswith("/revocation.json")]
 
 
 class _Current(NamedTuple):
+    """The pointer as it holds. `written` is what its object says, without the revocations that it lacks."""
+
     pointer: Pointer
+    written: Pointer
     tag: str
 
 
 def _current(store: Store, cell: str) -> _Current | None:
     key = pointer_key(cell)
+    # Listed before the pointer is read: what is listed was in the pointer by then.
+    listed = set(store.keys(f"approvals/{cell}/"))
     try:
         stored = store.read(key)
     except MissingObjectError:
+        _check_not_turned_back(listed, cell, [], store.locate(key))
         return None
-    return _Current(parse_pointer(stored.body, cell, store.locate(key)), stored.tag)
+    written = parse_pointer(stored.body, cell, store.locate(key))
+    _check_not_turned_back(listed, cell, written.entries, store.locate(key))
+    entries = [_with_revocation(store, cell, entry, listed) for entry in written.entries]
+    return _Current(Pointer(cell=cell, entries=entries), written, stored.tag)
+
+
+def _check_not_turned_back(listed: set[str], cell: str, entries: list[Entry], place: str) -> None:
+    own = {key.removeprefix(f"approvals/{cell}/") for key in listed}
+    in_force = {key.removesuffix("/entry.json") for key in own if key.count("/") == 1 and key.endswith("/entry.json")}
+    if gone := in_force - {entry.run_id for entry in entries}:
+        raise TamperedError(f"it lacks run {max(gone)}, which was in force", _RESTORE, place)
+
+
+def _with_revocation(store: Store, cell: str, entry: Entry, listed: set[str]) -> Entry:
+    if entry.revoked or revocation_key(cell, entry.run_id) not in listed:
+        return entry
+    return entry.model_copy(update={"revoked": _read_revocation(store, cell, entry.run_id)})
+
+
+def _read_revocation(store: Store, cell: str, run_id: str) -> Revocation:
+    key = revocation_key(cell, run_id)
+    try:
+        found = RevocationObject.model_validate_json(store.get(key))
+    except ValidationError as error:
+        raise _no_revocation(store.locate(key)) from error
+    if (found.cell, found.run_id) != (cell, run_id):
+        raise _no_revocation(store.locate(key))
+    return Revocation(by=found.by, at=found.at, reason=found.reason)
+
+
+def _no_revocation(place: str) -> TamperedError:
+    return TamperedError("this is not the revocation of this run", "do not deploy it; find out who wrote it", place)
+
+
+def _put_revocation(store: Store, cell: str, run_id: str, by: Revocation) -> Revocation:
+    """Write the revocation, unless there is one. Return the first one."""
+    body = RevocationObject(cell=cell, run_id=run_id, by=by.by, at=by.at, reason=by.reason)
+    _put_once(store, revocation_key(cell, run_id), body.model_dump(mode="json"))
+    return _read_revocation(store, cell, run_id)
+
+
+def _put_once(store: Store, key: str, document: dict[str, object]) -> None:
+    with suppress(AlreadyExistsError):
+        store.put_new(key, readable(document), JSON)
+
+
+def _write_revocations(store: Store, cell: str) -> Pointer:
+    """Write into the pointer the revocations that it lacks."""
+    key = pointer_key(cell)
+
+    def attempt() -> Pointer:
+        found = _current(store, cell)
+        if found is None:
+            raise TamperedError("the pointer went meanwhile", _RESTORE, store.locate(key))
+        if found.pointer != found.written:
+            store.swap(key, pointer_bytes(found.pointer), JSON, found.tag)
+        return found.pointer
+
+    return swapped(attempt, "the pointer", "revoke it again", store.locate(key))
+
+
+def _approval(found: _Current | None, cell: str, run_id: str | None) -> Entry:
+    entry = found and (found.pointer.last if run_id is None else found.pointer.entry(run_id))
+    if not entry:
+        which = f"run {run_id} has no approval in force" if run_id else "nothing is approved"
+        raise CallerError(f"{which} in {cell}", "see `vllm-qualify approved list`", "CELL")
+    return entry
 
 
 def _is_in(entries: list[Entry], entry: Entry) -> bool:

@@ -6,14 +6,22 @@ Its import takes 0.2 s; only code that signs or verifies imports this module.
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key, load_pem_public_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 from pydantic import Field, ValidationError
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import UnverifiedSignatureError
@@ -34,6 +42,9 @@ PrivateKey = CryptoSigner
 PRIVATE_KEY, PUBLIC_KEY = "VLLM_QUALIFY_PRIVATE_KEY", "VLLM_QUALIFY_PUBLIC_KEY"
 PASSWORD = f"{PRIVATE_KEY}_PASSWORD"
 IN_TOTO: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
+# The most that OpenSSL reads.
+MOST_PASSWORD_BYTES = 1023
+_SET_PASSWORD = f"set {PASSWORD} to its password, or {PASSWORD}_FILE to a file that holds it"
 _MAKE_ONE = "make a key pair with `vllm-qualify key new PATH`"
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 
@@ -50,39 +61,64 @@ def short_id(key_id: str) -> str:
     return key_id[:16]
 
 
-def new_key(path: Path) -> PublicKey:
+def new_key(path: Path, password: bytes | None = None) -> PublicKey:
     """Write a new key pair: the private key to `path`, readable by its owner only, and the public one to `<path>.pub`.
 
+    With a password, the private key is encrypted.
+
     Raises:
-        CallerError: one of the two files exists already.
+        CallerError: one of the two files exists already, or the password is too long.
         HostError: they cannot be written.
     """
+    if password and len(password) > MOST_PASSWORD_BYTES:
+        raise CallerError("the password is too long", f"take one of at most {MOST_PASSWORD_BYTES} bytes", str(path))
     key = Ed25519PrivateKey.generate()
-    signer = CryptoSigner(key)
+    encryption = BestAvailableEncryption(password) if password else NoEncryption()
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     beside = path.with_name(f"{path.name}.pub")
-    _create(path, signer.private_bytes, 0o600)
+    _create(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), 0o600)
     try:
         _create(beside, public, 0o644)
     except QualifyError:
         path.unlink()
         raise
-    return signer.public_key
+    return SSlibKey.from_crypto(key.public_key())
 
 
-def private_key(text: str | None = None) -> PrivateKey:
+def private_key(text: str | None = None, ask: Callable[[], str] | None = None) -> PrivateKey:
     """The key to sign with: `text`, a PEM; else VLLM_QUALIFY_PRIVATE_KEY, else the file VLLM_QUALIFY_PRIVATE_KEY_FILE.
 
-    The password of an encrypted key is in VLLM_QUALIFY_PRIVATE_KEY_PASSWORD.
+    The password of an encrypted key comes from `key_password`, else from `ask`, which asks a person.
 
     Raises:
         CallerError: there is none, it is not an Ed25519 key, its password is missing or wrong, or others may read its file.
     """
     body, place = _given(text, PRIVATE_KEY, is_secret=True)
-    key = _private(body, place)
+    key = _decrypted(body, place, ask) if b"ENCRYPTED" in body else _loaded(body, None)
+    if key is None:
+        raise CallerError("this is not a private key in PEM", _MAKE_ONE, place)
     if not isinstance(key, Ed25519PrivateKey):
         raise CallerError("this is not an Ed25519 key", _MAKE_ONE, place)
     return CryptoSigner(key)
+
+
+def key_password() -> bytes | None:
+    """The password in VLLM_QUALIFY_PRIVATE_KEY_PASSWORD, else in the file VLLM_QUALIFY_PRIVATE_KEY_PASSWORD_FILE, else None.
+
+    A line break at the file's end is no part of it.
+
+    Raises:
+        CallerError: the file cannot be read, is empty, or others may read it.
+    """
+    if value := os.environ.get(PASSWORD):
+        return os.fsencode(value)
+    file = os.environ.get(f"{PASSWORD}_FILE")
+    if not file:
+        return None
+    password = _read(Path(file), is_secret=True, what="password").rstrip(b"\r\n")
+    if not password:
+        raise CallerError("the password is empty", "write it into this file", file)
+    return password
 
 
 def public_keys(files: Sequence[Path] = ()) -> list[PublicKey]:
@@ -171,27 +207,35 @@ def _given(text: str | None, name: str, *, is_secret: bool) -> tuple[bytes, str]
     raise CallerError("there is no key", f"set {name} to a PEM, or {name}_FILE to its file; {_MAKE_ONE}", name)
 
 
-def _read(path: Path, *, is_secret: bool) -> bytes:
+def _read(path: Path, *, is_secret: bool, what: str = "key") -> bytes:
     try:
         with path.expanduser().open("rb") as file:
             if is_secret and os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
-                raise CallerError("every user of this machine may use the private key", f"chmod 600 {path}", str(path))
+                problem = f"every user of this machine may use the {'private key' if what == 'key' else what}"
+                raise CallerError(problem, f"chmod 600 {path}", str(path))
             return file.read()
     except OSError as error:
-        raise CallerError(f"the key cannot be read: {error.strerror}", "give the file of a key", str(path)) from error
+        raise CallerError(f"the {what} cannot be read: {error.strerror}", f"give the file of a {what}", str(path)) from error
 
 
-def _private(body: bytes, place: str) -> PrivateKeyTypes:
-    is_encrypted = b"ENCRYPTED" in body
-    password = os.environ.get(PASSWORD)
-    if is_encrypted and not password:
-        raise CallerError("the private key is encrypted", f"set {PASSWORD}", place)
+def _decrypted(body: bytes, place: str, ask: Callable[[], str] | None) -> PrivateKeyTypes:
+    password, source = key_password(), PASSWORD
+    if password is None and ask:
+        password, source = ask().encode(), "this password"
+    if not password:
+        raise CallerError("the private key is encrypted", _SET_PASSWORD, place)
+    key = _loaded(body, password)
+    if key is None:
+        raise CallerError(f"{source} does not open the private key", _SET_PASSWORD, place)
+    return key
+
+
+def _loaded(body: bytes, password: bytes | None) -> PrivateKeyTypes | None:
+    """None if it is not a private key, or not with this password. The library's own message may reveal the key."""
     try:
-        return load_pem_private_key(body, password.encode() if password and is_encrypted else None)
+        return load_pem_private_key(body, password)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # Not chained: the library's message may reveal the key.
-        problem = f"{PASSWORD} does not open the private key" if is_encrypted else "this is not a private key in PEM"
-        raise CallerError(problem, _MAKE_ONE if not is_encrypted else f"correct {PASSWORD}", place) from None
+        return None
 
 
 def _blocks(body: bytes, place: str) -> list[bytes]:

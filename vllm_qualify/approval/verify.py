@@ -25,7 +25,7 @@ from vllm_qualify.approval.layout import (
     parse_object,
     pointer_key,
 )
-from vllm_qualify.approval.pointer import ApprovalState, Pointer, parse_pointer, read_pointer, state_of
+from vllm_qualify.approval.pointer import ApprovalState, Pointer, pointer_bytes, read_pointer, revocations, state_of
 from vllm_qualify.approval.published import PublishedRun, parse_manifest, published, stored_object
 from vllm_qualify.approval.signing import Opened, PublicKey, open_envelope, short_id
 from vllm_qualify.approval.statement import Qualification, read_statement, statement
@@ -145,8 +145,8 @@ def _key_of(path: Path) -> str:
 def export(store: Store, cell: str, folder: Path, run_id: str | None = None) -> StoredObject:
     """Copy an approval, by default the cell's last one, into a new folder that is itself a store.
 
-    All objects that `verify` reads are copied. The pointer is copied last: an export without it is incomplete. Nothing is
-    verified.
+    All objects that `verify` reads are copied, and the cell's revocations. The pointer is written last: an export without it
+    is incomplete. Nothing is verified.
 
     Raises:
         CallerError: there is no such approval, or the folder is not empty.
@@ -154,8 +154,8 @@ def export(store: Store, cell: str, folder: Path, run_id: str | None = None) -> 
         TamperedError, StoreError: an object is missing or not as it was written.
     """
     run_id = run_id or last_run(store, checked_cell(cell))
-    pointer_body = _bytes(store, pointer_key(cell))
-    entry = parse_pointer(pointer_body, cell, store.locate(pointer_key(cell))).entry(run_id)
+    pointer = _pointer(store, cell)
+    entry = pointer.entry(run_id)
     if entry is None:
         raise CallerError(f"run {run_id} has no approval in force in {cell}", "see `vllm-qualify approved list`", "RUN")
     _check_empty(folder)
@@ -166,7 +166,9 @@ def export(store: Store, cell: str, folder: Path, run_id: str | None = None) -> 
         target.put_new(named.key, _intact(store, named), "")
     target.put_new(manifest_key(cell, run_id), manifest_body, JSON)
     target.put_new(decision_key(cell, run_id), _bytes(store, decision_key(cell, run_id)), JSON)
-    target.put_new(pointer_key(cell), pointer_body, JSON)
+    for key in revocations(store, cell):
+        target.put_new(key, _bytes(store, key), JSON)
+    target.put_new(pointer_key(cell), pointer_bytes(pointer), JSON)
     return entry.approval
 
 
@@ -223,7 +225,10 @@ def _bytes(store: Store, key: str) -> bytes:
 
 
 def _pointer(store: Store, cell: str) -> Pointer:
-    return parse_pointer(_bytes(store, pointer_key(cell)), cell, store.locate(pointer_key(cell)))
+    pointer = read_pointer(store, cell)
+    if pointer is None:
+        raise _missing(store.locate(pointer_key(cell)))
+    return pointer
 
 
 def _check_empty(folder: Path) -> None:

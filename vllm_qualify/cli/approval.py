@@ -1,5 +1,6 @@
 """The commands of approvals: decide, revoke, look up, deploy, verify."""
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,14 +53,15 @@ def approve(
 ) -> None:
     """Approve a published report that passed: judge its evidence again, sign it, and make it the cell's approval.
 
-    The key is VLLM_QUALIFY_PRIVATE_KEY (PEM) or VLLM_QUALIFY_PRIVATE_KEY_FILE.
+    The key is VLLM_QUALIFY_PRIVATE_KEY (PEM) or VLLM_QUALIFY_PRIVATE_KEY_FILE. The password of an encrypted key is
+    VLLM_QUALIFY_PRIVATE_KEY_PASSWORD[_FILE], or is asked for on a terminal.
     """
     from vllm_qualify.approval.actions import approve as sign_and_publish
     from vllm_qualify.approval.decision import ruling
     from vllm_qualify.approval.signing import private_key
     from vllm_qualify.runs.judging import check_judgement
 
-    wanted, key, opened = ruling("approve", by, reason), private_key(), _store(store)
+    wanted, key, opened = ruling("approve", by, reason), private_key(ask=_ask if _is_terminal() else None), _store(store)
     run = _run(opened, report)
     check_judgement(opened, run)
     days = valid_days or run.report.plan.approval.valid_days
@@ -175,12 +177,41 @@ def _judge_again(store: "Store", found: "Verified") -> None:
 
 
 @key_app.command("new", epilog="Exit codes: 0 done, 2 the caller's mistake, 3 the world's fault.")
-def key_new(file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; the public one is FILE.pub.")]) -> None:
-    """Make a key pair to sign approvals with (Ed25519)."""
+def key_new(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; the public one is FILE.pub.")],
+    no_passphrase: Annotated[
+        bool, typer.Option("--no-passphrase", help="Do not encrypt it: whoever has FILE can sign.")
+    ] = False,
+) -> None:
+    """Make a key pair to sign approvals with (Ed25519).
+
+    The private key is encrypted with a passphrase: VLLM_QUALIFY_PRIVATE_KEY_PASSWORD[_FILE], or it is asked for on a terminal.
+    """
     from vllm_qualify.approval.signing import new_key, short_id
 
-    key = new_key(file.expanduser())
+    key = new_key(file.expanduser(), None if no_passphrase else _new_password())
     typer.echo(f"key {short_id(key.keyid)}: keep {file} secret, and give {file}.pub to whoever verifies")
+
+
+def _new_password() -> bytes:
+    from vllm_qualify.approval.signing import PASSWORD, key_password
+    from vllm_qualify.errors import CallerError
+
+    if password := key_password():
+        return password
+    if not _is_terminal():
+        remedy = f"set {PASSWORD}_FILE to a file that holds one, or leave it out with --no-passphrase"
+        raise CallerError("there is no passphrase for the key, and no terminal to ask for one", remedy, "key new")
+    return _ask(is_new=True).encode()
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _ask(*, is_new: bool = False) -> str:
+    """Ask for the passphrase, twice for a new key. What is typed is not shown."""
+    return str(typer.prompt("Passphrase of the private key", hide_input=True, confirmation_prompt=is_new, err=True))
 
 
 def _warn(problem: str | None) -> None:
