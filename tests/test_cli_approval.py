@@ -76,13 +76,6 @@ def test_a_name_is_shown_as_it_is(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_waiting_where_nobody_can_answer_is_a_mistake(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    code, _, err = command("run", "reference", "--decision-timeout-s", "60")
-    assert (code, "set PREFECT_API_URL" in err) == (2, True)
-
-
-@pytest.mark.usefixtures("store")
 def test_a_rejection_is_final(command: Command) -> None:
     assert command("reject", RUN, "--by", "Bob", "--reason", "we do not need it")[0] == 0
     code, _, err = command("approve", RUN, *WHO)
