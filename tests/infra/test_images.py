@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.infra.files import IMAGE, ROOT
-from vllm_qualify.engine.process import NO_STATISTICS
+from vllm_qualify.engine.confinement import NO_STATISTICS
 
 FILES = sorted(IMAGE.glob("*Dockerfile"))
 ENGINE = IMAGE / "engine.Dockerfile"

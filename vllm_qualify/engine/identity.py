@@ -3,8 +3,9 @@
 import os
 from pathlib import PurePosixPath
 
+from vllm_qualify.engine.confinement import hub_cache
 from vllm_qualify.engine.kinds.base import Identity
-from vllm_qualify.engine.server import HF_HOME_INSIDE, STAGE, ServerPlan, draft_model, hub_cache
+from vllm_qualify.engine.server import HF_HOME_INSIDE, STAGE, ServerPlan, draft_model
 from vllm_qualify.errors import RecipeError
 
 

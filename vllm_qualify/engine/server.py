@@ -4,12 +4,14 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, JsonValue, SerializeAsAny
 
 from vllm_qualify.engine import container
+from vllm_qualify.engine.confinement import FOR_DOWNLOADS, NO_STATISTICS, hub_cache, paths_within
 from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure import End, Failure, classify_log
@@ -17,7 +19,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import EngineKind, ServedModel
 from vllm_qualify.engine.launchers import LauncherName
-from vllm_qualify.engine.process import NO_STATISTICS, tail, text_of
+from vllm_qualify.engine.process import tail, text_of
 from vllm_qualify.engine.running import Running
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError, writing
 from vllm_qualify.lazy import Lazy
@@ -38,8 +40,10 @@ CONFIG_FILE, LOG = "server.yaml", "server.log"
 CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
 DRAFT_INSIDE = "/vllm-qualify/draft"
 HF_HOME_INSIDE = "/root/.cache/huggingface"
-# Taken over from this process's environment if they are set. Their values are written nowhere.
+# Taken over from this process's environment if they are set, by a server that downloads. Their values are written nowhere.
 PASSED = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+# vLLM's own advice is --ipc=host or --shm-size. NCCL and PyTorch use /dev/shm between the processes of a server, by GPU.
+SHARED_MEMORY_GIB = 16
 
 Engine = Annotated[EngineEnvironment | EngineImage, Field(discriminator="launcher")]
 Labels = dict[str, str]
@@ -97,6 +101,23 @@ class ServerPlan(Frozen):
         """The folder on this machine with the draft model of speculative decoding; None for the hub's, or without one."""
         model = draft_model(self.arguments, self.kind)
         return Path(model) if model is not None and Path(model).is_absolute() else None
+
+    @property
+    def downloads(self) -> bool:
+        """Whether the server gets its model or its draft model from the hub."""
+        has_draft = draft_model(self.arguments, self.kind) is not None
+        return not self.is_local or (has_draft and self.draft is None)
+
+    @property
+    def local_paths(self) -> list[Path]:
+        """What it names of this machine: weights, and the paths among its arguments."""
+        models = [Path(self.model)] if self.is_local else []
+        return [*models, *([self.draft] if self.draft else []), *paths_within(self.arguments)]
+
+    @property
+    def shared_memory_gib(self) -> int:
+        """The most that its processes may share in memory, in a container."""
+        return SHARED_MEMORY_GIB * max(1, len(self.gpus))
 
     @property
     def served_arguments(self) -> ServerArguments:
@@ -178,7 +199,8 @@ class Client(Frozen):
     """Where vLLM's own measuring tool runs, and its settings.
 
     `runs_in` is the place in its launcher's words: a container's id, or empty for this machine. `python` is the interpreter of
-    `program`. `trust_remote_code`: the model's tokenizer may bring its own code, to the client as to the server.
+    `program`. `trust_remote_code`: the model's tokenizer may bring its own code, to the client as to the server. It may read
+    `paths` of this machine, and the hub if it `downloads`.
     """
 
     launcher: LauncherName = "process"
@@ -188,6 +210,8 @@ class Client(Frozen):
     url: str
     model: str
     trust_remote_code: bool = False
+    paths: list[Path] = []
+    downloads: bool = False
 
 
 class Server(Frozen):
@@ -243,12 +267,12 @@ def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> C
         platform=plan.engine.platform,
         arguments=plan.engine_kind.arguments(plan.served(port), CONFIG_INSIDE),
         environment=container_environment(plan),
-        passed=passed_names(),
+        passed=passed_names([plan]),
         binds=[config_bind, *model_binds(plan)],
         labels=container_labels(labels, "server"),
         gpus=plan.gpus,
         port=port,
-        share_ipc=True,
+        shared_memory_gib=plan.shared_memory_gib,
         memory_limit_mib=int(plan.memory_limit_gib * 1024) if plan.memory_limit_gib else None,
     )
 
@@ -263,27 +287,27 @@ def statistics_off() -> dict[str, str]:
     return {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
 
 
-def passed_names() -> list[str]:
-    return [name for name in PASSED if name in os.environ]
+def passed_names(plans: Iterable[ServerPlan]) -> list[str]:
+    """What a container takes over from this process's environment: nothing secret if these servers download nothing."""
+    downloads = any(plan.downloads for plan in plans)
+    return [name for name in PASSED if name in os.environ and (downloads or name not in FOR_DOWNLOADS)]
 
 
 def model_binds(plan: ServerPlan) -> list[Bind]:
-    """Local weights, also a draft model's, are read-only. For a hub model it is the hub's cache, which the server may fill."""
+    """Local weights, also a draft model's, are read-only. For a hub model it is the hub's cache, which the server may fill.
+
+    Of HF_HOME no more is there: the token of a login is beside the cache.
+    """
     draft = [Bind(source=plan.draft, target=DRAFT_INSIDE)] if plan.draft else []
     if plan.is_local:
         return [Bind(source=Path(plan.model), target=MODEL_INSIDE), *draft]
-    return [Bind(source=hub_cache(), target=HF_HOME_INSIDE, read_only=False), *draft]
+    return [Bind(source=hub_cache() / "hub", target=f"{HF_HOME_INSIDE}/hub", read_only=False), *draft]
 
 
 def make_hub_cache() -> None:
     """Docker binds only a folder that exists. Raises HostError if it cannot be made."""
     with writing(STAGE):
-        hub_cache().mkdir(parents=True, exist_ok=True)
-
-
-def hub_cache() -> Path:
-    """HF_HOME of this machine."""
-    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser().absolute()
+        (hub_cache() / "hub").mkdir(parents=True, exist_ok=True)
 
 
 def container_name(labels: Labels, role: str) -> str:

@@ -66,10 +66,9 @@ class DockerLauncher:
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
         """Its GPUs by NVML here, else by `nvidia-smi` in a container of the image; without GPUs its CPU."""
         found = detect(gpu_type)
-        if gpu_type == "cpu" or found.gpu_type != "cpu":
-            return found
-        told = _nvidia_smi(_image(engine))
-        return found if told is None else fingerprint_of(parse_nvidia_smi(told), gpu_type)
+        told = None if gpu_type == "cpu" or found.gpu_type != "cpu" else _nvidia_smi(_image(engine))
+        machine = found if told is None else fingerprint_of(parse_nvidia_smi(told), gpu_type)
+        return machine.model_copy(update={"confined": True})
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         """The models' files are mounted where a server of this image has them."""
@@ -83,7 +82,7 @@ class DockerLauncher:
             entrypoint="python3",
             arguments=["-I", "-c", script.file.read_text(), script.question],
             environment={"HF_HOME": HF_HOME_INSIDE} | statistics_off(),
-            passed=passed_names(),
+            passed=passed_names(script.servers),
             binds=sorted(binds, key=str),
         )
         return container.run_once(plan, script.place, time_limit_s=script.time_limit_s, check=check)
@@ -117,7 +116,7 @@ class DockerLauncher:
             entrypoint="sleep",
             arguments=["infinity"],
             environment=container_environment(plan),
-            passed=passed_names(),
+            passed=passed_names([plan]),
             binds=model_binds(plan),
             labels=container_labels(labels, "client"),
             network=f"container:{server.client.runs_in}",
@@ -134,7 +133,7 @@ class DockerLauncher:
         yield f"{RESULTS_INSIDE}-orders-{secrets.token_hex(4)}"
 
     @contextmanager
-    def run(self, client: Client, command: list[str], log: Path, place: str) -> Iterator[Running]:
+    def run(self, client: Client, command: list[str], letter_box: str, log: Path, place: str) -> Iterator[Running]:
         with container.executing(client.runs_in, command, log, place) as process:
             yield process
 
@@ -146,7 +145,7 @@ class DockerLauncher:
         self.put(client, there, file.read_bytes(), place)
         return there
 
-    def results_folder(self, client: Client, folder: Path) -> str:
+    def results_folder(self, client: Client, letter_box: str) -> str:
         return RESULTS_INSIDE
 
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:
