@@ -14,8 +14,9 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from tests.ci import IN_CI
+from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
-from vllm_qualify.engine.process import guarded, quiet_environment, tail
+from vllm_qualify.engine.process import guarded, tail
 from vllm_qualify.errors import HostError
 from vllm_qualify.runs import judging
 
@@ -66,7 +67,7 @@ def _prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with guarded(command, quiet_environment({"PREFECT_HOME": str(folder)}), folder / "server.log") as process:
+    with guarded(command, os.environ | NO_STATISTICS | {"PREFECT_HOME": str(folder)}, folder / "server.log") as process:
         url = f"http://127.0.0.1:{port}/api"
         deadline = time.monotonic() + 120
         while not _answers(f"{url}/health"):

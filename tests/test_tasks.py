@@ -29,9 +29,10 @@ from tasks.fleet import resolve
 from tasks.step import LONGEST_WAIT_S, RETRIES, beginning, in_time
 from tests.releases.service import Answer, Asked, serving
 from tests.report.builder import passed_report
+from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.hub import wait_asked_s
 from vllm_qualify.engine.launch import Launch
-from vllm_qualify.engine.process import guarded, quiet_environment
+from vllm_qualify.engine.process import guarded
 from vllm_qualify.errors import HostError, ReleaseError, StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.runs.folder import Run

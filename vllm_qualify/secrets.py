@@ -25,6 +25,11 @@ def known_secrets() -> list[str]:
     return sorted({secret for secret in _secrets() if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True)
 
 
+def has_password(value: str) -> bool:
+    """Whether it has an address with a password in it."""
+    return bool(_IN_ADDRESS.search(value))
+
+
 def redact(text: str) -> str:
     return _redacted(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from infra.bench.passing import passing, write_engine, write_recipe
-from vllm_qualify.engine.process import quiet_environment
+from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.evidence.load import client
 
 ROOT = Path(__file__).parents[2]
@@ -60,9 +60,9 @@ def measure(cells: int, folder: Path) -> Cost:
     write_recipe(cells, folder / "recipe.yaml")
     places = {"VLLM_QUALIFY_HOME": str(folder / "home"), "VLLM_QUALIFY_ENGINE": str(write_engine(folder / "engine"))}
     # Without the caller's own Prefect server: it is not the one to measure.
-    environment = {name: value for name, value in quiet_environment(places).items() if not name.startswith("PREFECT_API")}
+    environment = {name: value for name, value in (os.environ | NO_STATISTICS).items() if not name.startswith("PREFECT_API")}
     command = [sys.executable, "-m", "infra.bench.orchestrator", ONE, str(folder / "recipe.yaml")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment | places, capture_output=True, text=True, check=True)
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 

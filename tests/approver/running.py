@@ -1,5 +1,6 @@
 """The approver as a fleet runs it: a process of its own, which alone has the key."""
 
+import os
 import socket
 import sys
 import time
@@ -13,7 +14,7 @@ import httpx
 from tests.approval.builder import made_key
 from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.approver.people import APPROVERS_FILE, add_person
-from vllm_qualify.engine.process import guarded, quiet_environment, tail
+from vllm_qualify.engine.process import guarded, tail
 
 LIMIT_S = 120.0
 
@@ -44,7 +45,7 @@ def approver_running(store: str, folder: Path, settings: Mapping[str, str], *opt
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "vllm_qualify", "approver", "serve", "--store", store, "--port", str(port), *options]
-    environment = quiet_environment({**settings, f"{PRIVATE_KEY}_FILE": str(key), APPROVERS_FILE: str(approvers)})
+    environment = {**os.environ, **settings, f"{PRIVATE_KEY}_FILE": str(key), APPROVERS_FILE: str(approvers)}
     with guarded(command, environment, log) as process:
         found = Approver(f"http://127.0.0.1:{port}", approvers, key.with_name("approval.key.pub"), log)
         deadline = time.monotonic() + LIMIT_S

@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
+from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.host_lock import holding_machine, lock_file
-from vllm_qualify.engine.process import guarded, quiet_environment
+from vllm_qualify.engine.process import guarded
 from vllm_qualify.errors import HostError
 from vllm_qualify.secrets import redact, redact_file
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.vllm import make_engine
+from tests.fakes.vllm import leave_unclear, make_engine
 from tests.recipes import Document, reference, write
 from vllm_qualify.drift import check
 from vllm_qualify.drift.asking import PROBE, Subject, ask
@@ -250,10 +250,8 @@ def test_an_answer_about_a_branch_of_the_hub_is_not_kept(stand_in: Candidate, tm
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_an_answer_that_leaves_something_open_is_not_kept(
-    stand_in: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_FAKE_VLLM_UNCLEAR", "no hub\nand more")
+def test_an_answer_that_leaves_something_open_is_not_kept(stand_in: Candidate, tmp_path: Path) -> None:
+    leave_unclear(tmp_path / "engine", "no hub\nand more")
     found = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
     assert found.unknown == ["whether options refuse each other, for 4 of 4 cells: no hub"]
     assert found.fits is None, "nothing was found, and not everything could be looked for"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_process import alive
-from tests.fakes.vllm import make_engine
+from tests.fakes.vllm import leave_unclear, make_engine
 from tests.recipes import reference, write
 from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
@@ -74,10 +74,8 @@ def test_an_answer_is_kept_and_known_to_be(engine: EngineEnvironment, tmp_path: 
     assert not question(engine, tmp_path, **{"max-model-len": 1024}).is_kept
 
 
-def test_what_an_engine_could_not_tell_is_known_after_it(
-    engine: EngineEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_FAKE_VLLM_UNCLEAR", "no hub")
+def test_what_an_engine_could_not_tell_is_known_after_it(engine: EngineEnvironment, tmp_path: Path) -> None:
+    leave_unclear(engine.python.parents[1], "no hub")
     it = question(engine, tmp_path)
     with asked(it):
         assert it.unasked == ["whether options refuse each other, for 1 of 1 cells: no hub"]

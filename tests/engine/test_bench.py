@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_process import alive
-from vllm_qualify.engine.bench import Bench, give, prepare_commands, run_command, staying, stop_preparing
+from vllm_qualify.engine.bench import Bench, give, prepare_commands, results_folder, run_command, staying, stop_preparing
 from vllm_qualify.engine.bench_worker import MARK, SAMPLE_EVERY_S
 from vllm_qualify.engine.process import Progress, RunningProcess
 from vllm_qualify.engine.server import Client
@@ -105,11 +105,12 @@ def serve() -> str:
 def client(tmp_path: Path, serve: str) -> Client:
     """Its Python finds the made-up vLLM, and no other."""
     for path, text in {"benchmarks/serve.py": serve, "utils/argparse_utils.py": PARSER}.items():
-        file = tmp_path / "site" / "vllm" / path
+        file = tmp_path / "engine" / "site" / "vllm" / path
         file.parent.mkdir(parents=True)
         file.write_text(text)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} "$@"\n')
+    python = tmp_path / "engine" / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "engine" / "site"} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return Client(program=str(tmp_path / "vllm"), python=str(python), url=URL, model="org/model")
 
@@ -137,9 +138,8 @@ def silent(_done: int, _total: int) -> None:
 
 def order(bench: Bench, folder: Path, number: int, *arguments: str, progress: Progress = silent) -> str:
     """Run a command to its end; its log."""
-    result, log = folder / f"bench-{number}.json", folder / f"bench-{number}.log"
-    command = ["vllm", "bench", "serve", *arguments, "--result-filename", str(result)]
-    run_command(bench, command, result.name, log, LIMIT_S, nothing, progress)
+    result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
+    run_command(bench, planned(bench, number, *arguments), result, log, LIMIT_S, nothing, progress)
     return log.read_text()
 
 
@@ -215,7 +215,7 @@ def test_a_command_that_fails_ends_it_with_the_telling_lines(
 
 @pytest.mark.parametrize("missing", ["benchmarks/serve.py", "utils/argparse_utils.py"])
 def test_a_bench_that_cannot_be_imported_is_told_with_why(client: Client, folder: Path, tmp_path: Path, missing: str) -> None:
-    (tmp_path / "site" / "vllm" / missing).unlink()
+    (tmp_path / "engine" / "site" / "vllm" / missing).unlink()
     with staying(client, tmp_path / "bench.log") as bench:
         error = fails(bench, folder)
     assert error.problem == "vllm bench serve ended with exit code 1"
@@ -270,8 +270,11 @@ def test_keys_of_the_store_do_not_reach_it(
     assert "VLLM_NO_USAGE_STATS=1" in environment
 
 
-def test_a_file_is_given_to_a_process_where_it_is(bench: Bench, tmp_path: Path) -> None:
-    assert give(bench, tmp_path / "prompts.jsonl") == str(tmp_path / "prompts.jsonl")
+def test_a_file_is_given_to_a_process_as_a_copy(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("{}")
+    given = Path(give(bench, tmp_path / "prompts.jsonl"))
+    assert given.is_relative_to(bench.letter_box)
+    assert given.read_text() == "{}"
 
 
 def test_a_folder_that_cannot_be_written_is_told(bench: Bench, tmp_path: Path) -> None:
@@ -288,8 +291,8 @@ def asked(log: str) -> list[str]:
     return [line for line in log.splitlines() if line.startswith("asked: ")]
 
 
-def planned(folder: Path, number: int, *arguments: str) -> list[str]:
-    return ["vllm", "bench", "serve", *arguments, "--result-filename", str(folder / f"bench-{number}.json")]
+def planned(bench: Bench, number: int, *arguments: str) -> list[str]:
+    return ["vllm", "bench", "serve", *arguments, "--result-filename", f"{results_folder(bench)}/bench-{number}.json"]
 
 
 def until_said(bench: Bench, words: str, times: int) -> None:
@@ -307,9 +310,7 @@ made_ahead = pytest.mark.parametrize("serve", [WITH_PROMPTS])
 def test_prompts_that_are_made_ahead_are_those_of_the_command_alone(bench: Bench, folder: Path) -> None:
     alone = [order(bench, folder, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)]
     assert not any(GIVEN in log for log in alone)
-    prepare_commands(
-        bench, [planned(folder, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)]
-    )
+    prepare_commands(bench, [planned(bench, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)])
     until_said(bench, f"vllm-qualify: {MADE}", 2)
     # Another order than planned changes nothing, and neither does a command between them.
     second, between, first = (
@@ -324,7 +325,7 @@ def test_prompts_that_are_made_ahead_are_those_of_the_command_alone(bench: Bench
 
 @made_ahead
 def test_only_the_same_command_gets_them_and_once(bench: Bench, folder: Path) -> None:
-    prepare_commands(bench, [planned(folder, 1, "--say", "first")])
+    prepare_commands(bench, [planned(bench, 1, "--say", "first")])
     until_said(bench, f"vllm-qualify: {MADE}", 1)
     assert GIVEN not in order(bench, folder, 1, "--say", "first", "--busy-s", "0.01")
     assert GIVEN in order(bench, folder, 1, "--say", "first")
@@ -333,7 +334,7 @@ def test_only_the_same_command_gets_them_and_once(bench: Bench, folder: Path) ->
 
 @made_ahead
 def test_once_settled_none_are_made_ahead(bench: Bench, folder: Path) -> None:
-    prepare_commands(bench, [planned(folder, number, "--say", f"number {number}") for number in range(1, 2000)])
+    prepare_commands(bench, [planned(bench, number, "--say", f"number {number}") for number in range(1, 2000)])
     stop_preparing(bench, LIMIT_S, nothing)
     made = bench.process.log.read_text().count("making prompts")
     assert made < 1999
@@ -343,19 +344,19 @@ def test_once_settled_none_are_made_ahead(bench: Bench, folder: Path) -> None:
 
 
 @made_ahead
-def test_who_settles_watches_the_server(bench: Bench, folder: Path) -> None:
+def test_who_settles_watches_the_server(bench: Bench) -> None:
     error = ReleaseError("the server ended", "see its log", "serve")
 
     def ended() -> None:
         raise error
 
-    prepare_commands(bench, [planned(folder, 1, "--say", "x")])
+    prepare_commands(bench, [planned(bench, 1, "--say", "x")])
     with pytest.raises(ReleaseError):
         stop_preparing(bench, LIMIT_S, ended)
 
 
 def test_a_version_that_makes_them_elsewhere_runs_as_ever_and_says_so(bench: Bench, folder: Path) -> None:
-    prepare_commands(bench, [planned(folder, 1, "--say", "first")])
+    prepare_commands(bench, [planned(bench, 1, "--say", "first")])
     stop_preparing(bench, LIMIT_S, nothing)
     assert "first" in order(bench, folder, 1, "--say", "first")
     told = bench.process.log.read_text()
@@ -369,7 +370,7 @@ ELSEWHERE = WITH_PROMPTS.replace("get_samples(args, None)", "datasets.get_sample
 @pytest.mark.parametrize("serve", [f"{ELSEWHERE}\n\nclass datasets:\n    get_samples = staticmethod(get_samples)\n"])
 def test_a_function_that_the_command_does_not_use_is_not_taken_for_the_right_one(bench: Bench, folder: Path) -> None:
     """Replacing it would replace nothing, and a command that is to be broken off would run to its end."""
-    prepare_commands(bench, [planned(folder, 1, "--say", "first")])
+    prepare_commands(bench, [planned(bench, 1, "--say", "first")])
     assert len(asked(order(bench, folder, 1, "--say", "first"))) == 1
     told = bench.process.log.read_text()
     assert "this version makes its prompts elsewhere" in told

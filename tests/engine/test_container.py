@@ -65,7 +65,9 @@ def after(command: list[str], option: str) -> list[str]:
 
 def test_a_bare_plan_is_a_short_command() -> None:
     assert command_line(plan()) == [
-        *("docker", "run", "--detach", "--platform", "linux/amd64", DIGEST),
+        *("docker", "run", "--detach", "--platform", "linux/amd64"),
+        *("--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE", "--security-opt", "no-new-privileges"),
+        DIGEST,
         *("--config", "/c.yaml"),
     ]
 
@@ -83,7 +85,7 @@ def test_everything_of_a_plan_is_in_the_command() -> None:
         gpus=[2, 3],
         port=8123,
         network="container:0123",
-        share_ipc=True,
+        shared_memory_gib=32,
         memory_limit_mib=1536,
     )
     command = command_line(whole)
@@ -99,7 +101,9 @@ def test_everything_of_a_plan_is_in_the_command() -> None:
     assert after(command, "--publish") == ["127.0.0.1:8123:8000"]
     assert after(command, "--network") == ["container:0123"]
     assert after(command, "--memory") == ["1536m"]
-    assert "--ipc=host" in command
+    assert after(command, "--shm-size") == ["32g"]
+    assert after(command, "--cap-drop") == ["ALL"]
+    assert not any(part.startswith("--ipc") for part in command)
     assert command[-2:] == [DIGEST, "infinity"]
     assert set(command_line(plan())) - {"--config", "/c.yaml"} <= set(command)
 
@@ -144,13 +148,16 @@ def test_a_shell_reads_back_exactly_the_words(awkward: str) -> None:
 
 
 def test_each_option_has_a_line_of_its_own() -> None:
-    lines = shell_command(plan(name="named", environment={"A": "1", "B": "2"}, share_ipc=True)).splitlines()
+    lines = shell_command(plan(name="named", environment={"A": "1", "B": "2"}, shared_memory_gib=32)).splitlines()
     assert [line.removesuffix(" \\").strip() for line in lines] == [
         "docker run",
         "--detach",
         "--platform linux/amd64",
+        "--cap-drop ALL",
+        "--cap-add DAC_OVERRIDE",
+        "--security-opt no-new-privileges",
         "--name named",
-        "--ipc=host",
+        "--shm-size 32g",
         "--env A=1",
         "--env B=2",
         DIGEST,

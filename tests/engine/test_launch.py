@@ -132,6 +132,9 @@ class Containers:
         return self.told
 
 
+IN_CONTAINER = H200.model_copy(update={"confined": True})
+
+
 @pytest.fixture
 def containers(monkeypatch: pytest.MonkeyPatch) -> Containers:
     """On a machine without NVML."""
@@ -148,7 +151,7 @@ def nvml(patch: pytest.MonkeyPatch, told: Reading | None) -> None:
 @pytest.mark.parametrize("wanted", [None, "h200", "h100"])
 def test_a_host_with_only_the_toolkit_is_read_in_a_container_of_the_image(containers: Containers, wanted: str | None) -> None:
     """Another type than the wanted one is told as it is, as with NVML."""
-    assert read_machine(IMAGE, wanted) == H200
+    assert read_machine(IMAGE, wanted) == IN_CONTAINER
     (plan,) = containers.started
     assert (plan.image, plan.platform, plan.gpus) == (f"vllm/vllm-openai@{DIGEST}", "linux/amd64", "all")
     assert [plan.entrypoint, *plan.arguments] == ["nvidia-smi", *NVIDIA_SMI_QUERY]
@@ -156,7 +159,7 @@ def test_a_host_with_only_the_toolkit_is_read_in_a_container_of_the_image(contai
 
 def test_a_host_with_nvml_starts_no_container(containers: Containers, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml(monkeypatch, parse_nvidia_smi(SMI))
-    assert read_machine(IMAGE, None) == H200
+    assert read_machine(IMAGE, None) == IN_CONTAINER
     assert containers.started == []
 
 

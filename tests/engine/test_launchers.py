@@ -53,14 +53,15 @@ def test_a_stored_plan_finds_its_launcher_again(engine: dict[str, Any], place: s
     assert (plan.served(8123).model, plan.served(8123).host) == (place, host)
 
 
-def test_a_client_of_this_machine_shares_its_files(tmp_path: Path) -> None:
+def test_a_client_of_this_machine_shares_its_letter_box_alone(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("{}")
     launcher = launcher_of(CLIENT)
     with launcher.letter_box(CLIENT) as box:
         launcher.put(CLIENT, f"{box}/order.json", b"{}", "load")
         assert [path.name for path in Path(box).iterdir()] == ["order.json"]
-        assert launcher.give(CLIENT, tmp_path / "prompts.jsonl", box, "load") == str(tmp_path / "prompts.jsonl")
+        assert launcher.give(CLIENT, tmp_path / "prompts.jsonl", box, "load") == f"{box}/given-prompts.jsonl"
+        assert launcher.results_folder(CLIENT, box) == box
     assert not Path(box).exists()
-    assert launcher.results_folder(CLIENT, tmp_path) == str(tmp_path)
     assert launcher.shown(CLIENT, ["vllm", "bench"]) == ["vllm", "bench"]
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.ci import IN_CI
-from vllm_qualify.engine.process import PROGRESS, guarded, quiet_environment, tail, wait_for
+from vllm_qualify.engine.confinement import quiet_environment
+from vllm_qualify.engine.process import PROGRESS, guarded, tail, wait_for
 from vllm_qualify.errors import HostError
 
 # Deaf to SIGTERM, with a child of its own: what a wedged engine core is like.
@@ -67,7 +68,8 @@ def test_the_death_of_the_caller_ends_the_process(tmp_path: Path, number: signal
     caller = textwrap.dedent(f"""
         import sys, time
         from pathlib import Path
-        from vllm_qualify.engine.process import PROGRESS, guarded, quiet_environment
+        from vllm_qualify.engine.confinement import quiet_environment
+        from vllm_qualify.engine.process import PROGRESS, guarded
         with guarded([sys.executable, "-c", {STUBBORN!r}], quiet_environment(), Path({str(tmp_path / "log")!r}), grace_s=0.5):
             time.sleep(600)
     """)
@@ -140,10 +142,10 @@ def test_tail_shows_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:
 
 def test_keys_of_the_store_do_not_reach_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "shhhhhhhh")
-    monkeypatch.setenv("HF_TOKEN", "hf_needed_by_the_server")
+    monkeypatch.setenv("HF_TOKEN", "hf_needed_to_download")
     environment = quiet_environment()
-    assert "AWS_SECRET_ACCESS_KEY" not in environment
-    assert environment["HF_TOKEN"] == "hf_needed_by_the_server"
+    assert not {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN"} & environment.keys()
+    assert quiet_environment(downloads=True)["HF_TOKEN"] == "hf_needed_to_download"
     assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
 
 

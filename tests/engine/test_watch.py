@@ -19,8 +19,9 @@ import pynvml
 import pytest
 
 from vllm_qualify.engine import watch
+from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.kinds.vllm import KIND as VLLM_KIND
-from vllm_qualify.engine.process import guarded, quiet_environment
+from vllm_qualify.engine.process import guarded
 from vllm_qualify.engine.watch import (
     HOST_SAMPLES,
     SCRAPES,

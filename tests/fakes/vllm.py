@@ -20,6 +20,9 @@ import yaml  # of the engine's own dependencies; here of the orchestrator's
 from vllm_qualify.recipe.tables import table_of
 
 VERSION = "0.32.0+cpu"
+UNCLEAR = "unclear"
+# Where its Python is, and the checkout that it runs from.
+FOLDERS = [sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])]
 METRICS = """\
 # TYPE vllm:num_preemptions counter
 vllm:num_preemptions_total{engine="0",model_name="reference"} 0.0
@@ -85,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 def serve(config_file: str) -> None:
     behaviour = os.environ.get("TORCH_FAKE_VLLM", "healthy")
     if behaviour == "tells":
-        print(f"HF_TOKEN={os.environ['HF_TOKEN']} {dict(os.environ)}", file=sys.stderr)
+        print(f"HF_TOKEN={os.environ.get('HF_TOKEN')} {dict(os.environ)}", file=sys.stderr)
         sys.exit(1)
     if behaviour == "dies":
         print("ValueError: the fake was told to die", file=sys.stderr)
@@ -113,33 +116,40 @@ def says_what_it_serves(config: dict[str, Any]) -> str:
     )
 
 
+def leave_unclear(engine: Path, why: str) -> None:
+    """From now on this engine can judge no server, for this reason."""
+    (engine / UNCLEAR).write_text(why)
+
+
 def make_engine(folder: Path) -> Path:
     """An engine environment with this command in it: bin/vllm, and a bin/python that says which version it is."""
     (folder / "bin").mkdir(parents=True)
     vllm, python = folder / "bin" / "vllm", folder / "bin" / "python"
     vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
     identity = {"python": "3.11", "packages": {"vllm": VERSION}, "record_sha256": "0" * 64}
-    told = f'case "$2" in *probe.py) exec {sys.executable} {__file__} knows "$3";; esac'
-    python.write_text(f"#!/bin/sh\n{told}\necho '{json.dumps(identity)}'\n")
+    # Its answer goes to its output: the file for it is left out.
+    told = f'case "$2" in *probe.py) exec {sys.executable} {__file__} knows "$3" {folder};; esac'
+    where = f"case \"$3\" in *sys.base_prefix*) echo '{json.dumps(FOLDERS)}'; exit;; esac"
+    python.write_text(f"#!/bin/sh\n{told}\n{where}\necho '{json.dumps(identity)}'\n")
     for command in (vllm, python):
         command.chmod(0o755)
     return folder
 
 
-def knows(question: str) -> None:
-    """As drift/probe.py answers, from the catalog's table, nothing against any server unless TORCH_FAKE_VLLM_UNCLEAR is."""
+def knows(question: str, engine: Path) -> None:
+    """As drift/probe.py answers, from the catalog's table, with nothing against any server."""
+    why = (engine / UNCLEAR).read_text() if (engine / UNCLEAR).exists() else None
     servers = json.loads(question)["servers"]
     judged = {
         "build": "cpu",
-        "servers": [{"parsed": False, "refused": None, "unclear": os.environ.get("TORCH_FAKE_VLLM_UNCLEAR") or None}]
-        * len(servers),
+        "servers": [{"parsed": False, "refused": None, "unclear": why}] * len(servers),
     }
     print(json.dumps(table_of(VERSION).model_dump() | judged))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "knows":
-        knows(sys.argv[2])
+        knows(sys.argv[2], Path(sys.argv[3]))
     else:
         assert sys.argv[1:3] == ["serve", "--config"], sys.argv
         serve(sys.argv[3])

@@ -1,5 +1,6 @@
 """One process that a test may kill and start again, and all that it started."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from typing import Self
 
 import psutil
 
-from vllm_qualify.engine.process import quiet_environment, tail
+from vllm_qualify.engine.confinement import NO_STATISTICS
+from vllm_qualify.engine.process import tail
 
 # Inherited by all that a service starts: whose parent was killed is found by it.
 MARK = "VLLM_QUALIFY_TEST_SERVICE"
@@ -135,7 +137,7 @@ class Service(ABC):
 
     def _environment(self) -> dict[str, str]:
         """No setting of the caller's Prefect: a developer may have one."""
-        inherited = {name: value for name, value in quiet_environment().items() if not name.startswith("PREFECT_")}
+        inherited = {name: value for name, value in (os.environ | NO_STATISTICS).items() if not name.startswith("PREFECT_")}
         return inherited | {
             MARK: self._mark,
             "PREFECT_HOME": str(self.folder / f"{self.name}-home"),

@@ -9,7 +9,7 @@ import pytest
 from infra import lock_images
 from tests.infra.files import COMPOSE, IMAGE, ROOT, document
 from tests.releases.docker_registry import registries
-from vllm_qualify.engine.process import NO_STATISTICS
+from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.errors import CallerError
 
 FILES = sorted(IMAGE.glob("*Dockerfile"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_process import alive
-from tests.fakes.vllm import make_engine
+from tests.fakes.vllm import leave_unclear, make_engine
 from tests.qualified import COMMAND, processes_of, run
 from tests.recipes import Document, small, write
 
@@ -92,7 +92,8 @@ def test_an_engine_that_cannot_be_asked_ends_the_start(tmp_path: Path, home: Pat
 def test_what_the_engine_could_not_tell_is_in_the_plan_before_anything_is_measured(
     tmp_path: Path, home: Path, document: Document
 ) -> None:
-    environment = engine(tmp_path, SLOW) | {"TORCH_FAKE_VLLM_UNCLEAR": "no hub"}
+    environment = engine(tmp_path, SLOW)
+    leave_unclear(tmp_path / "engine", "no hub")
     done = run(home, COMMAND, "run", recipe(document, tmp_path, "healthy", {}), **environment)
     assert "not known: whether options refuse each other, for 1 of 1 cells: no hub" in done.stderr
     # the stand-in has no bench, so that the run ends there

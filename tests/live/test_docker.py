@@ -342,7 +342,7 @@ def test_the_command_line_makes_the_very_container_that_is_launched(
         passed=["HF_TOKEN"],
         binds=[Bind(source=tmp_path, target="/model"), Bind(source=tmp_path, target="/cache", read_only=False)],
         port=18_765,
-        share_ipc=True,
+        shared_memory_gib=1,
         memory_limit_mib=512,
     )
     client = docker_engine.client()

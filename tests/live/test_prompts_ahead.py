@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_qualify.engine.bench import prepare_commands, run_command, staying
+from vllm_qualify.engine.bench import give, prepare_commands, results_folder, run_command, staying
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.server import Client
 from vllm_qualify.evidence.load.client import command_of
@@ -94,16 +94,20 @@ def file_of_prompts(folder: Path) -> str:
 @pytest.mark.parametrize("dataset", ["random", "file", "rate"])
 def test_what_is_asked_is_what_plain_bench_asks(dataset: str, engine: EngineEnvironment, server: Asked, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{server.server_port}"
-    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL)
+    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
     prompts, rate = file_of_prompts(tmp_path) if dataset == "file" else None, 50.0 if dataset == "rate" else None
     settings = LOAD.model_copy(update={"length_spread": 0.0}) if dataset == "file" else LOAD
     (tmp_path / "load").mkdir()
-    commands = [command_of(client, "reference", settings, str(tmp_path / "load"), repeat, prompts, rate) for repeat in (1, 2)]
+
+    def commands_of(into: str, file: str | None) -> list[list[str]]:
+        return [command_of(client, "reference", settings, into, repeat, file, rate) for repeat in (1, 2)]
+
     plain = []
-    for command in commands[: 2 if dataset == "random" else 1]:
+    for command in commands_of(str(tmp_path / "load"), prompts)[: 2 if dataset == "random" else 1]:
         subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
         plain.append(server.taken())
     with staying(client, tmp_path / "bench.log") as bench:
+        commands = commands_of(results_folder(bench), give(bench, Path(prompts)) if prompts else None)
         prepare_commands(bench, commands)
         deadline = time.monotonic() + LIMIT_S
         while bench.process.log.read_text().count("prompts made ahead") < len(commands):

@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from tests.ci import IN_CI
 from tests.releases.service import Answer, Asked, Service, serving
-from vllm_qualify.engine.process import guarded, quiet_environment, tail
+from vllm_qualify.engine.confinement import quiet_environment
+from vllm_qualify.engine.process import guarded, tail
 
 PROGRAM = "docker-registry"
 USER, PASSWORD, IDENTITY = "tester", "secret", "a-refresh-token"

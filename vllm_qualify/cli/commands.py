@@ -57,7 +57,7 @@ def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a sig
 
 def main() -> None:
     """Run the command; every error becomes its exit code."""
-    from vllm_qualify.engine.process import NO_STATISTICS
+    from vllm_qualify.engine.confinement import NO_STATISTICS
 
     for name, value in NO_STATISTICS.items():
         os.environ.setdefault(name, value)

@@ -41,13 +41,13 @@ def staying(client: Client, log: Path) -> Iterator[Bench]:
     with launcher.letter_box(client) as letter_box:
         # As text, since its file is not where the client runs.
         command = [client.python, "-u", "-c", inspect.getsource(bench_worker), letter_box]
-        with launcher.run(client, command, log, STAGE) as process:
+        with launcher.run(client, command, letter_box, log, STAGE) as process:
             yield Bench(client=client, process=process, letter_box=letter_box)
 
 
-def results_folder(client: Client, folder: Path) -> str:
-    """The folder where a command must write the results that `run` copies into `folder`."""
-    return launcher_of(client).results_folder(client, folder)
+def results_folder(bench: Bench) -> str:
+    """The folder where a command must write the results that `run_command` copies."""
+    return launcher_of(bench.client).results_folder(bench.client, bench.letter_box)
 
 
 def recorded(client: Client, command: list[str]) -> list[str]:
@@ -74,12 +74,12 @@ def run_command(
     """
     name, place = f"{time.monotonic_ns():020d}", log.parent.name
     log_from = bench.process.log.stat().st_size
-    _order(bench, f"{name}.json", json.dumps(_arguments(command)), place)
+    _order(bench, f"{name}.order", json.dumps(_arguments(command)), place)
     done = _await(bench, name, log_from, time_limit_s, check, progress, place)
     with writing(str(log)):
         log.write_text(_since(bench.process.log, log_from))
         log.with_name(f"client-{log.stem.rpartition('-')[2]}.json").write_text(done)
-    from_there = f"{results_folder(bench.client, log.parent)}/{result}"
+    from_there = f"{results_folder(bench)}/{result}"
     launcher_of(bench.client).fetch(bench.client, from_there, log.with_name(result), place)
 
 

@@ -1,7 +1,7 @@
 """`vllm bench serve` in a process that stays: it imports once, and then runs one command after another.
 
 It runs in the engine's own Python, which has nothing of this project, so it uses only the standard library and vLLM. Orders are
-files in its letter box, a folder: `NAME.json` has the arguments that follow `vllm bench serve`. After a command's output it
+files in its letter box, a folder: `NAME.order` has the arguments that follow `vllm bench serve`. After a command's output it
 prints one line: MARK, the order's name, and the resources that the process used. As soon as a command fails, it ends with an
 exit code other than 0.
 
@@ -41,7 +41,7 @@ def main(letter_box: Path) -> None:
         for path in sorted(letter_box.glob("*.ahead")):
             prompts.planned = _taken(path)
             _say(f"\n{MARK} {path.stem} {{}}")
-        for path in sorted(letter_box.glob("*.json")):
+        for path in sorted(letter_box.glob("*.order")):
             arguments, watch = _taken(path), _Watch()
             prompts.begin(arguments)
             run(arguments)

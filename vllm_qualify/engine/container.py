@@ -44,6 +44,9 @@ ENGINE_ENDS_WITHIN_S, CONTAINER_ENDS_WITHIN_S = 5.0, 3.0
 JOIN_S = 20
 CHECK_EVERY_S = 1.0
 SERVED_PORT = 8000
+NO_NEW_PRIVILEGES = "no-new-privileges"
+# An image's root reads weights, and fills a cache, that belong to another user of this machine.
+CAPABILITIES = ["DAC_OVERRIDE"]
 
 
 class Bind(Frozen):
@@ -73,7 +76,7 @@ class ContainerPlan(Frozen):
     gpus: list[int] | Literal["all"] = []
     port: int | None = None
     network: str | None = None
-    share_ipc: bool = False
+    shared_memory_gib: int | None = None
     memory_limit_mib: int | None = None
 
 
@@ -83,8 +86,10 @@ def command_line(plan: ContainerPlan) -> list[str]:
     device = "all" if plan.gpus == "all" else f'"device={",".join(map(str, plan.gpus))}"'
     return [
         *("docker", "run", "--detach", "--platform", plan.platform),
+        *("--cap-drop", "ALL", *(part for name in CAPABILITIES for part in ("--cap-add", name))),
+        *("--security-opt", NO_NEW_PRIVILEGES),
         *(("--name", plan.name) if plan.name else ()),
-        *(("--ipc=host",) if plan.share_ipc else ()),
+        *(("--shm-size", f"{plan.shared_memory_gib}g") if plan.shared_memory_gib else ()),
         *(("--gpus", device) if plan.gpus else ()),
         *(("--network", plan.network) if plan.network else ()),
         *(("--publish", f"127.0.0.1:{plan.port}:{SERVED_PORT}") if plan.port else ()),
@@ -129,7 +134,10 @@ def create(host: "docker.DockerClient", plan: ContainerPlan) -> str:
         mounts=[_mount(bind) for bind in plan.binds],
         device_requests=_devices(plan.gpus),
         ports={f"{SERVED_PORT}/tcp": ("127.0.0.1", plan.port)} if plan.port else None,
-        ipc_mode="host" if plan.share_ipc else None,
+        cap_drop=["ALL"],
+        cap_add=CAPABILITIES,
+        security_opt=[NO_NEW_PRIVILEGES],
+        shm_size=f"{plan.shared_memory_gib}g" if plan.shared_memory_gib else None,
         network_mode=plan.network,
         mem_limit=f"{plan.memory_limit_mib}m" if plan.memory_limit_mib else None,
         restart_policy={"Name": "no"},

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launchers import LauncherName
-from vllm_qualify.engine.process import quiet_environment
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.serving import VLLM, EngineName
 from vllm_qualify.recipe.values import Frozen

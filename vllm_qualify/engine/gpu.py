@@ -112,6 +112,8 @@ class Fingerprint(Frozen):
     features: list[str] = []
     devices: list[int] = []
     """The indices of the devices of this type on their machine, in order. They are not compared."""
+    confined: bool = False
+    """Whether code of a model was kept from this machine's keys: by a container or by Landlock. It is not compared."""
 
     @property
     def id(self) -> str:

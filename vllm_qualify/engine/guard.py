@@ -2,34 +2,45 @@
 
 A script that uses only the standard library: it starts in milliseconds, and survives when its parent is killed.
 
-    guard.py STATE_FILE GRACE_S COMMAND [ARGUMENT …]
+    guard.py STATE_FILE GRACE_S RULES COMMAND [ARGUMENT …]
 
-The command runs in its own process group. Standard input is a pipe from the parent. It closes when the parent asks for a stop
-or is killed. Then the group gets SIGTERM, and SIGKILL after GRACE_S seconds. When the command ends on its own, the rest of its
-group is killed. STATE_FILE holds {"pid": …}, and at the end {"pid": …, "exit_code": …}, where an exit code below zero is a
-signal.
+RULES are those of `confine.py` as JSON, or `null`. The command runs in its own process group. Standard input is a pipe from
+the parent. It closes when the parent asks for a stop or is killed. Then the group gets SIGTERM, and SIGKILL after GRACE_S
+seconds. When the command ends on its own, the rest of its group is killed. STATE_FILE holds {"pid": …}, and at the end
+{"pid": …, "exit_code": …}, where an exit code below zero is a signal.
 """
 
 import ctypes
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Beside this file, whose folder is on no path here.
+CONFINE = str(Path(__file__).with_name("confine.py"))
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def prepare_child() -> None:
-    """In the child, before exec: restore the default signal handlers, and die with the guard if it is killed with -9."""
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_DFL)
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def preparing_child(rules: Any) -> Callable[[], None]:
+    """For the child, before exec: restore the default signal handlers, die with a guard that is killed with -9, be confined."""
+    confine = runpy.run_path(CONFINE)["confining"](rules) if rules is not None else lambda: None
+
+    def prepare() -> None:
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_DFL)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        confine()
+
+    return prepare
 
 
 def signal_group(group: int, number: signal.Signals) -> bool:
@@ -42,7 +53,9 @@ def signal_group(group: int, number: signal.Signals) -> bool:
 
 
 def stop_when_parent_leaves(child: subprocess.Popen[bytes], grace_s: float) -> None:
-    sys.stdin.buffer.read()
+    # Not sys.stdin: a thread that still reads it makes Python abort at its end.
+    while os.read(0, 4096):
+        pass
     signal_group(child.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while child.returncode is None and time.monotonic() < deadline:
@@ -66,7 +79,7 @@ def write_state(path: Path, **state: int) -> None:
 
 
 def main() -> None:
-    state_file, grace_s, command = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    state_file, grace_s, rules, command = Path(sys.argv[1]), float(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -74,7 +87,7 @@ def main() -> None:
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=prepare_child,
+        preexec_fn=preparing_child(rules),
     )
     write_state(state_file, pid=child.pid)
     threading.Thread(target=stop_when_parent_leaves, args=(child, grace_s), daemon=True).start()

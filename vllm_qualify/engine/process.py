@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from vllm_qualify.engine import guard
+from vllm_qualify.engine.confinement import Confinement
 from vllm_qualify.engine.failure import End
 from vllm_qualify.engine.host_lock import held
 from vllm_qualify.engine.running import Running
@@ -60,15 +61,24 @@ def _is_running(pid: int) -> bool:
 
 
 @contextmanager
-def guarded(command: Sequence[str], environment: dict[str, str], log: Path, grace_s: float = 10.0) -> Iterator[RunningProcess]:
+def guarded(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    grace_s: float = 10.0,
+    rules: Confinement | None = None,
+) -> Iterator[RunningProcess]:
     """Run `command` in its own process group within the block, output to `log`. Afterwards nothing of the group is left.
+
+    With `rules` it is confined by them, if the kernel can.
 
     Raises:
         HostError: the command cannot be started.
     """
     state_file = log.with_suffix(".state")
     state_file.unlink(missing_ok=True)
-    runner = [sys.executable, "-I", "-S", guard.__file__, str(state_file), str(grace_s), *command]
+    written = rules.model_dump_json() if rules else "null"
+    runner = [sys.executable, "-I", "-S", guard.__file__, str(state_file), str(grace_s), written, *command]
     with writing(str(log)), open_log(log) as output:
         process = subprocess.Popen(
             runner,
@@ -180,21 +190,3 @@ def await_result(look: Callable[[], T | None], time_limit_s: float, what: str, s
         # No single event ends the wait: `look` may check a file, a log, the server and the tool.
         time.sleep(POLL_S)
     return found
-
-
-def quiet_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment for child processes: this one's, without the keys of store and approvals, and with statistics off."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(KEYS)}
-    return inherited | NO_STATISTICS | (extra or {})
-
-
-# With these a server under test could write to the store or approve itself.
-KEYS = ("AWS_", "VLLM_QUALIFY_PRIVATE_KEY")
-NO_STATISTICS = {
-    "DO_NOT_TRACK": "1",
-    "GX_ANALYTICS_ENABLED": "false",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "VLLM_DO_NOT_TRACK": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, JsonValue, SerializeAsAny
 
 from vllm_qualify.engine import container
+from vllm_qualify.engine.confinement import NO_STATISTICS, paths_within
 from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure import End, Failure, classify_log
@@ -19,7 +20,7 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import EngineKind, ServedModel
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.engine.parts import MODEL, Part
-from vllm_qualify.engine.process import NO_STATISTICS, tail, text_of
+from vllm_qualify.engine.process import tail, text_of
 from vllm_qualify.engine.running import Running
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError
 from vllm_qualify.lazy import Lazy
@@ -44,6 +45,8 @@ HF_HOME_INSIDE = "/root/.cache/huggingface"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 # What a deployment takes from its own environment.
 PASSED = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+# vLLM's own advice is --ipc=host or --shm-size. NCCL and PyTorch use /dev/shm between the processes of a server, by GPU.
+SHARED_MEMORY_GIB = 16
 
 Engine = Annotated[EngineEnvironment | EngineImage, Field(discriminator="launcher")]
 Labels = dict[str, str]
@@ -115,6 +118,19 @@ class ServerPlan(Frozen):
         """The folder on this machine with the draft model of speculative decoding; None for the hub's, or without one."""
         model = draft_model(self.arguments, self.kind)
         return Path(model) if model is not None and Path(model).is_absolute() else None
+
+    @property
+    def local_paths(self) -> list[Path]:
+        """What it reads of this machine: weights, the hub's repositories, files of its parts, the paths among its arguments."""
+        models = [Path(self.model)] if self.is_local else []
+        folders = [cache_folder() / folder_name(part.name) for part in self.repositories]
+        files = [Path(part.name).expanduser().absolute() for part in self.parts if not part.is_of_the_hub]
+        return [*models, *folders, *files, *([self.draft] if self.draft else []), *paths_within(self.arguments)]
+
+    @property
+    def shared_memory_gib(self) -> int:
+        """The most that its processes may share in memory, in a container."""
+        return SHARED_MEMORY_GIB * max(1, len(self.gpus))
 
     @property
     def served_arguments(self) -> ServerArguments:
@@ -205,7 +221,8 @@ class Client(Frozen):
     """Where vLLM's own measuring tool runs, and its settings.
 
     `runs_in` is the place in its launcher's words: a container's id, or empty for this machine. `python` is the interpreter of
-    `program`. `trust_remote_code`: the model's tokenizer may bring its own code, to the client as to the server.
+    `program`. `trust_remote_code`: the model's tokenizer may bring its own code, to the client as to the server. It may read
+    `paths` of this machine.
     """
 
     launcher: LauncherName = "process"
@@ -215,6 +232,7 @@ class Client(Frozen):
     url: str
     model: str
     trust_remote_code: bool = False
+    paths: list[Path] = []
 
 
 class Server(Frozen):
@@ -274,7 +292,7 @@ def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> C
         labels=container_labels(labels, "server"),
         gpus=plan.gpus,
         port=port,
-        share_ipc=True,
+        shared_memory_gib=plan.shared_memory_gib,
         memory_limit_mib=int(plan.memory_limit_gib * 1024) if plan.memory_limit_gib else None,
     )
 

@@ -16,13 +16,14 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from vllm_qualify.engine.confinement import Confined, confined, folders_here
+from vllm_qualify.engine.letter_box import copy_matching, read_plain
 from vllm_qualify.engine.process import (
     TAIL_BYTES,
     Progress,
     RunningProcess,
     await_result,
     guarded,
-    quiet_environment,
     tail,
     text_of,
 )
@@ -39,6 +40,8 @@ from vllm_qualify.recipe.values import Frozen
 STAGE = "accuracy"
 WORKER = "vllm_qualify.evidence.lm_eval_worker"
 LOG = "lm-eval.log"
+# lm-eval's own files of a step.
+WRITTEN = ("results_*.json", "samples_*.jsonl")
 # The typed answers of a task, next to the raw files that they are read from.
 ANSWERS = "answers.jsonl"
 BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
@@ -70,7 +73,7 @@ class LmEval(Frozen):
 
     def told(self) -> TaskReply:
         """What lm-eval says about the task. Raises RecipeError if it refuses the task."""
-        told = TaskReply.model_validate_json((self.letter_box / TASK).read_bytes())
+        told = TaskReply.model_validate_json(read_plain(self.letter_box / TASK) or b"")
         if told.problem:
             raise RecipeError(told.problem, told.remedy, f"{STAGE}.{self.task.name}")
         return told
@@ -83,9 +86,12 @@ def loading(starting: Starting, model: str, task: TaskPlan, folder: Path) -> Ite
         folder.mkdir(parents=True)
     with TemporaryDirectory(prefix="vllm-qualify-lm-eval-") as name:
         letter_box = Path(name)
-        write_whole(letter_box / JOB, _job(starting.url, model, task, folder))
+        write_whole(letter_box / JOB, _job(starting.url, model, task))
         command = [sys.executable, "-m", WORKER, name]
-        with guarded(command, _environment(task, letter_box), folder / LOG) as process:
+        with (
+            _confined(task, letter_box) as found,
+            guarded(command, found.environment, folder / LOG, rules=found.rules) as process,
+        ):
             yield LmEval(task=task, process=process, letter_box=letter_box, command=command)
 
 
@@ -108,8 +114,10 @@ class Asking:
         folder.mkdir()
         (folder / BEFORE).write_text(run.server.metrics_page())
         log_from = run.lm_eval.process.log.stat().st_size
-        write_whole(run.lm_eval.letter_box / f"{name}.{ORDER}", Order(questions=step.questions, folder=folder))
+        write_whole(run.lm_eval.letter_box / f"{name}.{ORDER}", Order(questions=step.questions))
         run.await_file(f"{name}.done", log_from)
+        with writing(STAGE):
+            copy_matching(run.lm_eval.letter_box / name, folder, WRITTEN)
         (folder / AFTER).write_text(run.server.metrics_page())
 
 
@@ -131,7 +139,7 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
     return Asking(run, _steps(lm_eval.task, told))
 
 
-def _job(url: str, model: str, task: TaskPlan, folder: Path) -> Job:
+def _job(url: str, model: str, task: TaskPlan) -> Job:
     settings = task.settings
     test, shots = task.questions or (None, None)
     return Job(
@@ -145,18 +153,26 @@ def _job(url: str, model: str, task: TaskPlan, folder: Path) -> Job:
         seed=settings.seed,
         # lm-eval must not give up an answer that comes within the step's time limit.
         timeout_s=math.ceil(settings.time_limit_s) + 1,
-        folder=folder,
         task_folder=task.folder,
         test=test,
         shots=shots,
     )
 
 
-def _environment(task: TaskPlan, letter_box: Path) -> dict[str, str]:
+@contextmanager
+def _confined(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
+    """lm-eval's surroundings: a task of one's own can bring functions, which run in it."""
     # A cache could hold an older version of local files, so each process has a cache of its own.
     local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if task.questions else {}
+    # Code that came with a task gets no token, even if its data set would need one.
+    withheld = {"HF_TOKEN": ""} if task.folder else {}
     # A missing reply is written as an empty one, whatever the caller's environment says.
-    return quiet_environment(local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""})
+    variables = local | withheld | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
+    readable, listable = folders_here()
+    named = [*([task.folder] if task.folder else []), *(task.questions or ())]
+    kinds = {"downloads": not task.questions, "is_trusting": task.folder is not None}
+    with confined(variables, named, readable, [letter_box], listable, **kinds) as found:
+        yield found
 
 
 def _steps(task: TaskPlan, told: TaskReply) -> list[QuestionBlock]:

@@ -1,8 +1,9 @@
 """lm-eval in a process of its own, which measures one task block by block and so imports and loads only once.
 
-`accuracy.Asking` puts its orders as files into a folder, the letter box. The worker's first answer is `task.json`: what the
-task is, or why it cannot be measured. For each `NAME.order` the worker writes lm-eval's own files into the order's folder, and
-then `NAME.done`. It ends with an exit code other than 0 as soon as anything goes wrong.
+`accuracy.Asking` puts its orders as files into a folder, the letter box, which is all that the worker may write to. The
+worker's first answer is `task.json`: what the task is, or why it cannot be measured. For each `NAME.order` the worker writes
+lm-eval's own files into the folder NAME, and then `NAME.done`. It ends with an exit code other than 0 as soon as anything goes
+wrong.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from typing import Any, Literal, NoReturn
 import httpx
 from ruamel.yaml import YAML
 
+from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.recipe.values import Frozen
 
 TASK, JOB, ORDER = "task.json", "job.json", "order"
@@ -40,17 +42,15 @@ class Job(Frozen):
     max_gen_toks: int
     seed: int
     timeout_s: int
-    folder: Path
     task_folder: Path | None = None
     test: Path | None = None
     shots: Path | None = None
 
 
 class Order(Frozen):
-    """A block of questions, by their place in the task's data, and the folder for lm-eval's files of the block."""
+    """A block of questions, by their place in the task's data."""
 
     questions: list[int]
-    folder: Path
 
 
 class TaskReply(Frozen):
@@ -63,9 +63,7 @@ class TaskReply(Frozen):
 
 def write_whole(path: Path, document: Frozen) -> None:
     """Write a file so that a reader sees either all of it or no file."""
-    part = path.with_suffix(".part")
-    part.write_text(document.model_dump_json(indent=2))
-    part.replace(path)
+    write_plain(path, document.model_dump_json(indent=2).encode())
 
 
 def main(letter_box: Path) -> None:
@@ -75,7 +73,7 @@ def main(letter_box: Path) -> None:
         for path in sorted(letter_box.glob(f"*.{ORDER}")):
             order = Order.model_validate_json(path.read_bytes())
             path.unlink()
-            worker.measure(order)
+            worker.measure(order, path.with_suffix(""))
             path.with_suffix(".done").touch()
         # The two talk by files, because the guard uses the worker's standard input.
         time.sleep(POLL_S)
@@ -154,7 +152,7 @@ class _Worker:
 
     def _over_local_questions(self, original: Path) -> Path:
         """Write a task file with local questions. Prompt and filters stay those of lm-eval's task."""
-        path = self.job.folder / "tasks" / f"{self.job.task}.yaml"
+        path = self.letter_box / "tasks" / f"{self.job.task}.yaml"
         path.parent.mkdir(exist_ok=True)
         local = {
             "include": str(original),
@@ -171,17 +169,18 @@ class _Worker:
         with suppress(_MadeError):
             self._evaluate([], None)
 
-    def measure(self, order: Order) -> None:
+    def measure(self, order: Order, folder: Path) -> None:
         from lm_eval.loggers import EvaluationTracker
 
         task = self.job.task
-        tracker = EvaluationTracker(output_path=str(order.folder / "results.json"))
+        folder.mkdir()
+        tracker = EvaluationTracker(output_path=str(folder / "results.json"))
         results = self._evaluate(order.questions, tracker)
         samples = results.pop("samples")
         tracker.save_results_aggregated(results=results, samples=samples)
         tracker.save_results_samples(task_name=task, samples=samples[task])
         # lm-eval only logs that it could not save them.
-        if not (any(order.folder.glob("results_*.json")) and any(order.folder.glob("samples_*.jsonl"))):
+        if not (any(folder.glob("results_*.json")) and any(folder.glob("samples_*.jsonl"))):
             sys.exit("lm-eval could not save its results")
 
     def _evaluate(self, questions: list[int], tracker: Any) -> Any:

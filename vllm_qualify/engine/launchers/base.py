@@ -94,17 +94,19 @@ class Launcher(Protocol):
     def letter_box(self, client: Client) -> AbstractContextManager[str]:
         """A new folder where the client runs, for the length of the block."""
 
-    def run(self, client: Client, command: list[str], log: Path, place: str) -> AbstractContextManager[Running]:
-        """Run a command where the client runs, within the block, with its output in `log`."""
+    def run(
+        self, client: Client, command: list[str], letter_box: str, log: Path, place: str
+    ) -> AbstractContextManager[Running]:
+        """Run a command where the client runs, within the block, with its output in `log`. It may write to `letter_box`."""
 
     def put(self, client: Client, file: str, body: bytes, place: str) -> None:
-        """Write a file and its folder where the client runs. A process that watches for the file never sees a part of it."""
+        """Write a file where the client runs. A process that watches for the file never sees a part of it."""
 
     def give(self, client: Client, file: Path, folder: str, place: str) -> str:
-        """Let the client read a local file, which is copied into `folder` if needed. Returns its path for the client."""
+        """Copy a local file into `folder`, where the client can read it. Returns its path for the client."""
 
-    def results_folder(self, client: Client, folder: Path) -> str:
-        """The folder where the client must write what belongs into `folder`."""
+    def results_folder(self, client: Client, letter_box: str) -> str:
+        """The folder where a client with this letter box must write its results."""
 
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:
         """Copy a file of its results folder to `into`, if it exists."""

@@ -65,10 +65,9 @@ class DockerLauncher:
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
         """Its GPUs by NVML here, else by `nvidia-smi` in a container of the image; without GPUs its CPU."""
         found = detect(gpu_type)
-        if gpu_type == "cpu" or found.gpu_type != "cpu":
-            return found
-        told = _nvidia_smi(_image(engine))
-        return found if told is None else fingerprint_of(parse_nvidia_smi(told), gpu_type)
+        told = None if gpu_type == "cpu" or found.gpu_type != "cpu" else _nvidia_smi(_image(engine))
+        machine = found if told is None else fingerprint_of(parse_nvidia_smi(told), gpu_type)
+        return machine.model_copy(update={"confined": True})
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         """The models' files are mounted where a server of this image has them."""
@@ -127,7 +126,7 @@ class DockerLauncher:
         yield f"{RESULTS_INSIDE}-orders-{secrets.token_hex(4)}"
 
     @contextmanager
-    def run(self, client: Client, command: list[str], log: Path, place: str) -> Iterator[Running]:
+    def run(self, client: Client, command: list[str], letter_box: str, log: Path, place: str) -> Iterator[Running]:
         with container.executing(client.runs_in, command, log, place) as process:
             yield process
 
@@ -139,7 +138,7 @@ class DockerLauncher:
         self.put(client, there, file.read_bytes(), place)
         return there
 
-    def results_folder(self, client: Client, folder: Path) -> str:
+    def results_folder(self, client: Client, letter_box: str) -> str:
         return RESULTS_INSIDE
 
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:

@@ -2,22 +2,25 @@
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from vllm_qualify.engine.confine import can_confine
+from vllm_qualify.engine.confinement import confined, folders_of
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, find_engine
 from vllm_qualify.engine.gpu import VISIBLE, Fingerprint, detect
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launchers.base import Launched, Script
-from vllm_qualify.engine.process import guarded, quiet_environment, text_of, wait_for
+from vllm_qualify.engine.letter_box import copy_plain, write_plain
+from vllm_qualify.engine.process import guarded, text_of, wait_for
 from vllm_qualify.engine.running import Leftover, Running
 from vllm_qualify.engine.server import CONFIG_FILE, HOST, LOG, OFFLINE, Client, Engine, Labels, ServerPlan, Starting
 from vllm_qualify.errors import CallerError, writing
 
 
 class ProcessLauncher:
-    """Runs processes without Docker. Killed runs leave nothing running: the guards end it."""
+    """Runs processes without Docker, confined by Landlock. Killed runs leave nothing running: the guards end it."""
 
     from_image = False
 
@@ -37,28 +40,49 @@ class ProcessLauncher:
         """There is no image to tag."""
 
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
-        return detect(gpu_type)
+        return detect(gpu_type).model_copy(update={"confined": can_confine()})
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
-        with TemporaryDirectory(prefix="vllm-qualify-probe-") as folder:
-            answer = Path(folder, "answer.json")
-            command = [str(_environment(engine).python), "-I", str(script.file), script.question, str(answer)]
-            with guarded(command, quiet_environment(OFFLINE), Path(folder, "probe.log")) as process:
-                wait_for(process, script.time_limit_s, check, script.what)
-                return answer.read_text() if answer.exists() else text_of(process.log)
+        python, answered = _environment(engine).python, "answer.json"
+        with ExitStack() as stack:
+            # The guard's own files are not where the script may write.
+            folder, box = (Path(stack.enter_context(TemporaryDirectory(prefix="vllm-qualify-probe-"))) for _ in range(2))
+            found = stack.enter_context(
+                confined(
+                    OFFLINE,
+                    named=[path for server in script.servers for path in server.local_paths],
+                    readable=[*folders_of(python), script.file],
+                    writable=[box],
+                    is_trusting=any(server.trust_remote_code for server in script.servers),
+                )
+            )
+            command = [str(python), "-I", str(script.file), script.question, str(box / answered)]
+            process = stack.enter_context(guarded(command, found.environment, folder / "probe.log", rules=found.rules))
+            wait_for(process, script.time_limit_s, check, script.what)
+            copy_plain(box / answered, folder / answered)
+            return (folder / answered).read_text() if (folder / answered).exists() else text_of(process.log)
 
     @contextmanager
     def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Launched]:
         engine = _environment(plan.engine)
         command = process_command(engine, folder / CONFIG_FILE)
         url = f"http://{HOST}:{port}"
-        with guarded(command, quiet_environment(process_environment(plan)), folder / LOG) as process:
+        with (
+            confined(
+                process_environment(plan),
+                named=plan.local_paths,
+                readable=[*folders_of(engine.python), folder / CONFIG_FILE],
+                is_trusting=plan.trust_remote_code,
+            ) as found,
+            guarded(command, found.environment, folder / LOG, rules=found.rules) as process,
+        ):
             client = Client(
                 program=str(engine.vllm),
                 python=str(engine.python),
                 url=url,
                 model=plan.model,
                 trust_remote_code=plan.trust_remote_code,
+                paths=plan.local_paths,
             )
             yield Launched(url, process, command, client)
 
@@ -78,25 +102,34 @@ class ProcessLauncher:
             yield folder
 
     @contextmanager
-    def run(self, client: Client, command: list[str], log: Path, place: str) -> Iterator[Running]:
-        with guarded(command, quiet_environment(OFFLINE), log) as process:
+    def run(self, client: Client, command: list[str], letter_box: str, log: Path, place: str) -> Iterator[Running]:
+        with (
+            confined(
+                OFFLINE,
+                named=client.paths,
+                readable=folders_of(Path(client.python)),
+                writable=[Path(letter_box)],
+                is_trusting=client.trust_remote_code,
+            ) as found,
+            guarded(command, found.environment, log, rules=found.rules) as process,
+        ):
             yield process
 
     def put(self, client: Client, file: str, body: bytes, place: str) -> None:
         with writing(place):
-            part = Path(f"{file}.part")
-            part.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(body)
-            part.replace(file)
+            write_plain(Path(file), body)
 
     def give(self, client: Client, file: Path, folder: str, place: str) -> str:
-        return str(file)
+        there = f"{folder}/given-{file.name}"
+        self.put(client, there, file.read_bytes(), place)
+        return there
 
-    def results_folder(self, client: Client, folder: Path) -> str:
-        return str(folder)
+    def results_folder(self, client: Client, letter_box: str) -> str:
+        return letter_box
 
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:
-        """Nothing to copy: the client wrote it there."""
+        with writing(str(into)):
+            copy_plain(Path(file), into)
 
     def shown(self, client: Client, command: list[str]) -> list[str]:
         return command
@@ -113,7 +146,7 @@ def process_command(engine: EngineEnvironment, config: Path) -> list[str]:
 
 
 def process_environment(plan: ServerPlan) -> dict[str, str]:
-    """The variables that a server process gets besides this process's own environment."""
+    """The variables that a server process gets besides those on the list of `confinement`."""
     # Without this order CUDA counts the fastest device first, but NVML counts by the PCI bus.
     chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(map(str, plan.gpus))}
     return (chosen if plan.gpus else {}) | OFFLINE | plan.environment

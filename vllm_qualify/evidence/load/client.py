@@ -109,8 +109,8 @@ def prepare_prompts(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, 
     Repeats that are run in any case come first. Raises HostError if Docker Engine went away.
     """
     planned = []
-    for settings, folder, file in loads:
-        into, prompts = benches.results_folder(bench.client, folder), benches.give(bench, file) if file else None
+    for settings, _, file in loads:
+        into, prompts = benches.results_folder(bench), benches.give(bench, file) if file else None
         for repeat in range(1, settings.looks[-1] + 1):
             command = command_of(bench.client, model, settings, into, repeat, prompts)
             planned.append((repeat > settings.looks[0], command))
@@ -125,7 +125,7 @@ def run_repeat(
     Raises as `measure` does.
     """
     server, client = driven.server, driven.bench.client
-    into = benches.results_folder(client, folder)
+    into = benches.results_folder(driven.bench)
     command = command_of(client, server.served_model_name, settings, into, number, driven.prompts, request_rate)
     _forget_prefixes(server, folder / f"reset-{number}.txt")
     (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())

@@ -1,0 +1,278 @@
+"""What a process that runs foreign code may see of this machine: its environment by name, its files by rules.
+
+Code of a model under test runs in the server, in its load client and in the probe of the engine; code of a task in lm-eval.
+None of them needs this process's keys. `confine.py` applies the rules.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from vllm_qualify.errors import writing
+from vllm_qualify.recipe.serving import is_secret_name
+from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.secrets import has_password
+
+STAGE = "check"
+
+# --- the environment
+
+NAMES = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "NO_COLOR"),
+        *("FORCE_COLOR", "COLUMNS", "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_ARENA_MAX", "MALLOC_CONF", "HF_HOME"),
+        *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_ASSETS_CACHE"),
+        *("HF_XET_CACHE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM", "NLTK_DATA", "LMEVAL_LOG_LEVEL"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CC", "CXX", "CPATH", "MAX_JOBS"),
+        *("NVCC_THREADS", "DO_NOT_TRACK", "LOCAL_RANK"),
+    )
+)
+# PYTHON: the paths and switches of the interpreter itself.
+PREFIXES = (
+    *("LC_", "PYTHON", "VLLM_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NCCL_", "NVSHMEM_", "UCX_", "GLOO_", "TP_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "ONEDNN_", "DNNL_", "NUMBA_"),
+    *("TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_", "HF_HUB_", "HF_DATASETS_", "HF_XET_", "ROCR_", "HIP_", "HSA_"),
+)
+OURS = "VLLM_QUALIFY_"
+# The only secrets that a process may get, and only one that downloads: a token for gated models and data sets, a proxy or an
+# address of the hub with a password in it. To be deleted as soon as the orchestrator downloads by itself.
+FOR_DOWNLOADS = frozenset({"HF_TOKEN", "HF_ENDPOINT", *(name for name in NAMES if name.upper().endswith("_PROXY"))})
+
+NO_STATISTICS = {
+    "DO_NOT_TRACK": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def quiet_environment(extra: Mapping[str, str] | None = None, *, downloads: bool = False) -> dict[str, str]:
+    """The environment of a child process: of this one's only what is on the list and no secret; and statistics are off.
+
+    One that `downloads` gets what the hub asks for.
+    """
+    inherited = {name: value for name, value in os.environ.items() if _is_inherited(name, value, downloads)}
+    return inherited | NO_STATISTICS | dict(extra or {})
+
+
+def _is_inherited(name: str, value: str, downloads: bool) -> bool:
+    if name in FOR_DOWNLOADS and downloads:
+        return True
+    is_listed = name in NAMES or (name.startswith(PREFIXES) and not name.startswith(OURS))
+    return is_listed and not is_secret_name(name) and not has_password(value)
+
+
+# --- the files
+
+# Not /etc, /opt, /run, /var, /home or /tmp as a whole: keys and configurations of services are there.
+SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/proc", "/sys"),
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives"),
+    *("/etc/hosts", "/etc/host.conf", "/etc/hostname", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/gai.conf"),
+    *("/etc/protocols", "/etc/services", "/etc/passwd", "/etc/group", "/etc/localtime", "/etc/timezone", "/etc/locale.conf"),
+    *("/etc/os-release", "/etc/debian_version", "/etc/lsb-release", "/etc/mime.types", "/etc/magic", "/etc/inputrc"),
+    *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ssl/cert.pem", "/etc/ca-certificates.conf", "/etc/crypto-policies"),
+    *("/etc/pki/tls/certs", "/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf", "/etc/pki/ca-trust"),
+    *("/etc/nccl.conf", "/etc/nvidia", "/etc/OpenCL", "/etc/vulkan", "/etc/libibverbs.d", "/etc/ibverbs.d"),
+    *("/opt/nvidia", "/opt/rocm", "/opt/intel", "/opt/amazon", "/opt/hpcx", "/opt/conda"),
+    *("/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/run/systemd/resolve"),
+)
+SHARED = ("/dev/shm", "/tmp/nvidia-mps", "/dev/mqueue")  # noqa: S108  (the kernel's, and CUDA's own place)
+# Never /dev as a whole: root would read whole disks there.
+DEVICES = (
+    *("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "kfd", "dri", "infiniband", "gdrdrv", "gds"),
+    *("nvidia*", "nvidia-caps*", "nvgpu", "nvmap", "nvhost*", "knem", "xpmem"),
+)
+HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_XET_CACHE", "HF_ASSETS_CACHE")
+# Each holds something that is written while the engine runs.
+CACHES = frozenset(
+    (
+        *HUB_CACHES,
+        *("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_ASSETS_CACHE", "VLLM_XLA_CACHE_PATH", "VLLM_RPC_BASE_PATH"),
+        *("VLLM_DEBUG_DUMP_PATH", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME"),
+        *("TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "FLASHINFER_WORKSPACE_BASE"),
+        *("VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR", "NUMBA_CACHE_DIR"),
+    )
+)
+# Of HF_HOME: not itself, since the token of a login is in it.
+HUB_FOLDERS = ("hub", "datasets", "xet")
+# In the user's home, or named by a variable: no recipe opens them.
+KEY_FOLDERS = (".aws", ".azure", ".config", ".docker", ".gnupg", ".kube", ".netrc", ".prefect", ".ssh")
+KEY_VARIABLES = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "DOCKER_CONFIG", "PREFECT_HOME", "KUBECONFIG", "NETRC")
+
+# What the engine's Python says about where it is. A package that was installed as editable lies anywhere.
+WHERE = """
+import importlib.metadata as m, json, os, sys
+from urllib.parse import unquote, urlsplit
+found = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)), *sys.path]
+for each in m.distributions():
+    about = json.loads(each.read_text("direct_url.json") or "{}")
+    if about.get("dir_info", {}).get("editable"):
+        found.append(unquote(urlsplit(about["url"]).path))
+print(json.dumps(found))
+"""
+
+
+class Confinement(Frozen):
+    """Paths by what is allowed in them and beneath. A path that does not exist opens nothing."""
+
+    readable: list[str] = []
+    listable: list[str] = []
+    writable: list[str] = []
+    devices: list[str] = []
+
+
+class Confined(NamedTuple):
+    """All that a process needs to be run confined: see `guarded`."""
+
+    environment: dict[str, str]
+    rules: Confinement
+
+
+@contextmanager
+def confined(
+    extra: Mapping[str, str],
+    named: Iterable[Path] = (),
+    readable: Iterable[Path] = (),
+    writable: Iterable[Path] = (),
+    listable: Iterable[Path] = (),
+    *,
+    downloads: bool = False,
+    is_trusting: bool = False,
+) -> Iterator[Confined]:
+    """The environment and the rules of one process, with a temporary folder of its own for the length of the block.
+
+    One that `downloads` may read and write the hub's whole cache. One `is_trusting` that runs code which came with a model or a
+    task: its home is the temporary folder, so that nothing that it leaves there runs in a later qualification.
+
+    `extra` variables come last. `named` paths come from a recipe or an environment, and are read unless that would open a key
+    of this user. So are the paths in variables; those of caches are written, too.
+
+    Raises:
+        HostError: the folder of caches cannot be made.
+    """
+    hub = hub_cache()
+    with writing(STAGE):
+        kept = _made(_cache_home())
+        hub_folders = [_made(hub / name) for name in HUB_FOLDERS] if downloads else []
+    # A short name: sockets are in it, whose paths have at most 107 letters.
+    with TemporaryDirectory(prefix="vq-", ignore_cleanup_errors=True) as temporary:
+        cache = _made(Path(temporary, "home")) if is_trusting else kept
+        own = {
+            "HOME": str(cache),
+            "TMPDIR": temporary,
+            "HF_HOME": str(hub),
+            # Nobody else runs code that this process writes.
+            "HF_MODULES_CACHE": f"{temporary}/modules",
+            # The hub's client fails on a file that is there and cannot be read.
+            "HF_TOKEN_PATH": f"{temporary}/none",
+        }
+        environment = quiet_environment(downloads=downloads) | own | dict(extra)
+        closed = {*own, *(() if downloads else HUB_CACHES), *(CACHES if is_trusting else ())}
+        in_variables = _paths_in({name: value for name, value in environment.items() if name not in closed})
+        caches = [path for name, path in in_variables if name in CACHES]
+        rules = Confinement(
+            readable=_unique(SYSTEM, readable, _without_keys([*named, *(path for _, path in in_variables)])),
+            listable=_unique(listable),
+            writable=_unique(SHARED, [temporary, cache], writable, hub_folders, _without_keys(caches)),
+            devices=[str(path) for pattern in DEVICES for path in sorted(Path("/dev").glob(pattern))],
+        )
+        yield Confined(environment, rules)
+
+
+def hub_cache() -> Path:
+    """HF_HOME of this machine."""
+    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser().absolute()
+
+
+def paths_within(value: JsonValue) -> Iterator[Path]:
+    """The absolute paths among the values of server options."""
+    if isinstance(value, str) and value.startswith("/"):
+        yield Path(value)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from paths_within(inner)
+
+
+def folders_of(python: Path) -> list[Path]:
+    """Where a Python and its packages are. One that does not run says so itself when it is used."""
+    try:
+        told = _told_folders(python)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        told = []
+    return [python.parents[1], *told]
+
+
+@lru_cache
+def _told_folders(python: Path) -> list[Path]:
+    command = [str(python), "-I", "-c", WHERE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=quiet_environment(), check=True)
+    return [Path(folder) for folder in json.loads(done.stdout) if folder.startswith("/")]
+
+
+def folders_here() -> tuple[list[Path], list[Path]]:
+    """Where this Python, its packages and this package are; and what Python must list to find them."""
+    executable = Path(sys.executable)
+    package = Path(__file__).parents[1]
+    read = [Path(sys.prefix), Path(sys.base_prefix), executable.parents[1], executable.resolve().parent, package]
+    return read, [package.parent]
+
+
+def _cache_home() -> Path:
+    """The home of confined processes: what engines compile is kept in it from one run to the next."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
+    return caches / "vllm-qualify"
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _unique(*groups: Iterable[str | Path]) -> list[str]:
+    return list(dict.fromkeys(str(path) for group in groups for path in group))
+
+
+def _paths_in(variables: Mapping[str, str]) -> list[tuple[str, Path]]:
+    """The absolute paths that variables name, also in lists like PATH, each with its variable."""
+    parts = [(name, part) for name, value in variables.items() for part in re.split("[: ]", value)]
+    return [(name, Path(part)) for name, part in parts if part.startswith("/")]
+
+
+def _without_keys(paths: Iterable[Path]) -> list[Path]:
+    """The paths by which no key of this user would be opened."""
+    homes, keys = [path.resolve() for path in _homes()], [path.resolve() for path in _key_places()]
+    return [path for path in paths if not _opens(path.resolve(), homes, keys)]
+
+
+def _opens(path: Path, homes: Sequence[Path], keys: Sequence[Path]) -> bool:
+    return any(each.is_relative_to(path) for each in (*homes, *keys)) or any(path.is_relative_to(key) for key in keys)
+
+
+def _homes() -> list[Path]:
+    """The user's home and that of the runs: parts of them may be opened, such as a model's folder."""
+    ours = os.environ.get("VLLM_QUALIFY_HOME", "~/.vllm-qualify")
+    return [Path.home(), Path(ours).expanduser()]
+
+
+def _key_places() -> list[Path]:
+    named = [value for name, value in os.environ.items() if value and (name in KEY_VARIABLES or is_key_file(name))]
+    login = [hub_cache() / name for name in ("token", "stored_tokens")]
+    return [*(Path.home() / name for name in KEY_FOLDERS), *login, *(Path(value).expanduser() for value in named)]
+
+
+def is_key_file(name: str) -> bool:
+    """Whether a variable names a file with a secret, such as VLLM_QUALIFY_PRIVATE_KEY_FILE."""
+    return name.endswith("_FILE") and is_secret_name(name.removesuffix("_FILE"))
