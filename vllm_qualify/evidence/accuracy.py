@@ -168,7 +168,9 @@ def _confined(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
     variables = local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
     readable, listable = folders_here()
     named = [*([task.folder] if task.folder else []), *(task.questions or ())]
-    with confined(variables, named, readable, [letter_box], listable, downloads=not task.questions) as found:
+    # Functions of one's own get no token: a gated data set is for lm-eval's own tasks.
+    downloads = not task.questions and task.folder is None
+    with confined(variables, named, readable, [letter_box], listable, downloads=downloads) as found:
         yield found
 
 
