@@ -166,7 +166,7 @@ def test_one_process_runs_one_order_after_another(bench: Bench, folder: Path) ->
     assert all(log.count(MARK) == 1 for log in (first, second))
     results = [json.loads((folder / f"bench-{number}.json").read_text()) for number in (1, 2)]
     assert [result["pid"] for result in results] == [leader(bench)] * 2
-    assert not list(Path(bench.letter_box).iterdir())
+    assert not list(Path(bench.letter_box).glob("*.order"))
 
 
 def test_it_imports_once_for_all_orders(bench: Bench, folder: Path) -> None:

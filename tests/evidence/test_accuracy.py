@@ -339,7 +339,8 @@ def test_what_lm_eval_cannot_measure_is_told_with_a_remedy(
 ) -> None:
     own = tmp_path / "tasks"
     own.mkdir()
-    (own / "choices.yaml").write_text(CHOICES.format(test=data[0]))
+    # What a task of one's own reads is in its folder: lm-eval can open nothing else.
+    (own / "choices.yaml").write_text(CHOICES.format(test=shutil.copy(data[0], own)))
     is_own = changed.get("task") == "choices"
     plan = plan_of(None if is_own else data, **changed).model_copy(update={"folder": own if is_own else None})
     with pytest.raises(RecipeError, match=told) as raised, asked(Book(QUESTIONS), plan, tmp_path / "accuracy" / "task") as run:

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.evidence.commands import CLIENT, SERVER, driven, options
+from tests.evidence.commands import BENCH, CLIENT, SERVER, driven, options
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.kind import KINDS
@@ -1124,7 +1124,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
         shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
         progress(20, 40)
         found.append((options(command)["--base-url"], f"{log.parent.name}/{result}"))
-        assert command == command_of(bench.client, "reference", SETTINGS, str(log.parent), int(result[6]))
+        assert command == command_of(bench.client, "reference", SETTINGS, benches.results_folder(bench), int(result[6]))
         assert callable(check)
 
     def settle(bench: Bench, *_: object) -> None:
@@ -1200,18 +1200,19 @@ def test_prompts_are_made_ahead_for_the_very_commands_that_are_run(tmp_path: Pat
     """Those of the repeats that are run in any case come first, also before another cell's further ones."""
     planned: list[list[str]] = []
     monkeypatch.setattr(benches, "prepare_commands", lambda _, commands: planned.extend(commands))
+    monkeypatch.setattr(benches, "give", lambda _, file: f"/given{file}")
     few, many = (SETTINGS.model_copy(update={"repeats": 2, "most_repeats": most, "seed": most}) for most in (2, 4))
     prepare_prompts(
         driven().bench, "reference", [(many, tmp_path / "many", None), (few, tmp_path / "few", Path("/prompts.jsonl"))]
     )
     client = driven().bench.client
     assert planned == [
-        command_of(client, "reference", many, str(tmp_path / "many"), 1),
-        command_of(client, "reference", many, str(tmp_path / "many"), 2),
-        command_of(client, "reference", few, str(tmp_path / "few"), 1, "/prompts.jsonl"),
-        command_of(client, "reference", few, str(tmp_path / "few"), 2, "/prompts.jsonl"),
-        command_of(client, "reference", many, str(tmp_path / "many"), 3),
-        command_of(client, "reference", many, str(tmp_path / "many"), 4),
+        command_of(client, "reference", many, BENCH.letter_box, 1),
+        command_of(client, "reference", many, BENCH.letter_box, 2),
+        command_of(client, "reference", few, BENCH.letter_box, 1, "/given/prompts.jsonl"),
+        command_of(client, "reference", few, BENCH.letter_box, 2, "/given/prompts.jsonl"),
+        command_of(client, "reference", many, BENCH.letter_box, 3),
+        command_of(client, "reference", many, BENCH.letter_box, 4),
     ]
 
 

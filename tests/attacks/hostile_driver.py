@@ -1,0 +1,73 @@
+"""An orchestrator with secrets, in a process of its own: it runs a hostile model's server or probe, or a hostile task.
+
+python -m tests.attacks.hostile_driver server|probe|task FOLDER
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from vllm_qualify.drift import probe
+from vllm_qualify.engine.environment import find_engine
+from vllm_qualify.engine.launchers.base import Script
+from vllm_qualify.engine.launchers.registry import launcher_of
+from vllm_qualify.engine.process import RunningProcess
+from vllm_qualify.engine.server import Client, ServerPlan, Starting, config_text
+from vllm_qualify.engine.start import launch
+from vllm_qualify.evidence.accuracy import loading
+from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.workload import Accuracy
+
+LIMIT_S = 240
+
+
+def plan_in(folder: Path) -> ServerPlan:
+    return ServerPlan(
+        engine=find_engine(),
+        model=str(folder / "model"),
+        revision=None,
+        served_model_name="hostile",
+        arguments={"trust-remote-code": True, "max-model-len": 64, "enforce-eager": True},
+        environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        startup_timeout_s=LIMIT_S,
+    )
+
+
+def await_look(folder: Path, log: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not list(folder.rglob("looked-*.json")):
+        if time.monotonic() > deadline:
+            sys.exit(f"it never looked: {log.read_text()[-4000:]}")
+        time.sleep(0.2)  # another process looks
+
+
+def serve(folder: Path) -> None:
+    (folder / "run").mkdir()
+    with launch(plan_in(folder), folder / "run") as starting:
+        await_look(folder, starting.process.log)
+
+
+def ask(folder: Path) -> None:
+    plan = plan_in(folder)
+    server = {"config": config_text(plan, 8000), "environment": plan.environment, "device": None}
+    question = json.dumps({"servers": [server], "resolve": False})
+    script = Script(Path(probe.__file__), question, [plan], "asking", "check", LIMIT_S)
+    answer = json.loads(launcher_of(plan.engine).ask(plan.engine, script, lambda: None))
+    print(answer["servers"])
+
+
+def load_task(folder: Path) -> None:
+    task = TaskPlan(
+        settings=Accuracy(task="hostile", num_questions=2, num_fewshot=0), num_concurrent=1, folder=folder / "tasks"
+    )
+    nobody = RunningProcess(guard_pid=1, state_file=folder / "none.state", log=folder / "none.log")
+    url = "http://127.0.0.1:9"
+    client = Client(program="vllm", python="python3", url=url, model="hostile")
+    starting = Starting(url=url, process=nobody, command=[], client=client, launched_at=0.0)
+    with loading(starting, "hostile", task, folder / "run") as lm_eval:
+        await_look(folder, lm_eval.process.log)
+
+
+if __name__ == "__main__":
+    {"server": serve, "probe": ask, "task": load_task}[sys.argv[1]](Path(sys.argv[2]))

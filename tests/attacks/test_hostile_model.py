@@ -1,0 +1,218 @@
+"""Code of a model, and of a task, that looks for this user's keys: it runs, it looks, and it finds none."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ci import IN_CI
+from vllm_qualify.engine.confine import can_confine
+from vllm_qualify.engine.confinement import confined, quiet_environment
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.letter_box import copy_matching, read_plain, write_plain
+from vllm_qualify.engine.process import guarded, wait_for
+from vllm_qualify.recipe.loading import catalog_folder
+
+HOSTILE = Path(__file__).with_name("hostile.txt")
+SENTINEL = "s3nt1nel-of-the-orchestrator"
+PLANTED = {
+    "AWS_SECRET_ACCESS_KEY": SENTINEL,
+    "PREFECT_API_AUTH_STRING": f"admin:{SENTINEL}",
+    "VLLM_QUALIFY_PRIVATE_KEY": SENTINEL,
+    "VLLM_QUALIFY_WEBHOOK_SECRET": SENTINEL,
+    "VLLM_API_KEY": SENTINEL,
+    "HF_TOKEN": SENTINEL,
+    "HTTPS_PROXY": f"http://me:{SENTINEL}@127.0.0.1:9",
+    "SOME_SETTING": SENTINEL,
+}
+KEY_FILES = (".aws/credentials", ".docker/config.json", ".prefect/profiles.toml", ".ssh/id_ed25519", ".cache/huggingface/token")
+TASK = """\
+task: hostile
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/test.jsonl}}}}
+output_type: generate_until
+test_split: test
+doc_to_text: !function hostile.text
+doc_to_target: answer
+"""
+
+
+@pytest.fixture(autouse=True)
+def _needs_landlock() -> None:
+    if not can_confine():
+        (pytest.fail if IN_CI else pytest.skip)("this kernel has no Landlock of version 2")
+
+
+def code(home: Path) -> str:
+    """The hostile code, which knows where to look."""
+    return HOSTILE.read_text().replace("{marker}", SENTINEL[::-1]).replace("{places}", json.dumps([str(home)]))
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """The home of an orchestrator, with keys in its files."""
+    home = tmp_path / "home"
+    for name in (*KEY_FILES, "keys/signing.pem", ".vllm-qualify/store/reports/report.json"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(SENTINEL)
+    return home
+
+
+def looked(kind: str, folder: Path, home: Path, engine: EngineEnvironment) -> list[str]:
+    """What the hostile code found, wherever it ran."""
+    environment = os.environ | PLANTED | {"HOME": str(home), "HF_HUB_OFFLINE": "1", "HF_HOME": str(home / ".cache/huggingface")}
+    environment |= {
+        "VLLM_QUALIFY_HOME": str(home / ".vllm-qualify"),
+        "VLLM_QUALIFY_PRIVATE_KEY_FILE": str(home / "keys" / "signing.pem"),
+        "VLLM_QUALIFY_ENGINE": str(engine.python.parents[1]),
+    }
+    command = [sys.executable, "-m", "tests.attacks.hostile_driver", kind, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [json.loads(path.read_text()) for path in folder.rglob("looked-*.json")]
+    assert told, "it ran, and told what it found"
+    assert all(each["processes"] > 2 and str(home) in each["places"] for each in told), told
+    return [found for each in told for found in each["found"]]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("kind", ["server", "probe"])
+def test_code_of_a_model_finds_no_key(kind: str, engine: EngineEnvironment, tmp_path: Path, victim: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(catalog_folder() / "reference" / "model", model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "hostile.HostileConfig"}}
+    (model / "config.json").write_text(json.dumps(config))
+    configuration = "from transformers import LlamaConfig\n\ntell()\n\n\nclass HostileConfig(LlamaConfig):\n    pass\n"
+    (model / "hostile.py").write_text(f"{code(victim)}\n\n{configuration}")
+    assert looked(kind, tmp_path, victim, engine) == []
+
+
+def test_a_function_of_a_task_finds_no_key(tmp_path: Path, victim: Path) -> None:
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "hostile.yaml").write_text(TASK.format(folder=tasks))
+    (tasks / "test.jsonl").write_text('{"question": "1", "answer": "1"}\n{"question": "2", "answer": "2"}\n')
+    (tasks / "hostile.py").write_text(f"{code(victim)}\n\ndef text(doc):\n    tell()\n    return doc['question']\n")
+    nothing = EngineEnvironment(python=tmp_path / "engine" / "bin" / "python")
+    assert looked("task", tmp_path, victim, nothing) == []
+
+
+# --- the environment
+
+
+@pytest.mark.parametrize(
+    "name", sorted(PLANTED.keys() | {"VLLM_QUALIFY_STORE", "PREFECT_API_URL", "DOCKER_HOST", "SSH_AUTH_SOCK"})
+)
+def test_a_child_gets_only_what_is_listed_and_no_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, PLANTED.get(name, "something"))
+    assert name not in quiet_environment()
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES", "VLLM_USE_V2_MODEL_RUNNER", "NCCL_DEBUG", "HTTPS_PROXY"]
+)
+def test_a_child_keeps_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "http://proxy:3128")
+    assert quiet_environment()[name] == "http://proxy:3128"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HTTPS_PROXY"])
+def test_only_a_child_that_downloads_gets_a_token_and_a_proxys_password(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, PLANTED[name])
+    assert quiet_environment(downloads=True)[name] == PLANTED[name]
+
+
+# --- the files and the rights
+
+
+def run_confined(tmp_path: Path, script: str, named: list[Path]) -> str:
+    own = [Path(sys.prefix), Path(sys.base_prefix)]
+    with (
+        confined({}, named=named, readable=own) as found,
+        guarded([sys.executable, "-I", "-c", script], found.environment, tmp_path / "it.log", rules=found.rules) as process,
+    ):
+        wait_for(process, 60, lambda: None, "it")
+    return (tmp_path / "it.log").read_text()
+
+
+READS = """
+for name in {!r}:
+    try:
+        print("read", open(name).read())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("named", ["home", "home/.aws", "home/keys/signing.pem", "."])
+def test_a_path_of_a_recipe_opens_no_key(named: str, tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(victim))
+    monkeypatch.setenv("VLLM_QUALIFY_PRIVATE_KEY_FILE", str(victim / "keys" / "signing.pem"))
+    files = [str(victim / ".aws" / "credentials"), str(victim / "keys" / "signing.pem")]
+    assert run_confined(tmp_path, READS.format(files), [tmp_path / named]).split() == ["PermissionError"] * 2
+
+
+def test_a_model_within_the_home_is_read(tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(victim))
+    (victim / "models").mkdir()
+    (victim / "models" / "config.json").write_text("{}")
+    script = f"print(open({str(victim / 'models' / 'config.json')!r}).read())"
+    assert run_confined(tmp_path, script, [victim / "models"]).strip() == "{}"
+
+
+def test_root_keeps_no_right_that_reads_another_process(tmp_path: Path) -> None:
+    script = "print(*(line for line in open('/proc/self/status') if line.startswith(('Cap', 'NoNew'))))"
+    told = dict(line.split() for line in run_confined(tmp_path, script, []).splitlines() if line.split())
+    kept = 1 << 1 | 1 << 14
+    assert all(int(told[f"Cap{name}:"], 16) & ~kept == 0 for name in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
+    assert told["NoNewPrivs:"] == "1"
+
+
+REACHES = """
+import os
+parent = os.getppid()
+for reach in (
+    lambda: open(f"/proc/{parent}/environ").read(),
+    lambda: open(f"/proc/{parent}/mem", "rb"),
+    lambda: os.readlink(f"/proc/{parent}/fd/1"),
+    lambda: os.listdir(f"/proc/{parent}/root/root"),
+    lambda: open("/etc/shadow").read(),
+    lambda: os.listdir("/tmp"),
+    lambda: os.kill(parent, 0),
+):
+    try:
+        print("reached", reach())
+    except PermissionError:
+        print("refused")
+"""
+
+
+def test_the_guard_and_what_started_it_are_out_of_reach(tmp_path: Path) -> None:
+    assert run_confined(tmp_path, REACHES, []).split() == ["refused"] * 7
+
+
+# --- files that a confined process wrote
+
+
+def test_a_link_in_a_letter_box_leads_nowhere(tmp_path: Path) -> None:
+    secret, box, into = tmp_path / "secret", tmp_path / "box", tmp_path / "into"
+    for folder in (box, into):
+        folder.mkdir()
+    secret.write_text(SENTINEL)
+    (box / "results_1.json").symlink_to(secret)
+    (box / "order.part").symlink_to(secret)
+    os.mkfifo(box / "samples_1.jsonl")
+    (box / "metrics-before.txt").write_text("a lie")
+    copy_matching(box, into, ["results_*.json", "samples_*.jsonl"])
+    assert list(into.iterdir()) == []
+    assert read_plain(box / "results_1.json") is None
+    write_plain(box / "order", b"{}")
+    assert (secret.read_text(), (box / "order").read_bytes()) == (SENTINEL, b"{}")
+    (tmp_path / "elsewhere").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="elsewhere"):
+        copy_matching(tmp_path / "elsewhere", into, ["*"])
