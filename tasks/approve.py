@@ -107,12 +107,19 @@ def check_signing_key(block: str, decision_timeout_s: float) -> None:
 
 @step("automatic approval")
 def automatic_ruling(published: Published, block: str) -> Ruling | None:
-    """The recipe's own approval; None if it allows none, a gate is waived, failed or not judged, or there is no key."""
+    """The recipe's own approval. None if it allows none, or there is no key, or a person must decide.
+
+    A person decides if a gate is waived, failed or not judged, and about a trusted model whose code was not confined.
+    """
     report = published.run.report()
     if not (published.passed and report.plan.approval.automatic):
         return None
     if waivers_used(report) or report.judgement.not_judged:
         why = "rests on a waiver" if waivers_used(report) else "has gates that were not judged, because there is no baseline"
+        get_run_logger().info(f"{report.plan.cell.id} {why}: a person decides")
+        return None
+    if report.plan.server.trust_remote_code and not report.plan.fingerprint.confined:
+        why = "trusts code of the model, which ran neither in a container nor confined by Landlock"
         get_run_logger().info(f"{report.plan.cell.id} {why}: a person decides")
         return None
     if signing_key(block) is None:
