@@ -115,16 +115,37 @@ def without_a_baseline(report: Report) -> Report:
     return report.model_copy(update={"judgement": judgement})
 
 
+def trusting(*, confined: bool) -> Change:
+    """The model's own code was trusted, and ran confined or not."""
+
+    def change(report: Report) -> Report:
+        plan = report.plan
+        server = plan.server.model_copy(update={"arguments": {**plan.server.arguments, "trust-remote-code": True}})
+        machine = plan.fingerprint.model_copy(update={"confined": confined})
+        return report.model_copy(update={"plan": plan.model_copy(update={"server": server, "fingerprint": machine})})
+
+    return change
+
+
 @pytest.mark.usefixtures("key")
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
         (BY_HAND, lambda report: report),
+        (AUTOMATIC, trusting(confined=False)),
+        (AUTOMATIC, trusting(confined=True)),
         (AUTOMATIC, with_gate("fail", waiver(datetime.now(UTC).date() + timedelta(days=7)))),
         (AUTOMATIC, with_gate("fail")),
         (AUTOMATIC, without_a_baseline),
     ],
-    ids=["the recipe says so", "a gate was waived", "a gate failed", "a gate was not judged"],
+    ids=[
+        "the recipe says so",
+        "trusted code was not confined",
+        "trusted code",
+        "a gate was waived",
+        "a gate failed",
+        "a gate was not judged",
+    ],
 )
 def test_nothing_is_approved_automatically_that_a_person_must_decide(
     store: Store, tmp_path: Path, rule: Approval, change: Change

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from importlib import metadata
 
+from vllm_qualify.engine.confine import LEAST_VERSION, can_confine, landlock_version
 from vllm_qualify.engine.docker_host import docker_host, platform_of
 from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import check_driver, detect
@@ -140,6 +141,19 @@ def _leftovers() -> Diagnosis:
     )
 
 
+def _confinement() -> Diagnosis:
+    version = landlock_version()
+    if can_confine():
+        return Diagnosis(what="confinement", ok=True, detail=f"Landlock, version {version}")
+    return Diagnosis(
+        what="confinement",
+        ok=False,
+        detail="code of a model, as a process, could read this user's keys",
+        remedy=f"use a kernel with Landlock of version {LEAST_VERSION} or later (Linux 5.19), or --launcher docker",
+        optional=True,
+    )
+
+
 def _radosgw() -> Diagnosis:
     found = shutil.which("radosgw")
     remedy = "only for the tests: infra/radosgw.sh install"
@@ -161,6 +175,7 @@ CHECKS: tuple[Callable[[], Diagnosis], ...] = (
     _memory,
     _disk,
     _docker,
+    _confinement,
     _leftovers,
     _radosgw,
     _chromium,

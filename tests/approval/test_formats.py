@@ -38,7 +38,7 @@ AWKWARD = [
     "1e3",
     "ü",
 ]
-HUB_CACHE = "${HF_HOME:-${HOME}/.cache/huggingface}"
+HUB_CACHE = "${HF_HOME:-${HOME}/.cache/huggingface}/hub"
 
 # What a command line and a variable can hold at all.
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])) | st.sampled_from(AWKWARD)
@@ -154,12 +154,11 @@ def test_the_docker_line_is_the_qualified_container_with_flags_for_its_file() ->
         *("--served-model-name", "tiny"),
         *("--tokenizer-revision", "0" * 40),
     ]
-    for option in ("--platform", "--memory"):
+    for option in ("--platform", "--memory", "--shm-size", "--cap-drop", "--cap-add", "--security-opt"):
         assert after(command, option) == after(qualified, option) != []
-    assert "--ipc=host" in command
     assert after(command, "--gpus") == ["2"], "how many, not which"
     assert after(command, "--publish") == ["8000:8000"]
-    assert after(command, "--volume") == ["/hub:/root/.cache/huggingface"]
+    assert after(command, "--volume") == ["/hub/hub:/root/.cache/huggingface/hub"]
     assert after(command, "--name") == ["tiny-bf16"]
     assert "VLLM_LOGGING_LEVEL=DEBUG" in after(command, "--env")
     assert {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"} <= set(after(command, "--env")), "as they are where it runs"
@@ -168,7 +167,7 @@ def test_the_docker_line_is_the_qualified_container_with_flags_for_its_file() ->
 
 def test_the_docker_line_takes_the_hub_cache_of_the_user_who_runs_it() -> None:
     command = run_by_a_shell(rendered(plan(), "docker"), {"HOME": "/home/a b"})
-    assert after(command, "--volume") == ["/home/a b/.cache/huggingface:/root/.cache/huggingface"]
+    assert after(command, "--volume") == ["/home/a b/.cache/huggingface/hub:/root/.cache/huggingface/hub"]
 
 
 def test_local_weights_are_mounted_where_the_server_was_told() -> None:
@@ -196,7 +195,7 @@ def test_a_variable_of_the_plan_is_not_taken_from_the_shell() -> None:
 def test_a_shell_gives_docker_every_text_as_it_is(values: list[str]) -> None:
     server = plan(environment={f"V{n}": value for n, value in enumerate(values)}, served_model_name=values[0])
     command = run_by_a_shell(rendered(server, "docker"), {"HF_HOME": "/hub"})
-    assert command == [part.replace(HUB_CACHE, "/hub") for part in json.loads(rendered(server, "json"))["docker"]]
+    assert command == [part.replace(HUB_CACHE, "/hub/hub") for part in json.loads(rendered(server, "json"))["docker"]]
     assert after(command, "--served-model-name")[0] == values[0]
     assert {f"V{n}={value}" for n, value in enumerate(values)} <= set(command)
 
@@ -216,11 +215,12 @@ def test_the_compose_service_carries_the_config_file_itself() -> None:
 
 def test_the_compose_service_is_the_qualified_container() -> None:
     service, _ = service_of(plan())
-    assert (service["ipc"], service["mem_limit"], service["platform"]) == ("host", "1536m", "linux/amd64")
+    assert (service["shm_size"], service["mem_limit"], service["platform"]) == ("32g", "1536m", "linux/amd64")
+    assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges"])
     assert service["ports"] == ["8000:8000"]
     assert service["deploy"]["resources"]["reservations"]["devices"] == [{"count": 2, "capabilities": ["gpu"]}]
     (cache,) = service["volumes"]
-    assert (cache["source"], cache["target"]) == (HUB_CACHE, "/root/.cache/huggingface")
+    assert (cache["source"], cache["target"]) == (HUB_CACHE, "/root/.cache/huggingface/hub")
     assert service["healthcheck"]["start_period"] == "1235s"
     assert "restart" not in service
 
@@ -284,7 +284,8 @@ def test_the_pod_is_the_qualified_container() -> None:
     pod, container = pod_of(plan())
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 2, "memory": "1536Mi"}
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}} in pod["volumes"]
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
     assert {"name": "hub-cache", "emptyDir": {}} in pod["volumes"]
     assert {"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"} in container["env"]
     (token,) = (entry for entry in container["env"] if entry["name"] == "HF_TOKEN")
@@ -345,7 +346,7 @@ def test_json_tells_all_to_a_machine() -> None:
     assert found["image"] == IMAGE.pinned
     assert found["config"] == config_text(plan(), 8000)
     assert found["annotations"] == ANNOTATIONS
-    expanded = [part.replace(HUB_CACHE, "/hub") for part in found["docker"]]
+    expanded = [part.replace(HUB_CACHE, "/hub/hub") for part in found["docker"]]
     assert expanded == run_by_a_shell(rendered(plan(), "docker"), {"HF_HOME": "/hub"})
 
 

@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.engine.test_process import alive
@@ -106,18 +107,22 @@ def test_what_the_engine_could_not_tell_is_in_the_plan_before_anything_is_measur
 def test_a_stopped_command_leaves_neither_server_nor_question(
     number: signal.Signals, code: int, tmp_path: Path, home: Path, document: Document
 ) -> None:
-    pid = tmp_path / "pid"
-    hanging = engine(tmp_path, f"echo $$ > {pid}; exec sleep 600; ")
+    hanging = engine(tmp_path, "exec sleep 600; ")
     command = [COMMAND, "run", recipe(document, tmp_path, "hangs", {})]
     with subprocess.Popen(command, env=os.environ | hanging | {"VLLM_QUALIFY_HOME": str(home)}) as process:
-        until(lambda: pid.exists() and bool(list(home.glob("runs/*/evidence/serve/server.state"))))
-        asked = int(pid.read_text())
-        assert alive(asked)
+        until(lambda: bool(asking_for(process.pid)) and bool(list(home.glob("runs/*/evidence/serve/server.state"))))
+        (asked,) = asking_for(process.pid)
         assert processes_of(home)
         process.send_signal(number)
         process.wait(timeout=60)
         assert process.returncode == code
     until(lambda: not alive(asked) and not processes_of(home))
+
+
+def asking_for(command: int) -> list[int]:
+    """The processes that ask the hanging engine. They write no file: their own rules allow none."""
+    children = psutil.Process(command).children(recursive=True)
+    return [child.pid for child in children if child.name() == "sleep"]
 
 
 def until(condition: object, limit_s: float = 90) -> None:

@@ -73,7 +73,8 @@ def test_a_seed_recipe_is_shown_as_a_docker_command_for_each_profile(recipe: str
         assert script.words[-3:] == [IMAGE, "--config", "/vllm-qualify/server.yaml"]
         assert f"type=bind,source={script.config_file},target=/vllm-qualify/server.yaml,readonly" in script.after("--mount")
         assert script.after("--publish") == ["127.0.0.1:8000:8000"]
-        assert "--ipc=host" in script.words
+        assert script.after("--shm-size") == [f"{16 * gpus}g"]
+        assert script.after("--cap-drop") == ["ALL"]
         assert "--privileged" not in script.words
         assert (script.config["host"], script.config["port"]) == ("0.0.0.0", 8000)
 
@@ -95,15 +96,15 @@ def test_the_docker_command_has_all_that_the_published_one_has(model: str, gpu_t
 
 
 def assert_same_container(script: Script, words: list[str], environment: dict[str, str]) -> None:
-    """Their `docker run` before the image, but for what ours narrows: all GPUs, --privileged, every interface."""
+    """Their `docker run` before the image, but for what ours narrows: all GPUs, --privileged, every interface, all memory."""
     cache = words[words.index("-v") + 1]
     _, target = cache.split(":")
     mounted = f"target={target}/hub/models--{script.config['model'].replace('/', '--')},readonly"
     assert any(mount.endswith(mounted) for mount in script.after("--mount"))
     given = {"-v", cache, "-e", *(f"{name}={value}" for name, value in environment.items())}
-    narrowed = {"--gpus", "all", "--privileged", "-p", "8000:8000"}
-    assert set(words) - given - narrowed == {"docker", "run", "--ipc=host"}
-    assert {"docker", "run", "--ipc=host"} <= set(script.words)
+    narrowed = {"--gpus", "all", "--privileged", "-p", "8000:8000", "--ipc=host"}
+    assert set(words) - given - narrowed == {"docker", "run"}
+    assert script.words[:2] == ["docker", "run"]
 
 
 def test_a_run_of_a_hub_model_gets_the_models_folder_of_the_cache_and_no_token(

@@ -16,7 +16,7 @@ import yaml
 from pydantic import JsonValue
 
 from vllm_qualify.approval.layout import Format
-from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan, command_line
+from vllm_qualify.engine.container import CAPABILITIES, NO_NEW_PRIVILEGES, SERVED_PORT, Bind, ContainerPlan, command_line
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import (
     CONFIG_INSIDE,
@@ -41,8 +41,9 @@ NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MOST_NAME_LETTERS - 2}}}[a-z0-9]")
 CONFIG_FILE = PurePosixPath(CONFIG_INSIDE).name
 PUBLISHED = f"{SERVED_PORT}:{SERVED_PORT}"
 # The host's cache, as in a qualification. A shell and Compose both expand it.
-HUB_CACHE = "${HF_HOME:-${HOME}/.cache/huggingface}"
-HUB_VOLUME = f"{HUB_CACHE}:{HF_HOME_INSIDE}"
+# Not all of HF_HOME: the token of a login is in it.
+HUB_CACHE, HUB_INSIDE = "${HF_HOME:-${HOME}/.cache/huggingface}/hub", f"{HF_HOME_INSIDE}/hub"
+HUB_VOLUME = f"{HUB_CACHE}:{HUB_INSIDE}"
 HEALTH = "/health"
 # An engine's image has Python, but perhaps no curl.
 ASK_HEALTH = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{SERVED_PORT}{HEALTH}')"
@@ -61,8 +62,7 @@ def deployable(plan: ServerPlan, format: Format, name: str, annotations: Annotat
       the config file.
     - `compose`: a Compose file (2.23.1 or later) that contains the config file.
     - `kubernetes`: ConfigMap, Deployment and Service. Each pod downloads weights of the hub again. Local weights must be at
-      their path on the node. A Secret `hf-token` may hold the hub's token as `token`. Only the pod's memory limits its
-      /dev/shm, as on the qualifying host.
+      their path on the node. A Secret `hf-token` may hold the hub's token as `token`.
     - `json`: `name`, `annotations`, `image` by digest, `plan`, `config` (the file's text) and `docker`, the arguments of
       `docker run`. `image` is null if there is none. `docker` is null if the format `docker` is refused. A shell must expand
       one argument, the volume of the hub cache.
@@ -196,7 +196,10 @@ def _compose(plan: ServerPlan, name: str, annotations: Annotations) -> str:
         "configs": [{"source": "server", "target": CONFIG_INSIDE}],
         "volumes": _compose_volumes(plan),
         "ports": [PUBLISHED],
-        "ipc": "host",
+        "shm_size": f"{planned.shared_memory_gib}g",
+        "cap_drop": ["ALL"],
+        "cap_add": CAPABILITIES,
+        "security_opt": [NO_NEW_PRIVILEGES],
         "healthcheck": {
             "test": ["CMD", "python3", "-c", ASK_HEALTH],
             "interval": f"{PROBE_EVERY_S}s",
@@ -224,7 +227,7 @@ def _compose_volumes(plan: ServerPlan) -> list[dict[str, Any]]:
         }
         for bind in _weights(plan)
     ]
-    cache = {"type": "bind", "source": HUB_CACHE, "target": HF_HOME_INSIDE, "bind": {"create_host_path": True}}
+    cache = {"type": "bind", "source": HUB_CACHE, "target": HUB_INSIDE, "bind": {"create_host_path": True}}
     return weights if plan.is_local else [cache, *weights]
 
 
@@ -271,6 +274,10 @@ def _pod(plan: ServerPlan, planned: ContainerPlan) -> dict[str, Any]:
                 "args": _doubled(planned.arguments),
                 "env": _variables(planned),
                 "ports": [{"name": "http", "containerPort": SERVED_PORT}],
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"], "add": CAPABILITIES},
+                },
                 "resources": {"limits": _limits(plan, planned)},
                 "startupProbe": _probe() | {"failureThreshold": math.ceil(plan.startup_timeout_s / PROBE_EVERY_S)},
                 "readinessProbe": _probe(),
@@ -288,7 +295,8 @@ def _mounts(plan: ServerPlan, config_map: str) -> Iterator[tuple[dict[str, Any],
         return {"name": name, "mountPath": path, **more}, {"name": name, **source}
 
     yield mounted("config", CONFIG_INSIDE, {"configMap": {"name": config_map}}, subPath=CONFIG_FILE, readOnly=True)
-    yield mounted("shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})  # noqa: S108  (every container's own)
+    shared = {"medium": "Memory", "sizeLimit": f"{plan.shared_memory_gib}Gi"}
+    yield mounted("shm", "/dev/shm", {"emptyDir": shared})  # noqa: S108  (every container's own)
     if not plan.is_local:
         yield mounted("hub-cache", HF_HOME_INSIDE, {"emptyDir": {}})
     for bind in _weights(plan):
