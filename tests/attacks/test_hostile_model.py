@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks.hostile_driver import box_of
 from tests.ci import IN_CI
 from vllm_qualify.engine.confine import can_confine
 from vllm_qualify.engine.confinement import confined, quiet_environment
@@ -47,9 +48,10 @@ def _needs_landlock() -> None:
         (pytest.fail if IN_CI else pytest.skip)("this kernel has no Landlock of version 2")
 
 
-def code(home: Path) -> str:
+def code(home: Path, folder: Path) -> str:
     """The hostile code, which knows where to look."""
-    return HOSTILE.read_text().replace("{marker}", SENTINEL[::-1]).replace("{places}", json.dumps([str(home)]))
+    text = HOSTILE.read_text().replace("{marker}", SENTINEL[::-1]).replace("{places}", json.dumps([str(home)]))
+    return text.replace("{box}", str(box_of(folder)))
 
 
 @pytest.fixture
@@ -73,7 +75,8 @@ def looked(kind: str, folder: Path, home: Path, engine: EngineEnvironment) -> li
     command = [sys.executable, "-m", "tests.attacks.hostile_driver", kind, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [json.loads(path.read_text()) for path in folder.rglob("looked-*.json")]
+    told = [json.loads(path.read_text()) for path in box_of(folder).glob("looked-*.json")]
+    shutil.rmtree(box_of(folder), ignore_errors=True)
     assert told, "it ran, and told what it found"
     assert all(each["processes"] > 2 and str(home) in each["places"] for each in told), told
     return [found for each in told for found in each["found"]]
@@ -88,7 +91,7 @@ def test_code_of_a_model_finds_no_key(kind: str, engine: EngineEnvironment, tmp_
     config |= {"auto_map": {"AutoConfig": "hostile.HostileConfig"}}
     (model / "config.json").write_text(json.dumps(config))
     configuration = "from transformers import LlamaConfig\n\ntell()\n\n\nclass HostileConfig(LlamaConfig):\n    pass\n"
-    (model / "hostile.py").write_text(f"{code(victim)}\n\n{configuration}")
+    (model / "hostile.py").write_text(f"{code(victim, tmp_path)}\n\n{configuration}")
     assert looked(kind, tmp_path, victim, engine) == []
 
 
@@ -97,7 +100,7 @@ def test_a_function_of_a_task_finds_no_key(tmp_path: Path, victim: Path) -> None
     tasks.mkdir()
     (tasks / "hostile.yaml").write_text(TASK.format(folder=tasks))
     (tasks / "test.jsonl").write_text('{"question": "1", "answer": "1"}\n{"question": "2", "answer": "2"}\n')
-    (tasks / "hostile.py").write_text(f"{code(victim)}\n\ndef text(doc):\n    tell()\n    return doc['question']\n")
+    (tasks / "hostile.py").write_text(f"{code(victim, tmp_path)}\n\ndef text(doc):\n    tell()\n    return doc['question']\n")
     nothing = EngineEnvironment(python=tmp_path / "engine" / "bin" / "python")
     assert looked("task", tmp_path, victim, nothing) == []
 
@@ -216,3 +219,43 @@ def test_a_link_in_a_letter_box_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(tmp_path)
     with pytest.raises(OSError, match="elsewhere"):
         copy_matching(tmp_path / "elsewhere", into, ["*"])
+
+
+PROC = """
+import subprocess, sys
+name = "open('/proc/self/comm', 'w').write('named')"
+exec(name)
+subprocess.run([sys.executable, "-c", name], check=True)
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/sysrq", "/proc/sys/vm/overcommit_memory"):
+    try:
+        open(path, "w").close()
+    except OSError as error:
+        print("refused", path, error.errno)
+    else:
+        print("OPENED", path)
+"""
+
+
+def test_threads_are_named_in_proc_and_the_machines_settings_there_stay(tmp_path: Path) -> None:
+    """CUDA does not start where it may not write its threads' names. Root could name a program in core_pattern."""
+    before = Path("/proc/sys/kernel/core_pattern").read_text()
+    with confined({}, readable=[Path(sys.prefix), Path(sys.base_prefix)]) as found:
+        command = [sys.executable, "-I", "-c", PROC]
+        with guarded(command, found.environment, tmp_path / "log", rules=found.rules) as process:
+            wait_for(process, 60, lambda: None, "writing in /proc")
+    told = (tmp_path / "log").read_text()
+    assert told.count("refused") == 3, told
+    assert "OPENED" not in told
+    assert Path("/proc/sys/kernel/core_pattern").read_text() == before
+    assert not os.statvfs("/proc/sys").f_flag & os.ST_RDONLY, "this process's own view is not changed"
+
+
+def test_a_tool_of_the_path_comes_with_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler in a folder of its own reads headers beside its `bin`; a `bin` in a home opens nothing more of it."""
+    for folder in ("gcc/bin", "gcc/lib", "home/bin", "home/lib"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/gcc/bin:{tmp_path}/home/bin:/bin")
+    with confined({}) as found:
+        assert str(tmp_path / "gcc") in found.rules.readable
+        assert not {str(tmp_path / "home"), "/"} & set(found.rules.readable)

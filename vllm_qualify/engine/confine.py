@@ -8,13 +8,14 @@ CAP_SYS_ADMIN root reads any environment in /proc, whatever Landlock says. It ca
 """
 
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 Rules = Mapping[str, Sequence[str]]
-"""Paths by what is allowed beneath them: `readable`, `listable`, `writable`, `devices`."""
+"""Paths by what is allowed beneath them: `readable`, `listable`, `writable`, `devices`, `processes`."""
 
 # Version 1 (Linux 5.13) never lets a file move to another folder, as compilers do in their caches. Version 2 is Linux 5.19's.
 LEAST_VERSION = 2
@@ -36,10 +37,14 @@ ALLOWED = {
     "listable": READ_DIR,
     "writable": (1 << 16) - 1,
     "devices": READ_FILE | WRITE_FILE | READ_DIR | IOCTL_DEV,
+    "processes": READ_FILE | WRITE_FILE | READ_DIR | TRUNCATE,
 }
 
 SET_NO_NEW_PRIVILEGES, DROP_FROM_BOUNDING_SET, AMBIENT, CLEAR_ALL = 38, 24, 47, 4
 CAPABILITIES_VERSION = 0x20080522
+NEW_MOUNTS, READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 0x20000, 1, 32, 4096, 16384, 1 << 18
+# What root may change there changes the whole machine: core_pattern names a program that the kernel runs.
+OF_THE_MACHINE = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
 # Root reads what only another user may, and pins memory for devices.
 DAC_OVERRIDE, IPC_LOCK, LAST_CAPABILITY = 1, 14, 63
 KEPT = 1 << DAC_OVERRIDE | 1 << IPC_LOCK
@@ -59,6 +64,8 @@ def confining(rules: Rules) -> Callable[[], None]:
     ruleset = _ruleset(rules) if can_confine() else None
 
     def confine() -> None:
+        if ruleset is not None and os.geteuid() == 0:
+            _close_the_machine()
         _give_up_capabilities()
         _checked(LIBC.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
         if ruleset is not None:
@@ -90,6 +97,23 @@ def _add(ruleset: int, path: str, allowed: int) -> None:
         _checked(LIBC.syscall(ADD_RULE, ruleset, BENEATH_PATH, struct.pack("=Qi", allowed, place), 0))
     finally:
         os.close(place)
+
+
+def _close_the_machine() -> None:
+    """Make what of /proc belongs to the machine read-only for this process. In a container it is so, and this is refused."""
+    if LIBC.unshare(NEW_MOUNTS) < 0:
+        if any(os.path.exists(path) and not _is_read_only(path) for path in OF_THE_MACHINE):
+            raise OSError(errno.EPERM, "this process could not be confined: root may change the machine's settings in /proc")
+        return
+    _checked(LIBC.mount(None, b"/", None, RECURSIVE | PRIVATE, None))
+    for path in filter(os.path.exists, OF_THE_MACHINE):
+        place = path.encode()
+        _checked(LIBC.mount(place, place, None, BIND | RECURSIVE, None))
+        _checked(LIBC.mount(None, place, None, BIND | REMOUNT | READ_ONLY, None))
+
+
+def _is_read_only(path: str) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def _give_up_capabilities() -> None:

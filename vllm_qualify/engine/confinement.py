@@ -79,7 +79,7 @@ def _is_inherited(name: str, value: str, downloads: bool) -> bool:
 
 # Not /etc, /opt, /run, /var, /home or /tmp as a whole: keys and configurations of services are there.
 SYSTEM = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/proc", "/sys"),
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/sys"),
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives"),
     *("/etc/hosts", "/etc/host.conf", "/etc/hostname", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/gai.conf"),
     *("/etc/protocols", "/etc/services", "/etc/passwd", "/etc/group", "/etc/localtime", "/etc/timezone", "/etc/locale.conf"),
@@ -133,6 +133,7 @@ class Confinement(Frozen):
     listable: list[str] = []
     writable: list[str] = []
     devices: list[str] = []
+    processes: list[str] = []
 
 
 class Confined(NamedTuple):
@@ -185,10 +186,12 @@ def confined(
         in_variables = _paths_in({name: value for name, value in environment.items() if name not in closed})
         caches = [path for name, path in in_variables if name in CACHES]
         rules = Confinement(
-            readable=_unique(SYSTEM, readable, _without_keys([*named, *(path for _, path in in_variables)])),
+            readable=_unique(SYSTEM, readable, _without_keys([*named, *_with_libraries(path for _, path in in_variables)])),
             listable=_unique(listable),
             writable=_unique(SHARED, [temporary, cache], writable, hub_folders, _without_keys(caches)),
             devices=[str(path) for pattern in DEVICES for path in sorted(Path("/dev").glob(pattern))],
+            # CUDA writes the names of its threads there, and does not start where it may not.
+            processes=["/proc"],
         )
         yield Confined(environment, rules)
 
@@ -249,6 +252,15 @@ def _paths_in(variables: Mapping[str, str]) -> list[tuple[str, Path]]:
     """The absolute paths that variables name, also in lists like PATH, each with its variable."""
     parts = [(name, part) for name, value in variables.items() for part in re.split("[: ]", value)]
     return [(name, Path(part)) for name, part in parts if part.startswith("/")]
+
+
+def _with_libraries(paths: Iterable[Path]) -> Iterator[Path]:
+    """The paths; and of tools also the folder with their libraries and headers: /opt/gcc of /opt/gcc/bin/gcc."""
+    for path in paths:
+        yield path
+        folder = path if path.name == "bin" else path.parent
+        if folder.name == "bin" and (folder.parent / "lib").is_dir():
+            yield folder.parent
 
 
 def _without_keys(paths: Iterable[Path]) -> list[Path]:
