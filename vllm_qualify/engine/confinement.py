@@ -157,7 +157,8 @@ def confined(
     """The environment and the rules of one process, with a temporary folder of its own for the length of the block.
 
     One that `downloads` may read and write the hub's whole cache. One `is_trusting` that runs code which came with a model or a
-    task: its home is the temporary folder, so that nothing that it leaves there runs in a later qualification.
+    task: it gets no token for that, and its home is the temporary folder, so that nothing that it leaves runs in a later
+    qualification.
 
     `extra` variables come last. `named` paths come from a recipe or an environment, and are read unless that would open a key
     of this user. So are the paths in variables; those of caches are written, too.
@@ -181,7 +182,7 @@ def confined(
             # The hub's client fails on a file that is there and cannot be read.
             "HF_TOKEN_PATH": f"{temporary}/none",
         }
-        environment = quiet_environment(downloads=downloads) | own | dict(extra)
+        environment = quiet_environment(downloads=downloads and not is_trusting) | own | dict(extra)
         closed = {*own, *(() if downloads else HUB_CACHES), *(CACHES if is_trusting else ())}
         in_variables = _paths_in({name: value for name, value in environment.items() if name not in closed})
         caches = [path for name, path in in_variables if name in CACHES]

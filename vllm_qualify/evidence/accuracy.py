@@ -164,10 +164,8 @@ def _confined(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
     """lm-eval's surroundings: a task of one's own can bring functions, which run in it."""
     # A cache could hold an older version of local files, so each process has a cache of its own.
     local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if task.questions else {}
-    # Code that came with a task gets no token, even if its data set would need one.
-    withheld = {"HF_TOKEN": ""} if task.folder else {}
     # A missing reply is written as an empty one, whatever the caller's environment says.
-    variables = local | withheld | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
+    variables = local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
     readable, listable = folders_here()
     named = [*([task.folder] if task.folder else []), *(task.questions or ())]
     kinds = {"downloads": not task.questions, "is_trusting": task.folder is not None}
