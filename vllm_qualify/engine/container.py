@@ -135,7 +135,8 @@ def create(host: "docker.DockerClient", plan: ContainerPlan) -> str:
         device_requests=_devices(plan.gpus),
         ports={f"{SERVED_PORT}/tcp": ("127.0.0.1", plan.port)} if plan.port else None,
         cap_drop=["ALL"],
-        cap_add=CAPABILITIES,
+        # As the command writes them to the engine.
+        cap_add=[f"CAP_{name}" for name in CAPABILITIES],
         security_opt=[NO_NEW_PRIVILEGES],
         shm_size=f"{plan.shared_memory_gib}g" if plan.shared_memory_gib else None,
         network_mode=plan.network,
