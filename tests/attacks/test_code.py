@@ -20,7 +20,7 @@ from tests.recipes import Document, reference, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.errors import CallerError
+from vllm_qualify.errors import CallerError, RecipeError
 from vllm_qualify.evidence.accuracy import loading
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells
@@ -43,7 +43,16 @@ doc_to_text: "{{question}}"
 doc_to_target: "{{answer}}"
 metric_list: [{metric: exact_match}]
 """
-TAKEN = "import pathlib\npathlib.Path(__file__).with_name('taken').touch()\n\ndef same(docs):\n    return docs\n"
+# Confined, it cannot leave the file, and only its words tell that it ran.
+TAKEN = """\
+import contextlib, pathlib
+print("taken over")
+with contextlib.suppress(OSError):
+    pathlib.Path(__file__).with_name("taken").touch()
+
+def same(docs):
+    return docs
+"""
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +63,14 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 def given(document: Document, folder: Path) -> str:
     return str(write(document, folder / "recipe.yaml"))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 # --- the environment
@@ -260,10 +277,10 @@ def test_options_that_tune_are_data(options: dict[str, Any], tmp_path: Path) -> 
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
     """A task whose function is in a file that it includes."""
-    (tmp_path / "test.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 4)
     folder = tmp_path / "tasks"
     (folder / "deep").mkdir(parents=True)
-    (folder / "own.yaml").write_text(f"include: deep/base\n{TASK}".replace("TEST", str(tmp_path / "test.jsonl")))
+    (folder / "test.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 4)
+    (folder / "own.yaml").write_text(f"include: deep/base\n{TASK}".replace("TEST", str(folder / "test.jsonl")))
     (folder / "deep" / "base").write_text("process_docs: !function evil.same\n")
     (folder / "deep" / "evil.py").write_text(TAKEN)
     return folder
@@ -315,12 +332,22 @@ def test_with_permission_the_task_reaches_lm_eval_and_the_plan_says_so(
         "accuracy.own: deep/base has !function evil.same",
     ]
     with loading(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
-        deadline = time.monotonic() + 120
-        while not lm_eval.told_of_task():
+        until(lm_eval.told_of_task)
+        lm_eval.check()
+        assert "taken over" in lm_eval.process.log.read_text()
+
+
+def test_a_task_that_opens_files_outside_its_folder_is_told_to_move_them(
+    with_tasks: str, tasks: Path, engine: Path, tmp_path: Path
+) -> None:
+    elsewhere = (tasks / "test.jsonl").rename(tmp_path / "elsewhere.jsonl")
+    (tasks / "own.yaml").write_text(TASK.replace("TEST", str(elsewhere)))
+    plan = planned(with_tasks, engine)
+    with loading(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
+        until(lambda: lm_eval.process.exit_code() is not None)
+        with pytest.raises(RecipeError, match=f"opens '{elsewhere}', which is closed to it") as refused:
             lm_eval.check()
-            assert time.monotonic() < deadline, lm_eval.process.log.read_text()
-            time.sleep(0.05)  # another process writes the file
-    assert (tasks / "deep" / "taken").exists()
+    assert refused.value.remedy == f"move that file into {tasks}, which lm-eval may read"
 
 
 def test_a_folder_without_a_function_is_code_too(tasks: Path, with_tasks: str) -> None:

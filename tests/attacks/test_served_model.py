@@ -224,7 +224,12 @@ def test_the_real_vllm_that_is_sent_to_another_model_is_found_out(
     redirect = tmp_path / "redirect.json"
     redirect.write_text(json.dumps({str(model / "model"): str(tmp_path / "elsewhere")}))
     recipe = str(write(small(tmp_path), tmp_path / "recipe.yaml"))
-    host = {"VLLM_MODEL_REDIRECT_PATH": str(redirect), "VLLM_QUALIFY_ENGINE": str(engine.python.parents[1])}
+    host = {
+        "VLLM_MODEL_REDIRECT_PATH": str(redirect),
+        # A path in a variable of the host is opened to the server, or the redirection would end in "permission denied".
+        "VLLM_CONFIG_ROOT": str(tmp_path / "elsewhere"),
+        "VLLM_QUALIFY_ENGINE": str(engine.python.parents[1]),
+    }
     done = run(home, COMMAND, "run", recipe, **host)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "class: serves-another" in done.stderr

@@ -1,6 +1,7 @@
 """A release beside its baseline on the real engine: accuracy question by question, loads in turns, tasks of every kind."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,9 @@ def everything(tmp_path: Path) -> Document:
     document = small(tmp_path)
     own = tmp_path / "tasks"
     own.mkdir()
+    shutil.copy(tmp_path / "test.jsonl", own)
     for name, text in (("choices", CHOICES), ("chatted", CHATTED)):
-        (own / f"{name}.yaml").write_text(text.format(test=tmp_path / "test.jsonl"))
+        (own / f"{name}.yaml").write_text(text.format(test=own / "test.jsonl"))
     few = {"num_questions": 10, "num_fewshot": 0, "task_folder": str(own), "max_gen_toks": 32, "sequential": False}
     document["accuracy"] += [{"task": "choices", **few}, {"task": "chatted", "api": "chat", **few}]
     document["gates"] = [

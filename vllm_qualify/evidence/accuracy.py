@@ -48,6 +48,7 @@ BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
 TRUNCATED = "truncated_answers"
 # vLLM's counter of answered requests, by their finish reason.
 SUCCEEDED, REASON, CUT = "vllm:request_success_total", "finished_reason", "length"
+CLOSED = re.compile(r"PermissionError: \[Errno 13\] Permission denied: (\S.{,500})")
 BAR = re.compile(r"Requesting API:[^\r\n]*?(\d+)/(\d+) \[")
 
 
@@ -60,13 +61,21 @@ class LmEval(Frozen):
     command: list[str]
 
     def check(self) -> None:
-        """Check that lm-eval still works. Raises RecipeError if it has refused the task, HostError if it has ended."""
+        """Check that lm-eval still works.
+
+        Raises:
+            RecipeError: it has refused the task, or the task's own files read others that are closed to them.
+            HostError: it has ended.
+        """
         if self.told_of_task():
             self.told()
-        if (exit_code := self.process.exit_code()) is not None:
-            raise HostError(
-                f"lm-eval ended with exit code {exit_code}", "see the last lines of its log", STAGE, tail(self.process.log)
-            )
+        if (exit_code := self.process.exit_code()) is None:
+            return
+        log = tail(self.process.log)
+        if self.task.folder and (denied := CLOSED.findall("\n".join(log))):
+            problem, place = f"a file of its task_folder opens {denied[-1]}, which is closed to it", f"{STAGE}.{self.task.name}"
+            raise RecipeError(problem, f"move that file into {self.task.folder}, which lm-eval may read", place, log)
+        raise HostError(f"lm-eval ended with exit code {exit_code}", "see the last lines of its log", STAGE, log)
 
     def told_of_task(self) -> bool:
         return (self.letter_box / TASK).exists()

@@ -78,7 +78,10 @@ class Accuracy(Frozen):
         default=3600.0, description="for each block of questions: a fifth of them, or without `sequential` all"
     )
     questions: Questions | None = Field(default=None, description="local files in place of the task's own data")
-    task_folder: Text | None = Field(default=None, description="a folder with lm-eval's YAML files of own tasks")
+    task_folder: Text | None = Field(
+        default=None,
+        description="a folder with lm-eval's YAML files of own tasks, and all files that they open: no others are readable",
+    )
 
 
 class Slo(Frozen):
