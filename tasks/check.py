@@ -9,11 +9,12 @@ from prefect.runtime import task_run
 from tasks.progress import teller
 from tasks.step import step
 from vllm_qualify.drift.question import Question
+from vllm_qualify.engine.confinement import USE_LANDLOCK
 from vllm_qualify.engine.hub import Repository, fetch
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import check_choice, plan_cells, within
+from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, within
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.code import check_allowed
@@ -83,6 +84,8 @@ def plan(
         get_run_logger().info(
             f"cell {cell.cell.id} on {KINDS[engine.kind].title} {engine.version} ({engine.digest[:19]}), {machine.id}"
         )
+        if whose := unconfined_code(cell):
+            get_run_logger().warning(f"{whose} can read this user's keys, since this kernel cannot confine it: {USE_LANDLOCK}")
     return plans
 
 

@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Callable
 from importlib import metadata
 
-from vllm_qualify.engine.confine import LEAST_VERSION, can_confine, landlock_version
+from vllm_qualify.engine.confine import can_confine, landlock_version
+from vllm_qualify.engine.confinement import USE_LANDLOCK
 from vllm_qualify.engine.docker_host import docker_host, platform_of
 from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import check_driver, detect
@@ -149,7 +150,7 @@ def _confinement() -> Diagnosis:
         what="confinement",
         ok=False,
         detail="code of a model, as a process, could read this user's keys",
-        remedy=f"use a kernel with Landlock of version {LEAST_VERSION} or later (Linux 5.19), or --launcher docker",
+        remedy=USE_LANDLOCK,
         optional=True,
     )
 

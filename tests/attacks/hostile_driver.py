@@ -1,16 +1,18 @@
 """An orchestrator with secrets, in a process of its own: it runs a hostile model's server or probe, or a hostile task.
 
-python -m tests.attacks.hostile_driver server|probe|task FOLDER
+python -m tests.attacks.hostile_driver server|probe|task FOLDER [IMAGE]
 """
 
 import hashlib
 import json
+import re
 import sys
 import time
 from pathlib import Path
 
 from vllm_qualify.drift import probe
 from vllm_qualify.engine.environment import find_engine
+from vllm_qualify.engine.image import resolve
 from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.process import RunningProcess
@@ -28,9 +30,9 @@ def box_of(folder: Path) -> Path:
     return Path("/dev/shm", f"looked-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}")
 
 
-def plan_in(folder: Path) -> ServerPlan:
+def plan_in(folder: Path, image: str | None = None) -> ServerPlan:
     return ServerPlan(
-        engine=find_engine(),
+        engine=resolve(image) if image else find_engine(),
         model=str(folder / "model"),
         revision=None,
         served_model_name="hostile",
@@ -42,16 +44,24 @@ def plan_in(folder: Path) -> ServerPlan:
 
 def await_look(folder: Path, log: Path) -> None:
     deadline = time.monotonic() + LIMIT_S
-    while not list(box_of(folder).glob("looked-*.json")):
+    while not list(box_of(folder).glob("looked-*.json")) and not printed(log):
         if time.monotonic() > deadline:
             sys.exit(f"it never looked: {log.read_text()[-4000:]}")
         time.sleep(0.2)  # another process looks
 
 
-def serve(folder: Path) -> None:
+def printed(log: Path) -> list[str]:
+    return re.findall(r"looked: (\{.*\})", log.read_text(errors="replace"))
+
+
+def serve(folder: Path, image: str | None = None) -> None:
     (folder / "run").mkdir()
-    with launch(plan_in(folder), folder / "run") as starting:
+    with launch(plan_in(folder, image), folder / "run") as starting:
         await_look(folder, starting.process.log)
+    if image:
+        box_of(folder).mkdir()
+        for number, told in enumerate(printed(folder / "run" / "server.log")):
+            (box_of(folder) / f"looked-{number}.json").write_text(told)
 
 
 def ask(folder: Path) -> None:
@@ -76,4 +86,4 @@ def load_task(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"server": serve, "probe": ask, "task": load_task}[sys.argv[1]](Path(sys.argv[2]))
+    {"server": serve, "probe": ask, "task": load_task}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

@@ -22,8 +22,9 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.errors import CallerError, RecipeError
 from vllm_qualify.evidence.accuracy import loading
+from vllm_qualify.plan import cells
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import plan_cells
+from vllm_qualify.plan.cells import plan_cells, unconfined_code
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.code import check_allowed, code_of
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
@@ -335,6 +336,19 @@ def test_with_permission_the_task_reaches_lm_eval_and_the_plan_says_so(
         until(lm_eval.told_of_task)
         lm_eval.check()
         assert "taken over" in lm_eval.process.log.read_text()
+
+
+def test_a_run_warns_of_code_that_this_kernel_cannot_confine(
+    with_tasks: str, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(with_tasks, engine)
+    assert unconfined_code(plan) == "code of the model or of the recipe"
+    in_a_container = plan.model_copy(update={"fingerprint": CPU.model_copy(update={"confined": True})})
+    assert unconfined_code(in_a_container) == ""
+    # As on a kernel without Landlock; no test can turn it off.
+    monkeypatch.setattr(cells, "can_confine", lambda: False)
+    assert unconfined_code(in_a_container) == "code of a task"
+    assert unconfined_code(planned("reference", engine)) == ""
 
 
 def test_a_task_that_opens_files_outside_its_folder_is_told_to_move_them(

@@ -48,10 +48,10 @@ def _needs_landlock() -> None:
         (pytest.fail if IN_CI else pytest.skip)("this kernel has no Landlock of version 2")
 
 
-def code(home: Path, folder: Path) -> str:
+def code(home: Path, folder: Path, port: int = 0) -> str:
     """The hostile code, which knows where to look."""
     text = HOSTILE.read_text().replace("{marker}", SENTINEL[::-1]).replace("{places}", json.dumps([str(home)]))
-    return text.replace("{box}", str(box_of(folder)))
+    return text.replace("{box}", str(box_of(folder))).replace("{port}", str(port))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def victim(tmp_path: Path) -> Path:
     return home
 
 
-def looked(kind: str, folder: Path, home: Path, engine: EngineEnvironment) -> list[str]:
+def looked(kind: str, folder: Path, home: Path, engine: EngineEnvironment, *image: str) -> list[str]:
     """What the hostile code found, wherever it ran."""
     environment = os.environ | PLANTED | {"HOME": str(home), "HF_HUB_OFFLINE": "1", "HF_HOME": str(home / ".cache/huggingface")}
     environment |= {
@@ -72,27 +72,33 @@ def looked(kind: str, folder: Path, home: Path, engine: EngineEnvironment) -> li
         "VLLM_QUALIFY_PRIVATE_KEY_FILE": str(home / "keys" / "signing.pem"),
         "VLLM_QUALIFY_ENGINE": str(engine.python.parents[1]),
     }
-    command = [sys.executable, "-m", "tests.attacks.hostile_driver", kind, str(folder)]
+    command = [sys.executable, "-m", "tests.attacks.hostile_driver", kind, str(folder), *image]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     told = [json.loads(path.read_text()) for path in box_of(folder).glob("looked-*.json")]
     shutil.rmtree(box_of(folder), ignore_errors=True)
     assert told, "it ran, and told what it found"
-    assert all(each["processes"] > 2 and str(home) in each["places"] for each in told), told
+    # A container has no other processes to look at.
+    assert all((image or each["processes"] > 2) and str(home) in each["places"] for each in told), told
     return [found for each in told for found in each["found"]]
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", ["server", "probe"])
 def test_code_of_a_model_finds_no_key(kind: str, engine: EngineEnvironment, tmp_path: Path, victim: Path) -> None:
-    model = tmp_path / "model"
+    make_hostile_model(tmp_path, victim)
+    assert looked(kind, tmp_path, victim, engine) == []
+
+
+def make_hostile_model(folder: Path, victim: Path, port: int = 0) -> None:
+    """The reference model with code that looks around as soon as its configuration is read."""
+    model = folder / "model"
     shutil.copytree(catalog_folder() / "reference" / "model", model)
     config = json.loads((model / "config.json").read_text())
     config |= {"auto_map": {"AutoConfig": "hostile.HostileConfig"}}
     (model / "config.json").write_text(json.dumps(config))
     configuration = "from transformers import LlamaConfig\n\ntell()\n\n\nclass HostileConfig(LlamaConfig):\n    pass\n"
-    (model / "hostile.py").write_text(f"{code(victim, tmp_path)}\n\n{configuration}")
-    assert looked(kind, tmp_path, victim, engine) == []
+    (model / "hostile.py").write_text(f"{code(victim, folder, port)}\n\n{configuration}")
 
 
 def test_a_function_of_a_task_finds_no_key(tmp_path: Path, victim: Path) -> None:

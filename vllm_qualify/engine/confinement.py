@@ -18,12 +18,17 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
+from vllm_qualify.engine.confine import LEAST_VERSION
 from vllm_qualify.errors import writing
 from vllm_qualify.recipe.serving import is_secret_name
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import has_password
 
 STAGE = "check"
+USE_LANDLOCK = (
+    f"use a kernel with Landlock of version {LEAST_VERSION} or later (Linux 5.19); "
+    "--launcher docker confines a model's code too, but not a task's"
+)
 
 # --- the environment
 

@@ -3,6 +3,7 @@
 import secrets
 from datetime import UTC, datetime
 
+from vllm_qualify.engine.confine import can_confine
 from vllm_qualify.engine.environment import EngineIdentity, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
 from vllm_qualify.engine.hub import Repository
@@ -137,6 +138,13 @@ def _plan(
 
 def _of_tasks(tasks: list[TaskPlan]) -> list[str]:
     return [line for task in tasks for line in code_of_task(task.settings, task.folder)]
+
+
+def unconfined_code(plan: CellPlan) -> str:
+    """Whose code would run unconfined on this machine; empty if nobody's. lm-eval runs here, also beside a container."""
+    if (plan.code or plan.server.trust_remote_code) and not plan.fingerprint.confined:
+        return "code of the model or of the recipe"
+    return "code of a task" if any(task.folder for task in plan.accuracy) and not can_confine() else ""
 
 
 def _gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:
