@@ -1,4 +1,4 @@
-.PHONY: bench bench-gates demo test test-quick test-pythons setup lock lint sbom
+.PHONY: bench bench-gates chaos demo test test-quick test-pythons setup lock lint sbom
 
 QUICK = not (engine or docker or s3 or browser or fleet or prefect)
 
@@ -24,6 +24,10 @@ test: setup lint
 test-quick:
 	bash infra/setup.sh orchestrator
 	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"
+
+# Random schedules of faults and kills, many more than the tests have: half an hour.
+chaos: setup
+	VLLM_QUALIFY_CHAOS=2000 .venv/bin/python -m pytest tests/faults/test_chaos.py
 
 # The tests that need only Python, on each supported Python of this machine.
 test-pythons: setup

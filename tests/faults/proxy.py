@@ -1,0 +1,93 @@
+"""A network that fails: an HTTP proxy in front of a real service. Each request takes the next fault of a list."""
+
+import http.client
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+from urllib.parse import urlsplit
+
+# `reset`: the service got the request, and its answer is gone. `cut`: half of the answer arrives. `slow`: after two seconds.
+NetworkFault = Literal["none", "503", "reset", "cut", "slow"]
+SLOW_S = 2.0
+AT_ONCE = struct.pack("ii", 1, 0)
+
+
+class Network(ThreadingHTTPServer):
+    """Passes requests on to the service at `behind`, each with the next of the faults; then without any."""
+
+    daemon_threads = True
+
+    def __init__(self, behind: str, faults: Sequence[NetworkFault]) -> None:
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.behind, self._faults, self._lock = str(urlsplit(behind).netloc), list(faults), threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def next_fault(self) -> NetworkFault:
+        with self._lock:
+            return self._faults.pop(0) if self._faults else "none"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no error here."""
+
+
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Network
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        """`do_GET` and its like: all methods are passed on alike."""
+        if not name.startswith("do_"):
+            raise AttributeError(name)
+        return self._pass_on
+
+    def _pass_on(self) -> None:
+        fault = self.server.next_fault()
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if fault == "503":
+            self._answer(503, {"content-length": "0"}, b"")
+            return
+        connection = http.client.HTTPConnection(self.server.behind, timeout=60)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("connection", "expect")}
+        # http.client leaves a Host alone that it is given, and the signature covers it.
+        connection.request(self.command, self.path, body, headers)
+        got = connection.getresponse()
+        content = got.read()
+        told = {name: value for name, value in got.getheaders() if name.lower() not in ("connection", "transfer-encoding")}
+        connection.close()
+        if fault == "slow":
+            time.sleep(SLOW_S)
+        if fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            self.close_connection = True
+            return
+        length = told.get("Content-Length", str(len(content))) if self.command == "HEAD" else str(len(content))
+        self._answer(got.status, told | {"Content-Length": length}, content[: len(content) // 2] if fault == "cut" else content)
+        self.close_connection = fault == "cut"
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing to log."""
+
+
+@contextmanager
+def network(behind: str, faults: Sequence[NetworkFault]) -> Iterator[Network]:
+    """A network with faults in front of a service, for the length of the block."""
+    with Network(behind, faults) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.shutdown()

@@ -1,0 +1,258 @@
+"""Random schedules: hosts publish, people approve, reject and revoke, while the store fails and processes are killed.
+
+After each step, and at the end when everybody has tried again, nothing may be approved wrongly or twice, nothing may be lost,
+and every end is explained. `make chaos` runs thousands of schedules.
+"""
+
+import hashlib
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.approval.builder import CELL, NOW, TODAY, VALID_DAYS, made_key, of_variant, publish_report, with_gate
+from tests.faults.faulty_store import KILLED, Fault, FaultyStore
+from vllm_qualify.approval.actions import approve, reject, revoke
+from vllm_qualify.approval.decision import ruling
+from vllm_qualify.approval.errors import NotApprovedError
+from vllm_qualify.approval.index import refresh_index, write_index
+from vllm_qualify.approval.layout import approval_key, manifest_key
+from vllm_qualify.approval.pointer import read_pointer, revocation
+from vllm_qualify.approval.published import read_run
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.approval.verify import verify
+from vllm_qualify.errors import CallerError, QualifyError, StoreError
+from vllm_qualify.evidence.measurement import EvidenceFile
+from vllm_qualify.publish.bundle import read_manifest
+from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.page import render_page
+from vllm_qualify.runs import publishing
+from vllm_qualify.runs.folder import Run
+
+SCHEDULES = int(os.environ.get("VLLM_QUALIFY_CHAOS", "150"))
+OTHER_CELL = CELL.replace("fp8", "bf16")
+PEOPLE = ("Ada", "Bob")
+Action = Literal["publish", "approve", "reject", "revoke", "index"]
+
+
+class Made(NamedTuple):
+    """A run that the schedules publish. Runs are named in the order in which they were made."""
+
+    run_id: str
+    cell: str
+    passes: bool
+
+
+RUNS = [
+    Made("20260314T080000Z-000001", CELL, passes=True),
+    Made("20260314T090000Z-000002", CELL, passes=True),
+    Made("20260314T100000Z-000003", CELL, passes=False),
+    Made("20260314T110000Z-000004", OTHER_CELL, passes=True),
+]
+
+
+class Prepared(NamedTuple):
+    """A judged run on its host, before it is published."""
+
+    run: Run
+    report: Report
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that somebody does, and what goes wrong at which of the calls to the store."""
+
+    action: Action
+    run: int
+    person: str
+    faults: tuple[tuple[int, Fault], ...] = ()
+    meanwhile: tuple[tuple[int, "Step"], ...] = ()
+
+
+ACTIONS = st.sampled_from(["publish", "publish", "approve", "approve", "reject", "revoke", "index"])
+FAULTS = st.sampled_from(["refused", "lost", "dies before", "dies after"])
+CALLS = st.integers(0, 45)
+
+
+def steps(meanwhile: st.SearchStrategy[tuple[tuple[int, Step], ...]]) -> st.SearchStrategy[Step]:
+    return st.builds(
+        Step,
+        action=ACTIONS,
+        run=st.integers(0, len(RUNS) - 1),
+        person=st.sampled_from(PEOPLE),
+        faults=st.lists(st.tuples(CALLS, FAULTS), max_size=2).map(tuple),
+        meanwhile=meanwhile,
+    )
+
+
+MEANWHILE = st.lists(st.tuples(CALLS, steps(st.just(()))), max_size=2).map(tuple)
+SCHEDULE = st.lists(steps(MEANWHILE), min_size=3, max_size=14)
+
+
+@dataclass
+class World:
+    """A store, and what people began and finished in it."""
+
+    store: Store
+    runs: dict[str, Prepared]
+    key: PrivateKey
+    begun: set[tuple[Action, int, str]] = field(default_factory=set)
+    finished: set[tuple[Action, int]] = field(default_factory=set)
+
+    def take(self, step: Step) -> None:
+        """Take a step. A process that is to be killed is a child, of which nothing is known but its end."""
+        self.begun.add((step.action, step.run, step.person))
+        if any(fault.startswith("dies") for _, fault in step.faults):
+            self.begun |= {(other.action, other.run, other.person) for _, other in step.meanwhile}
+            ended_well = self._in_a_child(step)
+        else:
+            ended_well = self._act(step)
+        if ended_well:
+            self.finished.add((step.action, step.run))
+
+    def _in_a_child(self, step: Step) -> bool:
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(0 if self._act(step) else 1)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(2)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, 1, KILLED), step
+        return code == 0
+
+    def _act(self, step: Step) -> bool:
+        meanwhile = {number: partial(self.take, other) for number, other in step.meanwhile}
+        store = FaultyStore(self.store, dict(step.faults), meanwhile)
+        try:
+            self._do(store, step)
+        except QualifyError as error:
+            told = bool(error.problem and error.remedy)
+        else:
+            return True
+        assert told, step
+        return False
+
+    def _do(self, store: Store, step: Step) -> None:
+        made = RUNS[step.run]
+        match step.action:
+            case "publish":
+                publishing.publish_run(self.runs[made.run_id].report, self.runs[made.run_id].run, store)
+            case "approve":
+                run = read_run(store, made.cell, made.run_id)
+                approve(store, run, ruling("approve", step.person, "it is good"), VALID_DAYS, self.key, NOW)
+            case "reject":
+                run = read_run(store, made.cell, made.run_id)
+                reject(store, run, ruling("reject", step.person, "it is bad"), NOW)
+            case "revoke":
+                revoke(store, made.cell, made.run_id, revocation(step.person, "it answers in Latin", NOW))
+            case "index":
+                refresh_index(store, made.cell)
+
+    def check(self) -> None:
+        """What holds at any time, whatever was killed."""
+        for number, made in enumerate(RUNS):
+            self._check_published(number, made)
+        for cell in {made.cell for made in RUNS}:
+            self._check_approved(cell)
+
+    def _check_published(self, number: int, made: Made) -> None:
+        key = manifest_key(made.cell, made.run_id)
+        if not self.store.exists(key):
+            assert ("publish", number) not in self.finished
+            return
+        for stored in read_manifest(self.store, key).objects:
+            assert hashlib.sha256(self.store.get(stored.key)).hexdigest() == stored.sha256
+
+    def _check_approved(self, cell: str) -> None:
+        for number in (number for number, made in enumerate(RUNS) if made.cell == cell):
+            made = RUNS[number]
+            try:
+                found = verify(self.store, approval_key(cell, made.run_id), [self.key.public_key], TODAY)
+            except (NotApprovedError, CallerError, StoreError):
+                continue
+            assert found.run_id == made.run_id
+            assert made.passes
+            assert ("approve", number, found.by) in self.begun
+            assert not {("revoke", number), ("reject", number)} & self.finished
+        pointer = read_pointer(self.store, cell)
+        assert pointer is None or len(pointer.entries) == len({entry.run_id for entry in pointer.entries})
+
+    def settle(self) -> None:
+        """Everybody who was cut short tries again, in any order, and now nothing fails."""
+        for action, run, person in sorted(self.begun):
+            self.take(Step(action, run, person))
+        self.check()
+        for action, number, _ in self.begun:
+            if action == "publish":
+                assert (action, number) in self.finished
+        for cell in {RUNS[number].cell for action, number in self.finished if action == "publish"}:
+            self._check_index(cell)
+
+    def _check_index(self, cell: str) -> None:
+        """The index names each report, and an index that is made anew says the same."""
+        (kept,) = (row for row in refresh_index(self.store, cell).cells if row.cell == cell)
+        (fresh,) = (row for row in write_index(self.store).cells if row.cell == cell)
+        assert kept == fresh
+        published = {
+            RUNS[number].run_id for action, number in self.finished if action == "publish" and RUNS[number].cell == cell
+        }
+        assert {line.run_id for line in kept.reports} == published
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Prepared]:
+    """The runs as they lie on their hosts."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "store").mkdir()
+    scratch = open_store((folder / "store").as_uri())
+    made = {}
+    for each in RUNS:
+        change = (lambda report: report) if each.passes else with_gate("fail")
+        if each.cell == OTHER_CELL:
+            change = of_variant("bf16")
+        report = publish_report(scratch, folder, each.run_id, change).report
+        made[each.run_id] = Prepared(Run(folder=folder / each.run_id), report)
+    return made
+
+
+@pytest.fixture(scope="module")
+def signer(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
+    return made_key(tmp_path_factory.mktemp("key") / "approver.pem")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pages_are_drawn_once() -> Iterator[None]:
+    """The page of a report takes longer than all else here, and is always the same."""
+    drawn: dict[str, str] = {}
+
+    def render(report: Report, link: Callable[[EvidenceFile], str]) -> str:
+        return drawn.get(report.run_id) or drawn.setdefault(report.run_id, render_page(report, link))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "render_page", render)
+        yield
+
+
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedule=SCHEDULE)
+def test_nothing_is_approved_wrongly_and_nothing_is_lost(
+    schedule: list[Step], prepared: dict[str, Prepared], signer: PrivateKey
+) -> None:
+    with TemporaryDirectory() as folder:
+        world = World(open_store(Path(folder).as_uri()), prepared, signer)
+        for step in schedule:
+            world.take(step)
+            world.check()
+        world.settle()
