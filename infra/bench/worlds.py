@@ -39,6 +39,22 @@ def builds(rng: np.random.Generator, questions: int, flips: float, lost: float) 
     return Pair(chance, worse + better - chance)
 
 
+def steady_builds(rng: np.random.Generator, questions: int, changed: float, lost: float) -> Pair:
+    """Two builds that always answer alike. A share `changed` of the questions, and `lost` more, changes for good.
+
+    So it is where batches do not change what is computed (VLLM_BATCH_INVARIANT=1), and on CPUs.
+    """
+    order = rng.permutation(questions)
+    right, wrong = np.split(order, [round(BASE_ACCURACY * questions)])
+    baseline = np.zeros(questions)
+    baseline[right] = 1.0
+    candidate = baseline.copy()
+    both = round(changed * questions / 2)
+    candidate[right[: both + round(lost * questions)]] = 0.0
+    candidate[wrong[:both]] = 1.0
+    return Pair(baseline, candidate)
+
+
 def _baseline(rng: np.random.Generator, questions: int, flips: float) -> Chances:
     unstable = rng.beta(2, 1, round(3 * flips * questions))
     right = round(BASE_ACCURACY * questions - unstable.sum())

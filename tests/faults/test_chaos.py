@@ -61,7 +61,8 @@ RUNS = [
 ]
 
 
-class Prepared(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Prepared:
     """A judged run on its host, before it is published."""
 
     run: Run

@@ -246,11 +246,11 @@ def test_the_interval_shrinks_with_every_repetition(tmp_path: Path) -> None:
 
 
 def test_more_answers_than_a_margin_calls_for_can_be_judged(evidence: Path) -> None:
-    """As when a run is judged again by a wider margin: one repetition would have done, and two were made."""
+    """As when a run is judged again by a wider margin: two repetitions would have done, and three were made."""
     keep_baseline(evidence, right_but([]))
-    ask(evidence, right_but([]), steps=2 * BLOCKS)
+    ask(evidence, right_but([]), steps=3 * BLOCKS)
     plan = cell_plan([loss_gate(0.5)])
-    assert repetitions(plan, evidence, plan.accuracy[0]) == 1
+    assert repetitions(plan, evidence, plan.accuracy[0]) == 2
     assert one(plan, evidence).value == 0
 
 

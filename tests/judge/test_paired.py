@@ -107,6 +107,7 @@ def test_the_repetitions_follow_from_noise_and_margin() -> None:
     assert repetitions_for(0.008, 0.015, QUESTIONS) == 6
     assert repetitions_for(0.008, 0.025, QUESTIONS) == 9
     assert repetitions_for(0.008, 0.005, QUESTIONS) == 2
+    assert repetitions_for(0.008, 0.0, QUESTIONS) == 2
     assert repetitions_for(0.008, 0.015, 250) * 250 == pytest.approx(5 * QUESTIONS, rel=0.05)
 
 
@@ -128,3 +129,24 @@ def test_error_rates_and_questions_at_three_percent_flips() -> None:
     assert same["share"] <= 0.5
     assert past["pass"] <= 0.07
     assert lost["fail"] >= 0.8
+
+
+@pytest.mark.parametrize("changed", [0.0, 0.02, 0.04, 0.08])
+def test_builds_that_always_answer_alike_are_decided(changed: float) -> None:
+    """Asked once, 95 of 100 such releases without a loss stayed undecided where 4 % of the answers had changed."""
+    rng = np.random.default_rng(1)
+    verdicts, asked = {}, 0
+    for lost in (0.0, 0.0084, 0.015):
+        ended = [_steady(rng, changed, lost) for _ in range(40)]
+        verdicts[lost] = [one.verdict for one in ended]
+        asked += sum(one.asked for one in ended) if lost == 0 else 0
+    assert set(verdicts[0.0]) == {"pass"}
+    assert "pass" not in verdicts[0.0084]
+    assert set(verdicts[0.015]) == {"fail"}
+    assert asked <= 1.25 * 40 * QUESTIONS
+
+
+def _steady(rng: np.random.Generator, changed: float, lost: float) -> accuracy.Ended:
+    chances = worlds.steady_builds(rng, QUESTIONS, changed, lost)
+    setting = accuracy.Setting(QUESTIONS, 0.0, lost, 0.008)
+    return accuracy.compared(rng, setting, chances, {"one": Levels()})["paired, one"]

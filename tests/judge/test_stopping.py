@@ -218,7 +218,7 @@ def test_a_baseline_that_cannot_be_approved_is_asked_no_more(evidence: Path) -> 
     [
         pytest.param([], right_but([]), 1, id="no gate"),
         pytest.param([score_gate(0.9)], right_but([]), 1, id="no comparison"),
-        pytest.param([loss_gate(0.5)], right_but([]), 1, id="a wide margin"),
+        pytest.param([loss_gate(0.5)], right_but([]), 2, id="a wide margin"),
         pytest.param([loss_gate(0.14)], steady_or_not, 7, id="noise"),
         pytest.param([loss_gate(0.01)], right_but([]), 10, id="at most what the recipe allows"),
         pytest.param([loss_gate(0.5), loss_gate(0.01, FLEXIBLE)], right_but([]), 10, id="the most of several gates"),

@@ -21,6 +21,8 @@ Scores = NDArray[np.float64]
 
 # With at least so many spare answers, a candidate's own noise is known well enough to count.
 ENOUGH_SPARE = 200
+# Only a second answer to some questions shows a candidate's own noise. Without it, each change could be noise, or for good.
+LEAST_OF_A_CANDIDATE = 2
 # z for the chance that a release without a loss stays undecided, and the last critical value of a plan with some 20 looks.
 UNDECIDED_Z, LAST_CRITICAL = 1.645, 2.11
 
@@ -107,12 +109,12 @@ def noise(baseline: Answers, candidate: Answers) -> float:
 
 
 def repetitions_for(margin: float, noise: float, questions: int) -> int:
-    """How often each build must answer all questions, so that at most 5 % of the releases without a loss stay undecided.
+    """How often each build may have to answer all questions, so that at most 5 % of the releases without a loss stay undecided.
 
     `noise` is the variance of one answer. `margin` is the loss that must not be reached, as a share of the questions.
     """
     error = margin / (LAST_CRITICAL + UNDECIDED_Z)
-    return max(1, math.ceil(2 * noise / (questions * error**2)))
+    return max(LEAST_OF_A_CANDIDATE, math.ceil(2 * noise / (questions * error**2)))
 
 
 def information(looks: Sequence[int], questions: int, baseline_repetitions: int) -> list[float]:
