@@ -231,14 +231,18 @@ def test_a_start_is_told_in_parts_and_made_again(folders: dict[str, Path]) -> No
 
 
 def test_what_was_watched_is_evidence_of_each_cell(folders: dict[str, Path]) -> None:
-    for folder in folders.values():
-        report = load_report(folder)
+    reports = [load_report(folder) for folder in folders.values()]
+    for report in reports:
         paths = {file.path for file in report.files}
         assert {"serve/server-metrics.jsonl", "serve/host.jsonl", "serve/warm-1/server.log"} <= paths
-        assert report.details.course is not None
+        if report.details.course is None:
+            # on a busy machine no sample may come in a load of a second
+            assert any("no sample" in note for note in report.details.notes), report.details.notes
+            continue
         # the samples may all lie between two of so short requests, but what was generated between two of them is told
         assert max(rate or 0 for rate in report.details.course.output_tok_s) > 0
         assert report.details.notes == []
+    assert any(report.details.course for report in reports)
 
 
 def test_the_page_has_a_section_for_what_a_profile_has(folders: dict[str, Path]) -> None:
@@ -280,7 +284,9 @@ def drafting(qualify: Qualify, request: pytest.FixtureRequest) -> Report:
 
 def test_a_draft_is_measured_beside_the_server_without_it(drafting: Report) -> None:
     assert {gate.verdict for gate in drafting.judgement.gates} == {"pass"}
-    assert 1 < value_of(drafting, "speculation", "acceptance_length_batch1_tok") <= 4
+    accepted = measured(drafting, "speculation")["acceptance_length_batch1_tok"]
+    if undisturbed(accepted):
+        assert 1 < (accepted.value or 0) <= 4
     gained = {measurement.metric: measurement for measurement in drafting.details.speedups}
     for metric in ("speculative_speedup", "speculative_speedup_batch1"):
         if undisturbed(gained[metric]):
