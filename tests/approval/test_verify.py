@@ -252,7 +252,7 @@ def test_a_trusted_signature_under_a_report_that_did_not_pass_is_told(
     decided = make_decision(store, as_if, ADA, VALID_DAYS, NOW)
     body = sign(statement(as_if, decided), key)
     store.put_new(approval_key(CELL, NEWER), body, JSON)
-    advance(store, CELL, entry_of(decided.decision, stored_object(approval_key(CELL, NEWER), body)))
+    advance(store, CELL, entry_of(failed, decided.decision, stored_object(approval_key(CELL, NEWER), body)))
     with pytest.raises(TamperedError, match="what was signed could not be approved"):
         verify(store, CELL, [key.public_key], TODAY)
 

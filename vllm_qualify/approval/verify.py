@@ -97,7 +97,7 @@ def verify(store: Store, name: str, trusted: Sequence[PublicKey], today: date) -
     if entry is None:
         problem = f"run {run_id} was signed, and the pointer of {cell} does not name it"
         raise NotInForceError(problem, "approve it again, which goes on from there", store.locate(key))
-    if entry.model_copy(update={"revoked": None}) != entry_of(decided.decision, stored_object(key, approval)):
+    if entry.model_copy(update={"revoked": None}) != entry_of(run, decided.decision, stored_object(key, approval)):
         raise _tampered("the pointer does not say what was signed", store.locate(pointer_key(cell)))
     _check_state(state_of(entry, pointer, today), run_id, pointer, store.locate(key))
     return _verified(opened, stated, is_whole=True, objects=len(run.manifest.objects) + _OWN_OBJECTS)
