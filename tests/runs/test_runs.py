@@ -153,6 +153,9 @@ class Observed:
     def keys(self, prefix: str) -> Iterator[str]:
         return self.store.keys(prefix)
 
+    def now(self) -> datetime:
+        return self.store.now()
+
     def check(self) -> None:
         self.store.check()
 
