@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tests.runs.test_runs import store_in
 from tests.s3 import BUCKET
 from vllm_qualify.approval.errors import FutureError
 from vllm_qualify.approval.layout import approval_key
-from vllm_qualify.approval.verify import verify, verify_file
+from vllm_qualify.approval.verify import Verified, verify, verify_file
 from vllm_qualify.errors import HostError
 from vllm_qualify.publish import store as stores
 from vllm_qualify.publish.store import present
@@ -111,10 +111,11 @@ def test_an_approval_of_the_future_does_not_hold(tmp_path: Path) -> None:
     approved(store, run, key, now=NOW + timedelta(hours=2))
     file = tmp_path / "approval.json"
     file.write_bytes(store.get(approval_key(CELL, run.run_id)))
-    for look in (
+    looks: list[Callable[[datetime], Verified]] = [
         lambda now: verify(store, CELL, [key.public_key], now),
         lambda now: verify_file(file, [key.public_key], now),
-    ):
+    ]
+    for look in looks:
         with pytest.raises(FutureError, match="it is dated 2026-03-14 14:30:00 UTC, 7200 s from now") as raised:
             look(NOW)
         assert raised.value.exit_code == 16
