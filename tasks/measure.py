@@ -1,5 +1,6 @@
 """The stages that need the server: serve, smoke, accuracy, load. A stage that was reused is not measured again."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -44,7 +45,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
     Raises:
         QualifyError: the server does not start, or ended on its own; or as `answered`.
     """
-    first, started_at = runs[0], datetime.now(UTC)
+    first, started_at, started = runs[0], datetime.now(UTC), time.monotonic()
     folder = stages.stage_folder(first.evidence, "serve")
     loads = stages.loads_of((run.plan, run.evidence) for run in runs if "load" in lacking(run))
 
@@ -60,8 +61,9 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
         yield served
     if first.plan.warm_starts:
         in_time(measure_warm_starts, first.plan.warm_starts * start_limit_s)(first)
+    held_s = time.monotonic() - started
     for run in runs:
-        _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, folder), store)
+        _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, held_s, folder), store)
     get_run_logger().info("server stopped")
 
 
