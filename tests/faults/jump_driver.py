@@ -1,7 +1,7 @@
 """Watch a load while the machine's clock jumps: in FOLDER the samples of the machine, and what the client used.
 
-    jump_driver.py watch FOLDER CLOCK JUMP    the load; in its middle CLOCK, libfaketime's file, gets JUMP
-    jump_driver.py client …                   the load's client, another process, as bench's worker is one
+jump_driver.py watch FOLDER CLOCK JUMP    the load; in its middle CLOCK, libfaketime's file, gets JUMP
+jump_driver.py client …                   the load's client, another process, as bench's worker is one
 """
 
 import json

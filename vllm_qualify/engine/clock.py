@@ -1,7 +1,7 @@
 """Unix time that never jumps: what the machine's clock said when this process began, carried on by the monotonic clock.
 
-What is watched during a load is put together by it. If the machine's clock is set meanwhile, every sample still lies where it was
-taken. Another process takes over the time of this one, by its `handed_over`.
+What is watched during a load is put together by it. If the machine's clock is set meanwhile, every sample still lies where it
+was taken. Another process takes over the time of this one, by its `handed_over`.
 """
 
 import time

@@ -1,18 +1,50 @@
 """Runs in a store: read them, reuse their stages, or fetch one to this machine."""
 
+from functools import partial
 from pathlib import Path
 
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.errors import StoreError
-from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.report.model import Report
-from vllm_qualify.runs.folder import DATA_DOCS, Run, lacking, start_run
+from vllm_qualify.runs.folder import DATA_DOCS, Run, lacking, start_run, write_text
 from vllm_qualify.runs.home import runs_folder
+
+
+def save_finished(run: Run, stage: StageEvidence) -> None:
+    """Save a stage in its run's folder, so that another run on this machine finds it there by its inputs. Raises HostError."""
+    run.save_stage(stage)
+    if stage.stage in kept.INPUTS:
+        write_text(run.folder / "stages" / _name(stage.stage, run), "")
+
+
+def _name(stage: Stage, run: Run) -> str:
+    """The name of an empty file beside a stage: all its inputs. What the plan says then may change later."""
+    return f"{stage}-{kept.stage_key(stage, run.plan)}.inputs"
+
+
+def _here(run: Run, stage: Stage) -> list[kept.Candidate]:
+    """The finished stages of other runs on this machine that have the same inputs as this run's, the newest first."""
+    paths = sorted(runs_folder().glob(f"*/stages/{_name(stage, run)}"), reverse=True)
+    others = [Run(folder=path.parents[1]) for path in paths if path.parents[1] != run.folder]
+    found = [(other, finished) for other in others if (finished := other.stage(stage)) and _is_unchanged(other, finished)]
+    return [
+        kept.Candidate(kept.kept_stage(other.plan, finished), partial(_read_here, other.evidence)) for other, finished in found
+    ]
+
+
+def _is_unchanged(run: Run, stage: StageEvidence) -> bool:
+    paths = [(run.evidence / file.path, file) for file in stage.files]
+    return all(path.is_file() and describe(path, run.evidence) == file for path, file in paths)
+
+
+def _read_here(evidence: Path, file: EvidenceFile) -> bytes:
+    return (evidence / file.path).read_bytes()
 
 
 def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:
@@ -23,16 +55,17 @@ def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidenc
     Raises:
         StoreError: as `kept.reuse_stage`.
     """
-    taken = [found for stage in lacking(run) if (found := _reuse_stage(run, stage, store, reuse))]
-    if not lacking(run) and (found := _reuse_stage(run, "serve", store, reuse)):
+    taken = [found for stage in lacking(run) if (found := reuse_stage(run, stage, store, reuse))]
+    if not lacking(run) and (found := reuse_stage(run, "serve", store, reuse)):
         taken.append(found)
     return taken
 
 
-def _reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
-    found = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse)
+def reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
+    """Take over another run's finished stage, of this machine or else of the store. Raises as `kept.reuse_stage`."""
+    found = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse, _here(run, stage))
     if found:
-        run.save_stage(found)
+        save_finished(run, found)
     return found
 
 
