@@ -1,7 +1,10 @@
 """Runs in a store: read them, reuse their stages, or fetch one to this machine."""
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.errors import StoreError
@@ -17,34 +20,40 @@ from vllm_qualify.runs.home import runs_folder
 
 
 def save_finished(run: Run, stage: StageEvidence) -> None:
-    """Save a stage in its run's folder, so that another run on this machine finds it there by its inputs. Raises HostError."""
+    """Save a stage in its run's folder, and note it there by all its inputs, as `kept` does in the store. Raises HostError."""
     run.save_stage(stage)
     if stage.stage in kept.INPUTS:
-        write_text(run.folder / "stages" / _name(stage.stage, run), "")
+        write_text(run.folder / _note(run, stage.stage), kept.kept_stage(run.plan, stage).model_dump_json(indent=2))
 
 
-def _name(stage: Stage, run: Run) -> str:
-    """The name of an empty file beside a stage: all its inputs. What the plan says then may change later."""
-    return f"{stage}-{kept.stage_key(stage, run.plan)}.inputs"
+def _note(run: Run, stage: Stage) -> str:
+    return f"kept/{stage}-{kept.stage_key(stage, run.plan)}.json"
 
 
-def _here(run: Run, stage: Stage) -> list[kept.Candidate]:
+def _here(run: Run, stage: Stage) -> Iterator[kept.Candidate]:
     """The finished stages of other runs on this machine that have the same inputs as this run's, the newest first."""
-    paths = sorted(runs_folder().glob(f"*/stages/{_name(stage, run)}"), reverse=True)
-    others = [Run(folder=path.parents[1]) for path in paths if path.parents[1] != run.folder]
-    found = [(other, finished) for other in others if (finished := other.stage(stage)) and _is_unchanged(other, finished)]
-    return [
-        kept.Candidate(kept.kept_stage(other.plan, finished), partial(_read_here, other.evidence)) for other, finished in found
-    ]
+    for path in sorted(runs_folder().glob(f"*/{_note(run, stage)}"), reverse=True):
+        other = Run(folder=path.parents[1])
+        found = _noted(path)
+        if found and other.id != run.id and all(_is_unchanged(other, file) for file in found.stage.files):
+            yield kept.Candidate(found, partial(_read_here, other))
 
 
-def _is_unchanged(run: Run, stage: StageEvidence) -> bool:
-    paths = [(run.evidence / file.path, file) for file in stage.files]
-    return all(path.is_file() and describe(path, run.evidence) == file for path, file in paths)
+def _noted(path: Path) -> kept.KeptStage | None:
+    """A stage's note; None if somebody deleted or changed it: the stage is then measured again."""
+    try:
+        return kept.KeptStage.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
-def _read_here(evidence: Path, file: EvidenceFile) -> bytes:
-    return (evidence / file.path).read_bytes()
+def _is_unchanged(run: Run, file: EvidenceFile) -> bool:
+    path = run.evidence / file.path
+    return path.is_file() and describe(path, run.evidence) == file
+
+
+def _read_here(run: Run, file: EvidenceFile) -> bytes:
+    return (run.evidence / file.path).read_bytes()
 
 
 def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:
@@ -63,7 +72,7 @@ def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidenc
 
 def reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
     """Take over another run's finished stage, of this machine or else of the store. Raises as `kept.reuse_stage`."""
-    found = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse, _here(run, stage))
+    found = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse, list(_here(run, stage)))
     if found:
         save_finished(run, found)
     return found
