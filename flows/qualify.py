@@ -32,7 +32,7 @@ from vllm_qualify.plan.cells import sharing_a_server
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.kept import Reuse
 from vllm_qualify.runs.baseline import Against
-from vllm_qualify.runs.failed import keeping_evidence
+from vllm_qualify.runs.failed import keeping_evidence, publishing
 from vllm_qualify.runs.folder import Run, lacking, start_run
 from vllm_qualify.runs.home import default_store_url
 from vllm_qualify.runs.publishing import Published
@@ -157,7 +157,12 @@ def qualify_cells(plans: list[CellPlan], request: QualifyHost, question: Questio
             runs = [fit_and_reuse(run, request, question) for run in runs]
             measure_all(runs, request, question)
     with keeping_evidence(runs):
-        return [judge_and_publish(run, request.store) for run in runs]
+        for run in runs:
+            judge(run)
+    with publishing(runs, request.store) as published:
+        for run in runs:
+            published.append(publish(run, request.store))
+    return published
 
 
 def fit_and_reuse(run: Run, request: QualifyHost, question: Question) -> Run:
@@ -190,11 +195,6 @@ def measure(served: Served, run: Run, first: Run, store: str) -> None:
         measure_speculation(served, run, store)
     if run.plan.sweep:
         measure_sweep(served, run, store)
-
-
-def judge_and_publish(run: Run, store: str) -> Published:
-    judge(run)
-    return publish(run, store)
 
 
 def decided(published: Published, request: QualifyRelease) -> Published:

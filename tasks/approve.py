@@ -1,7 +1,6 @@
 """From a published report to an approval: by the recipe's own rule, or by a person's decision, for which the flow waits."""
 
 import os
-from datetime import UTC, datetime
 from time import monotonic, sleep
 
 from prefect import get_run_logger
@@ -14,7 +13,7 @@ from vllm_qualify.approval.errors import OvertakenError, RevokedError
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY, private_key
 from vllm_qualify.errors import CallerError
-from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.publish.store import MissingObjectError, Store, present
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.runs import judging
 from vllm_qualify.runs.publishing import Published
@@ -78,7 +77,7 @@ def _approve(store: Store, run: PublishedRun) -> str | None:
     try:
         judging.check_judgement(store, run)
         valid_days = run.report.plan.approval.valid_days
-        problem = approve(store, run, AUTOMATIC, valid_days, private_key(), datetime.now(UTC)).index_problem
+        problem = approve(store, run, AUTOMATIC, valid_days, private_key(), present(store)).index_problem
     except (CallerError, OvertakenError, RevokedError) as error:
         get_run_logger().warning(str(error))
         return error.problem

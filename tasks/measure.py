@@ -1,5 +1,6 @@
 """The stages that need the server: serve, smoke, accuracy, load. A stage that was reused is not measured again."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from prefect import get_run_logger
 from tasks.progress import counter, line_teller, teller
 from tasks.step import beginning, in_time, step
 from vllm_qualify.drift.question import Question
+from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.load.client import Following, Made
 from vllm_qualify.evidence.measurement import StageEvidence
@@ -17,11 +19,12 @@ from vllm_qualify.evidence.serving import Served, see_the_same
 from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.judge import compare, estimate, stopping
 from vllm_qualify.plan.cells import fitted
-from vllm_qualify.publish.kept import Reuse, keep, reuse_stage
+from vllm_qualify.publish.kept import Reuse, keep
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.runs.baseline import bring
 from vllm_qualify.runs.folder import Run, lacking, start_run
+from vllm_qualify.runs.stored import reuse_stage, save_finished
 
 # In addition to the recipe's startup_timeout_s: up to ten minutes for the drift check, and the time to stop the server.
 OTHER_WAITS_S = 900.0
@@ -44,7 +47,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
     Raises:
         QualifyError: the server does not start, or ended on its own; or as `answered`.
     """
-    first, started_at = runs[0], datetime.now(UTC)
+    first, started_at, started = runs[0], datetime.now(UTC), time.monotonic()
     folder = stages.stage_folder(first.evidence, "serve")
     loads = stages.loads_of((run.plan, run.evidence) for run in runs if "load" in lacking(run))
 
@@ -60,8 +63,9 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
         yield served
     if first.plan.warm_starts:
         in_time(measure_warm_starts, first.plan.warm_starts * start_limit_s)(first)
+    held_s = time.monotonic() - started
     for run in runs:
-        _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, folder), store)
+        _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, held_s, folder), store)
     get_run_logger().info("server stopped")
 
 
@@ -83,9 +87,8 @@ def measure_warm_starts(run: Run) -> None:
 
 @step("reuse", "reuse the fit of {run.plan.cell.id}")
 def reuse_fit(run: Run, store: str, reuse: Reuse) -> None:
-    """Take a fit of the same inputs from the store, if there is one. Raises StoreError."""
-    if before := reuse_stage(open_store(store), "fit", run.plan, run.evidence, reuse):
-        run.save_stage(before)
+    """Take a fit of the same inputs from this machine or the store, if there is one. Raises StoreError."""
+    reuse_stage(run, "fit", open_store(store), reuse)
 
 
 @step("baseline", "baseline {run.plan.cell.id}")
@@ -152,9 +155,13 @@ def _once(run: Run, stage: Stage, store: str, measure: Callable[[], StageEvidenc
 
 
 def _save(run: Run, stage: StageEvidence, store: str) -> StageEvidence:
-    run.save_stage(stage)
+    save_finished(run, stage)
     get_run_logger().info(f"{stage.stage} done in {stage.duration_s:.0f} s, {len(stage.files)} files of evidence")
-    keep_stage(run, stage.stage, store)
+    try:
+        keep_stage(run, stage.stage, store)
+    except StoreError as error:
+        # The run publishes it at its end. Until then another start on this machine finds it.
+        get_run_logger().warning(f"{stage.stage} is kept on this machine alone, in {run.folder}: {error.problem}")
     return stage
 
 

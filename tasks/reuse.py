@@ -20,7 +20,7 @@ from vllm_qualify.runs.stored import fetch_run, reuse_stages
 
 @step("reuse", "reuse finished stages of {run.plan.cell.id}")
 def reuse_finished(run: Run, store: str, reuse: Reuse) -> None:
-    """Take finished stages of the same inputs from the store. Raises StoreError."""
+    """Take finished stages of the same inputs from this machine or the store. Raises StoreError."""
     for stage in reuse_stages(run, open_store(store), reuse):
         get_run_logger().info(f"{stage.stage} was measured by run {stage.taken_from}, and is reused")
 

@@ -25,11 +25,15 @@ R = TypeVar("R")
 
 # 4, 8, 16 and 32 s on average, with jitter, so that hosts do not all retry at the same moment.
 RETRIES, FIRST_DELAY_S, JITTER = 4, 4.0, 0.5
+# Each further delay is twice the one before: eight and a half minutes in all. Nothing waits for it, but the work of hours does.
+PATIENT = 7
 # If an error asks for a longer wait, the task is not tried again.
 LONGEST_WAIT_S = 300.0
 
 
-def step(name: str, run_name: str | None = None, *, once: bool = False) -> Callable[[Callable[P, R]], Task[P, R]]:
+def step(
+    name: str, run_name: str | None = None, *, once: bool = False, retries: int = RETRIES
+) -> Callable[[Callable[P, R]], Task[P, R]]:
     """A task that is tried again if its error says that this may help (`may_pass`).
 
     With `once` it is never tried again. Measuring tasks use it, since a second measurement would hide how the first one ended.
@@ -41,7 +45,7 @@ def step(name: str, run_name: str | None = None, *, once: bool = False) -> Calla
         name=name,
         task_run_name=run_name or name,
         cache_policy=NO_CACHE,
-        retries=0 if once else RETRIES,
+        retries=0 if once else retries,
         retry_delay_seconds=exponential_backoff(FIRST_DELAY_S),
         retry_jitter_factor=JITTER,
         retry_condition_fn=may_pass,

@@ -73,6 +73,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "store" {
       approvals = "approvals/"
       index     = "index.json"
       board     = "index.html"
+      order     = "sequences/"
       probe     = ".store.swap"
     }
 

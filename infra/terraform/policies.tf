@@ -39,6 +39,7 @@ data "aws_iam_policy_document" "publisher" {
       "${local.store}/evidence/*",
       "${local.store}/releases/*",
       "${local.store}/reports/*",
+      "${local.store}/sequences/*",
       "${local.store}/stages/*",
       "${local.store}/index.html",
       "${local.store}/index.json",

@@ -19,7 +19,6 @@ from tests.approval.builder import (
     NOW,
     OLDER,
     RUN,
-    TODAY,
     VALID_DAYS,
     approved,
     of_variant,
@@ -57,6 +56,9 @@ class Wrapped:
         self.url, self.locate, self.check = store.url, store.locate, store.check
         self.get, self.read, self.exists, self.keys = store.get, store.read, store.exists, store.keys
         self._store = store
+
+    def now(self) -> datetime:
+        return self._store.now()
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
         self._store.put_new(key, body, content_type)
@@ -168,11 +170,11 @@ def check_a_crash(whole: Store, store: Store, key: PrivateKey, dies_at: int, *, 
     with pytest.raises(KilledError):
         approved(mortal, run_in(mortal), key)
     assert mortal.get(pointer_key(CELL)) in (before, whole.get(pointer_key(CELL)))
-    named = verify(mortal, CELL, [key.public_key], TODAY)
+    named = verify(mortal, CELL, [key.public_key], NOW)
     assert named.run_id == (RUN if (dies_at, after) >= (3, True) else OLDER)
     approved(mortal, run_in(mortal), key)
     assert approvals(mortal) == approvals(whole)
-    assert verify(mortal, CELL, [key.public_key], TODAY).run_id == RUN
+    assert verify(mortal, CELL, [key.public_key], NOW).run_id == RUN
 
 
 def test_a_rerun_on_another_day_goes_on_with_the_decision(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
@@ -256,7 +258,7 @@ def test_anybody_completes_what_the_recipe_began(as_published: Path, tmp_path: P
         approve(store, run_in(store), AUTOMATIC, VALID_DAYS, key, NOW)
     done = approved(store, run_in(store), key)
     assert (done.decision.by, done.pointer.last.by) == ("recipe", "recipe")
-    assert verify(store, CELL, [key.public_key], TODAY).run_id == RUN
+    assert verify(store, CELL, [key.public_key], NOW).run_id == RUN
 
 
 def test_an_index_that_cannot_be_written_holds_up_nothing(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
@@ -266,7 +268,7 @@ def test_an_index_that_cannot_be_written_holds_up_nothing(as_published: Path, tm
     path.write_bytes(b"no index")
     done = approved(store, run_in(store), key)
     assert "the index is not up to date" in (done.index_problem or "")
-    assert verify(store, CELL, [key.public_key], TODAY).run_id == RUN
+    assert verify(store, CELL, [key.public_key], NOW).run_id == RUN
     assert "not up to date" in (revoke(store, CELL, None, TAKEN_BACK).index_problem or "")
     path.unlink()
     assert index_problem(store, CELL) is None
@@ -326,7 +328,7 @@ def test_of_sixteen_approvers_one_wins_each_round_and_the_others_are_told_by_who
                 assert isinstance(again, OvertakenError)
                 assert f"is older than run {won}" in again.problem
         contenders = [run for run in contenders if run.run_id > won]
-    assert verify(store, CELL, [key.public_key], TODAY).run_id == max(names)
+    assert verify(store, CELL, [key.public_key], NOW).run_id == max(names)
     assert read_index(store).cells == write_index(store).cells
 
 

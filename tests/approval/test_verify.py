@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from tests.approval.builder import (
     NEWER,
     NOW,
     RUN,
-    TODAY,
     VALID_DAYS,
     approved,
     made_key,
@@ -76,7 +75,7 @@ class Bundle:
         return list(self.store.keys(""))
 
     def verify(self) -> None:
-        verify(self.store, approval_key(CELL, RUN), [self.key.public_key], TODAY)
+        verify(self.store, approval_key(CELL, RUN), [self.key.public_key], NOW)
 
     @contextmanager
     def changed(self, key: str, body: bytes | None) -> Iterator[None]:
@@ -116,14 +115,18 @@ def test_a_bundle_is_exactly_what_an_approval_rests_on(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("name", [CELL, approval_key(CELL, RUN)])
 def test_an_approval_that_holds(bundle: Bundle, name: str) -> None:
-    found = verify(bundle.store, name, [bundle.key.public_key], TODAY)
+    found = verify(bundle.store, name, [bundle.key.public_key], NOW)
     assert (found.cell, found.run_id, found.by, found.expires, found.is_whole) == (CELL, RUN, "Ada", EXPIRES, True)
     assert found.objects_checked == len(bundle.keys)
     assert found.server == bundle.run.report.plan.server
     assert found.told == (
         f"{CELL}, run {RUN}: approved by Ada, until 2026-06-12, key {bundle.key.public_key.keyid[:16]}; 12 objects checked"
     )
-    assert verify(bundle.store, name, [bundle.key.public_key], EXPIRES - timedelta(days=1)) == found
+    assert verify(bundle.store, name, [bundle.key.public_key], at_the_start_of(EXPIRES) - timedelta(seconds=1)) == found
+
+
+def at_the_start_of(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)
 
 
 @pytest.mark.parametrize("version", [1])
@@ -133,7 +136,7 @@ def test_what_an_earlier_version_signed_still_holds(tmp_path: Path, version: int
     store = DirectoryStore(tmp_path)
     for key, text in json.loads(kept.read_text()).items():
         store.put_new(key, text.encode(), JSON)
-    found = verify(store, CELL, public_keys([kept.with_suffix(".pub")]), TODAY)
+    found = verify(store, CELL, public_keys([kept.with_suffix(".pub")]), NOW)
     assert (found.run_id, found.expires, found.objects_checked) == (RUN, date(2026, 5, 2), 12)
     assert found.statement["predicate"]["result"] == "WARNED"
     assert found.server.engine.launcher == "docker"
@@ -149,7 +152,7 @@ def test_an_object_that_is_missing_is_named(bundle: Bundle) -> None:
 
 def test_a_cell_whose_pointer_is_missing_is_not_one_without_approvals(bundle: Bundle) -> None:
     with bundle.changed(pointer_key(CELL), None), pytest.raises(TamperedError, match=r"pointer\.json: it is missing"):
-        verify(bundle.store, CELL, [bundle.key.public_key], TODAY)
+        verify(bundle.store, CELL, [bundle.key.public_key], NOW)
 
 
 def test_every_object_is_read_to_its_end(bundle: Bundle) -> None:
@@ -222,7 +225,7 @@ def test_a_pointer_cannot_say_more_than_was_signed(bundle: Bundle, change: dict[
 
 def test_another_key_is_told(bundle: Bundle, other_key: PrivateKey) -> None:
     with pytest.raises(OtherKeyError, match=f"signed by key {bundle.key.public_key.keyid[:16]}") as raised:
-        verify(bundle.store, CELL, [other_key.public_key], TODAY)
+        verify(bundle.store, CELL, [other_key.public_key], NOW)
     assert raised.value.exit_code == 11
 
 
@@ -252,9 +255,9 @@ def test_a_trusted_signature_under_a_report_that_did_not_pass_is_told(
     decided = make_decision(store, as_if, ADA, VALID_DAYS, NOW)
     body = sign(statement(as_if, decided), key)
     store.put_new(approval_key(CELL, NEWER), body, JSON)
-    advance(store, CELL, entry_of(decided.decision, stored_object(approval_key(CELL, NEWER), body)))
+    advance(store, CELL, entry_of(failed, decided.decision, stored_object(approval_key(CELL, NEWER), body)))
     with pytest.raises(TamperedError, match="what was signed could not be approved"):
-        verify(store, CELL, [key.public_key], TODAY)
+        verify(store, CELL, [key.public_key], NOW)
 
 
 def test_an_approval_in_anothers_place_is_told(bundle: Bundle, tmp_path: Path) -> None:
@@ -272,7 +275,7 @@ def test_an_approval_in_anothers_place_is_told(bundle: Bundle, tmp_path: Path) -
 @pytest.mark.parametrize("today", [EXPIRES, date(2027, 1, 1)])
 def test_an_expired_one_is_told(bundle: Bundle, today: date) -> None:
     with pytest.raises(ExpiredError, match=f"the approval of run {RUN} expired on 2026-06-12") as raised:
-        verify(bundle.store, CELL, [bundle.key.public_key], today)
+        verify(bundle.store, CELL, [bundle.key.public_key], at_the_start_of(today))
     assert raised.value.exit_code == 12
 
 
@@ -280,20 +283,20 @@ def test_a_superseded_one_is_told(store: Store, run: PublishedRun, tmp_path: Pat
     approved(store, run, key)
     approved(store, publish_report(store, tmp_path / "runs", NEWER), key)
     with pytest.raises(SupersededError, match=f"run {RUN} was superseded by run {NEWER}, approved by Ada") as raised:
-        verify(store, approval_key(CELL, RUN), [key.public_key], TODAY)
+        verify(store, approval_key(CELL, RUN), [key.public_key], NOW)
     assert raised.value.exit_code == 13
-    assert verify(store, CELL, [key.public_key], TODAY).run_id == NEWER
+    assert verify(store, CELL, [key.public_key], NOW).run_id == NEWER
 
 
 @pytest.mark.parametrize("name", [CELL, approval_key(CELL, RUN)])
-@pytest.mark.parametrize("today", [TODAY, EXPIRES])
+@pytest.mark.parametrize("now", [NOW, NOW + timedelta(days=VALID_DAYS)])
 def test_a_revoked_one_is_told_whatever_else_it_is(
-    store: Store, run: PublishedRun, key: PrivateKey, name: str, today: date
+    store: Store, run: PublishedRun, key: PrivateKey, name: str, now: datetime
 ) -> None:
     approved(store, run, key)
     revoke(store, CELL, None, TAKEN_BACK)
     with pytest.raises(RevokedError, match="was revoked by Grace on 2026-03-14: it answers in Latin") as raised:
-        verify(store, name, [key.public_key], today)
+        verify(store, name, [key.public_key], now)
     assert raised.value.exit_code == 14
 
 
@@ -303,7 +306,7 @@ def test_one_that_the_pointer_never_named_is_told(store: Store, run: PublishedRu
     payload = statement(other, make_decision(store, other, ADA, VALID_DAYS, NOW))
     store.put_new(approval_key(CELL, NEWER), sign(payload, key), JSON)
     with pytest.raises(NotInForceError, match=f"run {NEWER} was signed, and the pointer") as raised:
-        verify(store, approval_key(CELL, NEWER), [key.public_key], TODAY)
+        verify(store, approval_key(CELL, NEWER), [key.public_key], NOW)
     assert raised.value.exit_code == 15
 
 
@@ -316,38 +319,38 @@ def test_the_exit_codes_are_distinct() -> None:
 @pytest.mark.parametrize("name", ["a/b/c/d", "a/b", f"approvals/{CELL}/{RUN}/decision.json", "../secrets"])
 def test_what_is_not_approved_is_told(bundle: Bundle, name: str) -> None:
     with pytest.raises(CallerError):
-        verify(bundle.store, name, [bundle.key.public_key], TODAY)
+        verify(bundle.store, name, [bundle.key.public_key], NOW)
 
 
 def test_a_file_in_a_bundle_is_checked_with_all_of_it(bundle: Bundle) -> None:
     file = bundle.folder / approval_key(CELL, RUN)
-    assert verify_file(file, [bundle.key.public_key], TODAY) == verify(bundle.store, CELL, [bundle.key.public_key], TODAY)
+    assert verify_file(file, [bundle.key.public_key], NOW) == verify(bundle.store, CELL, [bundle.key.public_key], NOW)
     evidence = next(key for key in bundle.keys if key.startswith("evidence/"))
     with bundle.changed(evidence, b"better figures"), pytest.raises(TamperedError, match="it is not what was approved"):
-        verify_file(file, [bundle.key.public_key], TODAY)
+        verify_file(file, [bundle.key.public_key], NOW)
 
 
 def test_a_relative_path_finds_its_bundle_too(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir((bundle.folder / approval_key(CELL, RUN)).parent)
-    assert verify_file(Path("approval.json"), [bundle.key.public_key], TODAY).is_whole
+    assert verify_file(Path("approval.json"), [bundle.key.public_key], NOW).is_whole
 
 
 def test_a_file_alone_says_what_was_not_checked(bundle: Bundle, tmp_path: Path, other_key: PrivateKey) -> None:
     file = tmp_path / "approval.json"
     body = bundle.store.get(approval_key(CELL, RUN))
     file.write_bytes(body)
-    found = verify_file(file, [bundle.key.public_key], TODAY)
+    found = verify_file(file, [bundle.key.public_key], NOW)
     assert (found.cell, found.run_id, found.expires, found.is_whole, found.objects_checked) == (CELL, RUN, EXPIRES, False, 0)
     assert found.told.endswith("; evidence and revocation not checked")
     with pytest.raises(ExpiredError):
-        verify_file(file, [bundle.key.public_key], EXPIRES)
+        verify_file(file, [bundle.key.public_key], at_the_start_of(EXPIRES))
     with pytest.raises(OtherKeyError):
-        verify_file(file, [other_key.public_key], TODAY)
+        verify_file(file, [other_key.public_key], NOW)
     file.write_bytes(body.replace(b"payload", b"Payload", 1))
     with pytest.raises(TamperedError, match=f"{file}: this is not a signed approval"):
-        verify_file(file, [bundle.key.public_key], TODAY)
+        verify_file(file, [bundle.key.public_key], NOW)
     with pytest.raises(CallerError, match="No such file"):
-        verify_file(tmp_path / "missing.json", [bundle.key.public_key], TODAY)
+        verify_file(tmp_path / "missing.json", [bundle.key.public_key], NOW)
 
 
 def test_only_an_empty_folder_is_exported_into(bundle: Bundle, tmp_path: Path) -> None:
@@ -371,7 +374,7 @@ def test_an_earlier_approval_can_be_exported(store: Store, run: PublishedRun, tm
     approved(store, publish_report(store, tmp_path / "runs", NEWER), key)
     export(store, CELL, tmp_path / "earlier", RUN)
     with pytest.raises(SupersededError):
-        verify(DirectoryStore(tmp_path / "earlier"), approval_key(CELL, RUN), [key.public_key], TODAY)
+        verify(DirectoryStore(tmp_path / "earlier"), approval_key(CELL, RUN), [key.public_key], NOW)
     with pytest.raises(CallerError, match="has no approval in force"):
         export(store, CELL, tmp_path / "none", "20200101T000000Z-000000")
 
@@ -381,12 +384,12 @@ def test_the_whole_life_of_an_approval_in_s3(s3_url: str, tmp_path: Path, key: P
     run = publish_report(store, tmp_path / "runs")
     first = approved(store, run, key)
     assert approved(store, run, key) == first
-    found = verify(store, CELL, [key.public_key], TODAY)
+    found = verify(store, CELL, [key.public_key], NOW)
     export(store, CELL, tmp_path / "bundle")
-    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], TODAY) == found
+    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW) == found
     revoke(store, CELL, None, TAKEN_BACK)
     with pytest.raises(RevokedError):
-        verify(store, CELL, [key.public_key], TODAY)
-    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], TODAY) == found
+        verify(store, CELL, [key.public_key], NOW)
+    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW) == found
     newer = publish_report(store, tmp_path / "runs", NEWER)
     assert approved(store, newer, key).pointer == advance(store, CELL, approved(store, newer, key).pointer.last)

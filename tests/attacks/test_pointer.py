@@ -65,7 +65,7 @@ def revoked(store: Store) -> Store:
 
 def test_a_revoked_approval_stays_revoked(revoked: Store, run: PublishedRun, key: PrivateKey) -> None:
     with pytest.raises(RevokedError, match="revoked by Grace on 2026-03-14: it answers in Latin"):
-        verify(revoked, CELL, [key.public_key], TODAY)
+        verify(revoked, CELL, [key.public_key], NOW)
     assert [cell.state for cell in matrix(revoked, TODAY)] == ["revoked"]
     assert covering(revoked, run.report.plan, TODAY, 1) == "the last approval is revoked"
     (row,) = write_index(revoked).cells
@@ -84,13 +84,13 @@ def test_the_next_approval_writes_the_revocation_into_the_pointer_again(
     approved(revoked, publish_report(revoked, tmp_path / "runs", NEWER), key)
     assert b"it answers in Latin" in revoked.get(POINTER)
     with pytest.raises(RevokedError):
-        verify(revoked, approval_key(CELL, RUN), [key.public_key], TODAY)
+        verify(revoked, approval_key(CELL, RUN), [key.public_key], NOW)
 
 
 def test_a_revocation_goes_with_an_exported_approval(revoked: Store, tmp_path: Path, key: PrivateKey) -> None:
     export(revoked, CELL, tmp_path / "bundle")
     with pytest.raises(RevokedError, match="it answers in Latin"):
-        verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], TODAY)
+        verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW)
 
 
 def test_a_revocation_is_written_once(revoked: Store) -> None:
@@ -102,7 +102,7 @@ def test_a_revocation_is_written_once(revoked: Store) -> None:
 def test_a_revocation_that_cannot_be_read_brings_nothing_back(store: Store, key: PrivateKey, body: bytes) -> None:
     store.put_new(revocation_key(CELL, RUN), body, JSON)
     with pytest.raises(TamperedError, match=r"revocation\.json: this is not the revocation"):
-        verify(store, CELL, [key.public_key], TODAY)
+        verify(store, CELL, [key.public_key], NOW)
 
 
 def test_a_revocation_of_another_run_is_told(store: Store, tmp_path: Path, key: PrivateKey) -> None:
@@ -110,7 +110,7 @@ def test_a_revocation_of_another_run_is_told(store: Store, tmp_path: Path, key: 
     revoke(store, CELL, RUN, TAKEN_BACK)
     store.put_new(revocation_key(CELL, NEWER), store.get(revocation_key(CELL, RUN)), JSON)
     with pytest.raises(TamperedError, match=r"revocation\.json: this is not the revocation"):
-        verify(store, CELL, [key.public_key], TODAY)
+        verify(store, CELL, [key.public_key], NOW)
 
 
 # --- a superseded one
@@ -123,7 +123,7 @@ def test_a_superseded_approval_does_not_come_back(store: Store, tmp_path: Path, 
     write_back(store, before)
     for asked in (CELL, approval_key(CELL, RUN), approval_key(CELL, NEWER)):
         with pytest.raises(TamperedError, match=rf"pointer\.json: it lacks run {NEWER}, which was in force") as raised:
-            verify(store, asked, [key.public_key], TODAY)
+            verify(store, asked, [key.public_key], NOW)
         assert raised.value.exit_code == 10
     with pytest.raises(TamperedError):
         matrix(store, TODAY)
@@ -168,7 +168,7 @@ def test_a_revocation_that_broke_off_holds_and_a_second_one_completes_it(store: 
     with pytest.raises(StoreBusyError):
         revoke(dying, CELL, None, TAKEN_BACK)
     with pytest.raises(RevokedError):
-        verify(store, CELL, [key.public_key], TODAY)
+        verify(store, CELL, [key.public_key], NOW)
     assert b"Latin" not in store.get(POINTER)
     later = TAKEN_BACK.model_copy(update={"at": NOW + timedelta(days=1)})
     assert revoke(store, CELL, None, later).entry.revoked == TAKEN_BACK
@@ -191,7 +191,7 @@ def test_an_approval_that_broke_off_in_force_is_completed(store: Store, tmp_path
     dying.dies_at = entry_key(CELL, NEWER)
     with pytest.raises(StoreBusyError):
         approved(dying, newer, key)
-    assert verify(store, CELL, [key.public_key], TODAY).run_id == NEWER
+    assert verify(store, CELL, [key.public_key], NOW).run_id == NEWER
     approved(store, newer, key)
     assert store.exists(entry_key(CELL, NEWER))
 
@@ -203,7 +203,7 @@ def test_an_approval_that_lost_its_race_says_nothing_about_the_pointer(store: St
     """It was signed, and never in force."""
     publish_report(store, tmp_path / "runs", NEWER)
     store.put_new(approval_key(CELL, NEWER), store.get(approval_key(CELL, RUN)), JSON)
-    assert verify(store, CELL, [key.public_key], TODAY).run_id == RUN
+    assert verify(store, CELL, [key.public_key], NOW).run_id == RUN
 
 
 def test_what_only_the_pointer_says_is_revoked_gets_its_object_by_a_second_revocation(store: Store) -> None:

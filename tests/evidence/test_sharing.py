@@ -230,7 +230,7 @@ def test_in_the_end_each_cell_has_a_copy_of_its_own(folders: list[Path]) -> None
     first, second = folders
     see_the_same(first, second)
     append(first, "of both")
-    mine, other = (serve_stage(SERVER, cell(), folder.parent, AT, first) for folder in folders)
+    mine, other = (serve_stage(SERVER, cell(), folder.parent, AT, 60.0, first) for folder in folders)
     append(second, "of the second")
     assert (lines(first), lines(second)) == ([["of both"]] * 2, [["of both", "of the second"]] * 2)
     assert not any(os.path.samefile(first / name, second / name) for name in WATCHED)
@@ -246,7 +246,7 @@ def test_the_start_is_told_for_each_cell(folders: list[Path]) -> None:
     first, second = folders
     see_the_same(first, second)
     for folder in folders:
-        found = serve_stage(SERVER, cell(), folder.parent, AT, first)
+        found = serve_stage(SERVER, cell(), folder.parent, AT, 60.0, first)
         (startup,) = (measured for measured in found.measurements if measured.metric == "startup_s")
         assert (startup.value, startup.fingerprint) == (SERVER.startup_s, CPU.id)
 
@@ -257,5 +257,5 @@ def test_secrets_are_in_neither_copy(folders: list[Path], monkeypatch: pytest.Mo
     see_the_same(first, second)
     append(first, "hf_of_nobody_at_all")
     for folder in folders:
-        serve_stage(SERVER, cell(), folder.parent, AT, first)
+        serve_stage(SERVER, cell(), folder.parent, AT, 60.0, first)
     assert all(b"hf_of_nobody_at_all" not in body for folder in folders for body in contents(folder).values())

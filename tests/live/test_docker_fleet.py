@@ -189,7 +189,7 @@ def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     form = {"decision": "approve", "reason": "it passed every gate", "report_sha256": sha256}
     decided = fleet.approver.decide(CELL, report.run_id, form, "Ada", fleet.approver.newcomer("Ada"))
     assert decided.status_code == 200, decided.text
-    approved = verify(store, CELL, public_keys([fleet.approver.public_key]), datetime.now(UTC).date())
+    approved = verify(store, CELL, public_keys([fleet.approver.public_key]), datetime.now(UTC))
     assert approved.run_id == report.run_id
     assert {"sha256": digest.removeprefix("sha256:")} in [subject["digest"] for subject in approved.statement["subject"]]
 

@@ -13,11 +13,12 @@ from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import new_run_id, within
+from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_stage, stage_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.runs.folder import Run, lacking, start_run
-from vllm_qualify.runs.stored import reuse_stages
+from vllm_qualify.runs.stored import reuse_stages, save_finished
 
 ANY_AGE = 36_500.0
 UNFINISHED = Reuse(of="unfinished", most_age_days=ANY_AGE)
@@ -148,6 +149,50 @@ def test_a_stored_object_that_is_not_what_was_measured_is_told(broken_off: Run, 
     (tmp_path / "store" / "evidence" / file.sha256 / "machine.json").write_text("{}")
     with pytest.raises(StoreError, match="not what the run measured"):
         taken(store, again(broken_off.plan))
+
+
+@pytest.fixture
+def left_here(plan: CellPlan) -> Run:
+    """All that was measured is in the run's folder: the store was away."""
+    run = start_run(plan)
+    for stage in [*MEASURED, "serve"]:
+        save_finished(run, captured_stage(run, stage))
+    return run
+
+
+def test_what_is_on_this_machine_is_taken_over_and_the_store_gets_it(left_here: Run, store: Store) -> None:
+    plan = left_here.plan
+    run = again(plan)
+    assert taken(store, run) == [*MEASURED, "serve"]
+    assert {stage.taken_from for stage in run.stages()} == {left_here.id}
+    for stage in run.stages():
+        for file in stage.files:
+            assert store.get(evidence_key(file)) == (left_here.evidence / file.path).read_bytes()
+    shutil.rmtree(left_here.folder)
+    shutil.rmtree(run.folder)
+    assert taken(store, again(plan)) == [*MEASURED, "serve"]
+
+
+def test_a_changed_file_on_this_machine_is_not_taken_over(left_here: Run, store: Store) -> None:
+    (left_here.evidence / "smoke" / "machine.json").write_text("{}")
+    (left_here.evidence / "accuracy" / "machine.json").unlink()
+    (note,) = (left_here.folder / "kept").glob("serve-*.json")
+    note.write_text("{")
+    assert taken(store, again(left_here.plan)) == ["load"]
+
+
+@pytest.mark.parametrize(("outcome", "reuse", "is_taken"), [("not passed", ALL, False), ("passed", ALL, True)])
+def test_what_is_on_this_machine_is_finished_with_its_run(
+    outcome: str, reuse: Reuse, is_taken: bool, left_here: Run, store: Store
+) -> None:
+    finish(store, left_here, outcome)
+    assert bool(taken(store, again(left_here.plan), reuse)) is is_taken
+    assert not taken(store, again(left_here.plan))
+
+
+def test_another_plans_stages_on_this_machine_are_not_taken_over(left_here: Run, store: Store) -> None:
+    plan = of("smoke", prompt="Who?")(left_here.plan)
+    assert taken(store, again(plan)) == ["accuracy", "load"]
 
 
 Change = Callable[[CellPlan], CellPlan]

@@ -11,6 +11,7 @@ import pytest
 from tests.publish.policies import FOLDER, Statement, document, parsed, resources
 from tests.s3 import client_of_environment
 from vllm_qualify.errors import StoreError
+from vllm_qualify.publish.order import sequence_key
 from vllm_qualify.publish.s3 import ACTIONS, KMS_ACTIONS, LOCK_ACTION, settings_of
 from vllm_qualify.publish.store import PROBE_KEY, SWAP_PROBE_KEY, ChangedError
 from vllm_qualify.publish.stores import open_store
@@ -24,7 +25,9 @@ PROBES = {PROBE_KEY, LOCKED_PROBE, SWAP_PROBE_KEY}
 PUBLISHED = {f"evidence/{'0' * 64}/load.json", f"{REPORTS}/report.json", f"{REPORTS}/manifest.json"}
 INDEX = {"index.json", "index.html"}
 STATED = {f"{APPROVALS}/20260101-1/{name}.json" for name in ("decision", "approval", "entry", "revocation")}
-CHANGEABLE = INDEX | {f"{APPROVALS}/pointer.json"}
+COUNTER = {sequence_key("tiny/base/h200/chat")}
+POINTER = {f"{APPROVALS}/pointer.json"}
+CHANGEABLE = INDEX | COUNTER | POINTER
 EVERY = PROBES | PUBLISHED | STATED | CHANGEABLE
 
 
@@ -87,8 +90,8 @@ def test_everybody_reads_everything() -> None:
 
 def test_each_writes_its_own_part() -> None:
     assert keys_for(document("reader"), "s3:PutObject") == set()
-    assert keys_for(document("publisher"), "s3:PutObject") == PROBES | PUBLISHED | INDEX
-    assert keys_for(document("approver"), "s3:PutObject") == PROBES | STATED | CHANGEABLE
+    assert keys_for(document("publisher"), "s3:PutObject") == PROBES | PUBLISHED | COUNTER | INDEX
+    assert keys_for(document("approver"), "s3:PutObject") == PROBES | STATED | POINTER | INDEX
 
 
 def test_who_writes_once_may_lock() -> None:
@@ -116,7 +119,7 @@ def test_only_tls_is_taken() -> None:
 @pytest.mark.s3
 @pytest.mark.usefixtures("radosgw_url")
 @pytest.mark.parametrize(
-    ("role", "writes"), [("reader", set()), ("publisher", PUBLISHED | INDEX), ("approver", STATED | CHANGEABLE)]
+    ("role", "writes"), [("reader", set()), ("publisher", PUBLISHED | COUNTER | INDEX), ("approver", STATED | POINTER | INDEX)]
 )
 def test_a_server_lets_each_do_its_part(
     radosgw_denied: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, role: str, writes: set[str]

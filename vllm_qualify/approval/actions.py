@@ -54,10 +54,10 @@ def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, si
     """
     if wanted.verdict != "approve":
         raise ValueError("a rejection approves nothing")
-    check_can_advance(store, run.cell, run.run_id)
+    check_can_advance(store, run.cell, run)
     stored = make_decision(store, run, wanted, valid_days, now)
     approval = _put_approval(store, run, stored, signer)
-    pointer = advance(store, run.cell, entry_of(stored.decision, approval))
+    pointer = advance(store, run.cell, entry_of(run, stored.decision, approval))
     problem = index_problem(store, run.cell)
     return Approved(decision=stored.decision, approval=approval, pointer=pointer, index_problem=problem)
 
@@ -81,11 +81,18 @@ def revoke(store: Store, cell: str, run_id: str | None, by: Revocation) -> Revok
     return Revoked(entry=entry, pointer=pointer, index_problem=index_problem(store, cell))
 
 
-def entry_of(decision: Decision, approval: StoredObject) -> Entry:
-    """The pointer's entry for an approval. Raises ValueError if the decision is a rejection."""
+def entry_of(run: PublishedRun, decision: Decision, approval: StoredObject) -> Entry:
+    """The pointer's entry for an approval of a run. Raises ValueError if the decision is a rejection."""
     if decision.expires is None:
         raise ValueError("a rejection is in no pointer")
-    return Entry(run_id=decision.run_id, approval=approval, by=decision.by, at=decision.at, expires=decision.expires)
+    return Entry(
+        run_id=run.run_id,
+        sequence=run.sequence,
+        approval=approval,
+        by=decision.by,
+        at=decision.at,
+        expires=decision.expires,
+    )
 
 
 def _put_approval(store: Store, run: PublishedRun, stored: StoredDecision, signer: PrivateKey) -> StoredObject:

@@ -12,13 +12,12 @@ from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 from vllm_qualify.evidence.stages.table import wanted
 from vllm_qualify.judge.verdict import GateVerdict, Verdict, worst
-from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
 from vllm_qualify.recipe.gates import Waiver
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
 
 RECIPE = "recipe"
-CLOCKS_DIFFER = timedelta(minutes=5)
 DONE = {"approve": "approved", "reject": "rejected"}
 
 
@@ -197,7 +196,7 @@ def _check_possible(decision: Decision, run: PublishedRun, valid_days: int, now:
     """
     days = max(valid_days, run.report.plan.approval.valid_days)
     latest = _decision(run, Ruling(**decision.model_dump(include=set(Ruling.model_fields))), days, decision.at).expires
-    if decision.at > now + CLOCKS_DIFFER:
+    if decision.at > now + MOST_SKEW:
         raise StoreError("the decision that is there is of the future", "find out who wrote it, and delete it", place)
     if decision.expires is None or latest is None or decision.expires > latest:
         problem = f"the decision that is there holds until {decision.expires}, longer than it may"

@@ -45,6 +45,12 @@ class NotInForceError(NotApprovedError):
     exit_code = 15
 
 
+class FutureError(NotApprovedError):
+    """It is dated in the future, so one of two clocks is wrong."""
+
+    exit_code = 16
+
+
 class DecidedError(CallerError):
     """There is already another decision about it."""
 

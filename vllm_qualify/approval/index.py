@@ -18,6 +18,7 @@ from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, read_manifest
+from vllm_qualify.publish.order import is_newer, order
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 
 REPORTS_SHOWN = 10
@@ -153,11 +154,17 @@ def _row(store: Store, cell: str, runs: _Runs) -> Row:
     last = pointer.last if pointer else None
     newest = sorted(runs.published, reverse=True)[:REPORTS_SHOWN]
     approved = [last.run_id] if last and last.run_id in runs.published and last.run_id not in newest else []
-    return Row(cell=cell, last=last, reports=[_line(store, cell, run_id, runs, pointer) for run_id in newest + approved])
+    shown = sorted((_manifest(store, cell, run_id) for run_id in newest), key=order, reverse=True)
+    shown += [_manifest(store, cell, run_id) for run_id in approved]
+    return Row(cell=cell, last=last, reports=[_line(store, manifest, runs, pointer) for manifest in shown])
 
 
-def _line(store: Store, cell: str, run_id: str, runs: _Runs, pointer: Pointer | None) -> ReportLine:
-    manifest = read_manifest(store, f"reports/{cell}/{run_id}/manifest.json")
+def _manifest(store: Store, cell: str, run_id: str) -> Manifest:
+    return read_manifest(store, f"reports/{cell}/{run_id}/manifest.json")
+
+
+def _line(store: Store, manifest: Manifest, runs: _Runs, pointer: Pointer | None) -> ReportLine:
+    cell, run_id = manifest.cell, manifest.run_id
     entry = pointer.entry(run_id) if pointer else None
     if pointer and entry:
         standing, told = _approved(entry, pointer)
@@ -190,7 +197,7 @@ def _undecided(manifest: Manifest, pointer: Pointer | None) -> Standing:
     if manifest.outcome != "passed":
         return "not passed"
     # A pointer never moves to an older report.
-    return "superseded" if pointer and manifest.run_id < pointer.last.run_id else "waiting for a decision"
+    return "superseded" if pointer and is_newer(pointer.last, manifest) else "waiting for a decision"
 
 
 def _started_at(run_id: str) -> datetime | None:

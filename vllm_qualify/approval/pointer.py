@@ -32,8 +32,9 @@ from vllm_qualify.approval.layout import (
 )
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 from vllm_qualify.publish.bundle import StoredObject
+from vllm_qualify.publish.order import Ordered, is_newer, order
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
-from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.recipe.values import Count, Frozen
 
 ApprovalState = Literal["approved", "expired", "superseded", "revoked"]
 _RESTORE = "find out who changed the store, and restore the newest version of the pointer"
@@ -56,9 +57,10 @@ def revocation(by: str, reason: str, now: datetime) -> Revocation:
 
 
 class Entry(Frozen):
-    """One approval. `expires` is the first UTC day on which it no longer holds."""
+    """One approval. `sequence` is that of its run's manifest. `expires` is the first UTC day on which it no longer holds."""
 
     run_id: str
+    sequence: Count | None = None
     approval: StoredObject
     by: Line
     at: Moment
@@ -77,8 +79,8 @@ class Pointer(Frozen):
 
     @model_validator(mode="after")
     def _is_of_its_cell(self) -> Self:
-        runs = [entry.run_id for entry in self.entries]
-        if runs != sorted(set(runs)):
+        runs = [order(entry) for entry in self.entries]
+        if runs != sorted(runs) or len({entry.run_id for entry in self.entries}) < len(runs):
             raise ValueError("the runs are not in their order")
         if any(entry.approval.key != approval_key(self.cell, entry.run_id) for entry in self.entries):
             raise ValueError("an approval is not of this cell")
@@ -160,7 +162,7 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
             # A revocation in the meantime does not matter for this approval; another approval does.
             _check_not_overtaken(seen[-1], before, entry, store.locate(key))
         seen.append([other.run_id for other in before])
-        _check_newer(before, entry.run_id, cell)
+        _check_newer(before, entry, cell)
         moved = Pointer(cell=cell, entries=[*before, entry])
         store.swap(key, pointer_bytes(moved), JSON, found.tag if found else None)
         return moved
@@ -171,11 +173,11 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
     return moved
 
 
-def check_can_advance(store: Store, cell: str, run_id: str) -> None:
+def check_can_advance(store: Store, cell: str, run: Ordered) -> None:
     """Raises OvertakenError if the cell's pointer does not have this run and is at a newer report."""
     pointer = read_pointer(store, cell)
-    if pointer and not pointer.entry(run_id):
-        _check_newer(pointer.entries, run_id, cell)
+    if pointer and not pointer.entry(run.run_id):
+        _check_newer(pointer.entries, run, cell)
 
 
 def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) -> tuple[Pointer, Entry]:
@@ -298,14 +300,14 @@ def _is_in(entries: list[Entry], entry: Entry) -> bool:
     return known is not None
 
 
-def _check_newer(entries: list[Entry], run_id: str, cell: str) -> None:
-    if entries and run_id < entries[-1].run_id:
+def _check_newer(entries: list[Entry], run: Ordered, cell: str) -> None:
+    if entries and is_newer(entries[-1], run):
         last = entries[-1]
         if last.revoked:
             done, remedy = last.revoked.done, "qualify the cell again, or judge the run again: vllm-qualify rejudge RUN"
         else:
             done, remedy = last.done, "keep that one, or qualify the cell again"
-        raise OvertakenError(f"run {run_id} is older than run {last.run_id} of {cell}, which was {done}", remedy, "REPORT")
+        raise OvertakenError(f"run {run.run_id} is older than run {last.run_id} of {cell}, which was {done}", remedy, "REPORT")
 
 
 def _check_not_overtaken(seen: list[str], now: list[Entry], entry: Entry, place: str) -> None:

@@ -30,6 +30,10 @@ class PublishedRun:
     def run_id(self) -> str:
         return self.manifest.run_id
 
+    @property
+    def sequence(self) -> int | None:
+        return self.manifest.sequence
+
 
 def read_run(store: Store, cell: str, run_id: str) -> PublishedRun:
     """The run of a cell. Its evidence is not read.

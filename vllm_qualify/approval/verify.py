@@ -1,7 +1,7 @@
 """Verification: from the signature to the statement, the decision, the manifest, the report, the evidence and the pointer."""
 
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from vllm_qualify.approval.actions import entry_of
 from vllm_qualify.approval.decision import StoredDecision, parse_decision
 from vllm_qualify.approval.errors import (
     ExpiredError,
+    FutureError,
     NotApprovedError,
     NotInForceError,
     RevokedError,
@@ -33,7 +34,7 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.directory import read_plain
-from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.values import Frozen
 
@@ -71,7 +72,7 @@ class Verified(Frozen):
         return f"{name}: approved by {self.by}, until {self.expires}, key {short_id(self.key_id)}; {checked}"
 
 
-def verify(store: Store, name: str, trusted: Sequence[PublicKey], today: date) -> Verified:
+def verify(store: Store, name: str, trusted: Sequence[PublicKey], now: datetime) -> Verified:
     """Check an approval and all objects that it depends on.
 
     `name` is a cell, for its last approval, or a key like `approvals/<cell>/<run id>/approval.json`.
@@ -81,6 +82,7 @@ def verify(store: Store, name: str, trusted: Sequence[PublicKey], today: date) -
         TamperedError: an object is missing, or is not what was approved.
         OtherKeyError: no trusted key signed it.
         RevokedError, SupersededError, ExpiredError: it no longer holds. NotInForceError: it never held.
+        FutureError: it is dated more than MOST_SKEW after `now`.
         StoreError: the store cannot be read, or another version wrote an object.
     """
     cell, run_id = approval_at(name) or (checked_cell(name), last_run(store, name))
@@ -97,13 +99,14 @@ def verify(store: Store, name: str, trusted: Sequence[PublicKey], today: date) -
     if entry is None:
         problem = f"run {run_id} was signed, and the pointer of {cell} does not name it"
         raise NotInForceError(problem, "approve it again, which goes on from there", store.locate(key))
-    if entry.model_copy(update={"revoked": None}) != entry_of(decided.decision, stored_object(key, approval)):
+    if entry.model_copy(update={"revoked": None}) != entry_of(run, decided.decision, stored_object(key, approval)):
         raise _tampered("the pointer does not say what was signed", store.locate(pointer_key(cell)))
-    _check_state(state_of(entry, pointer, today), run_id, pointer, store.locate(key))
+    _check_date(stated, now, store.locate(key))
+    _check_state(state_of(entry, pointer, _day(now)), run_id, pointer, store.locate(key))
     return _verified(opened, stated, is_whole=True, objects=len(run.manifest.objects) + _OWN_OBJECTS)
 
 
-def verify_file(path: Path, trusted: Sequence[PublicKey], today: date) -> Verified:
+def verify_file(path: Path, trusted: Sequence[PublicKey], now: datetime) -> Verified:
     """Check the file of an approval.
 
     If the file is in a store or an exported folder, all objects that it depends on are checked too; else only the file.
@@ -114,14 +117,15 @@ def verify_file(path: Path, trusted: Sequence[PublicKey], today: date) -> Verifi
     """
     path = path.expanduser().resolve()
     if _is_in_store(path):
-        return verify(store_of_file(path), _key_of(path), trusted, today)
+        return verify(store_of_file(path), _key_of(path), trusted, now)
     try:
         body = read_plain(path)
     except OSError as error:
         raise CallerError(f"the approval cannot be read: {error.strerror}", "give its file or its cell", str(path)) from error
     opened = open_envelope(body, trusted, str(path))
     stated = read_statement(opened.payload, str(path)).qualification
-    if today >= stated.expires:
+    _check_date(stated, now, str(path))
+    if _day(now) >= stated.expires:
         raise _expired(stated.run_id, stated.expires, str(path))
     return _verified(opened, stated, is_whole=False, objects=0)
 
@@ -237,6 +241,18 @@ def _check_empty(folder: Path) -> None:
             raise CallerError("the folder is not empty", "name a new one", str(folder))
     except OSError as error:
         raise HostError(f"the folder cannot be read: {error.strerror}", "name a new one", str(folder)) from error
+
+
+def _day(now: datetime) -> date:
+    return now.astimezone(UTC).date()
+
+
+def _check_date(stated: Qualification, now: datetime, place: str) -> None:
+    at = stated.decision.at
+    if at > now + MOST_SKEW:
+        problem = f"it is dated {at:%Y-%m-%d %H:%M:%S} UTC, {round((at - now).total_seconds())} s from now"
+        remedy = "compare this machine's clock with others; if it is right, revoke the approval, for whose clock was wrong"
+        raise FutureError(problem, f"{remedy}, and qualify the cell again or judge the run again", place)
 
 
 def _check_state(state: ApprovalState, run_id: str, pointer: Pointer, place: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.automatic import why_by_hand
@@ -14,7 +13,7 @@ from vllm_qualify.approval.row import ReportLine
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.conformity import difference
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import Store, present
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.runs import judging
 
@@ -50,7 +49,7 @@ class Desk:
         """Judge the run again, sign its approval, and say so. Raises as `check_judgement` and `actions.approve`."""
         judging.check_judgement(self.store, run)
         days = run.report.plan.approval.valid_days
-        done = approve(self.store, run, wanted, days, self.key, datetime.now(UTC))
+        done = approve(self.store, run, wanted, days, self.key, present(self.store))
         return f"{run.cell}: run {run.run_id} is {done.decision.done}, until {done.decision.expires}"
 
     def decide(self, run: PublishedRun, decision: str, by: str, reason: str) -> str:
@@ -64,10 +63,10 @@ class Desk:
         if decision == "approve":
             return self.approve(run, ruling("approve", by, reason))
         if decision == "reject":
-            rejected = reject(self.store, run, ruling("reject", by, reason), datetime.now(UTC))
+            rejected = reject(self.store, run, ruling("reject", by, reason), present(self.store))
             return f"{run.cell}: run {run.run_id} is {rejected.decision.done}"
         if decision == "revoke":
-            taken = revoke(self.store, run.cell, run.run_id, revocation(by, reason, datetime.now(UTC)))
+            taken = revoke(self.store, run.cell, run.run_id, revocation(by, reason, present(self.store)))
             return f"{run.cell}: run {taken.entry.run_id} is revoked by {by}"
         raise CallerError(f"'{decision}' is not a decision", "write approve, reject or revoke", "decision")
 

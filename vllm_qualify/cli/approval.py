@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CODES = (
     "Exit codes: 0 done, or it holds, 2 the caller's mistake, 3 the world's fault, 10 missing or tampered with,"
-    " 11 another key's, 12 expired, 13 superseded, 14 revoked, 15 signed and never in force."
+    " 11 another key's, 12 expired, 13 superseded, 14 revoked, 15 signed and never in force, 16 dated in the future."
 )
 
 
@@ -59,13 +59,14 @@ def approve(
     from vllm_qualify.approval.actions import approve as sign_and_publish
     from vllm_qualify.approval.decision import ruling
     from vllm_qualify.approval.signing import private_key
+    from vllm_qualify.publish.store import present
     from vllm_qualify.runs.judging import check_judgement
 
     wanted, key, opened = ruling("approve", by, reason), private_key(ask=_ask if _is_terminal() else None), _store(store)
     run = _run(opened, report)
     check_judgement(opened, run)
     days = valid_days or run.report.plan.approval.valid_days
-    done = sign_and_publish(opened, run, wanted, days, key, datetime.now(UTC))
+    done = sign_and_publish(opened, run, wanted, days, key, present(opened))
     typer.echo(f"{run.cell}: {done.decision.done}, until {done.decision.expires}")
     typer.echo(opened.locate(done.approval.key))
     _warn(done.index_problem)
@@ -75,10 +76,11 @@ def reject(report: ReportArgument, by: By, reason: Reason, store: StoreOption = 
     """Decide that a published report is not to be deployed, whatever its verdict."""
     from vllm_qualify.approval.actions import reject as keep_rejection
     from vllm_qualify.approval.decision import ruling
+    from vllm_qualify.publish.store import present
 
     wanted, opened = ruling("reject", by, reason), _store(store)
     run = _run(opened, report)
-    done = keep_rejection(opened, run, wanted, datetime.now(UTC))
+    done = keep_rejection(opened, run, wanted, present(opened))
     typer.echo(f"{run.cell}: {done.decision.done}")
     _warn(done.index_problem)
 
@@ -94,9 +96,10 @@ def revoke(
     from vllm_qualify.approval.actions import revoke as take_back
     from vllm_qualify.approval.layout import checked_cell
     from vllm_qualify.approval.pointer import revocation
+    from vllm_qualify.publish.store import present
 
-    by_whom = revocation(by, reason, datetime.now(UTC))
-    done = take_back(_store(store), checked_cell(cell), run, by_whom)
+    opened, of = _store(store), checked_cell(cell)
+    done = take_back(opened, of, run, revocation(by, reason, present(opened)))
     typer.echo(f"{cell}: run {done.entry.run_id} is revoked")
     if not done.pointer.last.revoked:
         typer.echo(f"run {done.pointer.last.run_id}, {done.pointer.last.done}, is in force", err=True)
@@ -130,7 +133,7 @@ def approved_get(
     from vllm_qualify.approval.formats import deployable, deployment_name
     from vllm_qualify.approval.verify import verify
 
-    found = verify(_store(store), cell, _keys(public_key), datetime.now(UTC).date())
+    found = verify(_store(store), cell, _keys(public_key), datetime.now(UTC))
     known = {"cell": found.cell, "run": found.run_id, "approved-by": found.by, "expires": str(found.expires)}
     if found.server.trust_remote_code:
         known["trusts"] = "the model's own code"
@@ -161,9 +164,9 @@ def verify(
     from vllm_qualify.approval.verify import store_of_file, verify_file
     from vllm_qualify.approval.verify import verify as verify_cell
 
-    today, keys = datetime.now(UTC).date(), _keys(public_key)
+    now, keys = datetime.now(UTC), _keys(public_key)
     is_file = what.endswith(".json") or Path(what).is_file()
-    found = verify_file(Path(what), keys, today) if is_file else verify_cell(_store(store), what, keys, today)
+    found = verify_file(Path(what), keys, now) if is_file else verify_cell(_store(store), what, keys, now)
     if deep:
         _judge_again(store_of_file(Path(what)) if is_file else _store(store), found)
     typer.echo(found.model_dump_json(indent=2) if json else found.told)

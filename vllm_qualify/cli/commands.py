@@ -13,7 +13,7 @@ from vllm_qualify.cli import approval
 from vllm_qualify.cli.approver import approver_app
 from vllm_qualify.cli.doctor import doctor
 from vllm_qualify.cli.recipe import recipe_app
-from vllm_qualify.cli.report import rejudge, report_app
+from vllm_qualify.cli.report import publish, rejudge, report_app
 from vllm_qualify.cli.run import demo, run
 from vllm_qualify.cli.words import EXIT_CODES, WORLD
 from vllm_qualify.errors import HostError, QualifyError
@@ -29,7 +29,7 @@ app = typer.Typer(
 app.add_typer(report_app, name="report")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(approver_app, name="approver")
-for command in (run, demo, rejudge):
+for command in (run, demo, rejudge, publish):
     app.command(epilog=EXIT_CODES)(command)
 approval.add_to(app)
 app.command(epilog="Exit codes: 0 all that is needed is there, 3 something is missing.")(doctor)

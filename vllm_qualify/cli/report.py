@@ -1,4 +1,4 @@
-"""The commands about reports: `report show`, `report diff` and `rejudge`."""
+"""The commands about reports: `report show`, `report diff`, `rejudge` and `publish`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -78,6 +78,31 @@ def rejudge(
     report, fresh = judge_again(old, _plan_by(recipe, old))
     published = publish_run(report, fresh, target)
     show(report, published.page)
+    if report.passed:
+        typer.echo(undecided(report.run_id))
+    raise typer.Exit(PASSED if report.passed else NOT_PASSED)
+
+
+def publish(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or folder.")],
+    store: StoreOption = None,
+) -> None:
+    """Publish a finished run of this machine, whose store was away: its report and its evidence. Nothing is judged again."""
+    from vllm_qualify.publish.stores import open_store
+    from vllm_qualify.runs.folder import find_run
+    from vllm_qualify.runs.home import default_store_url
+    from vllm_qualify.runs.publishing import publish_run
+
+    found = find_run(run)
+    if not (found.folder / REPORT).is_file():
+        remedy = f"judge and publish what it measured: vllm-qualify rejudge {found.id}"
+        raise CallerError(f"run {found.id} has not been judged", remedy, "RUN")
+    target, report = open_store(store or default_store_url()), found.report()
+    target.check()
+    published = publish_run(report, found, target)
+    show(report, published.page)
+    if published.index_problem:
+        typer.echo(f"warning: {published.index_problem}", err=True)
     if report.passed:
         typer.echo(undecided(report.run_id))
     raise typer.Exit(PASSED if report.passed else NOT_PASSED)

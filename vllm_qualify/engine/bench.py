@@ -12,6 +12,7 @@ from pydantic import SerializeAsAny
 
 from vllm_qualify.engine import bench_worker
 from vllm_qualify.engine.bench_worker import MARK
+from vllm_qualify.engine.clock import handed_over
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.process import PROGRESS, Progress, await_result, tail, text_of
 from vllm_qualify.engine.running import Running
@@ -40,7 +41,7 @@ def staying(client: Client, log: Path) -> Iterator[Bench]:
     launcher = launcher_of(client)
     with launcher.letter_box(client) as letter_box:
         # As text, since its file is not where the client runs.
-        command = [client.python, "-u", "-c", inspect.getsource(bench_worker), letter_box]
+        command = [client.python, "-u", "-c", inspect.getsource(bench_worker), letter_box, *handed_over()]
         with launcher.run(client, command, letter_box, log, STAGE) as process:
             yield Bench(client=client, process=process, letter_box=letter_box)
 

@@ -7,6 +7,9 @@ exit code other than 0.
 
 `NAME.ahead` has the arguments of several later commands. While it has no order, it makes their prompts, in this order. The next
 such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and NAME.
+
+Its further arguments are the time of whoever starts it, as `clock.handed_over` gives it: the samples of both can then be
+compared, even if the machine's clock is set meanwhile.
 """
 
 import dis
@@ -28,7 +31,7 @@ POLL_S, SAMPLE_EVERY_S = 0.02, 0.2
 MOST_AHEAD_TOK = 20_000_000
 
 
-def main(letter_box: Path) -> None:
+def main(letter_box: Path, offset_s: float) -> None:
     letter_box.mkdir(parents=True, exist_ok=True)
     parser, bench = _bench()
     prompts = _Prompts()
@@ -42,7 +45,7 @@ def main(letter_box: Path) -> None:
             prompts.planned = _taken(path)
             _say(f"\n{MARK} {path.stem} {{}}")
         for path in sorted(letter_box.glob("*.order")):
-            arguments, watch = _taken(path), _Watch()
+            arguments, watch = _taken(path), Watch(offset_s)
             prompts.begin(arguments)
             run(arguments)
             _say(f"\n{MARK} {path.stem} {json.dumps(watch.ended())}")
@@ -146,10 +149,11 @@ def _random_numbers() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
     return [ours, (numpy.random.get_state, numpy.random.set_state)] if numpy else [ours]
 
 
-class _Watch:
+class Watch:
     """Samples the CPU seconds of the thread that sends requests: a client that is always busy measures only itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, offset_s: float) -> None:
+        self._offset_s = offset_s
         self.samples: list[tuple[float, float]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -157,7 +161,7 @@ class _Watch:
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_EVERY_S):
-            self.samples.append((round(time.time(), 3), _used_s()))
+            self.samples.append((round(self._offset_s + time.monotonic(), 3), _used_s()))
 
     def ended(self) -> dict[str, object]:
         """Stop sampling. A sample is a pair: the time in s since 1970, and the CPU seconds used by then."""
@@ -165,6 +169,12 @@ class _Watch:
         self._thread.join()
         most_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"cpu_s": self.samples, "max_rss_mib": most_kib // 1024}
+
+
+def offset_from(told: str, boot_id: str) -> float:
+    """How far unix time is ahead of the monotonic clock, in s: as told, or by this machine's own clock if it is another one."""
+    own = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return float(told) if boot_id == own else time.time() - time.monotonic()
 
 
 def _used_s() -> float:
@@ -175,4 +185,4 @@ def _used_s() -> float:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), offset_from(*sys.argv[2:]))

@@ -18,6 +18,7 @@ import psutil
 import pynvml
 from prometheus_client.parser import text_string_to_metric_families
 
+from vllm_qualify.engine.clock import steady_s
 from vllm_qualify.engine.kinds.base import CounterName, EngineKind
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.tables import table_of
@@ -84,7 +85,7 @@ def kept(kind: EngineKind, version: str) -> MetricNames:
 
 
 class Scrape(Frozen):
-    """The server's metrics at `time`, in unix seconds: values by name and labels, or the error."""
+    """The server's metrics at `time`, in unix seconds of `clock.steady_s`: values by name and labels, or the error."""
 
     time: Number
     values: dict[str, Number] = {}
@@ -116,7 +117,7 @@ class GpuSample(Frozen):
 
 
 class HostSample(Frozen):
-    """The machine at `time`, in unix seconds. `cpu_share` is that of all cores since the previous line, None in the first.
+    """The machine at `time`, as in `Scrape`. `cpu_share` is that of all cores since the previous line, None in the first.
 
     In `processes` a value is None if there is no such process, or this machine knows none.
     """
@@ -164,10 +165,10 @@ def scrape(metrics_url: str, families: Collection[str]) -> Scrape:
     """
     try:
         page = httpx.get(metrics_url, timeout=SCRAPE_TIMEOUT_S, follow_redirects=True).raise_for_status().text
-        now = time.time()
+        now = steady_s()
         return Scrape(time=now, values=parse_metrics(page, families))
     except (httpx.HTTPError, ValueError) as error:
-        return Scrape(time=time.time(), error=f"{type(error).__name__}: {error}"[:200])
+        return Scrape(time=steady_s(), error=f"{type(error).__name__}: {error}"[:200])
 
 
 def parse_metrics(page: str, families: Collection[str]) -> dict[str, float]:
@@ -240,7 +241,7 @@ def _append(path: Path, line: Scrape | HostSample) -> None:
 def _host_sample(roots: Mapping[str, Roots], devices: "Devices", is_first: bool) -> HostSample:
     share = psutil.cpu_percent() / 100
     return HostSample(
-        time=time.time(),
+        time=steady_s(),
         cpu_share=None if is_first else share,
         load_1min=os.getloadavg()[0],
         memory_available_mib=psutil.virtual_memory().available / MIB,

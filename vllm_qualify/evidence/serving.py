@@ -12,6 +12,7 @@ from vllm_qualify.drift.question import Question
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine import watch
 from vllm_qualify.engine.bench import Bench
+from vllm_qualify.engine.clock import steady_s
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.running import Running
@@ -27,6 +28,7 @@ from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.recipe.workload import Load
 
 BENCH_LOG, LM_EVAL, LAUNCHED, ENDED = "bench.log", "lm-eval", "launched_at", "ended_at"
+LAUNCHED_BY_CLOCK = "launched_by_clock"
 # Twice as often as the reader of the samples needs, because a busy server misses some.
 EVERY_S = 0.5
 
@@ -40,6 +42,13 @@ class Served(Frozen):
 
     def driven(self, plan: CellPlan) -> Driven:
         return Driven(self.server, self.bench, benches.give(self.bench, plan.prompts) if plan.prompts else None)
+
+
+def launched_by_clock(folder: Path) -> float:
+    """When a server was launched, by the clock that its log has: in s since 1970. Raises one of UNUSABLE."""
+    file = folder / LAUNCHED_BY_CLOCK
+    # Older runs have one time.
+    return float((file if file.exists() else folder / LAUNCHED).read_text())
 
 
 @contextmanager
@@ -153,11 +162,13 @@ def started(plan: ServerPlan, folder: Path, labels: dict[str, str], tell: Tell) 
 @contextmanager
 def _launched(plan: ServerPlan, folder: Path, port: int | None, labels: dict[str, str]) -> Iterator[Starting]:
     with writing(STAGE):
-        (folder / LAUNCHED).write_text(f"{time.time():.3f}\n")
+        (folder / LAUNCHED).write_text(f"{steady_s():.3f}\n")
+        # The log of the server has the machine's own time.
+        (folder / LAUNCHED_BY_CLOCK).write_text(f"{time.time():.3f}\n")
     with launch(plan, folder, port, labels) as starting:
         yield starting
     with writing(STAGE):
-        (folder / ENDED).write_text(f"{time.time():.3f}\n")
+        (folder / ENDED).write_text(f"{steady_s():.3f}\n")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pydantic import ValidationError, model_validator
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
 from vllm_qualify.judge.verdict import Outcome
+from vllm_qualify.publish.order import next_number
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.serving import EngineName
 from vllm_qualify.recipe.values import Count, Frozen, Number
@@ -61,7 +62,7 @@ class Summary(Frozen):
 class ManifestHead(Frozen):
     """A run and its outcome. A run that `establishes` becomes a baseline when it is approved.
 
-    Manifests that are older than summaries have none.
+    `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class ManifestHead(Frozen):
     outcome: Outcome
     establishes: bool = False
     summary: Summary | None = None
+    sequence: Count | None = None
 
 
 class Manifest(ManifestHead):
@@ -125,10 +127,15 @@ def publish(
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
     objects |= {name: _put(store, f"{prefix}/{name}", body) for name, body in documents.items()}
     stored = sorted(objects.values(), key=lambda stored: stored.key)
-    manifest = Manifest(**head.model_dump(), objects=stored)
     key = f"{prefix}/manifest.json"
+    manifest = Manifest(**head.model_dump() | {"sequence": _sequence(store, head.cell, key)}, objects=stored)
     _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
     return store.locate(key)
+
+
+def _sequence(store: Store, cell: str, manifest: str) -> int | None:
+    """The run's number in the order of its cell; if its manifest is there already, that manifest's."""
+    return read_manifest(store, manifest).sequence if store.exists(manifest) else next_number(store, cell)
 
 
 def put_evidence(store: Store, evidence: Path, file: EvidenceFile) -> StoredObject:

@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -25,6 +26,7 @@ from vllm_qualify.publish.store import (
     checked_prefix,
     listed,
     missing,
+    present,
     require_create_only,
     require_swap,
 )
@@ -98,12 +100,23 @@ class DirectoryStore:
             self._require_root()
             return listed(self._files_below(folder), prefix)
 
+    def now(self) -> datetime:
+        path = self._root / f".new-{uuid4().hex}"
+        with _told(path):
+            # A network file system's server dates what is written there.
+            try:
+                _write_through(path, b"now")
+                return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            finally:
+                path.unlink(missing_ok=True)
+
     def check(self) -> None:
         probe, swapped = self._root / PROBE_KEY, self._root / SWAP_PROBE_KEY
         require_create_only(lambda: _write(probe, PROBE_BODY, _link), self.url)
         require_swap(lambda: self._read(swapped), lambda body, tag: self._swap(swapped, body, tag), self.url)
         with _told(self._root):
             os.listdir(self._root)
+        present(self)
 
     def _path(self, key: str) -> Path:
         return self._root / checked_key(key)

@@ -1,22 +1,23 @@
 """Finished stages in the store, under keys made of all their inputs: a rerun measures only the missing stages.
 
 A stage is kept as soon as it has ended, even if its run fails later. Its evidence is in the same place as that of published
-runs. The run that takes it over parses and judges it again.
+runs. The run that takes it over parses and judges it again. A stage that the store could not be given can be taken from the
+folder of its run.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.errors import StoreError, writing
-from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.evidence.stages import TABLE, parse
 from vllm_qualify.evidence.stages.stage import server_inputs
 from vllm_qualify.plan.cell import CellPlan
@@ -54,6 +55,13 @@ class KeptStage(Frozen):
         return self.stage.taken_from or self.run_id
 
 
+class Candidate(NamedTuple):
+    """A kept stage, and how its files are read."""
+
+    kept: KeptStage
+    read: Callable[[EvidenceFile], bytes]
+
+
 def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
     """Store a finished stage, unless it was reused from another run. Raises StoreError, HostError."""
     if stage.stage not in INPUTS or stage.taken_from:
@@ -65,14 +73,22 @@ def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> 
 
 def _note(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
     """Record that the run has this stage. The run's outcome then decides whether other runs may use the measurement."""
-    kept = KeptStage(run_id=plan.run_id, prefix=f"reports/{plan.cell.id}/{plan.run_id}", stage=stage)
+    kept = kept_stage(plan, stage)
     key = f"{_folder(stage.stage, plan)}{plan.run_id}.json"
     if not store.exists(key):
         store.put_new(key, kept.model_dump_json(indent=2).encode(), "application/json")
 
 
-def reuse_stage(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse) -> StageEvidence | None:
+def kept_stage(plan: CellPlan, stage: StageEvidence) -> KeptStage:
+    return KeptStage(run_id=plan.run_id, prefix=f"reports/{plan.cell.id}/{plan.run_id}", stage=stage)
+
+
+def reuse_stage(
+    store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse, here: Sequence[Candidate] = ()
+) -> StageEvidence | None:
     """The newest kept stage that the plan can use, with its files copied into `evidence`; None if there is none.
+
+    Those that are `here`, on this machine, come before those in the store.
 
     Raises:
         StoreError: the kept stage cannot be read, or a file is not what was measured.
@@ -80,15 +96,23 @@ def reuse_stage(store: Store, stage: Stage, plan: CellPlan, evidence: Path, reus
     """
     if reuse.of == "none":
         return None
-    for kept in _usable(store, stage, plan, reuse):
-        _bring(store, kept, evidence)
+    for kept, read in _usable(store, [*here, *_newest_first(store, stage, plan)], reuse):
+        _bring(store, kept, read, evidence)
         found = parse(stage, plan, evidence)
         if not _lacks(plan, stage, found):
             taken = kept.stage.model_copy(update={"measurements": found, "taken_from": kept.measured_by})
+            _complete(store, taken, evidence)
             _note(store, plan, taken)
             return taken
         _remove(kept, evidence)
     return None
+
+
+def _complete(store: Store, taken: StageEvidence, evidence: Path) -> None:
+    """Store the files that the store lacks: of a stage that was kept on this machine alone."""
+    for file in taken.files:
+        if not store.exists(evidence_key(file)):
+            put_evidence(store, evidence, file)
 
 
 def stage_key(stage: Stage, plan: CellPlan) -> str:
@@ -129,17 +153,17 @@ def _folder(stage: Stage, plan: CellPlan) -> str:
     return f"stages/{stage}/{stage_key(stage, plan)}/"
 
 
-def _usable(store: Store, stage: Stage, plan: CellPlan, reuse: Reuse) -> list[KeptStage]:
-    """The usable kept stages, the newest first. A measurement that may not be used from one run is not used from any run."""
-    found = [kept for kept in _newest_first(store, stage, plan) if _is_young(kept, reuse)]
-    refused = {kept.measured_by for kept in found if not _may_be_used(store, kept, reuse)}
-    return [kept for kept in found if kept.measured_by not in refused]
+def _usable(store: Store, kept: Iterable[Candidate], reuse: Reuse) -> list[Candidate]:
+    """The usable ones, in their order. A measurement that may not be used from one run is not used from any run."""
+    found = [each for each in kept if _is_young(each.kept, reuse)]
+    refused = {each.kept.measured_by for each in found if not _may_be_used(store, each.kept, reuse)}
+    return [each for each in found if each.kept.measured_by not in refused]
 
 
-def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[KeptStage]:
+def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[Candidate]:
     for key in reversed(list(store.keys(_folder(stage, plan)))):
         try:
-            yield KeptStage.model_validate_json(store.get(key))
+            yield Candidate(KeptStage.model_validate_json(store.get(key)), lambda file: store.get(evidence_key(file)))
         except ValidationError as error:
             raise StoreError("not a kept stage", "delete it: it is then measured again", store.locate(key)) from error
 
@@ -162,15 +186,15 @@ def _lacks(plan: CellPlan, stage: Stage, found: list[Any]) -> bool:
     return any(measurement.metric in gated and measurement.invalid_because for measurement in found)
 
 
-def _bring(store: Store, kept: KeptStage, evidence: Path) -> None:
+def _bring(store: Store, kept: KeptStage, read: Callable[[EvidenceFile], bytes], evidence: Path) -> None:
     for file in kept.stage.files:
-        path, key = evidence / file.path, evidence_key(file)
+        path = evidence / file.path
         with writing(kept.stage.stage):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(store.get(key))
+            path.write_bytes(read(file))
         if describe(path, evidence) != file:
             problem = "a stored object is not what the run measured"
-            raise StoreError(problem, "do not trust it: restore it from an earlier version", store.locate(key))
+            raise StoreError(problem, "do not trust it: restore it from an earlier version", store.locate(evidence_key(file)))
 
 
 def _remove(kept: KeptStage, evidence: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -18,7 +19,7 @@ from botocore import exceptions as e
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from vllm_qualify.errors import CallerError, StoreBusyError, StoreError
+from vllm_qualify.errors import CallerError, QualifyError, StoreBusyError, StoreError
 from vllm_qualify.publish.store import (
     PLACE,
     PROBE_BODY,
@@ -32,8 +33,10 @@ from vllm_qualify.publish.store import (
     checked_prefix,
     listed,
     missing,
+    present,
     require_create_only,
     require_swap,
+    wrong_clock,
 )
 
 if TYPE_CHECKING:
@@ -183,8 +186,12 @@ class S3Store:
         require_create_only(lambda: self._create(probe, PROBE_BODY, "text/plain"), self.url)
         self._read(probe)
         require_swap(lambda: self._read(swapped), lambda body, tag: self._swap(swapped, body, "text/plain", tag), self.url)
+        present(self)
+
+    def now(self) -> datetime:
         with self._told.by("list"):
-            self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._base, MaxKeys=1)
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._base, MaxKeys=1)
+        return _date(answer) or datetime.now(UTC)
 
     def _name(self, key: str) -> str:
         return self._base + checked_key(key)
@@ -301,6 +308,14 @@ def _without_user(endpoint: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
+def _date(answer: Mapping[str, Any]) -> datetime | None:
+    """The server's time in the head of an answer; None if a server gives none."""
+    try:
+        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).astimezone(UTC)
+    except (KeyError, ValueError):
+        return None
+
+
 def _status(error: ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
@@ -329,6 +344,7 @@ class _Errors:
     """
 
     def __init__(self, bucket: str, base: str, settings: WriteSettings, client: "ClientMeta") -> None:
+        self._url = f"s3://{bucket}/{base}".removesuffix("/")
         self._where = f"the bucket {bucket} at {_without_user(client.endpoint_url)}"
         self._bucket_arn = f"arn:{client.partition}:s3:::{bucket}"
         self._objects_arn = f"{self._bucket_arn}/{base}*"
@@ -346,8 +362,10 @@ class _Errors:
     def busy(self, problem: str) -> StoreBusyError:
         return StoreBusyError(f"{self._where}: {problem}", "try again later", PLACE)
 
-    def _refused(self, error: ClientError, action: str, name: str) -> StoreError:
+    def _refused(self, error: ClientError, action: str, name: str) -> QualifyError:
         code, status = _code(error), _status(error)
+        if code == "RequestTimeTooSkewed" and (there := _date(error.response)):
+            return wrong_clock(datetime.now(UTC) - there, self._url)
         answer = f"{action} {name}".rstrip() + f" was answered {status} {code}"
         if code in _NO_OBJECT and name:
             return missing(f"{name} in {self._where}")

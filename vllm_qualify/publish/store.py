@@ -5,13 +5,16 @@ Both kinds of store accept the same keys and follow the same rules, which `Store
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
-from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
+from vllm_qualify.errors import AlreadyExistsError, HostError, StoreBusyError, StoreError
 
 PLACE = "store"
 MOST_SWAPS = 50
+# How far a clock may be from the store's. Hosts that keep time by NTP are nearer by far.
+MOST_SKEW = timedelta(minutes=1)
 T = TypeVar("T")
 
 # S3, URLs and file systems accept these names unchanged. Names with a leading dot are reserved for the store's own files.
@@ -114,12 +117,17 @@ class Store(Protocol):
     def check(self) -> None:
         """Prove that objects can be written once, swapped, read and listed, before hours of work rely on it.
 
-        Leaves small objects `.store…`, which `keys` does not show. Only writers need this check, not readers.
+        Leaves small objects `.store…`, which `keys` does not show. Only writers need this check, not readers. The clock is
+        checked too: what is published is dated by it.
 
         Raises:
+            HostError: this machine's clock is not the store's, as in `present`.
             StoreError: also if the store accepts a second write of one key, so that it cannot keep evidence, or a swap with a
                 wrong tag, so that it cannot keep approvals.
         """
+
+    def now(self) -> datetime:
+        """The time by the store's clock: to a second, and as old as its answer. A directory's is that of its file system."""
 
     def locate(self, key: str) -> str:
         """The place of the object for people: an `s3://` address or a path."""
@@ -186,6 +194,33 @@ def swapped(attempt: Callable[[], T], what: str, remedy: str, place: str) -> T:
         except ChangedError:
             continue
     raise StoreBusyError(f"{what} changes all the time", remedy, place)
+
+
+def present(store: Store) -> datetime:
+    """The time by this machine's clock, in UTC, if that agrees with the store's clock.
+
+    Raises:
+        HostError: they differ by more than MOST_SKEW. StoreError: the store does not answer.
+    """
+    before = datetime.now(UTC)
+    there = store.now()
+    after = datetime.now(UTC)
+    # The store answered between the two.
+    ahead, behind = before - there, there - after
+    if max(ahead, behind) > MOST_SKEW:
+        raise wrong_clock(ahead if ahead > behind else -behind, store.url)
+    return after
+
+
+def wrong_clock(ahead: timedelta, url: str) -> HostError:
+    """The error about this machine's clock, which is `ahead` of the store's."""
+    which, much = ("ahead of", ahead) if ahead > timedelta() else ("behind", -ahead)
+    return HostError(
+        f"this machine's clock is {round(much.total_seconds())} s {which} that of the store {url}",
+        "set the clock of this machine (`timedatectl set-ntp true`; `timedatectl timesync-status` shows by how much it is"
+        " off); if this clock is right, set the store's",
+        "clock",
+    )
 
 
 def require_swap(read: Callable[[], Stored], swap: Callable[[bytes, str | None], str], url: str) -> None:

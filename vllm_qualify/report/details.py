@@ -15,7 +15,7 @@ from vllm_qualify.evidence.load.problems import ClientUse
 from vllm_qualify.evidence.load.speculation import SpeculationDetails
 from vllm_qualify.evidence.load.sweep import Swept
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
-from vllm_qualify.evidence.serving import LAUNCHED
+from vllm_qualify.evidence.serving import LAUNCHED, launched_by_clock
 from vllm_qualify.evidence.stages import found_by_fit, idle_gpus, sweep_plan
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.watched import Series
@@ -131,7 +131,7 @@ def _startup(plan: CellPlan, evidence: Path) -> Startup | None:
     wording = plan.server.engine_kind.start_log
     if wording is None or not (plan.watched or (folder / LAUNCHED).exists()):
         return None
-    whole_s, launched = (float((folder / name).read_text()) for name in ("startup_s", LAUNCHED))
+    whole_s, launched = float((folder / "startup_s").read_text()), launched_by_clock(folder)
     log = (folder / "server.log").read_text(errors="replace")
     return startup.startup(log, whole_s, launched, plan.pulled_s, wording=wording)
 

@@ -20,7 +20,8 @@ from vllm_qualify.evidence.measurement import EvidenceFile, describe
 from vllm_qualify.judge.compare import LOAD_STAGE, answers_path, load_differs, task_differs, unusable_baseline
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.choice import Selection
-from vllm_qualify.publish.bundle import evidence_key, read_manifest
+from vllm_qualify.publish.bundle import Manifest, evidence_key, read_manifest
+from vllm_qualify.publish.order import order
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.code import code_of_server
 from vllm_qualify.recipe.environment import may_be_set
@@ -154,12 +155,13 @@ def _stored(store: Store, run_id: str) -> Report:
 
 def newest_baseline(store: Store, cell: str) -> Report | None:
     """The newest run of a cell that passed and was made to be a baseline. Raises StoreError."""
-    manifests = [key for key in store.keys(f"reports/{cell}/") if key.endswith("/manifest.json")]
-    for key in reversed(manifests):
-        manifest = read_manifest(store, key)
-        if manifest.establishes and manifest.outcome == "passed":
-            return trusted_report(store, manifest.run_id)
-    return None
+    keys = (key for key in store.keys(f"reports/{cell}/") if key.endswith("/manifest.json"))
+    found = [manifest for manifest in (read_manifest(store, key) for key in keys) if _is_baseline(manifest)]
+    return trusted_report(store, max(found, key=order).run_id) if found else None
+
+
+def _is_baseline(manifest: Manifest) -> bool:
+    return manifest.establishes and manifest.outcome == "passed"
 
 
 def _baseline(report: Report, folder: Path | None) -> Baseline:

@@ -5,9 +5,11 @@ from contextlib import contextmanager
 
 from jinja2 import TemplateError
 
-from vllm_qualify.errors import QualifyError
+from vllm_qualify.errors import QualifyError, StoreError
 from vllm_qualify.report.failure import render_failure, run_failure
 from vllm_qualify.runs.folder import Run, write_text
+from vllm_qualify.runs.home import default_store_url, runs_folder
+from vllm_qualify.runs.publishing import Published
 
 
 @contextmanager
@@ -26,6 +28,29 @@ def keeping_evidence(runs: list[Run]) -> Iterator[None]:
             if run.stages():
                 error.add_note(f"to judge and publish it: vllm-qualify rejudge {run.id}")
         raise
+
+
+@contextmanager
+def publishing(runs: list[Run], store_url: str) -> Iterator[list[Published]]:
+    """Within the block the runs are published, and each is then put into the list. All have a report.
+
+    Raises:
+        StoreError: the store did not take one of them. It names those that are left, and how they are published later.
+    """
+    published: list[Published] = []
+    try:
+        yield published
+    except StoreError as error:
+        done = {each.run.id for each in published}
+        left = [run.id for run in runs if run.id not in done]
+        elsewhere = "" if store_url == default_store_url() else f" --store {store_url}"
+        commands = " && ".join(f"vllm-qualify publish {run_id}{elsewhere}" for run_id in left)
+        raise StoreError(
+            f"{', '.join(left)} could not be published: {error.problem}",
+            f"{error.remedy}; what was measured and judged is in {runs_folder()}: when the store is back, publish it from this"
+            f" machine: {commands}",
+            "publish",
+        ) from error
 
 
 def _save_failure(run: Run, error: QualifyError, ended_with: list[str]) -> str:

@@ -17,7 +17,7 @@ DATA_DOCS = "data-docs"
 
 
 class Run(Frozen):
-    """The folder of one run: plan.json, stages/, evidence/, report.json, report.html, data-docs/. No file in it is edited."""
+    """The folder of one run: its plan, stages/, kept/, evidence/, data-docs/, and its report. None of its files is edited."""
 
     folder: Path
 

@@ -1,18 +1,59 @@
 """Runs in a store: read them, reuse their stages, or fetch one to this machine."""
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.errors import StoreError
-from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.report.model import Report
-from vllm_qualify.runs.folder import DATA_DOCS, Run, lacking, start_run
+from vllm_qualify.runs.folder import DATA_DOCS, Run, lacking, start_run, write_text
 from vllm_qualify.runs.home import runs_folder
+
+
+def save_finished(run: Run, stage: StageEvidence) -> None:
+    """Save a stage in its run's folder, and note it there by all its inputs, as `kept` does in the store. Raises HostError."""
+    run.save_stage(stage)
+    if stage.stage in kept.INPUTS:
+        write_text(run.folder / _note(run, stage.stage), kept.kept_stage(run.plan, stage).model_dump_json(indent=2))
+
+
+def _note(run: Run, stage: Stage) -> str:
+    return f"kept/{stage}-{kept.stage_key(stage, run.plan)}.json"
+
+
+def _here(run: Run, stage: Stage) -> Iterator[kept.Candidate]:
+    """The finished stages of other runs on this machine that have the same inputs as this run's, the newest first."""
+    for path in sorted(runs_folder().glob(f"*/{_note(run, stage)}"), reverse=True):
+        other = Run(folder=path.parents[1])
+        found = _noted(path)
+        if found and other.id != run.id and all(_is_unchanged(other, file) for file in found.stage.files):
+            yield kept.Candidate(found, partial(_read_here, other))
+
+
+def _noted(path: Path) -> kept.KeptStage | None:
+    """A stage's note; None if somebody deleted or changed it: the stage is then measured again."""
+    try:
+        return kept.KeptStage.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _is_unchanged(run: Run, file: EvidenceFile) -> bool:
+    path = run.evidence / file.path
+    return path.is_file() and describe(path, run.evidence) == file
+
+
+def _read_here(run: Run, file: EvidenceFile) -> bytes:
+    return (run.evidence / file.path).read_bytes()
 
 
 def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:
@@ -23,16 +64,17 @@ def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidenc
     Raises:
         StoreError: as `kept.reuse_stage`.
     """
-    taken = [found for stage in lacking(run) if (found := _reuse_stage(run, stage, store, reuse))]
-    if not lacking(run) and (found := _reuse_stage(run, "serve", store, reuse)):
+    taken = [found for stage in lacking(run) if (found := reuse_stage(run, stage, store, reuse))]
+    if not lacking(run) and (found := reuse_stage(run, "serve", store, reuse)):
         taken.append(found)
     return taken
 
 
-def _reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
-    found = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse)
+def reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
+    """Take over another run's finished stage, of this machine or else of the store. Raises as `kept.reuse_stage`."""
+    found = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse, list(_here(run, stage)))
     if found:
-        run.save_stage(found)
+        save_finished(run, found)
     return found
 
 

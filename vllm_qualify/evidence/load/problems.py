@@ -30,7 +30,7 @@ LEAST_SEEN = 0.5
 
 
 class ClientUse(Frozen):
-    """`client-N.json`: the client thread's CPU seconds so far, as pairs of the time in s since 1970 and these seconds."""
+    """`client-N.json`: the client thread's CPU seconds so far, as pairs of the time of `clock.steady_s` and these seconds."""
 
     cpu_s: list[tuple[Number, Number]] = Field(min_length=1)
     max_rss_mib: CountOrNone

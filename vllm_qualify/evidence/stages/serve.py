@@ -3,7 +3,7 @@
 import math
 import shutil
 import statistics
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from vllm_qualify.engine.process import Tell
@@ -13,7 +13,7 @@ from vllm_qualify.errors import writing
 from vllm_qualify.evidence import idle, network, startup
 from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.serving import ENDED, LAUNCHED, started
+from vllm_qualify.evidence.serving import ENDED, LAUNCHED, launched_by_clock, started
 from vllm_qualify.evidence.stages.stage import StageKind
 from vllm_qualify.evidence.watched import read_host
 from vllm_qualify.plan.cell import CellPlan
@@ -23,12 +23,15 @@ from vllm_qualify.secrets import redact_files
 WARM, WARM_START = "warm", "startup_warm_s"
 
 
-def serve_stage(server: Server, plan: CellPlan, evidence: Path, started_at: datetime, folder: Path) -> StageEvidence:
+def serve_stage(
+    server: Server, plan: CellPlan, evidence: Path, started_at: datetime, held_s: float, folder: Path
+) -> StageEvidence:
     """What a stopped server left: its config file, its log, its start-up time and what was watched.
+
+    It began at `started_at`, and took `held_s` with its warm starts.
 
     These files are in `folder`, which belongs to this cell or to another one that the same server served.
     """
-    held_s = (datetime.now(UTC) - started_at).total_seconds()
     with writing("serve"):
         (folder / "startup_s").write_text(f"{server.startup_s:.3f}\n")
         redact_files(folder)
@@ -77,7 +80,7 @@ def _parts(folder: Path, plan: CellPlan, whole_s: float) -> list[Measurement]:
     wording = plan.server.engine_kind.start_log
     if wording is None or not (folder / LAUNCHED).exists():
         return []
-    launched = float((folder / LAUNCHED).read_text())
+    launched = launched_by_clock(folder)
     log = (folder / "server.log").read_text(errors="replace")
     parts = startup.startup(log, whole_s, launched, plan.pulled_s, wording=wording)
     return [found for found in startup.startup_measurements(parts, "serve/server.log") if found.metric != WARM_START]

@@ -1,0 +1,119 @@
+"""Which of two runs is newer is said by the store, whatever the clocks of the hosts that named them said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.approval.builder import ADA, CELL, NOW, VALID_DAYS, made_key, publish_report
+from tests.runs.test_runs import store_in
+from vllm_qualify.approval.actions import approve
+from vllm_qualify.approval.errors import OvertakenError
+from vllm_qualify.approval.index import read_index
+from vllm_qualify.approval.pointer import read_pointer
+from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.errors import StoreError
+from vllm_qualify.publish.order import is_newer, next_number, sequence_key
+from vllm_qualify.publish.store import Store
+from vllm_qualify.report.model import Report
+from vllm_qualify.runs.baseline import newest_baseline
+
+# The host that made AHEAD was two hours ahead: its run is named as if it were made after the next one.
+AHEAD, AFTER_IT = "20260314T112653Z-5f3d19", "20260314T093000Z-000001"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_in(tmp_path / "store")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> PrivateKey:
+    return made_key(tmp_path / "key.pem")
+
+
+def baseline(report: Report) -> Report:
+    return report.model_copy(update={"plan": report.plan.model_copy(update={"establishes": True})})
+
+
+def decided(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    approve(store, run, ADA, VALID_DAYS, key, NOW)
+
+
+def test_the_baseline_that_was_published_last_is_the_newest(store: Store, tmp_path: Path) -> None:
+    publish_report(store, tmp_path / "runs", AHEAD, baseline)
+    publish_report(store, tmp_path / "runs", AFTER_IT, baseline)
+    found = newest_baseline(store, CELL)
+    assert found is not None
+    assert found.run_id == AFTER_IT
+
+
+def test_an_approval_of_the_later_run_is_not_refused_and_the_earlier_ones_is(
+    store: Store, key: PrivateKey, tmp_path: Path
+) -> None:
+    ahead = publish_report(store, tmp_path / "runs", AHEAD)
+    after_it = publish_report(store, tmp_path / "runs", AFTER_IT)
+    third = publish_report(store, tmp_path / "runs", "20260314T094000Z-000002")
+    decided(store, ahead, key)
+    decided(store, third, key)
+    with pytest.raises(OvertakenError, match=f"run {AFTER_IT} is older than run {third.run_id}"):
+        decided(store, after_it, key)
+    pointer = read_pointer(store, CELL)
+    assert pointer is not None
+    assert [entry.run_id for entry in pointer.entries] == [AHEAD, third.run_id]
+
+
+def test_the_board_shows_the_later_run_first_and_waiting(store: Store, key: PrivateKey, tmp_path: Path) -> None:
+    decided(store, publish_report(store, tmp_path / "runs", AHEAD), key)
+    publish_report(store, tmp_path / "runs", AFTER_IT)
+    (row,) = read_index(store).cells
+    assert [(line.run_id, line.standing) for line in row.reports] == [
+        (AFTER_IT, "waiting for a decision"),
+        (AHEAD, "approved"),
+    ]
+
+
+def test_a_run_that_is_published_again_keeps_its_place(store: Store, tmp_path: Path) -> None:
+    first = publish_report(store, tmp_path / "runs", AHEAD)
+    later = publish_report(store, tmp_path / "runs", AFTER_IT)
+    again = publish_report(store, tmp_path / "again", AHEAD)
+    assert again.manifest_object == first.manifest_object
+    assert is_newer(later, again)
+
+
+def without_numbers(store: Store, folder: Path) -> None:
+    """As a store of an earlier version: its manifests have no number, and its cells no counter."""
+    (folder / sequence_key(CELL)).unlink()
+    for path in folder.glob("reports/**/manifest.json"):
+        document = json.loads(path.read_text())
+        del document["sequence"]
+        path.unlink()
+        store.put_new(path.relative_to(folder).as_posix(), json.dumps(document).encode(), "application/json")
+
+
+def test_runs_of_earlier_versions_are_older_and_in_the_order_of_their_ids(
+    store: Store, key: PrivateKey, tmp_path: Path
+) -> None:
+    for run_id in (AHEAD, AFTER_IT):
+        publish_report(store, tmp_path / "runs", run_id, baseline)
+    without_numbers(store, tmp_path / "store")
+    found = newest_baseline(store, CELL)
+    assert found is not None
+    assert found.run_id == AHEAD
+    fresh = publish_report(store, tmp_path / "runs", "20260314T094000Z-000002", baseline)
+    found = newest_baseline(store, CELL)
+    assert found is not None
+    assert found.run_id == fresh.run_id
+    decided(store, fresh, key)
+    pointer = read_pointer(store, CELL)
+    assert pointer is not None
+    assert pointer.last.sequence == 1
+
+
+def test_a_counter_that_was_changed_by_hand_is_told(store: Store) -> None:
+    assert [next_number(store, CELL) for _ in range(3)] == [1, 2, 3]
+    store.swap(sequence_key(CELL), b"many", "application/json", store.read(sequence_key(CELL)).tag)
+    with pytest.raises(StoreError, match="not a counter") as raised:
+        next_number(store, CELL)
+    assert "restore it" in raised.value.remedy
