@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Literal, TypeVar
 
 from vllm_qualify.errors import StoreBusyError
@@ -44,6 +45,9 @@ class FaultyStore:
 
     def keys(self, prefix: str) -> Iterator[str]:
         return self._call(lambda: iter(list(self._store.keys(prefix))))
+
+    def now(self) -> datetime:
+        return self._call(self._store.now)
 
     def check(self) -> None:
         self._call(self._store.check)

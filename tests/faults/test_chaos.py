@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.approval.builder import CELL, NOW, TODAY, VALID_DAYS, made_key, of_variant, publish_report, with_gate
+from tests.approval.builder import CELL, NOW, VALID_DAYS, made_key, of_variant, publish_report, with_gate
 from tests.faults.faulty_store import KILLED, Fault, FaultyStore
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.decision import ruling
@@ -180,7 +180,7 @@ class World:
         for number in (number for number, made in enumerate(RUNS) if made.cell == cell):
             made = RUNS[number]
             try:
-                found = verify(self.store, approval_key(cell, made.run_id), [self.key.public_key], TODAY)
+                found = verify(self.store, approval_key(cell, made.run_id), [self.key.public_key], NOW)
             except (NotApprovedError, CallerError, StoreError):
                 continue
             assert found.run_id == made.run_id

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, RUN, TODAY, approved, publish_report
+from tests.approval.builder import CELL, NOW, RUN, approved, publish_report
 from tests.faults.proxy import NetworkFault, network
 from tests.publish.conftest import no_outer_settings, use
 from tests.s3 import Settings
@@ -43,7 +43,7 @@ def test_what_is_published_over_a_bad_network_is_whole(
             tried += 1
             assert tried < 10, "after 60 requests nothing fails any more"
     monkeypatch.setenv("AWS_ENDPOINT_URL", radosgw_settings["AWS_ENDPOINT_URL"])
-    found = verify(open_store(url), CELL, [key.public_key], TODAY)
+    found = verify(open_store(url), CELL, [key.public_key], NOW)
     assert found.run_id == RUN
 
 
