@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from vllm_qualify.errors import CallerError, QualifyError, StoreBusyError, StoreError
 from vllm_qualify.publish.store import (
+    MOST_SKEW,
     PLACE,
     PROBE_BODY,
     PROBE_KEY,
@@ -364,8 +365,9 @@ class _Errors:
 
     def _refused(self, error: ClientError, action: str, name: str) -> QualifyError:
         code, status = _code(error), _status(error)
-        if code == "RequestTimeTooSkewed" and (there := _date(error.response)):
-            return wrong_clock(datetime.now(UTC) - there, self._url)
+        ahead = datetime.now(UTC) - (_date(error.response) or datetime.now(UTC))
+        if code == "RequestTimeTooSkewed" and abs(ahead) > MOST_SKEW:
+            return wrong_clock(ahead, self._url)
         answer = f"{action} {name}".rstrip() + f" was answered {status} {code}"
         if code in _NO_OBJECT and name:
             return missing(f"{name} in {self._where}")
