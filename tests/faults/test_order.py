@@ -1,11 +1,13 @@
 """Which of two runs is newer is said by the store, whatever the clocks of the hosts that named them said."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.approval.builder import ADA, CELL, NOW, VALID_DAYS, made_key, publish_report
+from tests.publish.conftest import directory_url, no_outer_settings, radosgw_url, real_store
 from tests.runs.test_runs import store_in
 from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.errors import OvertakenError
@@ -18,6 +20,8 @@ from vllm_qualify.publish.order import is_newer, next_number, sequence_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.baseline import newest_baseline
+
+__all__ = ["directory_url", "no_outer_settings", "radosgw_url", "real_store"]
 
 # The host that made AHEAD was two hours ahead: its run is named as if it were made after the next one.
 AHEAD, AFTER_IT = "20260314T112653Z-5f3d19", "20260314T093000Z-000001"
@@ -109,6 +113,12 @@ def test_runs_of_earlier_versions_are_older_and_in_the_order_of_their_ids(
     pointer = read_pointer(store, CELL)
     assert pointer is not None
     assert pointer.last.sequence == 1
+
+
+def test_no_two_of_sixteen_publishers_get_one_number(real_store: Store) -> None:
+    with ThreadPoolExecutor(16) as publishers:
+        numbers = list(publishers.map(lambda _: next_number(real_store, CELL), range(16)))
+    assert sorted(numbers) == list(range(1, 17))
 
 
 def test_a_counter_that_was_changed_by_hand_is_told(store: Store) -> None:
