@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.qualify import QualifyHost, QualifyRelease
@@ -12,6 +12,7 @@ from tasks.releases import choice_of, emit_event, gpu_types_of, image_of, look_f
 from tasks.requalify import approved_cells
 from tasks.tend import lost_runs, restart_lost
 from vllm_qualify.engine.launch import Launch
+from vllm_qualify.errors import QualifyError
 from vllm_qualify.publish.kept import Reuse
 from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.rule import VersionRule
@@ -78,11 +79,25 @@ class TendFleet(BaseModel):
 
 @flow(name="watch-releases", flow_run_name="watch {request.repository}", validate_parameters=True)
 def watch_releases(request: WatchReleases) -> None:
-    """Emit one event for each new image digest and model revision; an automation then starts its qualification."""
+    """Emit one event for each new image digest and model revision; an automation then starts its qualification.
+
+    A source that does not answer keeps nobody from the others. The flow fails when all were looked at.
+    """
+    failed: list[QualifyError] = []
     for recipe in request.recipes:
         for source in sources(recipe, request.repository, request.rule):
-            for sighting in look_for_releases(source, request.store, request.backfill):
-                emit_event(source, sighting, qualification(request, recipe, source, sighting), request.store)
+            try:
+                _look_at(source, recipe, request)
+            except QualifyError as error:
+                get_run_logger().error(str(error))
+                failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _look_at(source: Source, recipe: str, request: WatchReleases) -> None:
+    for sighting in look_for_releases(source, request.store, request.backfill):
+        emit_event(source, sighting, qualification(request, recipe, source, sighting), request.store)
 
 
 def qualification(request: WatchReleases, recipe: str, source: Source, sighting: Sighting) -> dict[str, Any]:

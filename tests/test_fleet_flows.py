@@ -26,7 +26,7 @@ from tasks.outcome import HostOutcome, outcome_state, state_of_fleet
 from tests.approval.builder import approved, made_key, publish_report, with_gate
 from tests.recipes import reference, write
 from tests.report.builder import not_passed_report, passed_report
-from vllm_qualify.errors import CallerError
+from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.judge.verdict import Verdict
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
@@ -316,6 +316,22 @@ def test_a_new_image_is_told_once_and_a_moved_tag_is_a_new_one(
     registry([Available(identity=MOVED, tags=["v0.32.0"]), old])
     watch_releases(watching(store))
     assert len(emitted) == 2
+
+
+def test_a_source_that_does_not_answer_keeps_no_other_from_being_looked_at(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def look(_source: Source, recipe: str, _request: WatchReleases) -> None:
+        looked.append(recipe)
+        if len(looked) == 1:
+            raise HostError("it drips", "look why", "watch")
+
+    monkeypatch.setattr("flows.fleet._look_at", look)
+    with pytest.raises(HostError, match="it drips"):
+        watch_releases(watching(store).model_copy(update={"recipes": ["reference", "reference"]}))
+    assert looked == ["reference", "reference"]
 
 
 def test_an_event_has_the_whole_request(

@@ -326,7 +326,8 @@ def test_a_way_in_that_nobody_knows_asks_for_a_login(challenge: str) -> None:
     assert failure_of(lambda _: Answer(401, headers={"WWW-Authenticate": challenge})).kind == "login-required"
 
 
-def test_a_token_that_ran_out_is_asked_for_again() -> None:
+def test_a_token_that_ran_out_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_qualify.releases.registry.AT_ONCE", 1)
     uses = 3
 
     with serving(lambda _: Answer(body=json.dumps({"token": f"{len(tokens.asked)}"}).encode())) as tokens:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, writing
 from vllm_qualify.lazy import Lazy
+from vllm_qualify.limits import within
 from vllm_qualify.recipe.values import Frozen
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 else:
     huggingface_hub, hub_errors = Lazy("huggingface_hub"), Lazy("huggingface_hub.errors")
 
-TIMEOUT_S = 30.0
+# For one read, and for a whole answer.
+READ_S, ANSWER_S = 30.0, 120.0
 HASHED_AT_ONCE = 4
 SHA256, GIT_BLOB = "sha256:", "gitBlob:"
 # Formats of weights, the one that engines prefer first.
@@ -157,8 +159,10 @@ def _about(model: str, revision: str | None, place: str, *, files_metadata: bool
     """A revision's commit, and its files."""
     what = f"{model} at {revision or 'its default branch'}"
     with _answered(what, place):
-        found = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(
-            model, revision=revision, timeout=TIMEOUT_S, files_metadata=files_metadata
+        hub = huggingface_hub.HfApi(endpoint=_endpoint())
+        # TimeoutError is an OSError, as one of the hub's own library.
+        found = within(
+            ANSWER_S, lambda: hub.model_info(model, revision=revision, timeout=READ_S, files_metadata=files_metadata)
         )
     if not found.sha:
         raise _unknown(what, place)

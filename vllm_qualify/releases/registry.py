@@ -4,17 +4,21 @@ import hashlib
 import ipaddress
 import re
 import ssl
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Self
 
 import httpx
 from docker import auth
 from docker.errors import DockerException
+from pydantic import BaseModel, StrictStr, ValidationError
 
 from vllm_qualify.engine.hub import wait_asked_s
 from vllm_qualify.engine.image import DIGEST, parse_reference
 from vllm_qualify.errors import CallerError, HostError, QualifyError
+from vllm_qualify.limits import within
 from vllm_qualify.releases.login import Login, RefusedError, credentials_for
 from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import WATCH, Available
@@ -29,21 +33,39 @@ MANIFESTS = (
 )
 # Some registries refuse a higher number.
 TAGS_PER_PAGE = 100
-TIMEOUT_S = 30.0
+MOST_PAGES = 1000
+# vLLM's own repository has some 150 versions. Of an older tag it is not noticed that it moved.
+NEWEST_TAGS = 500
+# So many tags are asked for at a time: a registry far away takes a tenth of a second for each.
+AT_ONCE = 8
+# For one read, for one answer, and for all that a repository is asked.
+READ_S, ANSWER_S, WHOLE_S = 30.0, 60.0, 300.0
+# Of one answer. A page of 100 tags has some kilobytes; a manifest has 4 MiB at most, by OCI's distribution specification.
+MOST_BYTES = 8 * 2**20
 
 
 def releases_in(name: str, rule: VersionRule) -> list[Available]:
     """The releases in a repository that the rule allows, newest first: each digest once, with its tags.
+
+    Only the NEWEST_TAGS newest versions are looked at.
 
     Raises:
         CallerError: the name is not valid, or the registry has no such repository.
         HostError: the registry requires a login, is not trusted, or does not answer like a registry; with `retry` if the
             problem may be temporary.
     """
+    try:
+        return within(WHOLE_S, lambda: _releases_in(name, rule))
+    except TimeoutError as error:
+        raise _unreachable(name, f"it has not told its tags within {WHOLE_S:.0f} s") from error
+
+
+def _releases_in(name: str, rule: VersionRule) -> list[Available]:
     digests: dict[str, list[str]] = {}
-    with Repository(name) as repository:
-        for tag in rule.newest_first(repository.tags()):
-            if digest := repository.digest(tag):
+    with Repository(name) as repository, ThreadPoolExecutor(AT_ONCE) as threads:
+        tags = rule.newest_first(repository.tags())[:NEWEST_TAGS]
+        for tag, digest in zip(tags, threads.map(repository.digest, tags), strict=True):
+            if digest:
                 digests.setdefault(digest, []).append(tag)
     return [Available(identity=digest, tags=tags) for digest, tags in digests.items()]
 
@@ -75,8 +97,8 @@ class Repository:
         login = Login(credentials_for(self._registry))
         self._http = httpx.Client(
             auth=login,
-            event_hooks={"request": [login.check]},
-            timeout=TIMEOUT_S,
+            event_hooks={"request": [login.check], "response": [_limit]},
+            timeout=READ_S,
             follow_redirects=True,
             # Docker contacts this machine without a proxy, whatever NO_PROXY says.
             mounts={f"all://{_host(address)}": None} if is_here else None,
@@ -97,13 +119,14 @@ class Repository:
         """All tags, in the registry's order."""
         found: dict[str, None] = {}
         address: httpx.URL | str = f"tags/list?n={TAGS_PER_PAGE}"
-        while address:
+        for _ in range(MOST_PAGES):
             page, address = self._page(address)
-            if found.keys() >= set(page):
-                # The last page can be empty. A registry without paging can return the first page forever.
-                break
+            # The last page can be empty. A registry without paging can return the first page forever.
+            is_last = not address or found.keys() >= set(page)
             found.update(dict.fromkeys(page))
-        return list(found)
+            if is_last:
+                return list(found)
+        raise self._unknown(f"its list of tags has no end after {MOST_PAGES} pages")
 
     def digest(self, tag: str) -> str | None:
         """The digest of the tag's index or manifest, as the registry serves it and Docker pins it. None if the tag is gone."""
@@ -132,13 +155,13 @@ class Repository:
     def _page(self, address: httpx.URL | str) -> tuple[list[str], httpx.URL | str]:
         with self._told():
             answer = self._http.get(address).raise_for_status()
+            following = answer.links.get("next", {}).get("url")
+            # Only the path of a link counts. Behind a proxy it can name another host, which must not get our login.
+            after = self._http.base_url.copy_with(raw_path=answer.url.join(following).raw_path) if following else ""
         try:
-            tags = answer.json()["tags"] or []
-        except (ValueError, LookupError, TypeError) as error:
+            return _Tags.model_validate_json(answer.content).tags or [], after
+        except ValidationError as error:
             raise self._unknown("its answer is not a list of tags") from error
-        following = answer.links.get("next", {}).get("url")
-        # Only the path of a link counts. Behind a proxy it can name another host, which must not get our login.
-        return tags, self._http.base_url.copy_with(raw_path=answer.url.join(following).raw_path) if following else ""
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -173,15 +196,47 @@ class Repository:
         return HostError(problem, "name its authority's certificate in SSL_CERT_FILE", WATCH, kind="registry-untrusted")
 
     def _unreachable(self, said: str, wait_s: float = 0.0) -> HostError:
-        problem, remedy = (
-            f"the registry of {self._name} does not answer: {said}",
-            "check the registry, the network and the proxy",
-        )
-        return HostError(problem, remedy, WATCH, kind="registry-unreachable", retry=True, retry_after_s=wait_s)
+        return _unreachable(self._name, said, wait_s)
 
     def _unknown(self, said: str) -> HostError:
         problem, remedy = f"the registry of {self._name} does not answer as one does: {said}", "check the address"
         return HostError(problem, remedy, WATCH, kind="registry-unknown")
+
+
+class _Tags(BaseModel):
+    """A page of tags. Some registries say null for none."""
+
+    tags: list[StrictStr] | None
+
+
+class _Limited(httpx.SyncByteStream):
+    """An answer's body, which ends in time and is not endless. httpx's own limit is for one read."""
+
+    def __init__(self, body: httpx.SyncByteStream) -> None:
+        self._body, self._until_s = body, time.monotonic() + ANSWER_S
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for chunk in self._body:
+            size += len(chunk)
+            if size > MOST_BYTES:
+                raise httpx.ReadError(f"an answer is longer than {MOST_BYTES // 2**20} MiB")
+            if time.monotonic() > self._until_s:
+                raise httpx.ReadTimeout(f"an answer was not complete after {ANSWER_S:.0f} s")
+            yield chunk
+
+    def close(self) -> None:
+        self._body.close()
+
+
+def _limit(answer: httpx.Response) -> None:
+    if isinstance(answer.stream, httpx.SyncByteStream):
+        answer.stream = _Limited(answer.stream)
+
+
+def _unreachable(name: str, said: str, wait_s: float = 0.0) -> HostError:
+    problem, remedy = f"the registry of {name} does not answer: {said}", "check the registry, the network and the proxy"
+    return HostError(problem, remedy, WATCH, kind="registry-unreachable", retry=True, retry_after_s=wait_s)
 
 
 def _is_this_machine(address: str) -> bool:

@@ -10,7 +10,11 @@ from vllm_qualify.recipe.serving import VersionRange
 from vllm_qualify.recipe.values import Frozen
 
 # At least three numbers: a tag such as 20260131 is a date. No suffix: -cu130 and -aarch64 are builds of a version.
-_VERSION = re.compile(r"v?(?P<version>\d+(?:\.\d+){2,}(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)")
+# No number of more than nine digits: Python reads none of thousands.
+_NUMBER = r"[0-9]{1,9}"
+_VERSION = re.compile(
+    rf"v?(?P<version>{_NUMBER}(?:\.{_NUMBER}){{2,}}(?:(?:a|b|rc){_NUMBER})?(?:\.post{_NUMBER})?(?:\.dev{_NUMBER})?)"
+)
 
 
 class VersionRule(Frozen):

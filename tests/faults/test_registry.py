@@ -1,0 +1,205 @@
+"""A registry, or its token server, that never ends, drips, or says what none says: one error in time, and the watch goes on."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests.releases.conftest import docker_config
+from tests.releases.service import Answer, Asked, serving
+from vllm_qualify.engine import hub
+from vllm_qualify.engine.hub import resolve_commit
+from vllm_qualify.errors import HostError
+from vllm_qualify.limits import within
+from vllm_qualify.releases import registry
+from vllm_qualify.releases.registry import AT_ONCE, MOST_PAGES, NEWEST_TAGS, releases_in
+from vllm_qualify.releases.rule import VersionRule, version_in
+
+__all__ = ["docker_config"]
+
+DIGEST = "sha256:" + "a" * 64
+HEAD = {"Docker-Content-Digest": DIGEST}
+REPOSITORY = "a/name"
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that a test can wait for."""
+    for module, limits in ((registry, {"ANSWER_S": 1.0, "WHOLE_S": 3.0}), (hub, {"ANSWER_S": 2.0})):
+        for name, seconds in limits.items():
+            monkeypatch.setattr(module, name, seconds)
+
+
+@contextmanager
+def dripping(start: bytes, drop: bytes) -> Iterator[str]:
+    """A server on this machine that answers with `start`, and then with a drop, again and again. Its address."""
+    over = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        # The client may go before the drops end.
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(start)
+            while not over.wait(0.1):
+                connection.sendall(drop)
+
+    def serve(listener: socket.socket) -> None:
+        while not over.is_set():
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            threading.Thread(target=drip, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+def tags(*names: object, link: str = "") -> Answer:
+    headers = {"Link": f'<{link}>; rel="next"'} if link else {}
+    return Answer(body=json.dumps({"name": REPOSITORY, "tags": list(names)}).encode(), headers=headers)
+
+
+def error_of(answer: Callable[[Asked], Answer]) -> HostError:
+    with serving(answer) as service, pytest.raises(HostError) as raised:
+        releases_in(f"{service.address}/{REPOSITORY}", VersionRule())
+    assert raised.value.remedy
+    return raised.value
+
+
+HEADERS = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    ("start", "drop"),
+    [
+        pytest.param(HEADERS + b"Content-Length: 100000\r\n\r\n", b" ", id="body"),
+        pytest.param(HEADERS, b"X-More: 1\r\n", id="headers"),
+        pytest.param(b"", b"", id="silence"),
+    ],
+)
+def test_a_registry_that_drips_does_not_answer(start: bytes, drop: bytes) -> None:
+    began_s = time.monotonic()
+    with dripping(start, drop) as address, pytest.raises(HostError) as raised:
+        releases_in(f"{address}/{REPOSITORY}", VersionRule())
+    assert (raised.value.kind, raised.value.retry) == ("registry-unreachable", True)
+    assert time.monotonic() - began_s < 15
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_token_that_drips_is_given_up() -> None:
+    with dripping(HEADERS + b"Content-Length: 100000\r\n\r\n", b" ") as tokens:
+        challenge = {"WWW-Authenticate": f'Bearer realm="http://{tokens}/token",service="s"'}
+        error = error_of(lambda _: Answer(401, headers=challenge))
+    assert (error.kind, error.retry) == ("registry-unreachable", True)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_hub_that_drips_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with dripping(HEADERS + b"Content-Length: 100000\r\n\r\n", b" ") as address, pytest.raises(HostError) as raised:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
+        resolve_commit("org/name", None, "watch")
+    assert raised.value.retry
+
+
+def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+    error = error_of(lambda _: Answer(body=b'{"tags": [' + b" " * 9 * 2**20 + b"]}"))
+    assert "longer than 8 MiB" in error.problem
+
+
+def test_a_list_of_tags_without_end_is_left() -> None:
+    asked: list[str] = []
+
+    def answer(request: Asked) -> Answer:
+        if "tags/list" not in request.path:
+            return Answer(404)
+        asked.append(request.path)
+        return tags(f"v0.1.{len(asked)}", link=f"/v2/{REPOSITORY}/tags/list?last={len(asked)}")
+
+    assert f"no end after {MOST_PAGES} pages" in error_of(answer).problem
+    assert len(asked) == MOST_PAGES
+
+
+def test_of_many_tags_the_newest_are_looked_at_several_at_a_time() -> None:
+    names = [f"v0.{minor}.{patch}" for minor in range(20, 40) for patch in range(100)]
+    heads: list[str] = []
+    running, most, lock = 0, 0, threading.Lock()
+
+    def answer(request: Asked) -> Answer:
+        nonlocal running, most
+        if request.method != "HEAD":
+            return tags(*names) if "tags/list" in request.path else Answer(404)
+        with lock:
+            running, most = running + 1, max(most, running + 1)
+            heads.append(request.path.rpartition("/")[2])
+        time.sleep(0.005)
+        with lock:
+            running -= 1
+        return Answer(headers=HEAD)
+
+    with serving(answer) as service:
+        (found,) = releases_in(f"{service.address}/{REPOSITORY}", VersionRule())
+    newest = [f"v0.{minor}.{patch}" for minor in range(39, 34, -1) for patch in range(99, -1, -1)]
+    assert found.tags == newest
+    assert len(heads) == NEWEST_TAGS == len(newest)
+    assert 2 <= most <= AT_ONCE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"tags": [1, 2]}',
+        b'{"tags": {"a": 1}}',
+        b'{"tags": "v1.0.0"}',
+        b"[]",
+        b"7",
+        b'{"tags": [null]}',
+        b'{"name": "a"}',
+        b"\xff",
+    ],
+)
+def test_what_is_no_list_of_tags_is_told(body: bytes) -> None:
+    assert "not a list of tags" in error_of(lambda _: Answer(body=body)).problem
+
+
+@pytest.mark.parametrize("link", ["http://[::1/v2/", "http://a:b:c/", "\x7f://"])
+def test_a_link_that_is_no_address_is_told(link: str) -> None:
+    assert error_of(lambda _: tags("v0.32.0", link=link)).kind.startswith("registry-")
+
+
+def test_of_a_link_to_another_port_only_the_path_counts() -> None:
+    """So a port that is no port leads nowhere else."""
+    link = f"http://127.0.0.1:99999999/v2/{REPOSITORY}/tags/list?last=1"
+    answers = {"HEAD": Answer(headers=HEAD), "GET": tags("v0.32.0", link=link)}
+    with serving(lambda asked: answers[asked.method]) as service:
+        (found,) = releases_in(f"{service.address}/{REPOSITORY}", VersionRule())
+    assert found.tags == ["v0.32.0"]
+
+
+def test_a_number_of_thousands_of_digits_is_no_version() -> None:
+    huge = "9" * 5000
+    assert version_in(f"v{huge}.0.0") is None
+    assert version_in(f"v1.0.0.post{huge}") is None
+    assert VersionRule().newest_first(["v0.32.0", f"v1.{huge}.0", "v0.٣٢.0"]) == ["v0.32.0"]
+
+
+def test_a_call_in_time_gives_its_value_or_its_error() -> None:
+    assert within(5, lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 // 0)
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
+        within(0.05, never.wait)
+    never.set()
