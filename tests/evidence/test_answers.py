@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lm_eval_files import hashed
 from vllm_qualify.evidence.answers import BLOCKS, LEAST_BLOCK, Answer, Answered, load, read_answers, steps, write
 from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.plan.cell import TaskPlan
@@ -65,6 +66,11 @@ def change_samples(folder: Path, how: Callable[[list[Document]], object], step: 
     rows = [json.loads(line) for line in path.read_text().split("\n") if line]
     how(rows)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def prompt(row: Document, text: str) -> None:
+    row["arguments"]["gen_args_0"]["arg_0"] = text
+    row.update(hashed(row))
 
 
 def refused(folder: Path, plan: TaskPlan = PLAN) -> str:
@@ -271,8 +277,13 @@ def test_results_that_do_not_fit_are_refused(folder: Path, how: Change, told: st
         (lambda rows: rows[0].pop("filter"), "KeyError('filter')"),
         (lambda rows: rows[0].pop("doc_id"), "KeyError('doc_id')"),
         (lambda rows: rows[0].pop("prompt_hash"), "KeyError('prompt_hash')"),
-        (lambda rows: rows[1].update(prompt_hash="0"), "question 11 was asked with another prompt in repetition 2"),
-        (lambda rows: rows[1].update(doc_hash="0"), "question 11 was asked with another prompt"),
+        (lambda rows: prompt(rows[1], "Another?"), "question 11 was asked with another prompt in repetition 2"),
+        (lambda rows: rows.__setitem__(1, hashed(rows[1] | {"target": "5"})), "question 11 was asked with another prompt"),
+        (lambda rows: rows[1].update(prompt_hash="0"), "the prompt_hash of question 11 is not that of its content"),
+        (lambda rows: rows[1].update(doc_hash="0"), "the doc_hash of question 11 is not that of its content"),
+        (lambda rows: rows[1].update(target_hash="0"), "the target_hash of question 11 is not that of its content"),
+        (lambda rows: rows[1].update(doc=rows[0]["doc"]), "the doc_hash of question 11 is not that of its content"),
+        (lambda rows: rows[1].update(exact_match="1.0"), "the score '1.0' is no number"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused(folder: Path, how: Callable[[list[Document]], object], told: str) -> None:
