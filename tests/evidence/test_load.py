@@ -111,7 +111,7 @@ def count(folder: Path, when: str, repeat: int = 2, **counters: Any) -> None:
 def scale(folder: Path, repeat: int, slower: float) -> None:
     """The same repeat, all of it so many times slower."""
     result = json.loads((folder / f"bench-{repeat}.json").read_text())
-    times = {name: [each * slower for each in result[name]] for name in ("ttfts", "latencies", "start_times")}
+    times = {name: [each * slower for each in result[name]] for name in ("ttfts", "latencies", "start_times", "queue_times")}
     itls = [[gap * slower for gap in gaps] for gaps in result["itls"]]
     latencies = {name: value * slower for name, value in result.items() if name.endswith("_ms")}
     rates = {name: result[name] / slower for name in ("request_throughput", "output_throughput", "total_token_throughput")}
@@ -139,8 +139,8 @@ def copy_repeat(folder: Path, repeat: int, of: int) -> None:
     for name in ("bench-{}.json", "metrics-{}-before.txt", "metrics-{}-after.txt"):
         shutil.copy(folder / name.format(of), folder / name.format(repeat))
     result = json.loads((folder / f"bench-{of}.json").read_text())
-    later = [start + 100_000.0 * repeat for start in result["start_times"]]
-    change(folder, repeat, start_times=later, ttfts=[ttft + 1e-9 * repeat for ttft in result["ttfts"]])
+    times = {name: [time + 1e-9 * repeat for time in result[name]] for name in ("ttfts", "latencies")}
+    change(folder, repeat, start_times=[start + 100_000.0 * repeat for start in result["start_times"]], **times)
 
 
 def by_metric(
@@ -436,7 +436,7 @@ def test_without_tokens_after_the_first_there_is_no_time_per_token(folder: Path)
         ratio = result["duration"] / end
         changed = json.loads((folder / f"bench-{repeat}.json").read_text())
         rates = {name: changed[name] * ratio for name in ("output_throughput", "request_throughput", "total_token_throughput")}
-        change(folder, repeat, start_times=[start + repeat for start in starts], duration=end, **rates)
+        change(folder, repeat, start_times=[start + repeat for start in starts], queue_times=..., duration=end, **rates)
         change(folder, repeat, total_output_tokens=40)
         for when, tokens in (("before", 0), ("after", 44)):
             count(folder, when, repeat, generation_tokens=tokens)
@@ -1385,7 +1385,7 @@ def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched
     late = [2.0 * (number == 3) for number in range(40)]
     times = {name: [one + more for one, more in zip(result[name], late, strict=True)] for name in ("ttfts", "latencies")}
     starts = [start + sum(late[:number]) for number, start in enumerate(result["start_times"])]
-    change(folder, 2, **times, start_times=starts, duration=result["duration"] + 2)
+    change(folder, 2, **times, start_times=starts, queue_times=[0.0] * 40, duration=result["duration"] + 2)
     # As long as it was, as what was watched has it.
     scale(folder, 2, result["duration"] / (result["duration"] + 2))
     waits_until(watched, 2, 5)

@@ -244,8 +244,8 @@ def tools() -> dict[str, str]:
 def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
     """One measurement per filter and declared score, and the share of answers that were cut, from the files of a task's folder.
 
-    A question that was asked several times counts with the mean of its answers, of which an empty one is wrong. All measurements
-    are invalid unless lm-eval's files are complete and nearly every question was answered. `levels` are those of the intervals.
+    A question that was asked several times counts with the mean of its answers; an empty one is wrong. All measurements are
+    invalid unless lm-eval's files are complete and nearly every question was answered. `levels` are those of the intervals.
     """
     inside = f"{folder.parent.name}/{folder.name}"
     source = f"{inside}/r*-b*"

@@ -217,7 +217,7 @@ def _check_complete(rows: list[dict[str, Any]], step: QuestionBlock, told: dict[
 def _check_hashes(row: dict[str, Any]) -> None:
     """Check that the hashes, by which questions are compared, are those that lm-eval makes of the question beside them."""
     document = json.dumps(row["doc"], indent=2, ensure_ascii=False)
-    prompt = next(iter(row["arguments"].values()))["arg_0"]
+    prompt = row["arguments"]["gen_args_0"]["arg_0"]
     # lm-eval keeps a chat's messages as text in a tuple.
     content = {
         "doc_hash": document,

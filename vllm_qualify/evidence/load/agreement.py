@@ -31,8 +31,8 @@ LENGTH_ALLOWED, LENGTH_ALLOWED_TOK = 0.10, 4
 SLACK_ALLOWED, SLACK_ALLOWED_S = 0.05, 0.2
 # With requests sent at a rate, the first is sent after a random time. It is seldom so many times the mean.
 LEAST_LIKELY_WAITS = 10
-# Rounding in sums of times.
-ROUNDING_S = 1e-6
+# Rounding in sums of times since the machine's start. Sums of a request's own times are far more exact.
+ROUNDING_S, ROUNDING_OF_REQUEST_S = 1e-6, 1e-9
 # A reply without any text is possible: its tokens may all be special ones. Not so for most replies.
 EMPTY_ALLOWED = 0.5
 # Chunks without a token: one that opens a chat's reply, and one that ends a reply.
@@ -250,8 +250,8 @@ def _latencies(result: Result, asked: Asked) -> Iterator[str]:
     starts, ends = _stretches(result | {"start_times": [0.0] * len(result["ttfts"])})
     beyond = _numbers(result["latencies"]) - (ends - starts)
     # Older versions of bench end a chat's reply with the chunk that has its usage.
-    most = np.full(len(beyond), ROUNDING_S) if asked.load.api == "completions" else SLACK_ALLOWED * ends + SLACK_ALLOWED_S
-    if wrong := int((~((beyond >= -ROUNDING_S) & (beyond <= most))).sum()):
+    most = ROUNDING_OF_REQUEST_S + (SLACK_ALLOWED * ends + SLACK_ALLOWED_S if asked.load.api == "chat" else 0 * ends)
+    if wrong := int((~((beyond >= -ROUNDING_OF_REQUEST_S) & (beyond <= most))).sum()):
         yield f"{wrong} latencies are not the sum of the request's times to its tokens"
 
 
@@ -261,6 +261,11 @@ def _span(result: Result, asked: Asked) -> Iterator[str]:
     least = 0.0 if asked.rate is None else LEAST_LIKELY_WAITS / asked.rate
     if not took - ROUNDING_S <= duration <= took * (1 + SLACK_ALLOWED) + SLACK_ALLOWED_S + least:
         yield f"its duration is {duration:.3g} s, and its requests took {took:.3g} s from the first to the last"
+    # Bench makes its requests one after another, and then each waits for its turn.
+    waited = _numbers(result["queue_times"]) if "queue_times" in result else np.zeros(0)
+    made = np.diff(starts - waited) if len(waited) else waited
+    if wrong := int((~(waited >= 0)).sum() + (~(made >= 0)).sum()):
+        yield f"{wrong} of its requests began at another time than when they were made and how long they waited tell"
     at_once = _most_at_once(starts, ends)
     if asked.rate is None and at_once > asked.load.max_concurrency:
         yield f"{at_once} requests were under way at once, and max_concurrency is {asked.load.max_concurrency}"
