@@ -95,7 +95,7 @@ class Asked(NamedTuple):
     def _row(self, question: int, reply: Reply, score: float, filter_name: str) -> Document:
         prompt = f"{self.prompt}: the one at place {question}?\nAnswer:"
         generation = captured_results()["configs"]["gsm8k"]["generation_kwargs"]
-        return {
+        row = {
             "doc_id": question,
             "doc": {"question": f"the one at place {question}?", "answer": f"#### {question}"},
             "target": f"#### {question}",
@@ -104,11 +104,8 @@ class Asked(NamedTuple):
             "filtered_resps": [str(question) if score else "[invalid]"],
             "filter": filter_name,
             "metrics": [self.metric],
-            "doc_hash": _sha(f"doc {question}"),
-            "prompt_hash": _sha(prompt),
-            "target_hash": _sha(f"#### {question}"),
-            self.metric: score,
         }
+        return hashed(row) | {self.metric: score}
 
     def write(self, folder: Path, answering: Answering, done: Sequence[QuestionBlock] | None = None) -> None:
         """The whole folder, of the steps that were asked; all of them by default."""
@@ -122,6 +119,17 @@ class Asked(NamedTuple):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(found, path)
         return found
+
+
+def hashed(row: Document) -> Document:
+    """A sample with the hashes that lm-eval makes of its content."""
+    prompt = row["arguments"]["gen_args_0"]["arg_0"]
+    content = {
+        "doc_hash": json.dumps(row["doc"], indent=2, ensure_ascii=False),
+        "prompt_hash": prompt if isinstance(prompt, str) else prompt[0],
+        "target_hash": row["target"],
+    }
+    return row | {name: _sha(text) for name, text in content.items()}
 
 
 _KEPT: list[str] = []

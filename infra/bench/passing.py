@@ -41,6 +41,10 @@ FILTERS = ("strict-match", "flexible-extract")
 PAGE = """\
 # TYPE vllm:num_preemptions counter
 vllm:num_preemptions_total{{engine="0"}} 0.0
+# TYPE vllm:prompt_tokens counter
+vllm:prompt_tokens_total{{engine="0"}} {prompt_tok}.0
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{{engine="0"}} {generation_tok}.0
 # TYPE vllm:request_success counter
 vllm:request_success_total{{engine="0",finished_reason="stop"}} {answered}.0
 vllm:request_success_total{{engine="0",finished_reason="length"}} 0.0
@@ -169,8 +173,8 @@ class _Asking:
         rows = [_row(question, name) for name in FILTERS for question in step.questions]
         (folder / f"samples_{self._task}_1.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         (folder / "results_1.json").write_text(json.dumps(_results(self._task, count), indent=2))
-        (folder / accuracy.BEFORE).write_text(PAGE.format(answered=0))
-        (folder / accuracy.AFTER).write_text(PAGE.format(answered=count))
+        (folder / accuracy.BEFORE).write_text(PAGE.format(answered=0, prompt_tok=0, generation_tok=0))
+        (folder / accuracy.AFTER).write_text(PAGE.format(answered=count, prompt_tok=0, generation_tok=0))
 
 
 def _asking(_: Server, lm_eval: LmEval, folder: Path, __: Progress) -> _Asking:
@@ -191,14 +195,16 @@ def _results(task: str, count: int) -> Document:
 
 def _row(question: int, name: str) -> Document:
     prompt, target = f"Question: the one at place {question}?\nAnswer:", f"#### {question}"
+    document = {"question": prompt, "answer": target}
     return {
         "doc_id": question,
-        "doc": {"question": prompt, "answer": target},
+        "doc": document,
         "target": target,
+        "arguments": {"gen_args_0": {"arg_0": prompt}},
         "resps": [[f" It is {question}.\n{target}"]],
         "filtered_resps": [str(question)],
         "filter": name,
-        "doc_hash": _sha(f"doc {question}"),
+        "doc_hash": _sha(json.dumps(document, indent=2)),
         "prompt_hash": _sha(prompt),
         "target_hash": _sha(target),
         "exact_match": 1.0,
@@ -211,9 +217,9 @@ def _sha(text: str) -> str:
 
 def _load(_: Driven, settings: Load, folder: Path, *__: object) -> list[list[str]]:
     for repeat in range(1, settings.looks[-1] + 1):
-        (folder / f"bench-{repeat}.json").write_text(json.dumps(_bench(settings, 1 + repeat / 100)))
-        for when in ("before", "after"):
-            (folder / f"metrics-{repeat}-{when}.txt").write_text(PAGE.format(answered=0))
+        (folder / f"bench-{repeat}.json").write_text(json.dumps(_bench(settings, repeat)))
+        for when, times in (("before", 0), ("after", settings.num_prompts + settings.num_warmups)):
+            (folder / f"metrics-{repeat}-{when}.txt").write_text(_page(settings, times))
         _watch(folder, repeat)
     return [["vllm", "bench", "serve"]] * settings.looks[-1]
 
@@ -230,20 +236,36 @@ def _watch(folder: Path, repeat: int) -> None:
             host.write(f"{HostSample(time=at, cpu_share=0.5, load_1min=1.0, memory_available_mib=1000).model_dump_json()}\n")
 
 
-def _bench(settings: Load, slower: float) -> Document:
-    """A result of bench whose requests are equally long, and go to the clients in turn."""
-    count, clients = settings.num_prompts, settings.max_concurrency
+def _page(settings: Load, answered: int) -> str:
+    lengths = {"prompt_tok": settings.input_len or 0, "generation_tok": settings.output_len}
+    return PAGE.format(answered=answered, **{name: answered * length for name, length in lengths.items()})
+
+
+def _bench(settings: Load, repeat: int) -> Document:
+    """A result of bench whose requests are equally long, and go to the clients in turn. Each repeat is a little slower."""
+    count, clients, slower = settings.num_prompts, settings.max_concurrency, 1 + repeat / 100
     ttft, gaps = 0.02 * slower, [0.005 * slower] * (settings.output_len - 1)
     latency = ttft + sum(gaps)
+    duration = count / clients * latency + (clients - 1) * 0.001
+    began = repeat * 2 * duration
     result: Document = {
-        "start_times": [request // clients * latency + request % clients * 0.001 for request in range(count)],
+        "backend": "openai",
+        "model_id": "reference",
+        "num_prompts": count,
+        "request_rate": "inf",
+        "max_concurrency": clients,
+        "start_times": [began + request // clients * latency + request % clients * 0.001 for request in range(count)],
         "ttfts": [ttft] * count,
         "itls": [gaps] * count,
         "input_lens": [settings.input_len] * count,
         "output_lens": [settings.output_len] * count,
+        "total_input_tokens": count * (settings.input_len or 0),
+        "total_output_tokens": count * settings.output_len,
+        "generated_texts": ["text"] * count,
+        "errors": [""] * count,
         "completed": count,
         "failed": 0,
-        "duration": count / clients * latency + (clients - 1) * 0.001,
+        "duration": duration,
     }
     whole = steady.whole(steady.requests_of(result, clients), result["duration"])
     return result | {_key(name): value for name, value in steady.figures_of(whole, None).items()}

@@ -111,12 +111,12 @@ def test_a_question_counts_with_the_mean_of_its_answers(folder: Path) -> None:
     assert found[FLEXIBLE].value == 2.5 / 8
 
 
-def test_empty_replies_are_no_wrong_answers(folder: Path) -> None:
-    """Question 9 has no answer then, and question 3 the one of the second repetition."""
+def test_empty_replies_are_wrong_answers(folder: Path) -> None:
+    """None of the two was right. An empty one was, of question 10."""
     empty_replies(folder, "r1-b1", {9})
     empty_replies(folder, "r1-b4", {3})
     found = by_filter(folder, allowing(0.2))
-    assert (found[STRICT].value, found[STRICT].sample_count) == (1 / 7, 7)
+    assert (found[STRICT].value, found[STRICT].sample_count) == (1 / 8, 8)
 
 
 def test_too_many_empty_replies_are_invalid(folder: Path) -> None:
@@ -251,7 +251,9 @@ def test_requests_that_fail_once_are_asked_again(
     assert not any(b"shhhhhhhh" in path.read_bytes() for path in folder.parent.rglob("*") if path.is_file())
 
 
-def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_no_answer(tmp_path: Path, data: tuple[Path, Path]) -> None:
+def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_a_wrong_answer(
+    tmp_path: Path, data: tuple[Path, Path]
+) -> None:
     book = Book(QUESTIONS, absent=frozenset(list(QUESTIONS)[:1]), empty=frozenset(list(QUESTIONS)[1:2]))
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data, api="chat", max_unanswered=0.2)
     with asked(book, plan, folder) as run:
@@ -261,7 +263,8 @@ def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_no_answer(tmp_p
         ("user", "assistant", "user", "assistant", "user")
     }
     found = by_filter(folder, plan)
-    assert (found[STRICT].value, found[STRICT].sample_count) == (1.0, 10)
+    assert found[STRICT].value == pytest.approx(10 / 12)
+    assert found[STRICT].sample_count == 12
     assert {answer.question for answer in read_answers(folder, plan).answers if answer.unanswered} == {0, 1}
 
 

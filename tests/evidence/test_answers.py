@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_qualify.evidence.answers import BLOCKS, LEAST_BLOCK, Answer, Answered, load, read_answers, steps, write
+from tests.lm_eval_files import Asked, hashed, right_but
+from vllm_qualify.evidence.answers import (
+    BLOCKS,
+    LEAST_BLOCK,
+    Answer,
+    Answered,
+    _parse_step,
+    load,
+    planned,
+    read_answers,
+    steps,
+    write,
+)
 from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
@@ -65,6 +77,11 @@ def change_samples(folder: Path, how: Callable[[list[Document]], object], step: 
     rows = [json.loads(line) for line in path.read_text().split("\n") if line]
     how(rows)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def prompt(row: Document, text: str) -> None:
+    row["arguments"]["gen_args_0"]["arg_0"] = text
+    row.update(hashed(row))
 
 
 def refused(folder: Path, plan: TaskPlan = PLAN) -> str:
@@ -179,6 +196,72 @@ def test_how_it_asks_and_scores_is_of_the_configuration(folder: Path, key: str) 
     assert "were not measured with one version of the task" in refused(folder)
 
 
+def test_400_copies_of_one_question_are_no_400_questions(tmp_path: Path) -> None:
+    task = TaskPlan(settings=Accuracy(num_questions=400), num_concurrent=4, repetitions=1, sequential=True)
+    folder = tmp_path / "gsm8k"
+    Asked(task, available=400).write(folder, right_but([]))
+    assert len(read_answers(folder, task).answers) == 400
+    for path in folder.glob("r1-b*/samples_*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+        content = {name: rows[0][name] for name in ("doc", "target", "arguments")}
+        path.write_text("".join(json.dumps(hashed(row | content)) + "\n" for row in rows))
+    assert "395 of 400 questions are copies of others" in refused(folder, task)
+
+
+def test_a_question_that_is_twice_in_the_data_is_honest(tmp_path: Path) -> None:
+    task = TaskPlan(settings=Accuracy(num_questions=40), num_concurrent=4, repetitions=1, sequential=False)
+    folder = tmp_path / "gsm8k"
+    Asked(task, available=40).write(folder, right_but([]))
+    (path,) = folder.glob("r1-b*/samples_*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+    content = {name: rows[1][name] for name in ("doc", "target", "arguments")}
+    path.write_text("".join(json.dumps(hashed(row | content) if row["doc_id"] == 0 else row) + "\n" for row in rows))
+    assert len(read_answers(folder, task).answers) == 40
+
+
+# --- Random changes of what lm-eval wrote
+
+ROWS = [json.loads(line) for line in next((CAPTURED / "r1-b1").glob("samples_*")).read_text().split("\n") if line]
+RESULTS = json.loads(next((CAPTURED / "r1-b1").glob("results_*")).read_text())
+KEYS = ["doc_id", "doc_hash", "prompt_hash", "target_hash", "exact_match", "filter", "doc", "target", "arguments"]
+OTHERS: st.SearchStrategy[Any] = st.one_of(
+    st.floats(),
+    st.integers(-3, 12),
+    st.booleans(),
+    st.text(max_size=3),
+    st.sampled_from(["1.0", "0", None, {"question": "?"}, []]),
+)
+OF_ROWS = st.lists(st.tuples(st.sampled_from(range(len(ROWS))), st.sampled_from(KEYS), OTHERS), max_size=3)
+ORDERS = st.lists(st.sampled_from(range(len(ROWS))), min_size=2, max_size=6) | st.just(range(len(ROWS)))
+OF_RESULTS = st.dictionaries(st.sampled_from([STRICT, FLEXIBLE, "exact_match,other"]), OTHERS, max_size=1)
+TRUE = {answer.question: answer for answer in read_answers(CAPTURED, PLAN).answers if answer.traced_to.startswith("r1-b1/")}
+
+
+@settings(max_examples=5000, deadline=None, database=None)
+@given(changed=st.tuples(OF_ROWS, ORDERS, st.just({})) | st.tuples(st.just([]), ORDERS, OF_RESULTS))
+def test_no_random_change_of_a_file_changes_an_answer(
+    changed: tuple[list[tuple[int, str, Any]], list[int], Document],
+) -> None:
+    """The samples, or lm-eval's scores of them, but not both so that they agree."""
+    changes, order, told = changed
+    rows = [dict(row) for row in ROWS]
+    for number, key, other in changes:
+        rows[number][key] = other
+    samples = "".join(json.dumps(rows[number]) + "\n" for number in order).encode()
+    results = RESULTS | {"results": {"gsm8k": RESULTS["results"]["gsm8k"] | told}}
+    (step,) = (each for each in planned(CAPTURED, PLAN) if each.folder == "r1-b1")
+    try:
+        _, answers = _parse_step(json.dumps(results).encode(), samples, Path("samples"), step, "gsm8k", available=12)
+    except UNUSABLE:
+        return
+    for answer in answers:
+        true = TRUE[answer.question]
+        assert answer.scores == pytest.approx(true.scores, abs=1e-5)
+        assert answer.model_copy(update={"traced_to": "", "scores": {}}) == true.model_copy(
+            update={"traced_to": "", "scores": {}}
+        )
+
+
 @pytest.mark.parametrize("reply", ["", " \n", None])
 def test_an_empty_reply_is_no_answer(folder: Path, reply: str | None) -> None:
     change_samples(folder, lambda rows: [row.update(resps=[[reply]]) for row in rows[::2]])
@@ -271,8 +354,13 @@ def test_results_that_do_not_fit_are_refused(folder: Path, how: Change, told: st
         (lambda rows: rows[0].pop("filter"), "KeyError('filter')"),
         (lambda rows: rows[0].pop("doc_id"), "KeyError('doc_id')"),
         (lambda rows: rows[0].pop("prompt_hash"), "KeyError('prompt_hash')"),
-        (lambda rows: rows[1].update(prompt_hash="0"), "question 11 was asked with another prompt in repetition 2"),
-        (lambda rows: rows[1].update(doc_hash="0"), "question 11 was asked with another prompt"),
+        (lambda rows: prompt(rows[1], "Another?"), "question 11 was asked with another prompt in repetition 2"),
+        (lambda rows: rows.__setitem__(1, hashed(rows[1] | {"target": "5"})), "question 11 was asked with another prompt"),
+        (lambda rows: rows[1].update(prompt_hash="0"), "the prompt_hash of question 11 is not that of its content"),
+        (lambda rows: rows[1].update(doc_hash="0"), "the doc_hash of question 11 is not that of its content"),
+        (lambda rows: rows[1].update(target_hash="0"), "the target_hash of question 11 is not that of its content"),
+        (lambda rows: rows[1].update(doc=rows[0]["doc"]), "the doc_hash of question 11 is not that of its content"),
+        (lambda rows: rows[1].update(exact_match="1.0"), "the score '1.0' is no number"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused(folder: Path, how: Callable[[list[Document]], object], told: str) -> None:

@@ -48,8 +48,8 @@ class Capacity:
         arrivals = [0.0] * min(load.max_concurrency, count) if rate is None else poisson(count, rate, load.seed)
         result = self.change(_document(load, rate, self.answer(load, arrivals, count)))
         (folder / "bench-1.json").write_text(json.dumps(result))
-        for when, preemptions in (("before", 0), ("after", self.preemptions)):
-            (folder / f"metrics-1-{when}.txt").write_text(_page(preemptions))
+        (folder / "metrics-1-before.txt").write_text(page())
+        (folder / "metrics-1-after.txt").write_text(page(self.preemptions, *counts_of(result, load)))
 
     def answer(self, load: Load, arrivals: list[float], count: int) -> list[list[float]]:
         """Of each request when it was sent, and when each of its tokens came. With fewer arrivals one follows one that ends."""
@@ -93,21 +93,14 @@ def _document(load: Load, rate: float | None, times: list[list[float]]) -> Docum
     outputs = [len(each) - 1 for each in times]
     count, duration = len(times), max(each[-1] for each in times) - times[0][0]
     tpots = (latencies - ttfts) / np.maximum(np.array(outputs) - 1, 1)
-    inputs = [load.input_len] * count
+    inputs = [load.input_len or 0] * count
     gaps = np.concatenate(itls) if any(itls) else np.zeros(1)
     document: Document = {
-        "num_prompts": count,
-        "request_rate": "inf" if rate is None else rate,
-        "burstiness": 1.0,
-        "max_concurrency": load.max_concurrency if rate is None else None,
+        **about(load, rate, inputs, outputs),
         "duration": duration,
-        "completed": count,
-        "failed": 0,
         "request_throughput": count / duration,
         "output_throughput": sum(outputs) / duration,
         "total_token_throughput": (sum(outputs) + count * (load.input_len or 0)) / duration,
-        "input_lens": inputs,
-        "output_lens": outputs,
         "start_times": [each[0] for each in times],
         "ttfts": ttfts.tolist(),
         "itls": itls,
@@ -123,5 +116,39 @@ def _document(load: Load, rate: float | None, times: list[list[float]]) -> Docum
     return document
 
 
-def _page(preemptions: int) -> str:
-    return f"# TYPE vllm:num_preemptions counter\nvllm:num_preemptions_total {preemptions:.1f}\n"
+def about(load: Load, rate: float | None, inputs: list[int], outputs: list[int]) -> Document:
+    """All of bench's result but its times: its settings, and what it tells of requests that were all answered."""
+    return {
+        "backend": "openai",
+        "model_id": "reference",
+        "num_prompts": len(outputs),
+        "request_rate": "inf" if rate is None else rate,
+        "burstiness": 1.0,
+        "max_concurrency": load.max_concurrency if rate is None else None,
+        "completed": len(outputs),
+        "failed": 0,
+        "total_input_tokens": sum(inputs),
+        "total_output_tokens": sum(outputs),
+        "input_lens": inputs,
+        "output_lens": outputs,
+        "generated_texts": ["x" * length for length in outputs],
+        "errors": [""] * len(outputs),
+    }
+
+
+def counts_of(result: Document, load: Load) -> tuple[int, int, int]:
+    """What vLLM counts of a result and its warm-ups: requests, tokens of prompts and generated tokens."""
+    inputs, outputs = ([*result[name], *result[name][:1] * load.num_warmups] for name in ("input_lens", "output_lens"))
+    return len(outputs), sum(inputs), sum(outputs)
+
+
+def page(preemptions: float = 0, requests: float = 0, prompt_tok: float = 0, generation_tok: float = 0, **others: float) -> str:
+    """A /metrics page of vLLM with these totals; `others` by their names without `vllm:`."""
+    told = {
+        "num_preemptions": preemptions,
+        "request_success": requests,
+        "prompt_tokens": prompt_tok,
+        "generation_tokens": generation_tok,
+        **others,
+    }
+    return "".join(f"# TYPE vllm:{name} counter\nvllm:{name}_total {float(value)!r}\n" for name, value in told.items())

@@ -38,10 +38,11 @@ WRONG_TEXT = ["", "{", "null", "\x00"]
 def plan_of(**changes: Any) -> CellPlan:
     """Of a cell that has everything. Its sweep's load is one of the simulated server."""
     plan = passed_report().plan
-    drafting = plan.server.arguments | {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
+    server = plan.server.model_copy(update={"served_model_name": "reference"})
+    drafting = server.arguments | {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
     given = {
-        "server": plan.server.model_copy(update={"arguments": drafting}),
-        "undrafted": plan.server,
+        "server": server.model_copy(update={"arguments": drafting}),
+        "undrafted": server,
         "load": SETTINGS,
         "sweep": Sweep(concurrencies=[1, 4], min_duration_s=0.5),
         "fit": Fit(max_num_seqs=True),

@@ -12,7 +12,7 @@ from tests.evidence.test_answers import CAPTURED, change_samples
 from tests.evidence.test_answers import PLAN as TASK
 from tests.judge.test_compare import QUESTIONS as ASKED
 from tests.judge.test_compare import ask, cell_plan, keep_baseline, loss_gate
-from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Reply, right_but
+from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Reply, hashed, right_but
 from tests.report.builder import compared_report, passed_report
 from vllm_qualify.evidence.answers import read_answers, write
 from vllm_qualify.judge.compare import answers_path
@@ -55,7 +55,7 @@ def change_words(evidence: Path, question: int, **changes: Any) -> None:
     """What lm-eval wrote of a question here."""
     for path in (evidence / "accuracy" / "gsm8k").glob("r*/samples_*.jsonl"):
         rows = [json.loads(line) for line in path.read_text().split("\n") if line]
-        rows = [row | changes if row["doc_id"] == question else row for row in rows]
+        rows = [hashed(row | changes) if row["doc_id"] == question else row for row in rows]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -144,13 +144,15 @@ def test_the_answer_that_is_shown_came_out_as_the_question_did(tmp_path: Path) -
     assert found.flips[0].theirs == Excerpt(text="x")
 
 
-def test_an_unanswered_question_has_not_flipped(tmp_path: Path) -> None:
+def test_an_empty_reply_is_lost_and_what_the_baseline_did_not_answer_has_not_flipped(tmp_path: Path) -> None:
     evidence = tmp_path / "evidence"
-    keep_baseline(evidence, right_but([]))
+    keep_baseline(evidence, lambda question, _: EMPTY if question == GAINED else RIGHT)
     ask(evidence, lambda question, _: EMPTY if question == LOST else RIGHT)
     found = compared(evidence)
-    assert found.flipped == 0
-    assert dict(zip(found.numbers, found.ours, strict=True))[LOST] is None
+    assert (found.lost, found.gained) == (1, 0)
+    ours, theirs = (dict(zip(found.numbers, scores, strict=True)) for scores in (found.ours, found.theirs))
+    assert (ours[LOST], theirs[LOST]) == (0.0, 1.0)
+    assert (ours[GAINED], theirs[GAINED]) == (1.0, None)
 
 
 def test_without_a_baseline_the_questions_have_their_own_scores(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_long_words_are_cut_and_it_is_told_how_much(evidence: Path) -> None:
     ("changes", "shown"),
     [
         ({"doc": {"text": "no question"}, "arguments": {"gen_args_0": {"arg_0": "e" * 9000 + "the end"}}}, "the end"),
-        ({"doc": "text", "arguments": {"gen_args_0": {"arg_0": [{"role": "user", "content": "hé"}]}}}, '"content": "hé"}]'),
+        ({"doc": "text", "arguments": {"gen_args_0": {"arg_0": ['[{"role": "user"}]']}}}, '{\\"role\\": \\"user\\"}]"]'),
     ],
 )
 def test_a_task_without_a_question_of_its_own_shows_its_prompts_end(

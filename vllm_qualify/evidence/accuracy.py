@@ -244,8 +244,8 @@ def tools() -> dict[str, str]:
 def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
     """One measurement per filter and declared score, and the share of answers that were cut, from the files of a task's folder.
 
-    A question that was asked several times counts with the mean of its answers. All measurements are invalid unless lm-eval's
-    files are complete and nearly every question was answered. `levels` are those of the intervals.
+    A question that was asked several times counts with the mean of its answers; an empty one is wrong. All measurements are
+    invalid unless lm-eval's files are complete and nearly every question was answered. `levels` are those of the intervals.
     """
     inside = f"{folder.parent.name}/{folder.name}"
     source = f"{inside}/r*-b*"
@@ -285,8 +285,7 @@ def _unanswered(answers: list[Answer], task: TaskPlan) -> str | None:
 def _score(metric: str, name: str, answered: Answered, folder: Path, at: Sides, source: str) -> Measurement:
     by_question: dict[int, list[float]] = {}
     for answer in answered.answers:
-        if not answer.unanswered:
-            by_question.setdefault(answer.question, []).append(answer.scores[f"{metric},{name}"])
+        by_question.setdefault(answer.question, []).append(answer.score(f"{metric},{name}"))
     total = math.fsum(math.fsum(scores) / len(scores) for scores in by_question.values())
     return valid(
         metric,

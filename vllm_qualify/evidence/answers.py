@@ -19,6 +19,8 @@ from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
 from vllm_qualify.recipe.workload import Accuracy
 
 BLOCKS, LEAST_BLOCK = 5, 2
+# The share of a task's questions that may be copies of others.
+COPIES_ALLOWED = 0.05
 # A run has some 50 blocks, and its baseline one file.
 STEPS = Memory(files=128)
 # The parts of a task's configuration that say where its data is, not how it asks and scores. Each question has its own hash.
@@ -43,7 +45,7 @@ class Answer(Frozen):
     """One answer to a question. `scores` are by `<metric>,<filter>`. The hashes are lm-eval's own.
 
     `length` is that of the reply in characters, None if likelihoods were compared. An answer is `unanswered` if its reply was
-    empty: its scores mean nothing then. `traced_to` is relative to the task's folder.
+    empty, whatever the task made of that. `traced_to` is relative to the task's folder.
     """
 
     question: CountOrNone
@@ -55,6 +57,10 @@ class Answer(Frozen):
     length: CountOrNone | None
     unanswered: bool
     traced_to: str
+
+    def score(self, key: str) -> float:
+        """Its score by `<metric>,<filter>`; an empty reply is wrong."""
+        return 0.0 if self.unanswered else self.scores[key]
 
 
 class Head(Frozen):
@@ -131,7 +137,8 @@ def read_answers(folder: Path, task: TaskPlan) -> Answered:
     """The answers of a task from lm-eval's files of its finished steps.
 
     Raises one of UNUSABLE unless each filter scored every question of each step once, a question has the same prompt in all
-    repetitions, and lm-eval's own scores are those of its samples.
+    repetitions, questions are no copies of others, each hash is that of its content, and lm-eval's own scores are those of its
+    samples.
     """
     available = TaskReply.model_validate_json((folder / TASK).read_bytes()).available
     parts = [_read_step(folder, step, task.name, available) for step in finished(folder, task)]
@@ -140,6 +147,7 @@ def read_answers(folder: Path, task: TaskPlan) -> Answered:
         raise ValueError("the blocks were not measured with one version of the task")
     answers = [answer for _, found in parts for answer in found]
     _check_alike(answers)
+    _check_distinct(answers)
     return Answered(**parts[0][0].model_dump(), answers=answers)
 
 
@@ -171,6 +179,8 @@ def _parse_step(
     by_filter = {name: [(number, row) for number, row in rows if row["filter"] == name] for name in filters}
     for name in filters:
         _check_complete([row for _, row in by_filter[name]], step, told, available, name)
+    for _, row in rows:
+        _check_hashes(row)
     for metric, name in keys:
         _check_score(metric, name, [row for _, row in by_filter[name]], results["results"][task], step)
     head = _head(results, task)
@@ -204,12 +214,34 @@ def _check_complete(rows: list[dict[str, Any]], step: QuestionBlock, told: dict[
         raise ValueError(f"{len(rows)} samples of {name} in {step.folder} are not of its {wanted} questions, each once")
 
 
+def _check_hashes(row: dict[str, Any]) -> None:
+    """Check that the hashes, by which questions are compared, are those that lm-eval makes of the question beside them."""
+    document = json.dumps(row["doc"], indent=2, ensure_ascii=False)
+    prompt = row["arguments"]["gen_args_0"]["arg_0"]
+    # lm-eval keeps a chat's messages as text in a tuple.
+    content = {
+        "doc_hash": document,
+        "prompt_hash": prompt if isinstance(prompt, str) else prompt[0],
+        "target_hash": row["target"],
+    }
+    for name, text in content.items():
+        if hashlib.sha256(str(text).encode()).hexdigest() != row[name]:
+            raise ValueError(f"the {name} of question {row['doc_id']} is not that of its content")
+
+
+def _score(value: object) -> float:
+    """A score as a number. Text that looks like one is not what lm-eval writes."""
+    if not isinstance(value, int | float):
+        raise TypeError(f"the score {value!r} is no number")
+    return float(value)
+
+
 def _check_score(metric: str, name: str, rows: list[dict[str, Any]], result: dict[str, Any], step: QuestionBlock) -> None:
-    scores = [float(row[metric]) for row in rows]
+    scores = [_score(row[metric]) for row in rows]
     # Each comparison is false for NaN.
     if not all(0 <= score <= 1 for score in scores):
         raise ValueError(f"a sample's {metric} of {name} in {step.folder} is not between 0 and 1")
-    told, mean = float(result[f"{metric},{name}"]), math.fsum(scores) / len(scores)
+    told, mean = _score(result[f"{metric},{name}"]), math.fsum(scores) / len(scores)
     if not abs(told - mean) <= 1e-6:
         raise ValueError(f"lm-eval's {metric} of {name} in {step.folder}, {told}, is not its samples' {mean}")
 
@@ -238,7 +270,7 @@ def _answer(
         doc_hash=row["doc_hash"],
         prompt_hash=row["prompt_hash"],
         target_hash=row["target_hash"],
-        scores={f"{metric},{name}": float(row[metric]) for metric, name, row in scored},
+        scores={f"{metric},{name}": _score(row[metric]) for metric, name, row in scored},
         length=None if replies is None else sum(map(len, replies)),
         unanswered=replies is not None and not all(reply.strip() for reply in replies),
         traced_to=f"{step.folder}/{path.name}:{number}",
@@ -260,6 +292,14 @@ def _check_alike(answers: list[Answer]) -> None:
         found = (answer.doc_hash, answer.prompt_hash, answer.target_hash)
         if hashes.setdefault(answer.question, found) != found:
             raise ValueError(f"question {answer.question} was asked with another prompt in repetition {answer.repetition}")
+
+
+def _check_distinct(answers: list[Answer]) -> None:
+    """Check that the questions differ. A few data sets have a question twice."""
+    documents = Counter({answer.question: answer.doc_hash for answer in answers}.values())
+    copies = documents.total() - len(documents)
+    if copies > COPIES_ALLOWED * documents.total():
+        raise ValueError(f"{copies} of {documents.total()} questions are copies of others")
 
 
 def write(answered: Answered, path: Path) -> None:

@@ -166,7 +166,7 @@ def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate) -> 
     Raises:
         ValueError: no question was answered twice.
     """
-    scores = _sums(answered.answers, _key(gate), _questions(answered.answers))
+    scores = _sums(_answered(answered), _key(gate), _questions(answered.answers))
     if scores.spare == 0:
         raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
     needed = paired.repetitions_for(_margin(gate), scores.noise, len(scores.asked))
@@ -183,7 +183,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     if problem := _unlike(old, new):
         return invalid(gate.metric, problem, source, **about)
     questions = _questions(old.answers)
-    ours, theirs = (_sums(found.answers, _key(gate), questions) for found in (new, old))
+    ours, theirs = _sums(new.answers, _key(gate), questions), _sums(_answered(old), _key(gate), questions)
     if theirs.spare == 0:
         raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
     # With a wider margin at a later judging, fewer repetitions may be needed than there are.
@@ -252,17 +252,20 @@ def _unlike(old: Answered, new: Answered) -> str | None:
 
 
 def _sums(found: Iterable[Answer], key: str, questions: Sequence[int]) -> Answers:
-    """The sums of the answers' scores by question. Unanswered questions count as not asked."""
+    """The sums of the answers' scores by question. An empty answer counts as wrong."""
     places = {question: place for place, question in enumerate(questions)}
     total, squares, asked = np.zeros(len(questions)), np.zeros(len(questions)), np.zeros(len(questions), dtype=np.int64)
     for answer in found:
-        if answer.unanswered:
-            continue
-        place, score = places[answer.question], answer.scores[key]
+        place, score = places[answer.question], answer.score(key)
         total[place] += score
         squares[place] += score**2
         asked[place] += 1
     return Answers(total, squares, asked)
+
+
+def _answered(baseline: Answered) -> list[Answer]:
+    """A baseline's answers without the empty ones: with those as wrong, it would be easier to be as good as it."""
+    return [answer for answer in baseline.answers if not answer.unanswered]
 
 
 def _length_ratio(new: Iterable[Answer], old: Iterable[Answer]) -> float:
@@ -294,8 +297,6 @@ def _worsening(
         return invalid(gate.metric, f"the baseline's: {theirs.invalid_because}", theirs.source, **about)
     count = result.count_of(evidence / figures.STAGE)
     if plan.beside:
-        if (others := result.count_of(evidence / figures.STAGE / result.BESIDE)) != count:
-            raise UnlikeError(f"{count} repeats of the cell in turns with {others} of the baseline")
         ours, theirs = _paired(ours, theirs)
     direction = METRICS[gate.metric].direction
 

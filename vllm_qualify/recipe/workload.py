@@ -39,7 +39,7 @@ class Accuracy(Frozen):
     """One lm-eval task. The model writes text, in completions or in chats, or its likelihoods choose among given answers.
 
     If a gate compares with a baseline, the questions are asked again until the comparison is decided. A reply that is empty
-    or never came is not a wrong answer.
+    or never came is a wrong answer.
     """
 
     task: TaskName = Field(
@@ -72,7 +72,7 @@ class Accuracy(Frozen):
     )
     max_unanswered: Share = Field(
         default=0.002,
-        description="a larger share of empty replies makes the task `invalid`; fewer are left out, and not counted as wrong",
+        description="a larger share of empty replies makes the task `invalid`; fewer count as wrong answers",
     )
     time_limit_s: Seconds = Field(
         default=3600.0, description="for each block of questions: a fifth of them, or without `sequential` all"

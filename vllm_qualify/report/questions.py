@@ -167,11 +167,12 @@ def _by_question(found: Iterable[Answer]) -> dict[int, list[Answer]]:
 
 
 def _theirs(plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple[dict[int, list[Answer]], str | None]:
-    """The baseline's answers, or why there are none."""
+    """The baseline's answers without the empty ones, or why there are none."""
     if plan.baseline is None or not paired_gates(plan, task):
         return {}, None
     try:
-        return _by_question(answers.load(evidence / BASELINE / answers_path(task.name)).answers), None
+        kept = answers.load(evidence / BASELINE / answers_path(task.name)).answers
+        return _by_question(answer for answer in kept if not answer.unanswered), None
     except UNUSABLE as error:
         return {}, f"the baseline's answers cannot be read: {in_words(error)}"
 
@@ -180,21 +181,16 @@ def _their_folder(evidence: Path, task: TaskPlan) -> Path:
     return (evidence / BASELINE / answers_path(task.name)).parent
 
 
-def _means(by_question: dict[int, list[Answer]], name: str) -> dict[int, float | None]:
-    return {number: _mean(found, name) for number, found in sorted(by_question.items())}
+def _means(by_question: dict[int, list[Answer]], name: str) -> dict[int, float]:
+    return {number: fmean(answer.score(name) for answer in found) for number, found in sorted(by_question.items())}
 
 
-def _mean(found: Sequence[Answer], name: str) -> float | None:
-    scores = [answer.scores[name] for answer in found if not answer.unanswered]
-    return fmean(scores) if scores else None
-
-
-Means = dict[int, float | None]
+Means = dict[int, float]
 
 
 def _order(number: int, ways: dict[int, Way | None], ours: Means, theirs: Means) -> tuple[bool, float, int]:
     """The order of the flips: the lost ones first, then the largest difference first."""
-    return ways[number] != "lost", -abs((ours[number] or 0.0) - (theirs[number] or 0.0)), number
+    return ways[number] != "lost", -abs(ours[number] - theirs[number]), number
 
 
 def _kept_numbers(ours: Means, flipped: Sequence[int], most: int) -> list[int]:
@@ -224,8 +220,8 @@ class _Side(NamedTuple):
 
     def telling(self, number: int, name: str) -> Answer:
         """The first answer with the same result as the question; one whose text is available, if there is one."""
-        right = is_right(self.means[number] or 0.0)
-        alike = [each for each in self.answers[number] if not each.unanswered and is_right(each.scores[name]) == right]
+        right = is_right(self.means[number])
+        alike = [each for each in self.answers[number] if is_right(each.score(name)) == right]
         return next((each for each in alike if self.place(each)[0].is_file()), alike[0])
 
     def place(self, answer: Answer) -> tuple[Path, int]:

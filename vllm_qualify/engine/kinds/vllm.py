@@ -20,7 +20,6 @@ from vllm_qualify.engine.kinds.base import (
 from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
 
-WENT_BACK = "the server's count of preemptions went back: it was started anew meanwhile"
 # vLLM's documentation, "Optimization and Tuning", section "Preemption".
 PREEMPTION_REMEDY = (
     "raise gpu-memory-utilization, lower max-num-seqs or max-num-batched-tokens, "
@@ -68,8 +67,6 @@ def _load_problems(counted: Counted, under: Conditions) -> list[str]:
 
 
 def _preemption_problems(gained: float) -> list[str]:
-    if gained < 0:
-        return [WENT_BACK]
     return [f"{gained:.0f} preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"] if gained else []
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_qualify.evidence.load import steady
+from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.ended import end_of
 from vllm_qualify.evidence.load.problems import problems_of
 from vllm_qualify.evidence.load.repeats import interval_over_looks
@@ -60,6 +60,7 @@ def parse_load(
     kind: EngineName = VLLM,
     arguments: ServerArguments | None = None,
     watched: Path | None = None,
+    model: str | None = None,
 ) -> list[Measurement]:
     """One measurement per load metric, over the steady state of every repeat. All are invalid if any repeat is.
 
@@ -67,7 +68,7 @@ def parse_load(
 
     `folder` is the stage's or its BESIDE. `kind` and `arguments` are the server's: kinds name their counters differently, and a
     feature that a server does not count must be switched off. `watched` is the folder with what was watched of the server, None
-    if nothing was.
+    if nothing was. `model` is the name that the server serves it by; None leaves the file's own unchecked.
 
     If the budget ended a load before the first look, its values have no interval.
     """
@@ -77,8 +78,8 @@ def parse_load(
         count = count_of(folder)
         repeats = [read_repeat(folder, place, number) for number in range(1, count + 1)]
         ended, why_not = end_of(folder.parent if folder.name == BESIDE else folder, count, settings)
-        found, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched)
-        if problems := why_not + problems:
+        found, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched, model)
+        if problems := why_not + _turns_problems(folder, count) + problems:
             return [invalid(name, "; ".join(problems), source) for name in _names(settings, repeats)]
         if problem := first_repeat_problem([each.values[OUTPUT] for each in found]):
             repeats, found = repeats[1:], found[1:]
@@ -108,19 +109,28 @@ def _examined(
     kind: EngineName,
     arguments: ServerArguments,
     watched: Path | None,
+    model: str | None,
 ) -> tuple[list[Steady], list[str]]:
     """What the repeats measured, and the problems for which they do not count."""
     found: list[Steady] = []
     problems: list[str] = []
     for repeat in repeats:
-        told = problems_of(folder, repeat, settings, kind, arguments, watched)
+        told = problems_of(folder, repeat, settings, kind, arguments, watched, model=model)
         try:
             # The steady state of a repeat with problems does not matter.
             found += [] if told else [repeat.steady(settings)]
         except steady.UnsteadyError as error:
             told = [str(error)]
         problems += [f"repeat {repeat.number}: {problem}" for problem in told]
-    return found, problems
+    return found, problems or agreement.repeat_problems(repeats)
+
+
+def _turns_problems(folder: Path, count: int) -> list[str]:
+    """In turns, both servers have equally many repeats."""
+    other = folder.parent if folder.name == BESIDE else folder / BESIDE
+    if not other.is_dir() or (others := count_of(other)) == count:
+        return []
+    return [f"{count} repeats in {folder.name} and {others} in {other.name}, which ran in turns"]
 
 
 def first_repeat_problem(values: Sequence[float]) -> str | None:

@@ -1,5 +1,6 @@
 """What makes a repeat invalid."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from pydantic import Field
 
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Conditions, Counted, Totals
-from vllm_qualify.engine.kinds.vllm import WENT_BACK
-from vllm_qualify.evidence.load import steady
+from vllm_qualify.evidence.load import agreement, steady
+from vllm_qualify.evidence.load.agreement import Asked
 from vllm_qualify.evidence.load.result import RESET, Repeat
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
@@ -54,29 +55,31 @@ def problems_of(
     watched: Path | None = None,
     *,
     may_queue: bool = False,
+    model: str | None = None,
+    rate: float | None = None,
 ) -> list[str]:
     """Why a repeat in a folder does not count, by its requests, its server's counters, its client and what was watched.
 
-    `watched` is as `parse` takes it. If requests `may_queue`, a queue is no reason. Raises one of UNUSABLE.
+    `watched` and `model` are as `parse` takes them. If requests `may_queue`, a queue is no reason. `rate` is that of an open
+    load, in req/s. Raises one of UNUSABLE.
     """
     at_once = None if may_queue else KINDS[kind].most_requests(arguments)
     return [
-        *request_problems(repeat.about, settings),
-        *_server_problems(folder, repeat.number, settings, kind, arguments),
+        *(request_problems(repeat.about, settings) or _disagreements(repeat, Asked(settings, model, rate), kind, arguments)),
+        *_server_problems(folder, repeat, settings, kind, arguments),
         *_problems_meanwhile(folder, repeat, settings, kind, at_once, watched),
     ]
 
 
 def preemptions(folder: Path, number: int) -> int:
     """How many preemptions the server counted during a repeat. Raises one of UNUSABLE."""
-    before, after = _pages(folder, number)
-    counted = Counted(before, after)
+    samples = _samples_of(folder, number)
+    counted = Counted(*(_totals(page) for page in samples))
     if missing := counted.missing([PREEMPTIONS]):
         raise ValueError(missing[0])
-    gained = int(counted.gained(PREEMPTIONS))
-    if gained < 0:
-        raise ValueError(WENT_BACK)
-    return gained
+    if back := agreement.went_back(*samples):
+        raise ValueError(back[0])
+    return int(counted.gained(PREEMPTIONS))
 
 
 def request_problems(result: dict[str, Any], settings: Load) -> list[str]:
@@ -153,19 +156,31 @@ def _client_problems(cores: float | None, must_be_known: bool) -> list[str]:
     return []
 
 
-def _server_problems(folder: Path, number: int, settings: Load, kind: EngineName, arguments: ServerArguments) -> list[str]:
-    before, after = _pages(folder, number)
+def _disagreements(repeat: Repeat, asked: Asked, kind: EngineName, arguments: ServerArguments) -> list[str]:
+    what = ("disagreements", asked.load.model_dump_json(), asked.model, asked.rate, kind, json.dumps(arguments, sort_keys=True))
+    return repeat.remembered(what, lambda: agreement.result_problems(repeat.result, asked, kind, arguments))
+
+
+def _server_problems(folder: Path, repeat: Repeat, settings: Load, kind: EngineName, arguments: ServerArguments) -> list[str]:
+    number = repeat.number
+    samples = _samples_of(folder, number)
+    if back := agreement.went_back(*samples):
+        return back
+    before, after = (_totals(page) for page in samples)
     under = Conditions(
         arguments,
         settings.num_prompts,
         random_prompts=settings.prompts is None,
         was_emptied=_was_emptied(folder / f"reset-{number}.txt"),
     )
-    return KINDS[kind].load_problems(Counted(before, after), under)
+    problems = KINDS[kind].load_problems(Counted(before, after), under)
+    if problems or request_problems(repeat.about, settings):
+        return problems
+    return agreement.counter_problems(repeat.about, Counted(before, after), settings, kind)
 
 
-def _pages(folder: Path, number: int) -> tuple[Totals, Totals]:
-    before, after = (_counters((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
+def _samples_of(folder: Path, number: int) -> tuple[Totals, Totals]:
+    before, after = (_samples((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
     return before, after
 
 
@@ -177,11 +192,20 @@ def _was_emptied(reset: Path) -> bool:
         return False
 
 
-def _counters(text: str) -> Totals:
+def _samples(text: str) -> Totals:
+    """A page's counters by name and labels."""
+    return {
+        f"{sample.name}{{{sorted(sample.labels.items())}}}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
+def _totals(samples: Totals) -> Totals:
     """Totals by name, summed over their labels."""
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name.endswith("_total"):
-                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    for key, value in samples.items():
+        name = agreement.name_of(key)
+        totals[name] = totals.get(name, 0.0) + value
     return totals

@@ -295,7 +295,8 @@ def rates(folder: Path, name: str, settings: Load, levels: Levels, servers: Sequ
 
 
 def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
-    found = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, server.kind, server.arguments)
+    about = (server.kind, server.arguments, None, server.served_model_name)
+    found = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, *about)
     (rate,) = (measurement for measurement in found if measurement.metric == RATE)
     above = f"{folder.name}/{name}/"
     return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})

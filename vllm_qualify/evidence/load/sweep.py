@@ -65,7 +65,8 @@ class Plan(Frozen):
     """What a sweep needs. `load` is the profile's own, with the lengths and the seed.
 
     `gpus` is the server's number of GPUs, 1 for a CPU. `most_concurrency` is the sweep's, or else the number of requests that
-    the server takes at once. With `watched`, a run counts only if it was watched, in the folder SERVE next to the stage's.
+    the server takes at once. `model` is its served name. With `watched`, a run counts only if it was watched, in the folder
+    SERVE next to the stage's.
     """
 
     sweep: Sweep
@@ -75,6 +76,7 @@ class Plan(Frozen):
     price_usd_gpu_hour: Seconds | None = None
     kind: EngineName = VLLM
     arguments: ServerArguments = {}
+    model: str | None = None
     watched: bool = False
 
     @property
@@ -497,9 +499,10 @@ def _answered(repeat: Repeat) -> float | None:
 
 def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: SweepLoad) -> dict[str, Any]:
     """The fields of a point: the figures of its steady state, or why it is invalid. Raises as `result.steady_of`."""
+    others: dict[str, Any] = {"may_queue": True, "model": plan.model, "rate": asked.request_rate_req_s}
     problems = [
-        *_other_than_asked(repeat.about, plan, asked),
-        *problems_of(folder, repeat, asked.load, plan.kind, plan.arguments, _watched(folder, plan), may_queue=True),
+        *_other_than_planned(plan, asked.load),
+        *problems_of(folder, repeat, asked.load, plan.kind, plan.arguments, _watched(folder, plan), **others),
     ]
     if problems:
         return {"invalid_because": "; ".join(problems)}
@@ -514,17 +517,9 @@ def _watched(folder: Path, plan: Plan) -> Path | None:
     return watched_in(folder.parent, folder.parents[1] / SERVE) if plan.watched else None
 
 
-def _other_than_asked(result: dict[str, Any], plan: Plan, asked: SweepLoad) -> list[str]:
-    """The settings in which bench differs from the plan. Requests held back by a limit would look as if the server kept up."""
-    of = asked.load
-    problems = []
-    if of != _load(plan, of.max_concurrency, of.num_prompts, of.seed):
-        problems.append("its load is not that of the profile")
-    wanted = {"request_rate": asked.request_rate_req_s or "inf", "max_concurrency": None if asked.is_open else asked.level}
-    if asked.is_open:
-        wanted["burstiness"] = 1.0
-    told = {name: result[name] for name in wanted}
-    return [*problems, *(f"bench had {name} {told[name]}, not {wanted[name]}" for name in wanted if told[name] != wanted[name])]
+def _other_than_planned(plan: Plan, of: Load) -> list[str]:
+    is_planned = of == _load(plan, of.max_concurrency, of.num_prompts, of.seed)
+    return [] if is_planned else ["its load is not that of the profile"]
 
 
 def _unshown(slo: dict[str, float], found: result.Steady) -> str | None:

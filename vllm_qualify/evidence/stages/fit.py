@@ -59,7 +59,8 @@ def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Mea
     settings = _repeated(plan, plan.load.repeats)
     inside = _loaded(served, plan, settings, folder, tell)
     arguments = {name: value for name, value in plan.server.arguments.items() if name != SEQUENCES}
-    found = figures.parse_load(inside, settings, levels_of(plan.judged), plan.server.kind, arguments, inside)
+    server, levels = plan.server, levels_of(plan.judged)
+    found = figures.parse_load(inside, settings, levels, server.kind, arguments, inside, server.served_model_name)
     (throughput,) = (measurement for measurement in found if measurement.metric == figures.OUTPUT)
     return throughput
 

@@ -60,14 +60,14 @@ def parse_beside(plan: CellPlan, evidence: Path) -> list[Measurement]:
     """The load of the baseline's server, measured in turns with the cell's; empty if it was not served."""
     if plan.beside is None:
         return []
-    folder, server = evidence / "load" / result.BESIDE, plan.beside
-    return figures.parse_load(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments)
+    folder, server, name = evidence / "load" / result.BESIDE, plan.beside, plan.beside.served_model_name
+    return figures.parse_load(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, None, name)
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    folder, server = evidence / "load", plan.server
+    folder, server, name = evidence / "load", plan.server, plan.server.served_model_name
     samples = watched_in(folder, evidence / "serve") if plan.watched else None
-    return figures.parse_load(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, samples)
+    return figures.parse_load(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, samples, name)
 
 
 def _inputs(plan: CellPlan) -> list[Any]:

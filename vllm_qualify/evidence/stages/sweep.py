@@ -42,6 +42,7 @@ def sweep_plan(plan: CellPlan) -> sweep.Plan:
         price_usd_gpu_hour=plan.price_usd_gpu_hour,
         kind=plan.server.kind,
         arguments=plan.server.arguments,
+        model=plan.server.served_model_name,
         watched=plan.watched,
     )
 

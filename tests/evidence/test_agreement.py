@@ -1,0 +1,381 @@
+"""Files of bench that do not agree with what was asked, with themselves or with the server's counters give no number."""
+
+import copy
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tests.evidence.test_load import ARGUMENTS, CAPTURED, LEVELS, MEASURED, SETTINGS, change, copy_repeat, count, trtllm_page
+from tests.fakes.capacity import Capacity
+from vllm_qualify.evidence.load import steady
+from vllm_qualify.evidence.load.agreement import Asked, result_problems
+from vllm_qualify.evidence.load.figures import parse_load
+from vllm_qualify.evidence.load.problems import request_problems
+from vllm_qualify.evidence.load.result import BESIDE, key_of, steady_of
+from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
+from vllm_qualify.recipe.workload import Load
+
+Document = dict[str, Any]
+Spoil = Callable[[Document], Document]
+MODEL = "reference"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(CAPTURED, tmp_path / "load")
+
+
+def problem(
+    folder: Path, settings: Load = SETTINGS, kind: EngineName = VLLM, arguments: ServerArguments = ARGUMENTS, model: str = MODEL
+) -> str:
+    """Why a load is invalid; empty if it is valid. All its metrics are so for the same reason."""
+    found = {each.metric: each for each in parse_load(folder, settings, LEVELS, kind, arguments, None, model)}
+    (because,) = {found[name].invalid_because or "" for name in MEASURED}
+    return because
+
+
+def read(folder: Path, repeat: int) -> Document:
+    result: Document = json.loads((folder / f"bench-{repeat}.json").read_text())
+    return result
+
+
+def restated(result: Document) -> Document:
+    """A result with all that bench itself would have made of its requests: it agrees with itself in every sum and mean."""
+    requests = steady.requests_of(result, 4)
+    figures = steady.figures_of(steady.whole(requests, result["duration"]), SETTINGS.slo, as_bench=True)
+    totals = {"total_input_tokens": sum(result["input_lens"]), "total_output_tokens": sum(result["output_lens"])}
+    return result | {key_of(name): value for name, value in figures.items()} | totals
+
+
+def spoil(folder: Path, how: Spoil) -> None:
+    """Both repeats, in the same way."""
+    for repeat in (1, 2):
+        (folder / f"bench-{repeat}.json").write_text(json.dumps(how(read(folder, repeat))))
+
+
+def with_keys(**keys: Any) -> Spoil:
+    return lambda result: result | keys
+
+
+def with_short_prompts(result: Document) -> Document:
+    return restated(result | {"input_lens": [1] * 40})
+
+
+def with_negative_ttfts(result: Document) -> Document:
+    """A quarter of them; the requests' ends stay."""
+    early = [1.0 * (number % 4 == 0) for number in range(40)]
+    ttfts = [ttft - more for ttft, more in zip(result["ttfts"], early, strict=True)]
+    itls = [[gaps[0] + more, *gaps[1:]] for gaps, more in zip(result["itls"], early, strict=True)]
+    return restated(result | {"ttfts": ttfts, "itls": itls})
+
+
+def with_20_times_the_duration(result: Document) -> Document:
+    return restated(result | {"duration": 20 * result["duration"]})
+
+
+def at_once(result: Document) -> Document:
+    """Twice as many requests under way as there are clients."""
+    starts, first = result["start_times"], result["start_times"][0]
+    halved = [first + (start - first) / 2 for start in starts]
+    return restated(result | {"start_times": halved, "queue_times": [0.0] * 40, "duration": result["duration"] / 2 + 0.05})
+
+
+def started_elsewhere(result: Document) -> Document:
+    """One request began 0.5 ms later than bench's own record of its waiting tells."""
+    starts = [start + 0.0005 * (number == 20) for number, start in enumerate(result["start_times"])]
+    return restated(result | {"start_times": starts})
+
+
+HOSTILE: dict[str, tuple[Spoil, str]] = {
+    "prompts of one token": (with_short_prompts, "40 prompts do not have about 16 tokens, the first of them 1"),
+    "other total of tokens": (with_keys(total_output_tokens=5), "total_output_tokens is 5, and its requests have 320"),
+    "other total of prompts": (with_keys(total_input_tokens=5), "total_input_tokens is 5, and its requests have 65"),
+    "error texts": (with_keys(errors=["Traceback\nOSError: no"] * 40), "40 requests have an error: OSError: no"),
+    "empty texts": (with_keys(generated_texts=[""] * 40), "40 of 40 replies have no text"),
+    "fewer texts": (with_keys(generated_texts=["text"] * 39), "39 texts of 40 replies"),
+    "another model": (with_keys(model_id="small"), "bench had model_id small, not reference"),
+    "another interface": (with_keys(backend="openai-chat"), "bench had backend openai-chat, not openai"),
+    "another concurrency": (with_keys(max_concurrency=8), "bench had max_concurrency 8, not 4"),
+    "no concurrency": (with_keys(max_concurrency=None), "bench had max_concurrency None, not 4"),
+    "another number of prompts": (with_keys(num_prompts=400), "bench had num_prompts 400, not 40"),
+    "a rate": (with_keys(request_rate=3.0), "bench had request_rate 3.0, not inf"),
+    "negative times": (with_negative_ttfts, "10 of its times to a token are no times"),
+    "20 times the duration": (with_20_times_the_duration, "s, and its requests took 0.6"),
+    "more at once": (at_once, "requests were under way at once, and max_concurrency is 4"),
+    "another start": (started_elsewhere, "1 of its requests began at another time than"),
+    "other latencies": (with_keys(latencies=[0.1] * 40), "40 latencies are not the sum of the request's times to its tokens"),
+    "more chunks": (with_keys(itls=[[0.005] * 10] * 40), "40 replies came in more chunks than their usage has tokens"),
+    "text as a time": (lambda result: result | {"ttfts": [str(ttft) for ttft in result["ttfts"]]}, "its times are not numbers"),
+    "text as a length": (lambda result: result | {"input_lens": ["16"] * 40}, "its input_lens are not whole numbers"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_leaves_no_number(folder: Path, name: str) -> None:
+    how, told = HOSTILE[name]
+    spoil(folder, how)
+    assert told in problem(folder)
+
+
+def test_the_captured_files_agree(folder: Path) -> None:
+    assert problem(folder) == ""
+    spoil(folder, restated)
+    assert problem(folder) == ""
+
+
+def test_a_load_of_another_model_leaves_no_number(folder: Path) -> None:
+    assert "bench had model_id reference, not other" in problem(folder, model="other")
+
+
+# --- Copies
+
+
+def test_five_copies_of_one_file_are_no_five_repeats(folder: Path) -> None:
+    for repeat in range(2, 6):
+        for name in ("bench-{}.json", "metrics-{}-before.txt", "metrics-{}-after.txt"):
+            shutil.copy(folder / name.format(1), folder / name.format(repeat))
+    five = SETTINGS.model_copy(update={"repeats": 5, "most_repeats": 5})
+    assert "repeat 2 has the same requests as repeat 1, or ran at the same time: it is no repeat of its own" in problem(
+        folder, five
+    )
+
+
+def test_repeats_that_ran_at_the_same_time_are_no_repeats(folder: Path) -> None:
+    """A copy whose times are a little longer."""
+    slower = {name: [time * 1.01 for time in read(folder, 1)[name]] for name in ("ttfts", "latencies")}
+    itls = [[gap * 1.01 for gap in gaps] for gaps in read(folder, 1)["itls"]]
+    starts = read(folder, 1)["start_times"]
+    spaced = [starts[0] + (start - starts[0]) * 1.011 for start in starts]
+    result = read(folder, 1) | slower | {"itls": itls, "start_times": spaced, "queue_times": [0.0] * 40}
+    (folder / "bench-2.json").write_text(json.dumps(restated(result | {"duration": result["duration"] * 1.02})))
+    for when in ("before", "after"):
+        shutil.copy(folder / f"metrics-1-{when}.txt", folder / f"metrics-2-{when}.txt")
+    assert "repeat 2 has the same requests as repeat 1, or ran at the same time" in problem(folder)
+
+
+@pytest.mark.parametrize("place", [".", BESIDE])
+def test_five_repeats_beside_ten_are_not_measured_in_turns(folder: Path, place: str) -> None:
+    for repeat in range(3, 6):
+        copy_repeat(folder, repeat, of=2)
+    beside = shutil.copytree(folder, folder / BESIDE)
+    settings = SETTINGS.model_copy(update={"most_repeats": 10})
+    assert problem(folder / place, settings) == ""
+    for repeat in range(6, 11):
+        copy_repeat(beside, repeat, of=2)
+    assert "which ran in turns" in problem(folder / place, settings)
+
+
+# --- Tokens and the server's counters
+
+
+def cut_short(result: Document) -> Document:
+    """A server that sent the 8 tokens of each reply, and says 32."""
+    return restated(result | {"output_lens": [32] * 40})
+
+
+LONG = SETTINGS.model_copy(update={"output_len": 32})
+
+
+def test_tokens_that_the_server_did_not_generate_leave_no_number(folder: Path) -> None:
+    spoil(folder, cut_short)
+    assert "the server counts 352 generated tokens, and by its usage there were 1408" in problem(folder, LONG)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_told"),
+    [({}, True), ({"stream_interval": 4}, False), ({"speculative_config": {"decoding_type": "MTP"}}, False)],
+)
+def test_a_server_that_does_not_count_its_tokens_shows_them_by_its_chunks(
+    folder: Path, arguments: ServerArguments, is_told: bool
+) -> None:
+    spoil(folder, cut_short)
+    for repeat in (1, 2):
+        for when, requests in (("before", 0.0), ("after", 44.0)):
+            trtllm_page(folder, repeat, when, {"request_success": requests, "kv_cache_missed_blocks": requests})
+    told = "its replies came in 320 chunks and have 1280 tokens by its usage, which the server does not count"
+    assert (told in problem(folder, LONG, "tensorrt-llm", arguments)) == is_told
+
+
+def gained(folder: Path, **counters: float) -> None:
+    """Set by how much the counters rise in the second repeat."""
+    for when, times in (("before", 0), ("after", 1)):
+        count(folder, when, 2, **{name: 1000 + value * times for name, value in counters.items()})
+
+
+@pytest.mark.parametrize(
+    ("counters", "told"),
+    [
+        ({"request_success": 43}, "the server counts 43 requests, and bench sent 40 and 4 to warm up"),
+        ({"request_success": 46}, "the server counts 46 requests"),
+        ({"request_success": math.nan}, "the server counts nan requests"),
+        ({"request_success": -1}, "count of vllm:request_success_total went back: it was started anew meanwhile"),
+        ({"generation_tokens": 351}, "the server counts 351 generated tokens, and by its usage there were 352"),
+        ({"generation_tokens": 353}, "the server counts 353 generated tokens"),
+        ({"generation_tokens": math.nan}, "the server counts nan generated tokens"),
+        ({"generation_tokens": -1}, "count of vllm:generation_tokens_total went back"),
+        ({"prompt_tokens": 400}, "the server counts 400 tokens of prompts, and bench 719"),
+        ({"prompt_tokens": 1000}, "the server counts 1000 tokens of prompts"),
+        ({"prompt_tokens": math.inf}, "the server counts nan tokens of prompts"),
+        ({"prompt_tokens": -1}, "count of vllm:prompt_tokens_total went back"),
+        ({"other": -1}, "count of vllm:other_total went back"),
+    ],
+    ids=str,
+)
+def test_counters_that_do_not_agree_leave_no_number(folder: Path, counters: dict[str, float], told: str) -> None:
+    gained(folder, **counters)
+    assert "repeat 2: the server" in problem(folder)
+    assert told in problem(folder)
+
+
+@pytest.mark.parametrize("name", ["request_success", "generation_tokens", "prompt_tokens"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_page_without_a_count_leaves_no_number(folder: Path, name: str, when: str) -> None:
+    count(folder, when, 2, **{name: None})
+    assert f"repeat 2: the server's /metrics {when} it has no vllm:{name}_total" in problem(folder)
+
+
+def test_one_engine_that_was_started_anew_leaves_no_number(folder: Path) -> None:
+    """Though the sum over both engines rises as it should."""
+    name = "vllm:generation_tokens_total"
+    for when, counts in (("before", (500, 0)), ("after", (0, 852))):
+        path = folder / f"metrics-2-{when}.txt"
+        kept = [line for line in path.read_text().splitlines() if name not in line]
+        lines = [f'{name}{{engine="{engine}"}} {value}.0' for engine, value in enumerate(counts)]
+        path.write_text("\n".join([*kept, f"# TYPE {name} counter", *lines, ""]))
+    assert f"the server's count of {name} went back" in problem(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("spec_decode_acceptance_length", "spec_decode_acceptance_length is 3, and 31 tokens of 122 drafts were accepted"),
+        ("spec_decode_num_drafts", "spec_decode_acceptance_length is 1.2541, and 31 tokens of 3 drafts were accepted"),
+    ],
+)
+def test_an_acceptance_length_that_its_drafts_do_not_give_leaves_no_number(tmp_path: Path, key: str, told: str) -> None:
+    drafted = CAPTURED.parent / "speculation" / "batch1" / "drafted"
+    folder = shutil.copytree(drafted, tmp_path / "load")
+    alone = {"max_concurrency": 1, "num_prompts": 20, "num_warmups": 1, "slo": None}
+    settings = Load.model_validate(SETTINGS.model_dump() | alone)
+    assert _acceptance(folder, settings) is None
+    change(folder, 1, **{key: 3})
+    assert told in (_acceptance(folder, settings) or "")
+    change(folder, 1, spec_decode_acceptance_length=2.0, spec_decode_num_drafts=31)
+    assert "spec_decode_num_drafts is 31, and the server counts 1" in (_acceptance(folder, settings) or "")
+
+
+def _acceptance(folder: Path, settings: Load) -> str | None:
+    found = {each.metric: each for each in parse_load(folder, settings, LEVELS, VLLM, {}, None, MODEL)}
+    return found["acceptance_length_tok"].invalid_because
+
+
+# --- Honest files
+
+
+def test_a_request_to_see_whether_the_server_is_ready_is_honest(folder: Path) -> None:
+    """As older versions of bench send it."""
+    gained(folder, request_success=45, generation_tokens=360, prompt_tokens=735)
+    assert problem(folder) == ""
+
+
+def test_tokens_at_the_beginning_that_only_the_server_counts_are_honest(folder: Path) -> None:
+    gained(folder, prompt_tokens=719 + 44)
+    assert problem(folder) == ""
+
+
+def test_some_replies_without_a_text_are_honest(folder: Path) -> None:
+    """Their tokens may all be special ones, or parts of a character."""
+    change(folder, 2, generated_texts=[""] * 20 + ["�"] * 20)
+    assert problem(folder) == ""
+
+
+@pytest.mark.parametrize(("parser", "told"), [("deepseek_r1", ""), (None, "40 of 40 replies have no text")])
+def test_a_chat_that_only_reasons_is_honest(folder: Path, parser: str | None, told: str) -> None:
+    """Bench does not record the reasoning. The template's tokens are in the server's count and in `usage`."""
+    spoil(folder, lambda result: restated(result | {"backend": "openai-chat", "generated_texts": [""] * 40}))
+    gained(folder, prompt_tokens=719 + 44 * 30)
+    chat = SETTINGS.model_copy(update={"api": "chat"})
+    arguments = ARGUMENTS | ({"reasoning-parser": parser} if parser else {})
+    assert (told in problem(folder, chat, arguments=arguments)) if told else (problem(folder, chat, arguments=arguments) == "")
+
+
+def test_several_tokens_in_a_chunk_are_honest(folder: Path) -> None:
+    """As with a draft model, or a server that is slow to send what it has: its count of tokens is what tells."""
+    spoil(folder, lambda result: restated(result | {"itls": [[sum(gaps[:4]), sum(gaps[4:])] for gaps in result["itls"]]}))
+    assert problem(folder) == ""
+
+
+@pytest.mark.parametrize("rate", [None, 20.0])
+def test_what_a_sound_server_leaves_agrees(tmp_path: Path, rate: float | None) -> None:
+    load = SETTINGS.model_copy(update={"num_prompts": 200})
+    Capacity(noise=0.1).run(load, rate, tmp_path)
+    assert result_problems(read(tmp_path, 1), Asked(load, MODEL, rate), VLLM, {}) == []
+
+
+# --- Random ones
+
+REPEATS = [read(CAPTURED, repeat) for repeat in (1, 2)]
+TRUE = [steady_of(result, SETTINGS).values for result in REPEATS]
+# A measurement is the same if it changed by less than this share: what bench's own figures, which round, cannot show.
+SAME = 1e-4
+TIMES = ("ttfts", "latencies", "start_times", "queue_times", "input_lens", "output_lens")
+
+
+def places(result: Document) -> Iterator[tuple[Any, ...]]:
+    """Where a number stands in a result."""
+    for name, value in result.items():
+        if isinstance(value, float | int):
+            yield (name,)
+    for name in TIMES:
+        yield from ((name, number) for number in range(len(result[name])))
+    yield from (("itls", one, other) for one, gaps in enumerate(result["itls"]) for other in range(len(gaps)))
+
+
+PLACES = list(places(REPEATS[0]))
+NUMBERS = st.one_of(
+    st.floats(0.5, 2).map(lambda factor: lambda value: value * factor),
+    st.floats(-10, 10).map(lambda term: lambda value: value + term),
+    st.floats(-1e-2, 1e-2).map(lambda term: lambda value: value + term),
+    st.integers(-100, 100).map(lambda term: lambda value: value + term),
+    st.sampled_from([math.nan, math.inf, -math.inf, 0, -1.0, 1e308, None, "1.0", True]).map(lambda other: lambda _: other),
+)
+MUTATIONS = st.lists(st.tuples(st.sampled_from(PLACES), NUMBERS), min_size=1, max_size=4)
+
+
+def mutated(result: Document, changes: list[tuple[tuple[Any, ...], Callable[[Any], Any]]]) -> Document:
+    found = result | {name: copy.deepcopy(result[name]) for name in {place[0] for place, _ in changes}}
+    for place, how in changes:
+        within: Any = found
+        for step in place[:-1]:
+            within = within[step]
+        if isinstance(within[place[-1]], float | int):
+            within[place[-1]] = how(within[place[-1]])
+    return found
+
+
+def measured(result: Document) -> dict[str, float] | None:
+    """What a result measures, None if it is invalid."""
+    try:
+        problems = request_problems(result, SETTINGS) or result_problems(result, Asked(SETTINGS, MODEL), VLLM, ARGUMENTS)
+        return None if problems else steady_of(result, SETTINGS).values
+    except (steady.UnsteadyError, *UNUSABLE):
+        return None
+
+
+QUICK = hypothesis_settings(max_examples=5000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@QUICK
+@given(repeat=st.sampled_from([0, 1]), changes=MUTATIONS)
+def test_no_random_change_of_a_number_changes_a_measurement(repeat: int, changes: Any) -> None:
+    found = measured(mutated(REPEATS[repeat], changes))
+    assert found is None or found == pytest.approx(TRUE[repeat], rel=SAME)
