@@ -1,5 +1,6 @@
 """A registry, or its token server, that never ends, drips, or says what none says: one error in time, and the watch goes on."""
 
+import gzip
 import json
 import socket
 import threading
@@ -117,6 +118,12 @@ def test_a_hub_that_drips_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_answer_without_end_is_not_read_to_its_end() -> None:
     error = error_of(lambda _: Answer(body=b'{"tags": [' + b" " * 9 * 2**20 + b"]}"))
     assert "longer than 8 MiB" in error.problem
+
+
+def test_an_answer_that_grows_when_it_is_unpacked_is_not_unpacked() -> None:
+    bomb = gzip.compress(b'{"tags": [' + b" " * 2**24 + b"]}")
+    assert len(bomb) < 2**16
+    assert "compressed" in error_of(lambda _: Answer(body=bomb, headers={"Content-Encoding": "gzip"})).problem
 
 
 def test_a_list_of_tags_without_end_is_left() -> None:

@@ -42,6 +42,7 @@ AT_ONCE = 8
 READ_S, ANSWER_S, WHOLE_S = 30.0, 60.0, 300.0
 # Of one answer. A page of 100 tags has some kilobytes; a manifest has 4 MiB at most, by OCI's distribution specification.
 MOST_BYTES = 8 * 2**20
+_PLAIN = "identity"
 
 
 def releases_in(name: str, rule: VersionRule) -> list[Available]:
@@ -98,6 +99,7 @@ class Repository:
         self._http = httpx.Client(
             auth=login,
             event_hooks={"request": [login.check], "response": [_limit]},
+            headers={"Accept-Encoding": _PLAIN},
             timeout=READ_S,
             follow_redirects=True,
             # Docker contacts this machine without a proxy, whatever NO_PROXY says.
@@ -230,6 +232,9 @@ class _Limited(httpx.SyncByteStream):
 
 
 def _limit(answer: httpx.Response) -> None:
+    if answer.headers.get("Content-Encoding", _PLAIN) != _PLAIN:
+        # A few kilobytes can become gigabytes.
+        raise httpx.ReadError("an answer is compressed, and none was asked to be")
     if isinstance(answer.stream, httpx.SyncByteStream):
         answer.stream = _Limited(answer.stream)
 
