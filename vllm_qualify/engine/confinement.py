@@ -281,7 +281,7 @@ def _opens(path: Path, homes: Sequence[Path], keys: Sequence[Path]) -> bool:
 
 def _homes() -> list[Path]:
     """The user's home and that of the runs: parts of them may be opened, such as a model's folder."""
-    ours = os.environ.get("VLLM_QUALIFY_HOME", "~/.vllm-qualify")
+    ours = os.environ.get("VLLM_QUALIFY_HOME") or "~/.vllm-qualify"
     return [Path.home(), Path(ours).expanduser()]
 
 

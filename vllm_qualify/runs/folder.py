@@ -1,8 +1,11 @@
 """One qualification of one cell on disk: its folder, by its id or as the newest."""
 
 from pathlib import Path
+from typing import TypeVar
 
-from vllm_qualify.errors import CallerError, writing
+from pydantic import ValidationError
+
+from vllm_qualify.errors import CallerError, HostError, writing
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.evidence.stages import on_the_server
 from vllm_qualify.plan.cell import CellPlan
@@ -15,9 +18,14 @@ from vllm_qualify.secrets import redact
 
 DATA_DOCS = "data-docs"
 
+F = TypeVar("F", bound=Frozen)
+
 
 class Run(Frozen):
-    """The folder of one run: its plan, stages/, kept/, evidence/, data-docs/, and its report. None of its files is edited."""
+    """The folder of one run: its plan, stages/, kept/, evidence/, data-docs/, and its report. None of its files is edited.
+
+    A file that is damaged raises HostError when it is read.
+    """
 
     folder: Path
 
@@ -35,7 +43,7 @@ class Run(Frozen):
 
     @property
     def plan(self) -> CellPlan:
-        return CellPlan.model_validate_json((self.folder / "plan.json").read_bytes())
+        return _read(CellPlan, self.folder / "plan.json")
 
     def save_stage(self, stage: StageEvidence) -> None:
         write_text(self.folder / "stages" / f"{stage.stage}.json", stage.model_dump_json(indent=2))
@@ -43,7 +51,7 @@ class Run(Frozen):
     def stages(self) -> list[StageEvidence]:
         """The finished stages, in their order."""
         paths = [self.folder / "stages" / f"{stage}.json" for stage in STAGES]
-        return [StageEvidence.model_validate_json(path.read_bytes()) for path in paths if path.exists()]
+        return [_read(StageEvidence, path) for path in paths if path.exists()]
 
     def stage(self, name: Stage) -> StageEvidence | None:
         """A stage; None if it is not finished."""
@@ -55,6 +63,15 @@ class Run(Frozen):
     def save_report(self, report: Report) -> None:
         write_text(self.folder / "report.json", report.model_dump_json(indent=2))
         write_text(self.folder / "report.html", render_page(report, lambda file: f"evidence/{file.path}"))
+
+
+def _read(kind: type[F], file: Path) -> F:
+    try:
+        return kind.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        problem = f"damaged, or of another version: {error.errors()[0]['msg']}"
+        remedy = "delete the run's folder; then fetch the run from its store (--store), or qualify the cell again"
+        raise HostError(problem, remedy, str(file)) from error
 
 
 def start_run(plan: CellPlan) -> Run:

@@ -8,7 +8,7 @@ from vllm_qualify.errors import writing
 
 def home() -> Path:
     """VLLM_QUALIFY_HOME, else ~/.vllm-qualify."""
-    return Path(os.environ.get("VLLM_QUALIFY_HOME", "~/.vllm-qualify")).expanduser().absolute()
+    return Path(os.environ.get("VLLM_QUALIFY_HOME") or "~/.vllm-qualify").expanduser().absolute()
 
 
 def make_home() -> Path:
