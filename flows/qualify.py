@@ -22,6 +22,7 @@ from tasks.measure import (
     serve_cells,
     smoke_test,
 )
+from tasks.orchestrator import provide_server
 from tasks.outcome import nothing_to_do, outcome_state, was_qualified
 from tasks.reuse import begin_attempt, published_before, reuse_finished, still_to_do
 from vllm_qualify.drift.question import Question
@@ -103,6 +104,7 @@ def qualify_release(request: QualifyRelease) -> State[list[Published]]:
 
 def qualified(request: QualifyRelease) -> list[Published]:
     """The reports of `qualify_release`, whatever their verdicts. Raises the error that stopped the flow."""
+    provide_server()
     # Prefect's types do not allow for a flow that returns its own final state.
     state: Any = qualify_release(request, return_state=True)
     published: list[Published] = state.result(raise_on_failure=not was_qualified(state))

@@ -10,6 +10,7 @@ from tasks.progress import teller
 from tasks.step import step
 from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.confinement import USE_LANDLOCK
+from vllm_qualify.engine.host_checks import check_host
 from vllm_qualify.engine.hub import Repository, fetch
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
@@ -29,6 +30,7 @@ from vllm_qualify.runs.home import engine_cache
 @step("check", "check {recipe}")
 def check_request(recipe: str, choice: Choice, launch: Launch, store: str, allow_code: bool = False) -> Engines:
     """Check the request; the engines, their tags as digests. Raises CallerError, HostError, ReleaseError, StoreError."""
+    check_host()
     check_choice(_allowed(recipe, allow_code), choice, launch)
     open_store(store).check()
     return find_engines(launch)

@@ -7,8 +7,8 @@ from prefect import get_client, get_run_logger
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-from prefect.settings import get_current_settings
 
+from tasks.orchestrator import has_lasting_server
 from tasks.step import beginning
 from vllm_qualify.engine.host_lock import holding_machine, machine_name
 from vllm_qualify.engine.launch import left_behind
@@ -43,7 +43,7 @@ def _held(who: str) -> Iterator[None]:
 @contextmanager
 def _leased() -> Iterator[None]:
     """Hold the machine's lease, if there is a Prefect server that others use too."""
-    if get_current_settings().api.url is None:
+    if not has_lasting_server():
         yield
         return
     name = f"vllm-qualify-machine-{machine_name()}"

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
-from prefect.settings import get_current_settings
 
+from tasks.orchestrator import has_lasting_server
 from tasks.step import step
 from vllm_qualify.approval.covering import covering
 from vllm_qualify.approval.pointer import Entry
@@ -49,7 +49,7 @@ def still_to_do(plans: list[CellPlan], published: list[Published], store: str, r
 @step("published before")
 def published_before(plans: list[CellPlan], store: str) -> list[Published]:
     """The runs that an earlier start of this flow run published. Raises StoreError."""
-    if not has_server() or not (flow_run.run_count or 0) > 1:
+    if not has_lasting_server() or not (flow_run.run_count or 0) > 1:
         return []
     opened = open_store(store)
     found = [(plan.cell.id, run_id) for plan in plans for run_id in attempts(opened, flow_run.id, plan.cell.id)]
@@ -59,14 +59,9 @@ def published_before(plans: list[CellPlan], store: str) -> list[Published]:
 @step("attempt")
 def begin_attempt(plans: list[CellPlan], store: str) -> None:
     """Note in the store which runs belong to this flow run. Raises StoreError."""
-    if has_server():
+    if has_lasting_server():
         for plan in plans:
             note_attempt(open_store(store), flow_run.id, plan)
-
-
-def has_server() -> bool:
-    """Whether Prefect's server outlives this flow run, so that the run can be started again."""
-    return get_current_settings().api.url is not None
 
 
 def _here_or_fetched(store: str, run_id: str) -> Run:

@@ -1,18 +1,45 @@
 """What the world around a command does to it: each fault ends as one error with its remedy, soon and before work is lost."""
 
+import json
 import os
+import signal
+import socket
+import sqlite3
 import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from infra.bench.passing import write_engine
+from tests.ci import IN_CI
 from tests.qualified import COMMAND
+from tests.recipes import small, write
 from tests.runs.test_runs import judged, run
 from vllm_qualify.engine.confinement import _homes
 from vllm_qualify.runs import home as homes
 from vllm_qualify.runs.folder import Run
 
 __all__ = ["judged", "run"]
+
+LATIN = r"""
+import sys
+from vllm_qualify.cli import commands
+
+commands.app = lambda: print(sys.flags.utf8_mode, sys.argv[1], "\u2265")
+commands.main()
+"""
+SERVE = """
+import time
+from prefect.settings import get_current_settings
+from tasks.orchestrator import has_lasting_server, provide_server
+
+provide_server()
+print(get_current_settings().api.url, has_lasting_server(), flush=True)
+time.sleep(600)
+"""
 
 # Whoever hangs is stopped here; what the product allows itself is in its own limits, 15 s in sum.
 HANGS_S = 120
@@ -57,3 +84,95 @@ def test_an_empty_home_is_the_usual_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert homes.home() == usual
     assert _homes()[1] == usual
     assert homes.default_store_url() == f"file://{usual}/store"
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run that passes all early checks."""
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
+    return [COMMAND, "run", str(write(small(tmp_path), tmp_path / "mine.yaml"))]
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_prefect_server_that_never_answers_is_told(command: list[str], silent: int) -> None:
+    url = f"http://127.0.0.1:{silent}/api"
+    told = f"prefect: the server at {url} is not healthy: no answer within 10 s"
+    assert_one_error(ended(*command, PREFECT_API_URL=url), told, "start it, or correct PREFECT_API_URL")
+
+
+def test_a_prefect_server_that_is_not_there_is_told(command: list[str]) -> None:
+    url = "http://127.0.0.1:9/api"
+    told = f"prefect: the server at {url} is not healthy: "
+    assert_one_error(ended(*command, PREFECT_API_URL=url), told, "start it, or correct PREFECT_API_URL")
+
+
+def test_a_database_of_prefect_that_another_process_holds_is_told(command: list[str], home: Path) -> None:
+    file = home / "prefect" / "prefect.db"
+    file.parent.mkdir()
+    with sqlite3.connect(file) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        done = ended(*command)
+    assert_one_error(done, f"prefect: Prefect's database {file}: database is locked", "end the process that holds it")
+
+
+def test_a_damaged_database_of_prefect_is_told(command: list[str], home: Path) -> None:
+    file = home / "prefect" / "prefect.db"
+    file.parent.mkdir()
+    file.write_bytes(b"no database" * 1000)
+    assert_one_error(ended(*command), f"Prefect's database {file}: file is not a database", "end the process that holds it")
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/no/such/folder"])
+def test_a_folder_of_temporary_files_that_cannot_be_written_is_told(folder: str, command: list[str]) -> None:
+    told = f"check: no temporary file can be written in {folder}: No such file or directory"
+    assert_one_error(ended(*command, TMPDIR=folder), told, "free space there and check its permissions, or set TMPDIR")
+
+
+def in_namespace(kind: str, first: str, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a namespace of its own, after a shell command."""
+    if ended("unshare", "--user", "--map-root-user", kind, "sh", "-c", first).returncode:
+        (pytest.fail if IN_CI else pytest.skip)("this user may make no namespace")
+    shell = f'{first} && exec "$@"'
+    return ended("unshare", "--user", "--map-root-user", kind, "sh", "-c", shell, "sh", *command, **environment)
+
+
+def test_a_full_folder_of_temporary_files_is_told(command: list[str], tmp_path: Path) -> None:
+    small_disk = tmp_path / "small"
+    small_disk.mkdir()
+    done = in_namespace("--mount", f"mount -t tmpfs -o size=64k small {small_disk}", *command, TMPDIR=str(small_disk))
+    told = f"check: no temporary file can be written in {small_disk}: No space left on device"
+    assert_one_error(done, told, "free space there and check its permissions, or set TMPDIR")
+
+
+def test_a_loopback_that_is_down_is_told(command: list[str]) -> None:
+    done = in_namespace("--net", "true", *command)
+    assert_one_error(done, "check: no connection within this machine, by 127.0.0.1: ", "bring the loopback interface up")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_prefects_own_server_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        _, lasts = process.stdout.readline().split()
+        (state,) = tmp_path.glob("server-*/server.state")
+        server = json.loads(state.read_text())["pid"]
+        assert b"uvicorn" in Path(f"/proc/{server}/cmdline").read_bytes()
+        process.send_signal(number)
+        process.wait(timeout=60)
+    assert lasts == "False"
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{server}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{server}").exists()
+
+
+def test_text_is_utf8_in_a_locale_without_it() -> None:
+    done = ended(sys.executable, "-c", LATIN, "\u00e9", LC_ALL="C", PYTHONUTF8="0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 \u00e9 \u2265\n", "")

@@ -1,5 +1,7 @@
 """All commands, and how each error ends them."""
 
+import codecs
+import locale
 import os
 import signal
 import sys
@@ -55,8 +57,17 @@ def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a sig
     raise SystemExit(128 + number)
 
 
+def _use_utf8() -> None:
+    """Start again in Python's UTF-8 mode, unless the locale's encoding is UTF-8: with LC_ALL=C and PYTHONUTF8=0 it is ASCII."""
+    if sys.flags.utf8_mode or codecs.lookup(locale.getpreferredencoding(do_setlocale=False)).name == "utf-8":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606  (no shell is wanted)
+
+
 def main() -> None:
     """Run the command; every error becomes its exit code."""
+    _use_utf8()
     from vllm_qualify.engine.confinement import NO_STATISTICS
 
     for name, value in NO_STATISTICS.items():

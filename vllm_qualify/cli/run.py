@@ -181,6 +181,7 @@ def _check_early(
     recipe: str, choice: "Choice", launch: "Launch", store: str, against: "RunSettings", allow_code: bool = False
 ) -> None:
     """Report a mistake before the orchestrator starts, which takes seconds. The flow checks again where it runs."""
+    from vllm_qualify.engine.host_checks import check_host
     from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.plan.cells import check_choice
     from vllm_qualify.publish.stores import open_store
@@ -188,6 +189,7 @@ def _check_early(
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.home import make_home
 
+    check_host()
     make_home()
     loaded, opened = load_recipe(recipe), open_store(store)
     check_allowed(loaded, allow_code)

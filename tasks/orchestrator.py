@@ -1,0 +1,129 @@
+"""Prefect's server: the one that is named, or one of our own, which ends with this process."""
+
+import atexit
+import os
+import shutil
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+import httpx
+import prefect
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from sqlalchemy.engine import make_url
+
+from vllm_qualify.engine.process import RunningProcess, guarded, tail
+from vllm_qualify.errors import HostError, writing
+from vllm_qualify.limits import within
+
+STAGE = "prefect"
+ANSWER_LIMIT_S, LOCK_LIMIT_S = 10.0, 10.0
+# On a busy host it takes long to make its database.
+START_LIMIT_S = 180.0
+END_LIMIT_S = 5.0
+# As Prefect starts its own temporary server: without its page, and with no services that nobody needs here.
+EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+
+_until_exit = ExitStack()
+atexit.register(_until_exit.close)
+_own_urls: list[str] = []
+
+
+def provide_server() -> None:
+    """See that Prefect's server answers. If none is named, start one for all flows of this process.
+
+    Prefect would start one too, but that outlives a process that is killed.
+
+    Raises:
+        HostError: the server does not answer in time, or cannot be started.
+    """
+    if url := get_current_settings().api.url:
+        _check_answer(url)
+        return
+    own = _until_exit.enter_context(_server())
+    _until_exit.enter_context(temporary_settings({PREFECT_API_URL: own}))
+    _own_urls.append(own)
+
+
+def has_lasting_server() -> bool:
+    """Whether Prefect's server outlives this process, and others may use it too."""
+    url = get_current_settings().api.url
+    return url is not None and url not in _own_urls
+
+
+def _check_answer(url: str) -> None:
+    client = get_client(sync_client=True)
+    try:
+        problem = within(ANSWER_LIMIT_S, client.api_healthcheck)
+    except TimeoutError as error:
+        problem = error
+    if problem:
+        remedy = "start it, or correct PREFECT_API_URL; without it, vllm-qualify starts a server of its own"
+        raise HostError(f"the server at {url} is not healthy: {problem}", remedy, STAGE) from problem
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    """A server that runs within the block; its URL."""
+    settings = get_current_settings()
+    _check_database()
+    with writing(STAGE):
+        settings.home.mkdir(parents=True, exist_ok=True)
+        # No TemporaryDirectory: at this process's end Python would remove it before the server has ended.
+        folder = Path(mkdtemp(prefix="server-", dir=settings.home))
+    _until_exit.callback(shutil.rmtree, folder, ignore_errors=True)
+    environment = os.environ | settings.to_environment_variables(exclude_unset=True) | EPHEMERAL
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    with guarded(_command(port), environment, folder / "server.log", END_LIMIT_S) as process:
+        _await_health(f"{url}/health", process)
+        yield url
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_database() -> None:
+    """Raises HostError if the server's database is a file that another process holds, or that is damaged."""
+    named = get_current_settings().server.database.connection_url
+    file = make_url(named.get_secret_value()) if named else None
+    if file is None or file.get_backend_name() != "sqlite" or not file.database or not Path(file.database).is_file():
+        return
+    try:
+        with closing(sqlite3.connect(file.database, timeout=LOCK_LIMIT_S)) as database:
+            database.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as error:
+        remedy = f"end the process that holds it (`fuser {file.database}`); if it is damaged, delete it: it holds no evidence"
+        raise HostError(f"Prefect's database {file.database}: {error}", remedy, STAGE) from error
+
+
+def _command(port: int) -> list[str]:
+    place = str(Path(prefect.__file__).parent.parent)
+    app = ["--app-dir", place, "--factory", "prefect.server.api.server:create_app"]
+    return [sys.executable, "-m", "uvicorn", *app, "--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
+
+
+def _await_health(url: str, process: RunningProcess) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while not _is_healthy(url):
+        if process.exit_code() is not None or time.monotonic() > deadline:
+            remedy = "see its last lines; or start a server of your own, and name it in PREFECT_API_URL"
+            raise HostError("Prefect's server did not start", remedy, STAGE, tail(process.log))
+        time.sleep(0.1)
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        # No proxy stands before this machine's own server.
+        return httpx.get(url, timeout=5, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
