@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import httpx
 import prefect
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, get_current_settings, temporary_settings
 from sqlalchemy.engine import make_url
 
 from vllm_qualify.engine.process import RunningProcess, guarded, tail
@@ -47,7 +47,8 @@ def provide_server() -> None:
         _check_answer(url)
         return
     own = _until_exit.enter_context(_server())
-    _until_exit.enter_context(temporary_settings({PREFECT_API_URL: own}))
+    # It has no page to link to.
+    _until_exit.enter_context(temporary_settings({PREFECT_API_URL: own, PREFECT_UI_URL: ""}))
     _own_urls.append(own)
 
 
