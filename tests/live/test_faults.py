@@ -1,7 +1,6 @@
 """What goes wrong on the real engine ends in its own exit code, never in an approval, and leaves nothing behind."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
