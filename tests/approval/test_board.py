@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, of_variant, publish_report, with_gate
+from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, of_variant, publish_report, row_of, with_gate
 from tests.approval.test_actions import Wrapped
 from tests.report.builder import CONTROL, IMAGE, SCRIPT
 from vllm_qualify.approval.actions import approve, revoke
-from vllm_qualify.approval.board import BOARD_KEY, NEVER, BoardState, read_board, render_board, write_board
-from vllm_qualify.approval.index import index_problem, read_index, write_index
-from vllm_qualify.approval.layout import INDEX_KEY
+from vllm_qualify.approval.board import NEVER, BoardState, read_board, render_board, write_board
+from vllm_qualify.approval.cell_page import render_cell_page
+from vllm_qualify.approval.index import index_problem, make_again, read_index, write_index
+from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, cell_index_key, cell_page_key
 from vllm_qualify.approval.pointer import Entry, Revocation, revocation
 from vllm_qualify.approval.published import PublishedRun
-from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
+from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import Interval
@@ -35,6 +36,8 @@ from vllm_qualify.secrets import plain
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+PAGE = f"cells/{CELL}/index.html"
+TO_ROOT = "../../../../../"
 CLOSING = "</script></style><!--"
 LINES = "\u2028\u2029"
 
@@ -89,7 +92,11 @@ class Page(HTMLParser):
 
 
 def page_of(*rows: Row) -> Page:
-    return Page(render_board(Index(revision=3, cells=list(rows))))
+    return Page(render_board(Index(revision=3, cells=list(map(brief, rows)))))
+
+
+def cell_page_of(row: Row) -> Page:
+    return Page(render_cell_page(row.model_copy(update={"revision": 3})))
 
 
 def shown(page: Page, cell: str = CELL) -> list[str]:
@@ -131,7 +138,7 @@ def test_a_cell_has_the_state_of_its_last_approval_or_of_its_newest_report(row: 
 def test_what_became_of_a_newer_report_stands_beside_the_approval(standing: Standing) -> None:
     found = page_of(Row(cell=CELL, last=entry(), reports=[line(NEWER, standing), line(standing="approved")]))
     assert shown(found)[4] == f"approvednewer report: {standing}"
-    assert found.links == [f"reports/{CELL}/{RUN}/report.html", f"reports/{CELL}/{NEWER}/report.html"]
+    assert found.links == [PAGE, f"reports/{CELL}/{RUN}/report.html", f"reports/{CELL}/{NEWER}/report.html"]
 
 
 def test_without_its_script_the_page_has_dates_and_names() -> None:
@@ -161,7 +168,17 @@ def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> N
     assert list(states) == sorted(states)
 
 
-def test_the_script_is_told_each_run_once_and_in_order() -> None:
+def test_the_script_is_told_each_cell_in_order() -> None:
+    summary = Summary(engine="vllm", engine_version="0.32.0")
+    data = page_of(Row(cell=CELL, last=entry(), reports=[line(NEWER), line(standing="approved", summary=summary)])).data
+    texts: list[str] = data["texts"]
+    [[parts, state, newer, by, expires, engines, started_s, runs]] = data["cells"]
+    assert ("/".join(parts), texts[state], texts[newer], texts[by]) == (CELL, "approved", "waiting for a decision", "Ada")
+    assert (expires, [texts[engine] for engine in engines]) == ("2026-06-12", ["vLLM 0.32.0"])
+    assert (started_s, runs) == (BEGAN.timestamp(), [RUN, NEWER])
+
+
+def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
     score = Score(
         metric="exact_match (gsm8k, strict-match)", value=0.8339651250947688, interval=Interval(lower=0.81, upper=0.85)
     )
@@ -170,16 +187,20 @@ def test_the_script_is_told_each_run_once_and_in_order() -> None:
     )
     told = "approved by Ada on 2026-03-14"
     reports = [line(NEWER), line(standing="approved", told=told, summary=summary)]
-    data = page_of(Row(cell=CELL, last=entry(), reports=reports)).data
-    texts: list[str] = data["texts"]
-    [[parts, state, newer, by, expires, engines, [first, second], last]] = data["cells"]
-    assert ("/".join(parts), texts[state], texts[newer], texts[by]) == (CELL, "approved", "waiting for a decision", "Ada")
-    assert (expires, [texts[engine] for engine in engines], last) == ("2026-06-12", ["vLLM 0.32.0"], RUN)
-    assert first == [NEWER, BEGAN.timestamp(), newer, *[None] * 9]
-    assert second[:2] == [RUN, BEGAN.timestamp()]
-    named = [texts[number] for number in second[2:7]]
-    assert named == ["approved", told, "vLLM 0.32.0", "vllm:v0.32.0", "exact_match (gsm8k, strict-match)"]
-    assert second[7:] == [0.83397, 0.81, 0.85, 1576.0, 8]
+    page = cell_page_of(Row(cell=CELL, last=entry(), reports=reports))
+    texts: list[str] = page.data["texts"]
+    assert (page.data["expires"], page.data["last"]) == ("2026-06-12", RUN)
+    first, second = page.data["runs"]
+    assert first == [NEWER, *[None] * 6]
+    assert (second[0], [texts[number] for number in second[1:3]]) == (RUN, ["vLLM 0.32.0", score.metric])
+    assert second[3:] == [0.83397, 0.81, 0.85, 1576.0]
+    untrusted = "— (none that can be trusted: see the report)"
+    bare, whole = page.rows[1:]
+    assert bare[:3] == [f"2026-03-14 09:26 UTC{NEWER}", "waiting for a decision", "— (not in its manifest)"]
+    assert bare[3:] == ["— (no image, or not reported)", untrusted, untrusted, "— (no GPU, or not reported)"]
+    assert whole[:4] == [f"2026-03-14 09:26 UTC{RUN}", f"approved{told}", "vLLM 0.32.0", "vllm:v0.32.0"]
+    assert whole[4:] == [f"83.40\u00a0%81.00\u00a0% to 85.00\u00a0%{score.metric}", "1,576 tok/s", "8"]
+    assert page.links == [f"{TO_ROOT}index.html", *(f"{TO_ROOT}reports/{CELL}/{run_id}/report.html" for run_id in (NEWER, RUN))]
 
 
 def test_links_lead_to_what_was_published(store: Store, tmp_path: Path, key: PrivateKey) -> None:
@@ -188,13 +209,18 @@ def test_links_lead_to_what_was_published(store: Store, tmp_path: Path, key: Pri
     publish_report(store, tmp_path, NEWER, of_variant("bf16"))
     path = Path(store.locate(BOARD_KEY))
     found = Page(path.read_text())
+    other = CELL.replace("fp8", "bf16")
     assert found.links == [
-        f"reports/{CELL.replace('fp8', 'bf16')}/{NEWER}/report.html",
+        f"cells/{other}/index.html",
+        f"reports/{other}/{NEWER}/report.html",
+        PAGE,
         f"reports/{CELL}/{OLDER}/report.html",
         f"reports/{CELL}/{RUN}/report.html",
     ]
-    assert all((path.parent / link).is_file() for link in found.links)
-    assert store.url not in found.text
+    for place in (path, path.parent / PAGE):
+        page = Page(place.read_text())
+        assert all((place.parent / link).is_file() for link in page.links)
+        assert store.url not in page.text
 
 
 # --- what it is made of
@@ -210,10 +236,18 @@ def hostile() -> Row:
     return Row(cell=f"{text}/{IMAGE}/{SCRIPT}/{CONTROL}", last=last, reports=reports)
 
 
-def test_no_hostile_name_breaks_out() -> None:
-    found = page_of(hostile(), Row(cell=CELL, reports=[line()]))
-    harmless = page_of(Row(cell="a/b/c/d", last=entry(), reports=[line(NEWER), line()]), Row(cell=CELL, reports=[line()]))
-    assert {tag for tag, _ in found.elements} <= {tag for tag, _ in harmless.elements}
+HARMLESS = Row(cell="a/b/c/d", last=entry(), reports=[line(NEWER), line()])
+
+
+def hostile_pages() -> list[tuple[Page, Page]]:
+    """The board and a cell's page, each hostile and harmless."""
+    other = Row(cell=CELL, reports=[line()])
+    return [(page_of(hostile(), other), page_of(HARMLESS, other)), (cell_page_of(hostile()), cell_page_of(HARMLESS))]
+
+
+@pytest.mark.parametrize(("found", "harmless"), hostile_pages(), ids=["board", "cell"])
+def test_no_hostile_name_breaks_out(found: Page, harmless: Page) -> None:
+    assert {tag for tag, _ in found.elements} <= {tag for tag, _ in harmless.elements} | {"code"}
     for tag in ("script", "style", "tr", "td"):
         assert len(found.all(tag)) == len(harmless.all(tag)), tag
     for bad in (SCRIPT, "<img", "\x1b", "\u202e", " 49 "):
@@ -231,7 +265,7 @@ def test_hostile_names_are_told_as_they_are() -> None:
     assert all(part in name for part in (SCRIPT, IMAGE, CLOSING, "\\u202e"))
 
 
-def test_no_link_leads_out_of_the_reports() -> None:
+def test_no_link_leads_out_of_the_store() -> None:
     last = entry("20260314T092653Z-..").model_copy(update={"run_id": "../x"})
     rows = [
         hostile(),
@@ -239,11 +273,14 @@ def test_no_link_leads_out_of_the_reports() -> None:
         Row(cell="a/b/c/d", last=last, reports=[line("javascript:alert(1)")]),
         Row(cell="short", reports=[line("a+b@c=~,:-")]),
     ]
-    assert page_of(*rows).links == ["reports/short/a%2Bb%40c%3D~%2C%3A-/report.html"]
+    link = "reports/short/a%2Bb%40c%3D~%2C%3A-/report.html"
+    assert page_of(*rows).links == ["cells/a/b/c/d/index.html", "cells/short/index.html", link]
+    board = f"{TO_ROOT}index.html"
+    assert [cell_page_of(row).links for row in rows] == [[board], [board], [board], [board, f"{TO_ROOT}{link}"]]
 
 
-def test_the_policy_allows_this_script_and_this_style_and_nothing_else() -> None:
-    found = page_of(Row(cell=CELL, reports=[line()]))
+@pytest.mark.parametrize("found", [page for page, _ in hostile_pages()], ids=["board", "cell"])
+def test_the_policy_allows_this_script_and_this_style_and_nothing_else(found: Page) -> None:
     [policy] = [meta["content"] for meta in found.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     [style], [_, script] = found.inside["style"], found.inside["script"]
     assert str(policy).split("; ") == [
@@ -262,19 +299,18 @@ def source(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def test_the_script_makes_no_markup_of_text() -> None:
-    script = page_of().inside["script"][1]
+@pytest.mark.parametrize("page", [page_of(), cell_page_of(HARMLESS)], ids=["board", "cell"])
+def test_the_script_makes_no_markup_of_text(page: Page) -> None:
+    script = page.inside["script"][1]
     for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", ".style", "fetch("):
         assert name not in script, name
 
 
 def test_2000_cells_are_a_small_page() -> None:
     rows = [large_row(number) for number in range(2000)]
-    text = render_board(Index(revision=1, cells=rows))
-    assert len(text.encode()) < 3_500_000
-    found = Page(text)
-    assert len(found.rows) == 2001
-    assert sum(len(cell[6]) for cell in found.data["cells"]) == 20_000
+    text = render_board(Index(revision=1, cells=list(map(brief, rows))))
+    assert len(text.encode()) < 2_500_000
+    assert len(Page(text).rows) == 2001
 
 
 def large_row(number: int) -> Row:
@@ -329,7 +365,7 @@ def test_the_colours_are_those_of_the_reports_page() -> None:
 
 
 def index_of(revision: int) -> Index:
-    return Index(revision=revision, cells=[Row(cell=CELL, reports=[line(f"run-{revision}")])])
+    return Index(revision=revision, cells=[brief(Row(cell=CELL, reports=[line(f"run-{revision}")]))])
 
 
 class Interrupted(Wrapped):
@@ -403,7 +439,7 @@ def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key:
     done = approved(store, run, key)
     assert (done.index_problem or "").startswith("the board is not up to date: ")
     assert path.read_bytes() == b"<!doctype html><title>Our bucket</title>"
-    assert read_index(store).cells[0].last == done.pointer.last
+    assert row_of(store).last == done.pointer.last
 
 
 # --- with the index
@@ -417,7 +453,9 @@ class Failing(Wrapped):
 
 
 def board_is_up_to_date(store: Store) -> bool:
-    return store.get(BOARD_KEY).decode() == render_board(read_index(store))
+    """With the page of its one cell."""
+    is_drawn = store.get(cell_page_key(CELL)).decode() == render_cell_page(row_of(store))
+    return is_drawn and store.get(BOARD_KEY).decode() == render_board(read_index(store))
 
 
 def test_the_board_follows_each_step(store: Store, run: PublishedRun, key: PrivateKey) -> None:
@@ -438,22 +476,25 @@ def test_a_board_that_could_not_be_written_is_made_up_for_by_the_next_time(
     assert (done.index_problem or "").startswith("the board is not up to date: ")
     assert "the disk is full" in (done.index_problem or "")
     assert not board_is_up_to_date(store)
-    assert read_index(store).cells[0].last == done.pointer.last
+    assert row_of(store).last == done.pointer.last
     assert index_problem(store, CELL) is None
     assert board_is_up_to_date(store)
 
 
 def test_an_index_that_was_deleted_goes_on_from_the_boards_revision(store: Store, run: PublishedRun, key: PrivateKey) -> None:
     approved(store, run, key)
-    before = read_index(store).revision
-    Path(store.locate(INDEX_KEY)).unlink()
+    before, row = read_index(store).revision, row_of(store).revision
+    for name in (INDEX_KEY, cell_index_key(CELL)):
+        Path(store.locate(name)).unlink()
     revoke(store, CELL, None, TAKEN_BACK)
-    assert read_index(store).revision == before + 1
+    assert (read_index(store).revision, row_of(store).revision) == (before + 1, row + 1)
     assert board_is_up_to_date(store)
 
 
 def test_a_board_that_was_deleted_is_drawn_again(store: Store, run: PublishedRun) -> None:
     assert run.run_id == RUN
-    Path(store.locate(BOARD_KEY)).unlink()
+    for name in (BOARD_KEY, cell_page_key(CELL)):
+        Path(store.locate(name)).unlink()
+    make_again(store, CELL)
     write_index(store)
     assert board_is_up_to_date(store)

@@ -1,178 +1,308 @@
-"""The index: one row for each cell, made from its pointer and its reports. It can only be as current as they are.
+"""The indexes: one for each cell, made of its pointer and its reports, and one above them with a row for each cell.
 
-The board is drawn from it.
+They can only be as current as what they are made of. A cell's index is written before each of the cell's manifests and after
+it, so that it has every run whose publication began: what a killed process left out, the next one completes. The board is
+drawn from them. How long a write takes depends on no number of reports.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from vllm_qualify.approval.board import write_board
+from vllm_qualify.approval.board import board_revision, write_board
+from vllm_qualify.approval.cell_page import page_revision, write_cell_page
 from vllm_qualify.approval.decision import read_decision
 from vllm_qualify.approval.errors import NotApprovedError
-from vllm_qualify.approval.layout import INDEX_KEY, JSON, readable, reason_of
+from vllm_qualify.approval.layout import (
+    INDEX_KEY,
+    JSON,
+    approvals_folder,
+    cell_index_key,
+    cell_of_index,
+    decision_key,
+    reason_of,
+)
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
-from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
+from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, read_manifest
+from vllm_qualify.publish.layout import earlier_layout, manifest_key
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 
-REPORTS_SHOWN = 10
+REPORTS_SHOWN = 25
+# A run whose publisher never ended stays among those that are coming: the newest of them are kept.
+MOST_COMING = 100
+
+Document = TypeVar("Document", Index, Row)
 
 
 def read_index(store: Store) -> Index:
-    """The index in the store, or an empty one if there is none yet. Raises StoreError if it is not an index of this version."""
-    return _stored(store).known
+    """The index of all cells, or an empty one if there is none yet. Raises StoreError if it is not one of this version."""
+    return _stored_index(store).known or Index()
 
 
-def write_index(store: Store) -> Index:
-    """Make the index again from all pointers and manifests, and the board from it.
+def read_row(store: Store, cell: str) -> Row:
+    """What a cell's index says once it is up to date. Nothing is written. Raises as `refresh`."""
+    return _current(store, cell, _stored_row(store, cell))
 
-    Raises:
-        TamperedError: a pointer is not as it was written.
-        StoreError: a manifest is not valid. StoreBusyError: the index or the board changes all the time.
-    """
-    index = _changed(store, lambda _: _rows(store, ""))
-    write_board(store, index)
-    return index
+
+def baseline_of(store: Store, cell: str) -> str | None:
+    """The newest run of a cell that passed and was made to be a baseline, as its manifest says. Raises StoreError."""
+    row = _stored_row(store, cell).known or _made(store, cell)
+    found = _baseline(row, _arrived(store, row))
+    manifest = _manifest(store, cell, found) if found else None
+    # The index may be wrong; the manifests are not.
+    return found if not found or (manifest and _is_baseline(manifest)) else _made(store, cell).baseline
+
+
+def announce(store: Store, cell: str, run_id: str) -> None:
+    """Write into the cell's index that a run is about to be published, before its manifest is written. Raises StoreError."""
+
+    def attempt() -> None:
+        found = _stored_row(store, cell)
+        row = found.known or _made(store, cell)
+        if run_id not in (*row.coming, *(line.run_id for line in row.reports)):
+            row = row.model_copy(update={"coming": [*row.coming, run_id]})
+        _put(store, cell_index_key(cell), row, found)
+
+    swapped(attempt, "the cell's index", "publish the run again", store.locate(cell_index_key(cell)))
 
 
 def index_problem(store: Store, cell: str) -> str | None:
-    """Update the index and the board; return why that failed, else None.
-
-    Nothing depends on them, and the next update repairs them.
-    """
+    """Bring the indexes and the board up to date with a cell; return why that failed, else None. The next update repairs it."""
     try:
-        index = _refreshed(store, cell)
+        row = refresh(store, cell)
+        index = _with_row(store, row)
     except (StoreError, NotApprovedError) as error:
         return f"the index is not up to date: {error}"
     try:
+        write_cell_page(store, row)
         write_board(store, index)
     except StoreError as error:
         return f"the board is not up to date: {error}"
     return None
 
 
-def refresh_index(store: Store, cell: str) -> Index:
-    """Make one cell's row again, or the whole index if there is none. Raises the same as `write_index`."""
-    index = _refreshed(store, cell)
+def refresh(store: Store, cell: str) -> Row:
+    """Bring a cell's own index up to date, or make it if there is none.
+
+    Raises:
+        TamperedError: the cell's pointer is not as it was written.
+        StoreError: a manifest or the index is not valid. StoreBusyError: the index changes all the time.
+    """
+
+    def attempt() -> Row:
+        # The index is read before its sources: if another process writes it in between, this write fails.
+        found = _stored_row(store, cell)
+        return _put(store, cell_index_key(cell), _current(store, cell, found), found)
+
+    return swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
+
+
+def make_again(store: Store, cell: str) -> Row:
+    """Make a cell's index and its page from all reports of the cell, whatever they said before. Raises as `refresh`."""
+
+    def attempt() -> Row:
+        found = _stored_row(store, cell)
+        coming = found.known.coming if found.known else []
+        made = _completed(store, _made(store, cell).model_copy(update={"coming": coming}))
+        return _put(store, cell_index_key(cell), made, found)
+
+    row = swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
+    write_cell_page(store, row)
+    return row
+
+
+def write_index(store: Store) -> Index:
+    """Make the index of all cells from the indexes of the cells, and the board from it.
+
+    Raises:
+        StoreError: an index is not valid. StoreBusyError: the index or the board changes all the time.
+    """
+
+    def attempt() -> Index:
+        found = _stored_index(store, of_any_version=True)
+        return _put(store, INDEX_KEY, Index(cells=[brief(row) for row in _rows(store)]), found)
+
+    index = swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
     write_board(store, index)
     return index
 
 
-class _Stored(NamedTuple):
-    """The index in the store. If `tag` is None, there is none."""
+class _Stored(NamedTuple, Generic[Document]):
+    """An index in the store: `known` is None if there is none, or only one of an earlier version. `revision` is its own."""
 
-    known: Index
+    known: Document | None
     tag: str | None
+    revision: int
 
 
-def _refreshed(store: Store, cell: str) -> Index:
-    def rows(found: _Stored) -> Iterable[Row]:
-        if found.tag is None:
-            return _rows(store, "")
-        return [*(row for row in found.known.cells if row.cell != cell), *_rows(store, f"{cell}/")]
+def _put(store: Store, key: str, document: Document, found: _Stored[Document]) -> Document:
+    """Write the document as the next revision, unless the store says the same. Raises ChangedError."""
+    if found.known is not None and document.model_copy(update={"revision": found.revision}) == found.known:
+        return found.known
+    fresh = document.model_copy(update={"revision": found.revision + 1})
+    store.swap(key, fresh.model_dump_json(exclude_none=True).encode(), JSON, found.tag)
+    return fresh
 
-    return _changed(store, rows)
+
+# --- the index of all cells
 
 
-def _changed(store: Store, rows: Callable[[_Stored], Iterable[Row]]) -> Index:
+def _with_row(store: Store, row: Row) -> Index:
+    """The index of all cells, with this row unless it has a newer one. If there is none yet, it is made of all rows."""
+
     def attempt() -> Index:
-        # The index is read before its sources: if another process writes it in between, this write fails.
-        found = _stored(store)
-        cells = sorted(rows(found), key=lambda row: row.cell)
-        if cells == found.known.cells and found.tag is not None:
+        found = _stored_index(store)
+        if found.known is None:
+            return _put(store, INDEX_KEY, Index(cells=[brief(each) for each in _rows(store)]), found)
+        there = {each.cell: each for each in found.known.cells}
+        if row.cell in there and there[row.cell].revision >= row.revision:
             return found.known
-        fresh = Index(revision=found.known.revision + 1, cells=cells)
-        store.swap(INDEX_KEY, readable(fresh.model_dump(mode="json", exclude_none=True)), JSON, found.tag)
-        return fresh
+        cells = sorted((there | {row.cell: brief(row)}).values(), key=lambda each: each.cell)
+        return _put(store, INDEX_KEY, Index(cells=cells), found)
 
     return swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
 
 
-def _stored(store: Store) -> _Stored:
+def _rows(store: Store) -> Iterator[Row]:
+    """The indexes of all cells, sorted."""
+    for cell in filter(None, map(cell_of_index, store.keys("cells/"))):
+        if row := _stored_row(store, cell).known:
+            yield row
+
+
+def _stored_index(store: Store, *, of_any_version: bool = False) -> _Stored[Index]:
     try:
         body, tag = store.read(INDEX_KEY)
     except MissingObjectError:
-        return _Stored(Index(revision=_revision_shown(store)), None)
+        # It goes on from the board: otherwise the old board would count as newer.
+        return _Stored(None, None, board_revision(store))
+    if b'"index_version": 3' in body:
+        if of_any_version:
+            return _Stored(None, tag, board_revision(store))
+        raise earlier_layout(store)
     try:
-        return _Stored(Index.model_validate_json(body), tag)
+        known = Index.model_validate_json(body)
     except ValidationError as error:
-        remedy = "delete it: the next report that is published or decided about makes it again"
-        raise StoreError(f"not an index: {reason_of(error)}", remedy, store.locate(INDEX_KEY)) from error
+        raise _no_index(error, store.locate(INDEX_KEY)) from error
+    return _Stored(known, tag, known.revision)
 
 
-def _revision_shown(store: Store) -> int:
-    """The board's revision. A deleted index continues from it: otherwise the old board would count as newer."""
-    from vllm_qualify.approval.board import read_board
-
-    board = read_board(store)
-    return board.revision if board else 0
+# --- the index of a cell
 
 
-@dataclass
-class _Runs:
-    """The runs of one cell that have a manifest, and those that have a decision."""
-
-    published: list[str] = field(default_factory=list)
-    decided: set[str] = field(default_factory=set)
-
-
-def _rows(store: Store, prefix: str) -> list[Row]:
-    return [_row(store, cell, runs) for cell, runs in _cells(store, prefix).items()]
-
-
-def _cells(store: Store, prefix: str) -> dict[str, _Runs]:
-    """Each cell that has reports or a pointer."""
-    cells: dict[str, _Runs] = {}
-    for key in store.keys(f"reports/{prefix}"):
-        cell, run_id, name = _parts(key)
-        if name == "manifest.json" and cell.count("/") == 3:
-            cells.setdefault(cell, _Runs()).published.append(run_id)
-    for key in store.keys(f"approvals/{prefix}"):
-        if key.endswith("/pointer.json"):
-            cells.setdefault(key.removeprefix("approvals/").removesuffix("/pointer.json"), _Runs())
-        cell, run_id, name = _parts(key)
-        if name == "decision.json" and cell in cells:
-            cells[cell].decided.add(run_id)
-    return cells
+def _stored_row(store: Store, cell: str) -> _Stored[Row]:
+    key = cell_index_key(cell)
+    try:
+        body, tag = store.read(key)
+    except MissingObjectError:
+        return _Stored(None, None, page_revision(store, cell))
+    try:
+        known = Row.model_validate_json(body)
+    except ValidationError as error:
+        raise _no_index(error, store.locate(key)) from error
+    if known.cell != cell:
+        raise StoreError("the index of another cell", _DELETE, store.locate(key))
+    return _Stored(known, tag, known.revision)
 
 
-def _parts(key: str) -> tuple[str, str, str]:
-    """Cell, run and file of a key of `reports/` or `approvals/`."""
-    path, _, name = key.partition("/")[2].rpartition("/")
-    cell, _, run_id = path.rpartition("/")
-    return cell, run_id, name
+_DELETE = "delete it: the next report that is published or decided about makes it again"
 
 
-def _row(store: Store, cell: str, runs: _Runs) -> Row:
-    pointer = read_pointer(store, cell)
-    last = pointer.last if pointer else None
-    newest = sorted(runs.published, reverse=True)[:REPORTS_SHOWN]
-    approved = [last.run_id] if last and last.run_id in runs.published and last.run_id not in newest else []
-    return Row(cell=cell, last=last, reports=[_line(store, cell, run_id, runs, pointer) for run_id in newest + approved])
+def _no_index(error: ValidationError, place: str) -> StoreError:
+    return StoreError(f"not an index: {reason_of(error)}", _DELETE, place)
 
 
-def _line(store: Store, cell: str, run_id: str, runs: _Runs, pointer: Pointer | None) -> ReportLine:
-    manifest = read_manifest(store, f"reports/{cell}/{run_id}/manifest.json")
-    entry = pointer.entry(run_id) if pointer else None
-    if pointer and entry:
-        standing, told = _approved(entry, pointer)
-    elif run_id in runs.decided and (rejection := _rejection(store, cell, run_id)):
-        standing, told = "rejected", rejection
-    else:
-        standing, told = _undecided(manifest, pointer), None
+def _current(store: Store, cell: str, found: _Stored[Row]) -> Row:
+    return _completed(store, found.known) if found.known else _made(store, cell)
+
+
+def _completed(store: Store, row: Row) -> Row:
+    """The row with the runs that have come, and with what was decided until now."""
+    arrived = _arrived(store, row)
+    missing = [run_id for run_id in row.coming if run_id not in arrived]
+    known = {line.run_id: line for line in row.reports} | {run_id: _line(found) for run_id, found in arrived.items()}
+    fresh = row.model_copy(update={"coming": missing[-MOST_COMING:], "baseline": _baseline(row, arrived)})
+    return _decided(store, fresh, known)
+
+
+def _arrived(store: Store, row: Row) -> dict[str, Manifest]:
+    """The manifests of runs that were coming, and are published whole by now."""
+    found = {run_id: _manifest(store, row.cell, run_id) for run_id in row.coming}
+    return {run_id: manifest for run_id, manifest in found.items() if manifest}
+
+
+def _baseline(row: Row, arrived: dict[str, Manifest]) -> str | None:
+    known = [row.baseline] if row.baseline else []
+    return max([*known, *(run_id for run_id, manifest in arrived.items() if _is_baseline(manifest))], default=None)
+
+
+def _made(store: Store, cell: str) -> Row:
+    """The row, made of all manifests of the cell."""
+    folder = f"reports/{cell}/"
+    names = (key.removeprefix(folder).partition("/") for key in store.keys(folder))
+    run_ids = sorted((run_id for run_id, _, name in names if name == "manifest.json"), reverse=True)
+    found = {run_id: read_manifest(store, manifest_key(cell, run_id)) for run_id in run_ids[:REPORTS_SHOWN]}
+    others = (read_manifest(store, manifest_key(cell, run_id)) for run_id in run_ids[REPORTS_SHOWN:])
+    baseline = next((each.run_id for each in _chained(found.values(), others) if _is_baseline(each)), None)
+    known = {run_id: _line(manifest) for run_id, manifest in found.items()}
+    return _decided(store, Row(cell=cell, baseline=baseline), known)
+
+
+def _chained(*parts: Iterable[Manifest]) -> Iterator[Manifest]:
+    for part in parts:
+        yield from part
+
+
+def _is_baseline(manifest: Manifest) -> bool:
+    return manifest.establishes and manifest.outcome == "passed"
+
+
+def _manifest(store: Store, cell: str, run_id: str) -> Manifest | None:
+    try:
+        return read_manifest(store, manifest_key(cell, run_id))
+    except MissingObjectError:
+        return None
+
+
+def _line(manifest: Manifest) -> ReportLine:
+    """What the manifest says of its run; its standing is that of a run about which nothing was decided."""
     return ReportLine(
-        run_id=run_id,
+        run_id=manifest.run_id,
         outcome=manifest.outcome,
-        started_at=_started_at(run_id),
-        standing=standing,
-        told=told,
+        started_at=_started_at(manifest.run_id),
+        standing="waiting for a decision",
         summary=manifest.summary,
     )
+
+
+def _decided(store: Store, row: Row, known: dict[str, ReportLine]) -> Row:
+    """The row with the newest of the known reports and the approved one, each with what was decided about it."""
+    listed = set(store.keys(approvals_folder(row.cell)))
+    pointer = read_pointer(store, row.cell, listed)
+    last = pointer.last if pointer else None
+    shown = [known[run_id] for run_id in sorted(known, reverse=True)[:REPORTS_SHOWN]]
+    if last and last.run_id not in {line.run_id for line in shown}:
+        manifest = _manifest(store, row.cell, last.run_id)
+        shown += [_line(manifest)] if manifest else []
+    reports = [_with_standing(store, row.cell, line, pointer, listed) for line in shown]
+    return row.model_copy(update={"last": last, "reports": reports})
+
+
+def _with_standing(store: Store, cell: str, line: ReportLine, pointer: Pointer | None, listed: Collection[str]) -> ReportLine:
+    entry = pointer.entry(line.run_id) if pointer else None
+    told: str | None = None
+    standing: Standing
+    if pointer and entry:
+        standing, told = _approved(entry, pointer)
+    elif decision_key(cell, line.run_id) in listed and (rejection := _rejection(store, cell, line.run_id)):
+        standing, told = "rejected", rejection
+    else:
+        standing = _undecided(line, pointer)
+    return line.model_copy(update={"standing": standing, "told": told})
 
 
 def _approved(entry: Entry, pointer: Pointer) -> tuple[Standing, str]:
@@ -186,11 +316,11 @@ def _rejection(store: Store, cell: str, run_id: str) -> str | None:
     return f"{decision.done}: {decision.reason}" if decision.verdict == "reject" else None
 
 
-def _undecided(manifest: Manifest, pointer: Pointer | None) -> Standing:
-    if manifest.outcome != "passed":
+def _undecided(line: ReportLine, pointer: Pointer | None) -> Standing:
+    if line.outcome != "passed":
         return "not passed"
     # A pointer never moves to an older report.
-    return "superseded" if pointer and manifest.run_id < pointer.last.run_id else "waiting for a decision"
+    return "superseded" if pointer and line.run_id < pointer.last.run_id else "waiting for a decision"
 
 
 def _started_at(run_id: str) -> datetime | None:
