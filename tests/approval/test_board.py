@@ -23,6 +23,7 @@ from vllm_qualify.approval.board import NEVER, BoardState, read_board, render_bo
 from vllm_qualify.approval.cell_page import render_cell_page
 from vllm_qualify.approval.index import index_problem, make_again, read_index, write_index
 from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, cell_index_key, cell_page_key
+from vllm_qualify.approval.lines import Lines, lines_of, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Revocation, revocation
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
@@ -168,14 +169,14 @@ def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> N
     assert list(states) == sorted(states)
 
 
-def test_the_script_is_told_each_cell_in_order() -> None:
+def test_the_script_is_told_of_each_cell_in_order() -> None:
     summary = Summary(engine="vllm", engine_version="0.32.0")
-    data = page_of(Row(cell=CELL, last=entry(), reports=[line(NEWER), line(standing="approved", summary=summary)])).data
-    texts: list[str] = data["texts"]
-    [[parts, state, newer, by, expires, engines, started_s, runs]] = data["cells"]
-    assert ("/".join(parts), texts[state], texts[newer], texts[by]) == (CELL, "approved", "waiting for a decision", "Ada")
-    assert (expires, [texts[engine] for engine in engines]) == ("2026-06-12", ["vLLM 0.32.0"])
-    assert (started_s, runs) == (BEGAN.timestamp(), [RUN, NEWER])
+    row = Row(cell=CELL, revision=7, last=entry(), reports=[line(NEWER), line(standing="approved", summary=summary)])
+    [told] = [attributes for attributes in page_of(row).all("tr") if "data-told" in attributes]
+    assert (told["data-cell"], told["data-revision"]) == (CELL, "7")
+    state, newer, by, expires, engines, started_s, runs = json.loads(str(told["data-told"]))
+    assert (state, newer, by, expires) == ("approved", "waiting for a decision", "Ada", "2026-06-12")
+    assert (engines, started_s, runs) == (["vLLM 0.32.0"], BEGAN.timestamp(), [RUN, NEWER])
 
 
 def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
@@ -252,14 +253,14 @@ def test_no_hostile_name_breaks_out(found: Page, harmless: Page) -> None:
         assert len(found.all(tag)) == len(harmless.all(tag)), tag
     for bad in (SCRIPT, "<img", "\x1b", "\u202e", " 49 "):
         assert bad not in re.sub(r"<(style|script)>.*?</\1>", "", found.text, flags=re.DOTALL), bad
-    assert found.text.count("</script>") == 2
+    assert found.text.count("</script>") == len(found.all("script"))
     assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on") or name == "style"]
 
 
 def test_hostile_names_are_told_as_they_are() -> None:
-    found = page_of(hostile())
-    assert any(SCRIPT in text and IMAGE in text and CLOSING in text for text in found.data["texts"])
-    assert not any(sign in found.inside["script"][0] for sign in "<>&\u2028\u2029")
+    found, cells = page_of(hostile()), cell_page_of(hostile())
+    assert any(SCRIPT in text and IMAGE in text and CLOSING in text for text in cells.data["texts"])
+    assert not any(sign in cells.inside["script"][0] for sign in "<>&\u2028\u2029")
     name = "/".join(found.rows[1][:4])
     assert name == f"{plain(hostile().cell)}"
     assert all(part in name for part in (SCRIPT, IMAGE, CLOSING, "\\u202e"))
@@ -282,7 +283,7 @@ def test_no_link_leads_out_of_the_store() -> None:
 @pytest.mark.parametrize("found", [page for page, _ in hostile_pages()], ids=["board", "cell"])
 def test_the_policy_allows_this_script_and_this_style_and_nothing_else(found: Page) -> None:
     [policy] = [meta["content"] for meta in found.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    [style], [_, script] = found.inside["style"], found.inside["script"]
+    [style], [*data, script] = found.inside["style"], found.inside["script"]
     assert str(policy).split("; ") == [
         "default-src 'none'",
         f"style-src '{source(style)}'",
@@ -291,7 +292,7 @@ def test_the_policy_allows_this_script_and_this_style_and_nothing_else(found: Pa
         "base-uri 'none'",
         "form-action 'none'",
     ]
-    assert [attributes.get("type") for attributes in found.all("script")] == ["application/json", None]
+    assert [attributes.get("type") for attributes in found.all("script")] == [*["application/json"] * len(data), None]
     assert not [name for _, attributes in found.elements for name in attributes if name in ("src", "style", "onclick")]
 
 
@@ -301,7 +302,7 @@ def source(text: str) -> str:
 
 @pytest.mark.parametrize("page", [page_of(), cell_page_of(HARMLESS)], ids=["board", "cell"])
 def test_the_script_makes_no_markup_of_text(page: Page) -> None:
-    script = page.inside["script"][1]
+    script = page.inside["script"][-1]
     for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", ".style", "fetch("):
         assert name not in script, name
 
@@ -365,7 +366,7 @@ def test_the_colours_are_those_of_the_reports_page() -> None:
 
 
 def index_of(revision: int) -> Index:
-    return Index(revision=revision, cells=[brief(Row(cell=CELL, reports=[line(f"run-{revision}")]))])
+    return Index(revision=revision, cells=[brief(Row(cell=CELL, revision=revision, reports=[line(f"run-{revision}")]))])
 
 
 class Interrupted(Wrapped):
@@ -384,7 +385,7 @@ class Interrupted(Wrapped):
 
 def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
     assert read_board(store) is None
-    write_board(store, index_of(3))
+    write_board(store, lines_of(index_of(3)))
     board = read_board(store)
     assert board is not None
     assert (board.revision, board.tag) == (3, store.read(BOARD_KEY).tag)
@@ -392,9 +393,9 @@ def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
 
 @pytest.mark.parametrize("revision", [2, 3])
 def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
-    write_board(store, index_of(3))
+    write_board(store, lines_of(index_of(3)))
     before = store.read(BOARD_KEY)
-    write_board(store, index_of(revision).model_copy(update={"cells": []}))
+    write_board(store, lines_of(index_of(revision).model_copy(update={"cells": []})))
     assert store.read(BOARD_KEY) == before
 
 
@@ -402,8 +403,8 @@ def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
 def test_of_two_writers_the_newer_index_stays(store: Store, there: int | None) -> None:
     for late, meanwhile in ((4, 5), (7, 6)):
         if there is not None:
-            write_board(store, index_of(there))
-        write_board(Interrupted(store, partial(write_board, store, index_of(meanwhile))), index_of(late))
+            write_board(store, lines_of(index_of(there)))
+        write_board(Interrupted(store, partial(write_board, store, lines_of(index_of(meanwhile)))), lines_of(index_of(late)))
         assert store.get(BOARD_KEY).decode() == render_board(index_of(max(late, meanwhile)))
 
 
@@ -411,12 +412,53 @@ def test_of_many_writers_the_newest_index_stays(store: Store) -> None:
     revisions = list(range(1, 41))
     Random(7).shuffle(revisions)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda revision: write_board(store, index_of(revision)), revisions))
+        list(pool.map(lambda revision: write_board(store, lines_of(index_of(revision))), revisions))
     assert store.get(BOARD_KEY).decode() == render_board(index_of(40))
 
 
+OTHER = CELL.replace("fp8", "bf16")
+
+
+def lines_at(revision: int, other: int) -> Lines:
+    """Two cells, the other at a revision of its own."""
+    rows = [Row(cell=CELL, revision=1, reports=[line("run-1")])]
+    rows.append(Row(cell=OTHER, revision=other, reports=[line(f"run-{other}")]))
+    return lines_of(Index(revision=revision, cells=list(map(brief, rows))))
+
+
+def test_a_row_stays_until_its_cell_changes(store: Store) -> None:
+    write_board(store, lines_at(1, 1))
+    before = store.read(BOARD_KEY)
+    seen = before.body.replace(b">llama-3.1-8b<", b">seen<")
+    store.swap(BOARD_KEY, seen, "text/html", before.tag)
+    write_board(store, lines_at(2, 2))
+    drawn = store.get(BOARD_KEY)
+    assert (drawn.count(b">seen<"), drawn.count(b">llama-3.1-8b<"), drawn.count(b"run-2")) == (
+        1,
+        1,
+        before.body.count(b"run-1") // 2,
+    )
+
+
+def test_of_a_board_of_another_version_nothing_stays(store: Store) -> None:
+    write_board(store, lines_at(1, 1))
+    before = store.read(BOARD_KEY)
+    other = re.sub(rb'data-form="[0-9a-f]+"', b'data-form="0"', before.body).replace(b">llama-3.1-8b<", b">seen<")
+    store.swap(BOARD_KEY, other, "text/html", before.tag)
+    write_board(store, lines_at(2, 2))
+    assert b">seen<" not in store.get(BOARD_KEY)
+
+
+def test_an_index_is_read_from_its_lines_as_from_itself() -> None:
+    index = Index(revision=7, cells=list(map(brief, (hostile(), Row(cell=CELL, revision=2, last=entry(), reports=[line()])))))
+    written = write_lines(lines_of(index))
+    assert Index.model_validate_json(written).cells == sorted(index.cells, key=lambda found: found.cell)
+    assert parse_lines(written) == parse_lines(index.model_dump_json().encode()) == lines_of(index)
+    assert parse_lines(write_lines(Lines())) == Lines()
+
+
 def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:
-    write_board(store, index_of(1))
+    write_board(store, lines_of(index_of(1)))
     text = store.get(BOARD_KEY)
 
     class Restless(Wrapped):
@@ -427,7 +469,7 @@ def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:
             return super().swap(key, body, content_type, tag)
 
     with pytest.raises(StoreBusyError, match="the board changes all the time"):
-        write_board(Restless(store), index_of(2))
+        write_board(Restless(store), lines_of(index_of(2)))
 
 
 def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key: PrivateKey) -> None:
@@ -435,7 +477,7 @@ def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key:
     path.unlink()
     path.write_bytes(b"<!doctype html><title>Our bucket</title>")
     with pytest.raises(StoreError, match="not a board"):
-        write_board(store, index_of(9))
+        write_board(store, lines_of(index_of(9)))
     done = approved(store, run, key)
     assert (done.index_problem or "").startswith("the board is not up to date: ")
     assert path.read_bytes() == b"<!doctype html><title>Our bucket</title>"

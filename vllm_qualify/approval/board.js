@@ -9,18 +9,18 @@ const STATES = [
 ];
 const ORDER = new Intl.Collator("en", { numeric: true });
 const form = document.getElementById("filters");
-const rows = [...document.getElementById("cells").tBodies[0].rows];
-const cells = data.cells.map(cellOf);
+const cells = [...document.getElementById("cells").tBodies[0].rows].map(cellOf);
 
-// --- what the data tells
+// --- what a row tells
 
-function cellOf([parts, state, newer, by, expires, engines, startedS, runs], at) {
+function cellOf(row) {
+  const [state, newer, by, expires, engines, startedS, runs] = JSON.parse(row.dataset.told);
+  const parts = [...row.cells].slice(0, 4).map((column) => column.textContent);
   const until = endOf(expires);
   const isOver = until !== null && today >= until;
   return {
-    id: parts.join("/"), model: parts[0], gpu: parts[2], row: rows[at], found: null,
-    state: isOver && text(state) === "approved" ? "expired" : text(state),
-    newer: text(newer), by: text(by), until, engines: engines.map(text), startedS, runs,
+    id: parts.join("/"), model: parts[0], gpu: parts[2], row, found: null,
+    state: isOver && state === "approved" ? "expired" : state, newer, by, until, engines, startedS, runs,
   };
 }
 

@@ -3,15 +3,24 @@
 It has one row for each cell, which leads to the page of the cell.
 """
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from itertools import product
 from typing import Any, Literal
 
+from jinja2 import Template
+
 from vllm_qualify.approval.layout import BOARD_KEY, day
-from vllm_qualify.approval.pages import Page, Texts, address, data_of, page_template, read_page, write_page
+from vllm_qualify.approval.lines import Lines, lines_of
+from vllm_qualify.approval.pages import BEGIN, Page, address, page_template, read_page, write_page
 from vllm_qualify.approval.row import Brief, BriefApproval, BriefReport, Index, Standing
 from vllm_qualify.publish.store import Store
+from vllm_qualify.report.templates import template
 from vllm_qualify.secrets import plain
 
 NEVER: Literal["never qualified"] = "never qualified"
@@ -20,9 +29,12 @@ BOARD = "the board"
 BoardState = Standing | Literal["never qualified"]
 
 
-def write_board(store: Store, index: Index) -> None:
-    """Draw the board, unless the store has one of this revision of the index or of a newer one. Raises as `write_page`."""
-    write_page(store, BOARD_KEY, BOARD, index.revision, lambda: render_board(index))
+def write_board(store: Store, lines: Lines) -> None:
+    """Draw the board, unless the store has one of this revision of the index or of a newer one. Raises as `write_page`.
+
+    A row of the board that is there stays if it says the same revision of its cell: the others alone are drawn.
+    """
+    write_page(store, BOARD_KEY, BOARD, lines.revision, lambda there: _drawn(lines, there))
 
 
 def read_board(store: Store) -> Page | None:
@@ -38,8 +50,54 @@ def board_revision(store: Store) -> int:
 
 def render_board(index: Index) -> str:
     """The page. All text of the index is escaped. The page's policy allows its own script and no request."""
-    shown = sorted([*map(_shown, index.cells), *_gaps(index.cells)], key=lambda row: row.cell)
-    return page_template("board.html.jinja", "board.js").render(revision=index.revision, rows=shown, data=_data(shown))
+    return _drawn(lines_of(index), b"").decode()
+
+
+# --- the page
+
+
+def _drawn(lines: Lines, there: bytes) -> bytes:
+    head, tail, form = _frame()
+    kept = _rows_in(there) if f'data-form="{form}"'.encode() in there[:BEGIN] else {}
+    every = sorted([*lines.revisions.items(), *((cell, 0) for cell in _gaps(lines.revisions))])
+    rows = [kept.get(of) or _row(_shown(lines, of[0]), of[1]) for of in every]
+    filled = head.replace(_MARKED["revision"], b"%d" % lines.revision).replace(_MARKED["count"], b"%d" % len(rows))
+    return b"\n".join([filled, *rows, tail.replace(_MARKED["revision"], b"%d" % lines.revision)])
+
+
+_MARKED = {name: f"@{name}@".encode() for name in ("revision", "count", "rows", "form")}
+_ROW = re.compile(rb'<tr role="row" data-cell="([^"&]{1,900})" data-revision="([0-9]{1,18})" .*</tr>')
+
+
+@cache
+def _frame() -> tuple[bytes, bytes, str]:
+    """What stands before the rows and after them, and a name for this form of the page."""
+    marked = {name: mark.decode() for name, mark in _MARKED.items()}
+    page = page_template("board.html.jinja", "board.js").render(**marked).encode()
+    form = hashlib.sha256(page + _source_of_rows()).hexdigest()[:16]
+    head, tail = page.replace(_MARKED["form"], form.encode()).split(_MARKED["rows"])
+    return head.rstrip(), tail.lstrip(), form
+
+
+def _rows_in(there: bytes) -> dict[tuple[str, int], bytes]:
+    """The rows of a board, by cell and revision."""
+    found = (_ROW.fullmatch(line) for line in there.split(b"\n"))
+    return {(row[1].decode(), int(row[2])): row[0] for row in found if row}
+
+
+def _row(shown: "ShownRow", revision: int) -> bytes:
+    text = _row_template().render(row=shown, revision=revision, told=json.dumps(_told(shown), separators=(",", ":")))
+    return text.replace("\n", "").encode()
+
+
+@cache
+def _row_template() -> Template:
+    return template(__package__, "row.html.jinja")
+
+
+@cache
+def _source_of_rows() -> bytes:
+    return resources.files(__package__).joinpath("row.html.jinja").read_bytes()
 
 
 # --- the rows
@@ -83,7 +141,11 @@ def _parts(cell: str) -> tuple[str, ...]:
     return (*parts, *[""] * (4 - len(parts)))
 
 
-def _shown(found: Brief) -> ShownRow:
+def _shown(lines: Lines, cell: str) -> ShownRow:
+    return _of_brief(lines.brief(cell)) if cell in lines.of else ShownRow(cell=cell, state=NEVER)
+
+
+def _of_brief(found: Brief) -> ShownRow:
     newest, last = (found.reports[0] if found.reports else None), found.last
     return ShownRow(
         cell=found.cell,
@@ -113,9 +175,8 @@ def _report(cell: str, run_id: str) -> str:
     return address("reports", cell, run_id, "report.html")
 
 
-def _gaps(rows: Sequence[Brief]) -> list[ShownRow]:
+def _gaps(known: Collection[str]) -> list[str]:
     """For each variant, the pairs of its GPU types and profiles that have no report."""
-    known = {row.cell for row in rows}
     variants: dict[str, tuple[set[str], set[str]]] = {}
     for cell in known:
         recipe, variant, gpu_type, profile = _parts(cell)
@@ -123,29 +184,18 @@ def _gaps(rows: Sequence[Brief]) -> list[ShownRow]:
         gpu_types.add(gpu_type)
         profiles.add(profile)
     every = (f"{name}/{gpu}/{profile}" for name, found in variants.items() for gpu, profile in product(*found))
-    return [ShownRow(cell=cell, state=NEVER) for cell in every if cell not in known]
+    return [cell for cell in every if cell not in known]
 
 
-# --- the data of the page's script
-
-
-def _data(shown: Iterable[ShownRow]) -> str:
-    """`board.js` reads it in this order."""
-    texts = Texts()
-    cells = [_cell(found, texts) for found in shown]
-    return data_of(texts=list(texts), cells=cells)
-
-
-def _cell(shown: ShownRow, texts: Texts) -> list[Any]:
-    engines = {shown.engine, shown.newest_engine} - {None}
+def _told(shown: ShownRow) -> list[Any]:
+    """What `board.js` is told of a row, in its order."""
     last, newest = shown.last, shown.newest_report
     return [
-        [plain(part) for part in shown.parts],
-        texts.number(shown.state),
-        texts.number(shown.newer),
-        texts.number(last.by) if last else None,
+        shown.state,
+        shown.newer,
+        plain(last.by) if last else None,
         last.expires.isoformat() if last else None,
-        [texts.number(engine) for engine in sorted(filter(None, engines))],
+        sorted({plain(engine) for engine in (shown.engine, shown.newest_engine) if engine}),
         int(newest.started_at.timestamp()) if newest and newest.started_at else None,
         [plain(found.run_id) for found in (last, newest) if found],
     ]

@@ -1,4 +1,9 @@
+const data = JSON.parse(document.getElementById("data").textContent);
 const runs = data.runs.map(runOf);
+
+function text(number) {
+  return number === null ? null : data.texts[number];
+}
 
 function runOf([id, engine, metric, score, lower, upper, output]) {
   return { id, isLast: id === data.last, engine: text(engine), metric: text(metric), score, lower, upper, output };

@@ -18,7 +18,7 @@ TO_ROOT = "../" * 5
 
 def write_cell_page(store: Store, row: Row) -> None:
     """Draw a cell's page, unless the store has one of this revision or of a newer one. Raises as `write_page`."""
-    write_page(store, cell_page_key(row.cell), CELL_PAGE, row.revision, lambda: render_cell_page(row))
+    write_page(store, cell_page_key(row.cell), CELL_PAGE, row.revision, lambda _: render_cell_page(row).encode())
 
 
 def page_revision(store: Store, cell: str) -> int:

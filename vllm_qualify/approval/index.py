@@ -6,8 +6,9 @@ drawn from them. How long a write takes depends on no number of reports.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -24,6 +25,7 @@ from vllm_qualify.approval.layout import (
     decision_key,
     reason_of,
 )
+from vllm_qualify.approval.lines import Lines, lines_with, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.errors import StoreError
@@ -35,12 +37,17 @@ REPORTS_SHOWN = 25
 # A run whose publisher never ended stays among those that are coming: the newest of them are kept.
 MOST_COMING = 100
 
-Document = TypeVar("Document", Index, Row)
-
 
 def read_index(store: Store) -> Index:
     """The index of all cells, or an empty one if there is none yet. Raises StoreError if it is not one of this version."""
-    return _stored_index(store).known or Index()
+    try:
+        body = store.get(INDEX_KEY)
+    except MissingObjectError:
+        return Index()
+    try:
+        return Index.model_validate_json(_of_this_layout(store, body))
+    except ValidationError as error:
+        raise _no_index(error, store.locate(INDEX_KEY)) from error
 
 
 def read_row(store: Store, cell: str) -> Row:
@@ -65,7 +72,7 @@ def announce(store: Store, cell: str, run_id: str) -> None:
         row = found.known or _made(store, cell)
         if run_id not in (*row.coming, *(line.run_id for line in row.reports)):
             row = row.model_copy(update={"coming": [*row.coming, run_id]})
-        _put(store, cell_index_key(cell), row, found)
+        _put(store, row, found)
 
     swapped(attempt, "the cell's index", "publish the run again", store.locate(cell_index_key(cell)))
 
@@ -74,12 +81,12 @@ def index_problem(store: Store, cell: str) -> str | None:
     """Bring the indexes and the board up to date with a cell; return why that failed, else None. The next update repairs it."""
     try:
         row = refresh(store, cell)
-        index = _with_row(store, row)
+        lines = _with_row(store, row)
     except (StoreError, NotApprovedError) as error:
         return f"the index is not up to date: {error}"
     try:
         write_cell_page(store, row)
-        write_board(store, index)
+        write_board(store, lines)
     except StoreError as error:
         return f"the board is not up to date: {error}"
     return None
@@ -96,7 +103,7 @@ def refresh(store: Store, cell: str) -> Row:
     def attempt() -> Row:
         # The index is read before its sources: if another process writes it in between, this write fails.
         found = _stored_row(store, cell)
-        return _put(store, cell_index_key(cell), _current(store, cell, found), found)
+        return _put(store, _current(store, cell, found), found)
 
     return swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
 
@@ -108,7 +115,7 @@ def make_again(store: Store, cell: str) -> Row:
         found = _stored_row(store, cell)
         coming = found.known.coming if found.known else []
         made = _completed(store, _made(store, cell).model_copy(update={"coming": coming}))
-        return _put(store, cell_index_key(cell), made, found)
+        return _put(store, made, found)
 
     row = swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
     write_cell_page(store, row)
@@ -122,49 +129,73 @@ def write_index(store: Store) -> Index:
         StoreError: an index is not valid. StoreBusyError: the index or the board changes all the time.
     """
 
-    def attempt() -> Index:
-        found = _stored_index(store, of_any_version=True)
-        return _put(store, INDEX_KEY, Index(cells=[brief(row) for row in _rows(store)]), found)
+    def attempt() -> Lines:
+        found = _stored_lines(store, of_any_version=True)
+        return _put_lines(store, lines_with(map(brief, _rows(store))), found)
 
-    index = swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
-    write_board(store, index)
-    return index
-
-
-class _Stored(NamedTuple, Generic[Document]):
-    """An index in the store: `known` is None if there is none, or only one of an earlier version. `revision` is its own."""
-
-    known: Document | None
-    tag: str | None
-    revision: int
-
-
-def _put(store: Store, key: str, document: Document, found: _Stored[Document]) -> Document:
-    """Write the document as the next revision, unless the store says the same. Raises ChangedError."""
-    if found.known is not None and document.model_copy(update={"revision": found.revision}) == found.known:
-        return found.known
-    fresh = document.model_copy(update={"revision": found.revision + 1})
-    store.swap(key, fresh.model_dump_json(exclude_none=True).encode(), JSON, found.tag)
-    return fresh
+    lines = swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
+    write_board(store, lines)
+    return Index.model_validate_json(write_lines(lines))
 
 
 # --- the index of all cells
 
 
-def _with_row(store: Store, row: Row) -> Index:
+class _StoredLines(NamedTuple):
+    """The index in the store: `known` is None if there is none, or only one of an earlier version. `revision` is its own."""
+
+    known: Lines | None
+    tag: str | None
+    revision: int
+
+
+def _with_row(store: Store, row: Row) -> Lines:
     """The index of all cells, with this row unless it has a newer one. If there is none yet, it is made of all rows."""
 
-    def attempt() -> Index:
-        found = _stored_index(store)
+    def attempt() -> Lines:
+        found = _stored_lines(store)
         if found.known is None:
-            return _put(store, INDEX_KEY, Index(cells=[brief(each) for each in _rows(store)]), found)
-        there = {each.cell: each for each in found.known.cells}
-        if row.cell in there and there[row.cell].revision >= row.revision:
+            return _put_lines(store, lines_with(map(brief, _rows(store))), found)
+        if found.known.revisions.get(row.cell, -1) >= row.revision:
             return found.known
-        cells = sorted((there | {row.cell: brief(row)}).values(), key=lambda each: each.cell)
-        return _put(store, INDEX_KEY, Index(cells=cells), found)
+        return _put_lines(store, found.known.changed(brief(row)), found)
 
     return swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
+
+
+def _put_lines(store: Store, lines: Lines, found: _StoredLines) -> Lines:
+    """Write the index as the next revision, unless the store says the same. Raises ChangedError."""
+    if found.known is not None and found.known.of == lines.of:
+        return found.known
+    fresh = replace(lines, revision=found.revision + 1)
+    store.swap(INDEX_KEY, write_lines(fresh), JSON, found.tag)
+    return fresh
+
+
+def _stored_lines(store: Store, *, of_any_version: bool = False) -> _StoredLines:
+    try:
+        body, tag = store.read(INDEX_KEY)
+    except MissingObjectError:
+        # It goes on from the board: otherwise the old board would count as newer.
+        return _StoredLines(None, None, board_revision(store))
+    if of_any_version and _is_earlier(body):
+        return _StoredLines(None, tag, board_revision(store))
+    try:
+        known = parse_lines(_of_this_layout(store, body))
+    except ValidationError as error:
+        raise _no_index(error, store.locate(INDEX_KEY)) from error
+    return _StoredLines(known, tag, known.revision)
+
+
+def _of_this_layout(store: Store, body: bytes) -> bytes:
+    if _is_earlier(body):
+        raise earlier_layout(store)
+    return body
+
+
+def _is_earlier(body: bytes) -> bool:
+    """Whether it is the index of a store whose cells have none."""
+    return b'"index_version": 3' in body
 
 
 def _rows(store: Store) -> Iterator[Row]:
@@ -174,39 +205,39 @@ def _rows(store: Store) -> Iterator[Row]:
             yield row
 
 
-def _stored_index(store: Store, *, of_any_version: bool = False) -> _Stored[Index]:
-    try:
-        body, tag = store.read(INDEX_KEY)
-    except MissingObjectError:
-        # It goes on from the board: otherwise the old board would count as newer.
-        return _Stored(None, None, board_revision(store))
-    if b'"index_version": 3' in body:
-        if of_any_version:
-            return _Stored(None, tag, board_revision(store))
-        raise earlier_layout(store)
-    try:
-        known = Index.model_validate_json(body)
-    except ValidationError as error:
-        raise _no_index(error, store.locate(INDEX_KEY)) from error
-    return _Stored(known, tag, known.revision)
-
-
 # --- the index of a cell
 
 
-def _stored_row(store: Store, cell: str) -> _Stored[Row]:
+class _StoredRow(NamedTuple):
+    """The index of a cell in the store: `known` is None if there is none. `revision` is its own, or else its page's."""
+
+    known: Row | None
+    tag: str | None
+    revision: int
+
+
+def _put(store: Store, row: Row, found: _StoredRow) -> Row:
+    """Write the row as the next revision, unless the store says the same. Raises ChangedError."""
+    if found.known is not None and row.model_copy(update={"revision": found.revision}) == found.known:
+        return found.known
+    fresh = row.model_copy(update={"revision": found.revision + 1})
+    store.swap(cell_index_key(row.cell), fresh.model_dump_json(exclude_none=True).encode(), JSON, found.tag)
+    return fresh
+
+
+def _stored_row(store: Store, cell: str) -> _StoredRow:
     key = cell_index_key(cell)
     try:
         body, tag = store.read(key)
     except MissingObjectError:
-        return _Stored(None, None, page_revision(store, cell))
+        return _StoredRow(None, None, page_revision(store, cell))
     try:
         known = Row.model_validate_json(body)
     except ValidationError as error:
         raise _no_index(error, store.locate(key)) from error
     if known.cell != cell:
         raise StoreError("the index of another cell", _DELETE, store.locate(key))
-    return _Stored(known, tag, known.revision)
+    return _StoredRow(known, tag, known.revision)
 
 
 _DELETE = "delete it: the next report that is published or decided about makes it again"
@@ -216,7 +247,7 @@ def _no_index(error: ValidationError, place: str) -> StoreError:
     return StoreError(f"not an index: {reason_of(error)}", _DELETE, place)
 
 
-def _current(store: Store, cell: str, found: _Stored[Row]) -> Row:
+def _current(store: Store, cell: str, found: _StoredRow) -> Row:
     return _completed(store, found.known) if found.known else _made(store, cell)
 
 

@@ -19,35 +19,34 @@ from vllm_qualify.report.templates import template
 from vllm_qualify.secrets import plain
 
 # A page has its revision within its first bytes.
-_REVISION = re.compile(rb'<html lang="en" data-revision="([0-9]{1,18})">')
-_BEGIN = 200
+_REVISION = re.compile(rb'<html lang="en" data-revision="([0-9]{1,18})"[ >]')
+BEGIN = 200
 # Characters that could end the data's element, or a line of its text, are written as JSON escapes.
 _ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
 _DIGITS = 5
 
 
 class Page(NamedTuple):
-    """A page in the store: the revision that it was drawn from, and its tag."""
+    """A page in the store: the revision that it was drawn from, its tag, and the page itself."""
 
     revision: int
     tag: str
+    body: bytes
 
 
-def write_page(store: Store, key: str, what: str, revision: int, render: Callable[[], str]) -> None:
-    """Draw a page, unless the store has one of this revision or of a newer one.
+def write_page(store: Store, key: str, what: str, revision: int, draw: Callable[[bytes], bytes]) -> None:
+    """Draw a page, unless the store has one of this revision or of a newer one. `draw` is given the one that is there.
 
     Raises:
         StoreError: another object is in its place. StoreBusyError: it changes all the time.
     """
 
-    @cache
-    def body() -> bytes:
-        return render().encode()
-
     def attempt() -> None:
         there = read_page(store, key, what)
-        if not there or there.revision < revision:
-            store.swap(key, body(), TYPES[".html"], there.tag if there else None)
+        if not there:
+            store.swap(key, draw(b""), TYPES[".html"], None)
+        elif there.revision < revision:
+            store.swap(key, draw(there.body), TYPES[".html"], there.tag)
 
     swapped(attempt, what, "try again later", store.locate(key))
 
@@ -58,11 +57,11 @@ def read_page(store: Store, key: str, what: str) -> Page | None:
         stored = store.read(key)
     except MissingObjectError:
         return None
-    told = _REVISION.search(stored.body[:_BEGIN])
+    told = _REVISION.search(stored.body[:BEGIN])
     if not told:
         remedy = "move it away, or give the store a folder or a prefix of its own"
         raise StoreError(f"not {what.replace('the ', 'a ', 1)}", remedy, store.locate(key))
-    return Page(int(told[1]), stored.tag)
+    return Page(int(told[1]), stored.tag, stored.body)
 
 
 @cache

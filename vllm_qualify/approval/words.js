@@ -4,11 +4,6 @@ const DAY_S = 86400;
 const COUNT = new Intl.NumberFormat("en");
 const RATE = new Intl.NumberFormat("en", { maximumSignificantDigits: 5 });
 const today = Math.floor(Date.now() / 1000 / DAY_S);
-const data = JSON.parse(document.getElementById("data").textContent);
-
-function text(number) {
-  return number === null ? null : data.texts[number];
-}
 
 // The day on which an approval ends, in days.
 function endOf(expires) {
