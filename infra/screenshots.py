@@ -7,7 +7,6 @@ questions it shows. It writes docs/images, and needs Debian's chromium.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -44,10 +43,7 @@ def _opened(browser: Browser, address: str, size: dict[str, int] = WIDE) -> Page
 
 
 def _board(page: Page) -> None:
-    """Photograph the board with the longest history open."""
-    cells = json.loads(page.locator("#data").inner_text())["cells"]
-    longest = max(range(len(cells)), key=lambda at: len(cells[at][6]))
-    page.locator("#cells th button").nth(longest).click()
+    """Photograph the board."""
     page.set_viewport_size(WIDE | {"height": page.evaluate("document.documentElement.scrollHeight")})
     _photograph(page, "board")
 

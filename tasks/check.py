@@ -17,6 +17,7 @@ from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behin
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, within
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.publish.layout import prepare
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.code import check_allowed
 from vllm_qualify.recipe.gates import Gate
@@ -32,7 +33,7 @@ def check_request(recipe: str, choice: Choice, launch: Launch, store: str, allow
     """Check the request; the engines, their tags as digests. Raises CallerError, HostError, ReleaseError, StoreError."""
     check_host()
     check_choice(_allowed(recipe, allow_code), choice, launch)
-    open_store(store).check()
+    prepare(open_store(store))
     return find_engines(launch)
 
 

@@ -71,6 +71,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "store" {
   dynamic "rule" {
     for_each = {
       approvals = "approvals/"
+      cells     = "cells/"
       index     = "index.json"
       board     = "index.html"
       order     = "sequences/"

@@ -27,7 +27,7 @@ data "aws_iam_policy_document" "reader" {
   }
 }
 
-# Who qualifies: reads, and writes evidence, reports, and index and board, which follow from reports and pointers.
+# Who qualifies: reads, and writes evidence, reports, and indexes and board, which follow from reports and pointers.
 data "aws_iam_policy_document" "publisher" {
   source_policy_documents = [data.aws_iam_policy_document.reader.json]
 
@@ -36,11 +36,14 @@ data "aws_iam_policy_document" "publisher" {
     actions = ["s3:PutObject"]
     resources = [
       "${local.store}/attempts/*",
+      "${local.store}/cells/*",
       "${local.store}/evidence/*",
       "${local.store}/releases/*",
       "${local.store}/reports/*",
       "${local.store}/sequences/*",
+      "${local.store}/runs/*",
       "${local.store}/stages/*",
+      "${local.store}/layout.json",
       "${local.store}/index.html",
       "${local.store}/index.json",
       "${local.store}/.store*",
@@ -58,7 +61,9 @@ data "aws_iam_policy_document" "publisher" {
         "${local.store}/evidence/*",
         "${local.store}/releases/*",
         "${local.store}/reports/*",
+        "${local.store}/runs/*",
         "${local.store}/stages/*",
+        "${local.store}/layout.json",
         "${local.store}/.store*",
       ]
     }
@@ -75,7 +80,7 @@ data "aws_iam_policy_document" "publisher" {
   }
 }
 
-# Who approves and revokes: reads, and writes approvals, and index and board. Who also qualifies is given both policies.
+# Who approves and revokes: reads, and writes approvals, and indexes and board. Who also qualifies is given both policies.
 data "aws_iam_policy_document" "approver" {
   source_policy_documents = [data.aws_iam_policy_document.reader.json]
 
@@ -84,6 +89,7 @@ data "aws_iam_policy_document" "approver" {
     actions = ["s3:PutObject"]
     resources = [
       "${local.store}/approvals/*",
+      "${local.store}/cells/*",
       "${local.store}/index.html",
       "${local.store}/index.json",
       "${local.store}/.store*",
@@ -159,7 +165,9 @@ data "aws_iam_policy_document" "bucket" {
       "${local.store}/evidence/*",
       "${local.store}/releases/claims/*",
       "${local.store}/reports/*",
+      "${local.store}/runs/*",
       "${local.store}/stages/*",
+      "${local.store}/layout.json",
       "${local.store}/approvals/*/decision.json",
       "${local.store}/approvals/*/approval.json",
       "${local.store}/approvals/*/entry.json",
@@ -180,7 +188,7 @@ data "aws_iam_policy_document" "bucket" {
     }
   }
 
-  # All the rest, pointers and index: a write must also be able to name the version that it replaces.
+  # All the rest, pointers and indexes: a write must also be able to name the version that it replaces.
   statement {
     sid       = "OnlyByCondition"
     effect    = "Deny"

@@ -57,7 +57,7 @@ variable "evidence_transition_days" {
 }
 
 variable "noncurrent_days" {
-  description = "For how many days the earlier versions of pointers and index are kept. Each pointer holds its own history."
+  description = "For how many days the earlier versions of pointers and indexes are kept. Each pointer holds its own history."
   type        = number
   default     = 365
 }

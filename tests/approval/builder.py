@@ -7,7 +7,9 @@ from pathlib import Path
 from tests.report.builder import passed_report
 from vllm_qualify.approval.actions import Approved, approve
 from vllm_qualify.approval.decision import ruling
+from vllm_qualify.approval.layout import cell_index_key
 from vllm_qualify.approval.published import PublishedRun, read_run
+from vllm_qualify.approval.row import Row
 from vllm_qualify.approval.signing import PrivateKey, new_key, private_key
 from vllm_qualify.evidence.measurement import describe
 from vllm_qualify.judge.verdict import GateVerdict, Verdict
@@ -42,6 +44,11 @@ def publish_report(store: Store, folder: Path, run_id: str = RUN, change: Change
     plan = report.plan.model_copy(update={"run_id": run_id})
     publish_run(report.model_copy(update={"run_id": run_id, "plan": plan}), run, store)
     return read_run(store, plan.cell.id, run_id)
+
+
+def row_of(store: Store, cell: str = CELL) -> Row:
+    """The cell's index as it is in the store."""
+    return Row.model_validate_json(store.get(cell_index_key(cell)))
 
 
 def approved(store: Store, run: PublishedRun, key: PrivateKey, now: datetime = NOW) -> Approved:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Barrier, local
 
@@ -23,15 +24,24 @@ from tests.approval.builder import (
     approved,
     of_variant,
     publish_report,
+    row_of,
     with_gate,
 )
 from tests.publish.conftest import RADOSGW
 from vllm_qualify.approval.actions import Approved, approve, reject, revoke
-from vllm_qualify.approval.board import BOARD_KEY
 from vllm_qualify.approval.decision import AUTOMATIC, ruling
 from vllm_qualify.approval.errors import DecidedError, OtherKeyError, OvertakenError, RevokedError, TamperedError
-from vllm_qualify.approval.index import index_problem, read_index, write_index
-from vllm_qualify.approval.layout import INDEX_KEY, approval_key, decision_key, entry_key, pointer_key
+from vllm_qualify.approval.index import index_problem, make_again, read_index, read_row, write_index
+from vllm_qualify.approval.layout import (
+    BOARD_KEY,
+    INDEX_KEY,
+    approval_key,
+    cell_index_key,
+    cell_page_key,
+    decision_key,
+    entry_key,
+    pointer_key,
+)
 from vllm_qualify.approval.pointer import read_pointer, revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import Index
@@ -99,13 +109,15 @@ WRITES = [
     approval_key(CELL, RUN),
     pointer_key(CELL),
     entry_key(CELL, RUN),
+    cell_index_key(CELL),
     INDEX_KEY,
+    cell_page_key(CELL),
     BOARD_KEY,
 ]
 
 
 def approvals(store: Store) -> dict[str, bytes]:
-    keys = [*store.keys("approvals/"), *store.keys(INDEX_KEY), *store.keys(BOARD_KEY)]
+    keys = [*store.keys("approvals/"), *store.keys("cells/"), *store.keys(INDEX_KEY), *store.keys(BOARD_KEY)]
     return {key: store.get(key) for key in keys}
 
 
@@ -237,7 +249,7 @@ def test_an_older_report_leaves_nothing(as_published: Path, tmp_path: Path, key:
 def test_a_rejected_run_is_not_approved(store: Store, run: PublishedRun, key: PrivateKey) -> None:
     done = reject(store, run, BOB_REJECTS, NOW)
     assert (done.decision.done, done.index_problem) == ("rejected by Bob on 2026-03-14", None)
-    assert read_index(store).cells[0].reports[0].standing == "rejected"
+    assert row_of(store).reports[0].standing == "rejected"
     with pytest.raises(DecidedError, match="already rejected by Bob"):
         approved(store, run, key)
     with pytest.raises(DecidedError, match="already rejected by Bob"):
@@ -263,7 +275,7 @@ def test_anybody_completes_what_the_recipe_began(as_published: Path, tmp_path: P
 
 def test_an_index_that_cannot_be_written_holds_up_nothing(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    path = Path(store.locate(INDEX_KEY))
+    path = Path(store.locate(cell_index_key(CELL)))
     path.chmod(0o644)
     path.write_bytes(b"no index")
     done = approved(store, run_in(store), key)
@@ -272,7 +284,7 @@ def test_an_index_that_cannot_be_written_holds_up_nothing(as_published: Path, tm
     assert "not up to date" in (revoke(store, CELL, None, TAKEN_BACK).index_problem or "")
     path.unlink()
     assert index_problem(store, CELL) is None
-    assert read_index(store).cells[0].last == done.pointer.last.model_copy(update={"revoked": TAKEN_BACK})
+    assert row_of(store).last == done.pointer.last.model_copy(update={"revoked": TAKEN_BACK})
 
 
 def test_a_revoked_approval_cannot_be_given_again(store: Store, run: PublishedRun, key: PrivateKey) -> None:
@@ -329,7 +341,10 @@ def test_of_sixteen_approvers_one_wins_each_round_and_the_others_are_told_by_who
                 assert f"is older than run {won}" in again.problem
         contenders = [run for run in contenders if run.run_id > won]
     assert verify(store, CELL, [key.public_key], NOW).run_id == max(names)
-    assert read_index(store).cells == write_index(store).cells
+    before = approvals(store)
+    make_again(store, CELL)
+    write_index(store)
+    assert approvals(store) == before
 
 
 def attempt(store: Store, run: PublishedRun, by: str, key: PrivateKey) -> Approved | OvertakenError:
@@ -343,36 +358,43 @@ def test_the_index_shows_each_cells_last_approval_and_newest_reports(
     as_published: Path, tmp_path: Path, key: PrivateKey
 ) -> None:
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    (row,) = read_index(store).cells
+    row = row_of(store)
     assert (row.cell, row.last) == (CELL, None)
     assert [(line.run_id, line.outcome) for line in row.reports] == [(RUN, "passed"), (OLDER, "passed")]
     assert row.reports[0].started_at == datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 
     done = approved(store, run_in(store, OLDER), key)
-    assert read_index(store).cells[0].last == done.pointer.last
+    assert row_of(store).last == done.pointer.last
     done = approved(store, run_in(store), key)
     revoke(store, CELL, RUN, TAKEN_BACK)
-    (row,) = read_index(store).cells
+    row = row_of(store)
     assert row.last == done.pointer.last.model_copy(update={"revoked": TAKEN_BACK})
 
 
-def test_the_index_can_be_made_again(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+def test_the_indexes_can_be_made_again(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
     publish_report(store, tmp_path / "runs", NEWER, with_gate("fail"))
     approved(store, run_in(store), key)
-    before = read_index(store)
-    Path(store.locate(INDEX_KEY)).unlink()
-    assert write_index(store).cells == before.cells
-    assert [line.outcome for line in before.cells[0].reports] == ["not passed", "passed", "passed"]
+    before, row = read_index(store), row_of(store)
+    for name in (INDEX_KEY, cell_index_key(CELL)):
+        Path(store.locate(name)).unlink()
+    made = make_again(store, CELL)
+    assert made.model_copy(update={"revision": row.revision}) == row
+    assert made.revision > row.revision
+    assert write_index(store).cells == [before.cells[0].model_copy(update={"revision": made.revision})]
+    assert [line.outcome for line in row.reports] == ["not passed", "passed", "passed"]
 
 
 def test_only_what_changed_is_written(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    before = store.read(INDEX_KEY)
-    assert write_index(store).revision == 2
-    assert store.read(INDEX_KEY) == before
+    before = approvals(store)
+    make_again(store, CELL)
+    write_index(store)
+    assert index_problem(store, CELL) is None
+    assert approvals(store) == before
+    revision = read_index(store).revision
     approved(store, run_in(store), key)
-    assert write_index(store).revision == 3
+    assert write_index(store).revision == revision + 1
 
 
 def test_an_index_of_nothing(store: Store) -> None:
@@ -385,14 +407,15 @@ def test_a_row_is_added_beside_those_of_other_cells(as_published: Path, tmp_path
     """Without reading what they are made of."""
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
     before = read_index(store).cells
+    for name in (f"reports/{CELL}/{RUN}/manifest.json", cell_index_key(CELL)):
+        Path(store.locate(name)).unlink()
     publish_report(store, tmp_path / "runs", NEWER, of_variant("bf16"))
-    Path(store.locate(f"reports/{CELL}/{RUN}/manifest.json")).unlink()
     bf16, fp8 = read_index(store).cells
     assert ([fp8], bf16.cell) == (before, CELL.replace("fp8", "bf16"))
     assert [line.run_id for line in bf16.reports] == [NEWER]
 
 
-def test_what_changes_while_the_index_is_made_is_in_it(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+def test_what_changes_while_an_index_is_made_is_in_it(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
     class Meddled(DirectoryStore):
         is_meddled = False
 
@@ -403,19 +426,20 @@ def test_what_changes_while_the_index_is_made_is_in_it(as_published: Path, tmp_p
             return super().swap(key_, body, content_type, tag)
 
     store = Meddled(copied(as_published, tmp_path / "store"))
-    Path(store.locate(INDEX_KEY)).unlink()
-    (row,) = write_index(store).cells
+    Path(store.locate(cell_index_key(CELL))).unlink()
+    row = make_again(store, CELL)
     assert row.last is not None
     assert row.last.run_id == RUN
-    assert read_index(store).cells == [row]
+    assert row_of(store) == row
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"index_version": 2}'])
 def test_what_is_no_index_is_told(as_published: Path, tmp_path: Path, body: bytes) -> None:
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    store.swap(INDEX_KEY, body, "application/json", store.read(INDEX_KEY).tag)
-    with pytest.raises(StoreError, match="not an index"):
-        read_index(store)
+    for name, read in ((INDEX_KEY, read_index), (cell_index_key(CELL), partial(read_row, cell=CELL))):
+        store.swap(name, body, "application/json", store.read(name).tag)
+        with pytest.raises(StoreError, match="not an index"):
+            read(store)
 
 
 def test_an_approval_has_the_days_it_was_given(store: Store, run: PublishedRun, key: PrivateKey) -> None:

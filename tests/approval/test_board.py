@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 
-from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, of_variant, publish_report, with_gate
+from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, of_variant, publish_report, row_of, with_gate
 from tests.approval.test_actions import Wrapped
 from tests.report.builder import CONTROL, IMAGE, SCRIPT
 from vllm_qualify.approval.actions import approve, revoke
-from vllm_qualify.approval.board import BOARD_KEY, NEVER, BoardState, read_board, render_board, write_board
-from vllm_qualify.approval.index import index_problem, read_index, write_index
-from vllm_qualify.approval.layout import INDEX_KEY
+from vllm_qualify.approval.board import NEVER, BoardState, read_board, render_board, write_board
+from vllm_qualify.approval.cell_page import render_cell_page
+from vllm_qualify.approval.index import index_problem, make_again, read_index, write_index
+from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, cell_index_key, cell_page_key
+from vllm_qualify.approval.lines import Lines, lines_of, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Revocation, revocation
 from vllm_qualify.approval.published import PublishedRun
-from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
+from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import Interval
@@ -35,6 +37,8 @@ from vllm_qualify.secrets import plain
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+PAGE = f"cells/{CELL}/index.html"
+TO_ROOT = "../../../../../"
 CLOSING = "</script></style><!--"
 LINES = "\u2028\u2029"
 
@@ -89,7 +93,11 @@ class Page(HTMLParser):
 
 
 def page_of(*rows: Row) -> Page:
-    return Page(render_board(Index(revision=3, cells=list(rows))))
+    return Page(render_board(Index(revision=3, cells=list(map(brief, rows)))))
+
+
+def cell_page_of(row: Row) -> Page:
+    return Page(render_cell_page(row.model_copy(update={"revision": 3})))
 
 
 def shown(page: Page, cell: str = CELL) -> list[str]:
@@ -131,7 +139,7 @@ def test_a_cell_has_the_state_of_its_last_approval_or_of_its_newest_report(row: 
 def test_what_became_of_a_newer_report_stands_beside_the_approval(standing: Standing) -> None:
     found = page_of(Row(cell=CELL, last=entry(), reports=[line(NEWER, standing), line(standing="approved")]))
     assert shown(found)[4] == f"approvednewer report: {standing}"
-    assert found.links == [f"reports/{CELL}/{RUN}/report.html", f"reports/{CELL}/{NEWER}/report.html"]
+    assert found.links == [PAGE, f"reports/{CELL}/{RUN}/report.html", f"reports/{CELL}/{NEWER}/report.html"]
 
 
 def test_without_its_script_the_page_has_dates_and_names() -> None:
@@ -161,7 +169,17 @@ def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> N
     assert list(states) == sorted(states)
 
 
-def test_the_script_is_told_each_run_once_and_in_order() -> None:
+def test_the_script_is_told_of_each_cell_in_order() -> None:
+    summary = Summary(engine="vllm", engine_version="0.32.0")
+    row = Row(cell=CELL, revision=7, last=entry(), reports=[line(NEWER), line(standing="approved", summary=summary)])
+    [told] = [attributes for attributes in page_of(row).all("tr") if "data-told" in attributes]
+    assert (told["data-cell"], told["data-revision"]) == (CELL, "7")
+    state, newer, by, expires, engines, started_s, runs = json.loads(str(told["data-told"]))
+    assert (state, newer, by, expires) == ("approved", "waiting for a decision", "Ada", "2026-06-12")
+    assert (engines, started_s, runs) == (["vLLM 0.32.0"], BEGAN.timestamp(), [RUN, NEWER])
+
+
+def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
     score = Score(
         metric="exact_match (gsm8k, strict-match)", value=0.8339651250947688, interval=Interval(lower=0.81, upper=0.85)
     )
@@ -170,16 +188,20 @@ def test_the_script_is_told_each_run_once_and_in_order() -> None:
     )
     told = "approved by Ada on 2026-03-14"
     reports = [line(NEWER), line(standing="approved", told=told, summary=summary)]
-    data = page_of(Row(cell=CELL, last=entry(), reports=reports)).data
-    texts: list[str] = data["texts"]
-    [[parts, state, newer, by, expires, engines, [first, second], last]] = data["cells"]
-    assert ("/".join(parts), texts[state], texts[newer], texts[by]) == (CELL, "approved", "waiting for a decision", "Ada")
-    assert (expires, [texts[engine] for engine in engines], last) == ("2026-06-12", ["vLLM 0.32.0"], RUN)
-    assert first == [NEWER, BEGAN.timestamp(), newer, *[None] * 9]
-    assert second[:2] == [RUN, BEGAN.timestamp()]
-    named = [texts[number] for number in second[2:7]]
-    assert named == ["approved", told, "vLLM 0.32.0", "vllm:v0.32.0", "exact_match (gsm8k, strict-match)"]
-    assert second[7:] == [0.83397, 0.81, 0.85, 1576.0, 8]
+    page = cell_page_of(Row(cell=CELL, last=entry(), reports=reports))
+    texts: list[str] = page.data["texts"]
+    assert (page.data["expires"], page.data["last"]) == ("2026-06-12", RUN)
+    first, second = page.data["runs"]
+    assert first == [NEWER, *[None] * 6]
+    assert (second[0], [texts[number] for number in second[1:3]]) == (RUN, ["vLLM 0.32.0", score.metric])
+    assert second[3:] == [0.83397, 0.81, 0.85, 1576.0]
+    untrusted = "— (none that can be trusted: see the report)"
+    bare, whole = page.rows[1:]
+    assert bare[:3] == [f"2026-03-14 09:26 UTC{NEWER}", "waiting for a decision", "— (not in its manifest)"]
+    assert bare[3:] == ["— (no image, or not reported)", untrusted, untrusted, "— (no GPU, or not reported)"]
+    assert whole[:4] == [f"2026-03-14 09:26 UTC{RUN}", f"approved{told}", "vLLM 0.32.0", "vllm:v0.32.0"]
+    assert whole[4:] == [f"83.40\u00a0%81.00\u00a0% to 85.00\u00a0%{score.metric}", "1,576 tok/s", "8"]
+    assert page.links == [f"{TO_ROOT}index.html", *(f"{TO_ROOT}reports/{CELL}/{run_id}/report.html" for run_id in (NEWER, RUN))]
 
 
 def test_links_lead_to_what_was_published(store: Store, tmp_path: Path, key: PrivateKey) -> None:
@@ -188,13 +210,18 @@ def test_links_lead_to_what_was_published(store: Store, tmp_path: Path, key: Pri
     publish_report(store, tmp_path, NEWER, of_variant("bf16"))
     path = Path(store.locate(BOARD_KEY))
     found = Page(path.read_text())
+    other = CELL.replace("fp8", "bf16")
     assert found.links == [
-        f"reports/{CELL.replace('fp8', 'bf16')}/{NEWER}/report.html",
+        f"cells/{other}/index.html",
+        f"reports/{other}/{NEWER}/report.html",
+        PAGE,
         f"reports/{CELL}/{OLDER}/report.html",
         f"reports/{CELL}/{RUN}/report.html",
     ]
-    assert all((path.parent / link).is_file() for link in found.links)
-    assert store.url not in found.text
+    for place in (path, path.parent / PAGE):
+        page = Page(place.read_text())
+        assert all((place.parent / link).is_file() for link in page.links)
+        assert store.url not in page.text
 
 
 # --- what it is made of
@@ -210,28 +237,36 @@ def hostile() -> Row:
     return Row(cell=f"{text}/{IMAGE}/{SCRIPT}/{CONTROL}", last=last, reports=reports)
 
 
-def test_no_hostile_name_breaks_out() -> None:
-    found = page_of(hostile(), Row(cell=CELL, reports=[line()]))
-    harmless = page_of(Row(cell="a/b/c/d", last=entry(), reports=[line(NEWER), line()]), Row(cell=CELL, reports=[line()]))
-    assert {tag for tag, _ in found.elements} <= {tag for tag, _ in harmless.elements}
+HARMLESS = Row(cell="a/b/c/d", last=entry(), reports=[line(NEWER), line()])
+
+
+def hostile_pages() -> list[tuple[Page, Page]]:
+    """The board and a cell's page, each hostile and harmless."""
+    other = Row(cell=CELL, reports=[line()])
+    return [(page_of(hostile(), other), page_of(HARMLESS, other)), (cell_page_of(hostile()), cell_page_of(HARMLESS))]
+
+
+@pytest.mark.parametrize(("found", "harmless"), hostile_pages(), ids=["board", "cell"])
+def test_no_hostile_name_breaks_out(found: Page, harmless: Page) -> None:
+    assert {tag for tag, _ in found.elements} <= {tag for tag, _ in harmless.elements} | {"code"}
     for tag in ("script", "style", "tr", "td"):
         assert len(found.all(tag)) == len(harmless.all(tag)), tag
     for bad in (SCRIPT, "<img", "\x1b", "\u202e", " 49 "):
         assert bad not in re.sub(r"<(style|script)>.*?</\1>", "", found.text, flags=re.DOTALL), bad
-    assert found.text.count("</script>") == 2
+    assert found.text.count("</script>") == len(found.all("script"))
     assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on") or name == "style"]
 
 
 def test_hostile_names_are_told_as_they_are() -> None:
-    found = page_of(hostile())
-    assert any(SCRIPT in text and IMAGE in text and CLOSING in text for text in found.data["texts"])
-    assert not any(sign in found.inside["script"][0] for sign in "<>&\u2028\u2029")
+    found, cells = page_of(hostile()), cell_page_of(hostile())
+    assert any(SCRIPT in text and IMAGE in text and CLOSING in text for text in cells.data["texts"])
+    assert not any(sign in cells.inside["script"][0] for sign in "<>&\u2028\u2029")
     name = "/".join(found.rows[1][:4])
     assert name == f"{plain(hostile().cell)}"
     assert all(part in name for part in (SCRIPT, IMAGE, CLOSING, "\\u202e"))
 
 
-def test_no_link_leads_out_of_the_reports() -> None:
+def test_no_link_leads_out_of_the_store() -> None:
     last = entry("20260314T092653Z-..").model_copy(update={"run_id": "../x"})
     rows = [
         hostile(),
@@ -239,13 +274,16 @@ def test_no_link_leads_out_of_the_reports() -> None:
         Row(cell="a/b/c/d", last=last, reports=[line("javascript:alert(1)")]),
         Row(cell="short", reports=[line("a+b@c=~,:-")]),
     ]
-    assert page_of(*rows).links == ["reports/short/a%2Bb%40c%3D~%2C%3A-/report.html"]
+    link = "reports/short/a%2Bb%40c%3D~%2C%3A-/report.html"
+    assert page_of(*rows).links == ["cells/a/b/c/d/index.html", "cells/short/index.html", link]
+    board = f"{TO_ROOT}index.html"
+    assert [cell_page_of(row).links for row in rows] == [[board], [board], [board], [board, f"{TO_ROOT}{link}"]]
 
 
-def test_the_policy_allows_this_script_and_this_style_and_nothing_else() -> None:
-    found = page_of(Row(cell=CELL, reports=[line()]))
+@pytest.mark.parametrize("found", [page for page, _ in hostile_pages()], ids=["board", "cell"])
+def test_the_policy_allows_this_script_and_this_style_and_nothing_else(found: Page) -> None:
     [policy] = [meta["content"] for meta in found.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    [style], [_, script] = found.inside["style"], found.inside["script"]
+    [style], [*data, script] = found.inside["style"], found.inside["script"]
     assert str(policy).split("; ") == [
         "default-src 'none'",
         f"style-src '{source(style)}'",
@@ -254,7 +292,7 @@ def test_the_policy_allows_this_script_and_this_style_and_nothing_else() -> None
         "base-uri 'none'",
         "form-action 'none'",
     ]
-    assert [attributes.get("type") for attributes in found.all("script")] == ["application/json", None]
+    assert [attributes.get("type") for attributes in found.all("script")] == [*["application/json"] * len(data), None]
     assert not [name for _, attributes in found.elements for name in attributes if name in ("src", "style", "onclick")]
 
 
@@ -262,19 +300,18 @@ def source(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def test_the_script_makes_no_markup_of_text() -> None:
-    script = page_of().inside["script"][1]
+@pytest.mark.parametrize("page", [page_of(), cell_page_of(HARMLESS)], ids=["board", "cell"])
+def test_the_script_makes_no_markup_of_text(page: Page) -> None:
+    script = page.inside["script"][-1]
     for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", ".style", "fetch("):
         assert name not in script, name
 
 
 def test_2000_cells_are_a_small_page() -> None:
     rows = [large_row(number) for number in range(2000)]
-    text = render_board(Index(revision=1, cells=rows))
-    assert len(text.encode()) < 3_500_000
-    found = Page(text)
-    assert len(found.rows) == 2001
-    assert sum(len(cell[6]) for cell in found.data["cells"]) == 20_000
+    text = render_board(Index(revision=1, cells=list(map(brief, rows))))
+    assert len(text.encode()) < 2_500_000
+    assert len(Page(text).rows) == 2001
 
 
 def large_row(number: int) -> Row:
@@ -329,7 +366,7 @@ def test_the_colours_are_those_of_the_reports_page() -> None:
 
 
 def index_of(revision: int) -> Index:
-    return Index(revision=revision, cells=[Row(cell=CELL, reports=[line(f"run-{revision}")])])
+    return Index(revision=revision, cells=[brief(Row(cell=CELL, revision=revision, reports=[line(f"run-{revision}")]))])
 
 
 class Interrupted(Wrapped):
@@ -348,7 +385,7 @@ class Interrupted(Wrapped):
 
 def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
     assert read_board(store) is None
-    write_board(store, index_of(3))
+    write_board(store, lines_of(index_of(3)))
     board = read_board(store)
     assert board is not None
     assert (board.revision, board.tag) == (3, store.read(BOARD_KEY).tag)
@@ -356,9 +393,9 @@ def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
 
 @pytest.mark.parametrize("revision", [2, 3])
 def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
-    write_board(store, index_of(3))
+    write_board(store, lines_of(index_of(3)))
     before = store.read(BOARD_KEY)
-    write_board(store, index_of(revision).model_copy(update={"cells": []}))
+    write_board(store, lines_of(index_of(revision).model_copy(update={"cells": []})))
     assert store.read(BOARD_KEY) == before
 
 
@@ -366,8 +403,8 @@ def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
 def test_of_two_writers_the_newer_index_stays(store: Store, there: int | None) -> None:
     for late, meanwhile in ((4, 5), (7, 6)):
         if there is not None:
-            write_board(store, index_of(there))
-        write_board(Interrupted(store, partial(write_board, store, index_of(meanwhile))), index_of(late))
+            write_board(store, lines_of(index_of(there)))
+        write_board(Interrupted(store, partial(write_board, store, lines_of(index_of(meanwhile)))), lines_of(index_of(late)))
         assert store.get(BOARD_KEY).decode() == render_board(index_of(max(late, meanwhile)))
 
 
@@ -375,12 +412,53 @@ def test_of_many_writers_the_newest_index_stays(store: Store) -> None:
     revisions = list(range(1, 41))
     Random(7).shuffle(revisions)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda revision: write_board(store, index_of(revision)), revisions))
+        list(pool.map(lambda revision: write_board(store, lines_of(index_of(revision))), revisions))
     assert store.get(BOARD_KEY).decode() == render_board(index_of(40))
 
 
+OTHER = CELL.replace("fp8", "bf16")
+
+
+def lines_at(revision: int, other: int) -> Lines:
+    """Two cells, the other at a revision of its own."""
+    rows = [Row(cell=CELL, revision=1, reports=[line("run-1")])]
+    rows.append(Row(cell=OTHER, revision=other, reports=[line(f"run-{other}")]))
+    return lines_of(Index(revision=revision, cells=list(map(brief, rows))))
+
+
+def test_a_row_stays_until_its_cell_changes(store: Store) -> None:
+    write_board(store, lines_at(1, 1))
+    before = store.read(BOARD_KEY)
+    seen = before.body.replace(b">llama-3.1-8b<", b">seen<")
+    store.swap(BOARD_KEY, seen, "text/html", before.tag)
+    write_board(store, lines_at(2, 2))
+    drawn = store.get(BOARD_KEY)
+    assert (drawn.count(b">seen<"), drawn.count(b">llama-3.1-8b<"), drawn.count(b"run-2")) == (
+        1,
+        1,
+        before.body.count(b"run-1") // 2,
+    )
+
+
+def test_of_a_board_of_another_version_nothing_stays(store: Store) -> None:
+    write_board(store, lines_at(1, 1))
+    before = store.read(BOARD_KEY)
+    other = re.sub(rb'data-form="[0-9a-f]+"', b'data-form="0"', before.body).replace(b">llama-3.1-8b<", b">seen<")
+    store.swap(BOARD_KEY, other, "text/html", before.tag)
+    write_board(store, lines_at(2, 2))
+    assert b">seen<" not in store.get(BOARD_KEY)
+
+
+def test_an_index_is_read_from_its_lines_as_from_itself() -> None:
+    index = Index(revision=7, cells=list(map(brief, (hostile(), Row(cell=CELL, revision=2, last=entry(), reports=[line()])))))
+    written = write_lines(lines_of(index))
+    assert Index.model_validate_json(written).cells == sorted(index.cells, key=lambda found: found.cell)
+    assert parse_lines(written) == parse_lines(index.model_dump_json().encode()) == lines_of(index)
+    assert parse_lines(write_lines(Lines())) == Lines()
+
+
 def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:
-    write_board(store, index_of(1))
+    write_board(store, lines_of(index_of(1)))
     text = store.get(BOARD_KEY)
 
     class Restless(Wrapped):
@@ -391,7 +469,7 @@ def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:
             return super().swap(key, body, content_type, tag)
 
     with pytest.raises(StoreBusyError, match="the board changes all the time"):
-        write_board(Restless(store), index_of(2))
+        write_board(Restless(store), lines_of(index_of(2)))
 
 
 def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key: PrivateKey) -> None:
@@ -399,11 +477,11 @@ def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key:
     path.unlink()
     path.write_bytes(b"<!doctype html><title>Our bucket</title>")
     with pytest.raises(StoreError, match="not a board"):
-        write_board(store, index_of(9))
+        write_board(store, lines_of(index_of(9)))
     done = approved(store, run, key)
     assert (done.index_problem or "").startswith("the board is not up to date: ")
     assert path.read_bytes() == b"<!doctype html><title>Our bucket</title>"
-    assert read_index(store).cells[0].last == done.pointer.last
+    assert row_of(store).last == done.pointer.last
 
 
 # --- with the index
@@ -417,7 +495,9 @@ class Failing(Wrapped):
 
 
 def board_is_up_to_date(store: Store) -> bool:
-    return store.get(BOARD_KEY).decode() == render_board(read_index(store))
+    """With the page of its one cell."""
+    is_drawn = store.get(cell_page_key(CELL)).decode() == render_cell_page(row_of(store))
+    return is_drawn and store.get(BOARD_KEY).decode() == render_board(read_index(store))
 
 
 def test_the_board_follows_each_step(store: Store, run: PublishedRun, key: PrivateKey) -> None:
@@ -438,22 +518,25 @@ def test_a_board_that_could_not_be_written_is_made_up_for_by_the_next_time(
     assert (done.index_problem or "").startswith("the board is not up to date: ")
     assert "the disk is full" in (done.index_problem or "")
     assert not board_is_up_to_date(store)
-    assert read_index(store).cells[0].last == done.pointer.last
+    assert row_of(store).last == done.pointer.last
     assert index_problem(store, CELL) is None
     assert board_is_up_to_date(store)
 
 
 def test_an_index_that_was_deleted_goes_on_from_the_boards_revision(store: Store, run: PublishedRun, key: PrivateKey) -> None:
     approved(store, run, key)
-    before = read_index(store).revision
-    Path(store.locate(INDEX_KEY)).unlink()
+    before, row = read_index(store).revision, row_of(store).revision
+    for name in (INDEX_KEY, cell_index_key(CELL)):
+        Path(store.locate(name)).unlink()
     revoke(store, CELL, None, TAKEN_BACK)
-    assert read_index(store).revision == before + 1
+    assert (read_index(store).revision, row_of(store).revision) == (before + 1, row + 1)
     assert board_is_up_to_date(store)
 
 
 def test_a_board_that_was_deleted_is_drawn_again(store: Store, run: PublishedRun) -> None:
     assert run.run_id == RUN
-    Path(store.locate(BOARD_KEY)).unlink()
+    for name in (BOARD_KEY, cell_page_key(CELL)):
+        Path(store.locate(name)).unlink()
+    make_again(store, CELL)
     write_index(store)
     assert board_is_up_to_date(store)

@@ -1,4 +1,4 @@
-"""The board in a real browser: from a file with the network off, and straight from a bucket."""
+"""The board and the pages of its cells in a real browser: from files with the network off, and straight from a bucket."""
 
 import json
 import re
@@ -17,7 +17,8 @@ from tests.browser import HEIGHT, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, 
 from tests.report.builder import CONTROL, IMAGE, MARKUP, SCRIPT
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.approval.board import render_board
-from vllm_qualify.approval.row import Index, Row
+from vllm_qualify.approval.cell_page import render_cell_page
+from vllm_qualify.approval.row import Index, Row, brief
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.publish.bundle import Score, Summary
 from vllm_qualify.publish.stores import open_store
@@ -60,6 +61,12 @@ def few_rows() -> list[Row]:
 
 
 @pytest.fixture
+def llamas(board: Path) -> Path:
+    """The page of a cell."""
+    return board.parent / "cells" / LLAMA / "index.html"
+
+
+@pytest.fixture
 def board(tmp_path: Path) -> Path:
     return saved(tmp_path, few_rows())
 
@@ -71,7 +78,12 @@ def large_board(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def saved(folder: Path, rows: list[Row]) -> Path:
     file = folder / "index.html"
-    file.write_text(render_board(Index(revision=7, cells=rows)), encoding="utf-8")
+    file.write_text(render_board(Index(revision=7, cells=list(map(brief, rows)))), encoding="utf-8")
+    for row in rows:
+        page = folder / "cells" / row.cell / "index.html"
+        if "<" not in row.cell:
+            page.parent.mkdir(parents=True)
+            page.write_text(render_cell_page(row), encoding="utf-8")
     return file
 
 
@@ -96,18 +108,24 @@ def test_it_opens_without_a_network_an_error_or_a_request(opened: Open, board: P
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 def test_it_keeps_nobody_out(opened: Open, board: Path, width: int, scheme: Scheme) -> None:
-    """As far as axe can tell, with every history open."""
+    """As far as axe can tell."""
     page, _ = opened(board, width, scheme)
-    for button in page.locator("#cells th button").all():
-        button.click()
-    assert page.locator("tr.history:visible").count() == 4
     assert barriers(page) == ""
     photograph(page, f"board-{width}-{scheme}")
 
 
-def test_it_never_scrolls_sideways(opened: Open, board: Path) -> None:
-    page, _ = opened(board, WIDE)
-    page.locator("#cells th button").first.click()
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_the_page_of_a_cell_keeps_nobody_out(opened: Open, llamas: Path, width: int, scheme: Scheme) -> None:
+    page, faults = opened(llamas, width, scheme)
+    assert barriers(page) == ""
+    assert faults == []
+    photograph(page, f"cell-{width}-{scheme}")
+
+
+@pytest.mark.parametrize("file", ["board", "llamas"])
+def test_it_never_scrolls_sideways(opened: Open, request: pytest.FixtureRequest, file: str) -> None:
+    page, _ = opened(request.getfixturevalue(file), WIDE)
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": HEIGHT})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -117,7 +135,7 @@ def test_without_its_script_the_cells_are_told(opened: Open, board: Path) -> Non
     page, _ = opened(board, WIDE, script=False)
     row = page.locator("#cells > tbody > tr", has_text=LLAMA.split("/")[0])
     assert "approved" in row.inner_text()
-    assert row.get_by_role("link").count() == 2
+    assert row.get_by_role("link").count() == 3
 
 
 def test_an_approval_has_expired_on_its_day(opened: Open, board: Path) -> None:
@@ -151,9 +169,9 @@ def test_a_filter_leaves_what_it_names(opened: Open, board: Path, name: str, cho
     assert faults == []
 
 
-def test_words_find_what_any_report_of_a_cell_tells(opened: Open, board: Path) -> None:
+def test_words_find_what_a_row_tells(opened: Open, board: Path) -> None:
     page, _ = opened(board, WIDE)
-    page.get_by_role("searchbox", name="Text").fill("bob 0.31")
+    page.get_by_role("searchbox", name="Text").fill(f"ada 0.33 {NEWER.upper()}")
     assert shown(page) == ["llama-3.1-8b"]
     page.get_by_role("searchbox", name="Text").fill("nobody")
     assert shown(page) == []
@@ -162,29 +180,50 @@ def test_words_find_what_any_report_of_a_cell_tells(opened: Open, board: Path) -
 def test_what_is_chosen_is_in_the_address(opened: Open, board: Path) -> None:
     page, _ = opened(board, WIDE)
     page.locator("#filter-gpu").select_option("h200")
-    page.get_by_role("button", name=f"{LLAMA}: history").click()
-    expect(page).to_have_url(re.compile("#gpu=h200&cell=llama"))
+    expect(page).to_have_url(re.compile("#gpu=h200$"))
     again, _ = opened(board, WIDE, fragment=page.url[page.url.index("#") :])
     assert shown(again) == ["llama-3.1-8b"]
-    assert again.locator("tr.history:visible").count() == 1
 
 
-def test_a_history_is_opened_by_the_keyboard_and_draws_each_version(opened: Open, board: Path) -> None:
+def test_a_row_leads_to_its_cell_and_the_cell_back(opened: Open, board: Path) -> None:
     page, faults = opened(board, WIDE)
-    button = page.get_by_role("button", name=f"{LLAMA}: history")
-    button.focus()
+    page.get_by_role("link", name=LLAMA).focus()
     page.keyboard.press("Enter")
-    assert button.get_attribute("aria-expanded") == "true"
-    history = page.locator("tr.history:visible")
-    accuracy, output = history.get_by_role("img").all()
+    expect(page.locator("h1")).to_have_text(LLAMA)
+    page.get_by_role("link", name="board").click()
+    expect(page.locator("h1")).to_have_text("Board")
+    assert [fault for fault in faults if not fault.startswith("request: file:")] == []
+
+
+def test_a_cells_page_draws_each_version(opened: Open, llamas: Path) -> None:
+    page, faults = opened(llamas, WIDE)
+    accuracy, output = page.get_by_role("img").all()
     assert "lowest 81.00\u00a0%, highest 83.00\u00a0%" in str(accuracy.get_attribute("aria-label"))
     # The newest report's load was invalid: it has no point, and says so.
     assert [chart.locator("circle").count() for chart in (accuracy, output)] == [2, 2]
-    assert "1 of 3 reports have no such value" in history.inner_text()
-    assert [name in history.inner_text() for name in ("0.31.0", "0.32.0", "0.33.0")] == [True] * 3
-    assert history.get_by_role("link").count() == 3
-    page.keyboard.press("Enter")
-    assert page.locator("tr.history:visible").count() == 0
+    told = page.locator("main").inner_text()
+    assert "1 of 3 reports have no such value" in told
+    assert [name in told for name in ("0.31.0", "0.32.0", "0.33.0")] == [True] * 3
+    assert page.locator("main").get_by_role("link").count() == 3
+    assert page.get_by_text("in 40 days").is_visible()
+    assert faults == []
+
+
+def test_without_its_script_the_reports_of_a_cell_are_told(opened: Open, llamas: Path) -> None:
+    page, _ = opened(llamas, WIDE, script=False)
+    assert page.locator("main").get_by_role("link").count() == 3
+    assert page.locator("td.state").all_inner_texts()[1].split("\n") == ["approved", "approved by Ada"]
+
+
+def test_on_the_page_of_a_cell_an_approval_has_expired_on_its_day(opened: Open, board: Path) -> None:
+    page, _ = opened(board.parent / "cells" / QWEN / "index.html", WIDE)
+    assert page.locator("td.state").all_inner_texts() == ["expired"]
+
+
+def test_no_name_breaks_out_of_the_page_of_a_cell(opened: Open, board: Path) -> None:
+    page, faults = opened(board.parent / "cells/x/y/b200/z/index.html", WIDE)
+    assert page.get_by_text(SCRIPT).count() > 0
+    assert page.locator("script[src], img, red, [onerror]").count() == 0
     assert faults == []
 
 
@@ -249,7 +288,9 @@ def test_it_is_read_straight_from_a_bucket(browser: Browser, published: str) -> 
     page.on("response", lambda got: faults.append(f"{got.status}: {got.url}") if not got.ok else None)
     page.goto(f"{published}/index.html")
     assert page.locator("#count").inner_text() == "1 of 1 cells"
-    page.locator("#cells").get_by_role("link").first.click()
+    page.get_by_role("link", name=CELL).click()
+    expect(page.locator("h1")).to_have_text(CELL)
+    page.locator("main").get_by_role("link").first.click()
     expect(page.locator("h1")).to_contain_text(CELL)
     assert page.url == f"{published}/reports/{CELL}/{RUN}/report.html"
     assert faults == []

@@ -1,6 +1,9 @@
 """What the index tells of each report, what each manifest tells it, and indexes of another version."""
 
 import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,33 +21,40 @@ from tests.approval.builder import (
     approved,
     of_variant,
     publish_report,
+    row_of,
     with_gate,
 )
+from tests.approval.test_actions import Wrapped
+from tests.publish.conftest import RADOSGW
 from tests.report.builder import image_report, passed_report
 from tests.runs.test_runs import WITHOUT_BASELINE, captured_plan, captured_stage
 from vllm_qualify.approval.actions import approve, reject, revoke
-from vllm_qualify.approval.index import REPORTS_SHOWN, refresh_index
-from vllm_qualify.approval.layout import INDEX_KEY, JSON, manifest_key
+from vllm_qualify.approval.index import MOST_COMING, REPORTS_SHOWN, announce, baseline_of, index_problem, read_index, refresh
+from vllm_qualify.approval.layout import INDEX_KEY, JSON, cell_index_key
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import INDEX_VERSION, ReportLine
 from vllm_qualify.approval.signing import PrivateKey
-from vllm_qualify.errors import StoreError
+from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.publish.bundle import Score, Summary, read_manifest
+from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.report.model import Report, make_report
+from vllm_qualify.runs.baseline import newest_baseline
 from vllm_qualify.runs.folder import start_run
 from vllm_qualify.runs.publishing import publish_run
+from vllm_qualify.runs.stored import published_run
 
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 OTHER_CELL = CELL.replace("fp8", "bf16")
 
 
 def lines(store: Store) -> dict[str, ReportLine]:
-    (row,) = refresh_index(store, CELL).cells
-    return {line.run_id: line for line in row.reports}
+    return {line.run_id: line for line in refresh(store, CELL).reports}
 
 
 def standings(store: Store) -> dict[str, tuple[str, str | None]]:
@@ -224,6 +234,7 @@ def test_a_manifest_of_before_there_were_summaries_is_read(store: Store, run: Pu
     path.unlink()
     path.write_text(json.dumps(document))
     assert read_run(store, CELL, RUN).manifest.summary is None
+    Path(store.locate(cell_index_key(CELL))).unlink()
     assert lines(store)[RUN] == ReportLine(
         run_id=RUN,
         outcome="passed",
@@ -238,19 +249,133 @@ def test_a_manifest_of_before_there_were_summaries_is_read(store: Store, run: Pu
 @pytest.fixture
 def two_cells(store: Store, tmp_path: Path, key: PrivateKey) -> Store:
     approved(store, publish_report(store, tmp_path / "fp8"), key)
-    publish_report(store, tmp_path / "bf16", change=of_variant("bf16"))
+    publish_report(store, tmp_path / "bf16", OLDER, of_variant("bf16"))
     return store
 
 
 @pytest.mark.parametrize("version", [0, INDEX_VERSION - 1, INDEX_VERSION + 1, True, "1", None])
 def test_an_index_of_any_other_version_is_told(two_cells: Store, version: object) -> None:
-    store, before = two_cells, two_cells.read(INDEX_KEY)
-    store.swap(INDEX_KEY, json.dumps(json.loads(before.body) | {"index_version": version}).encode(), JSON, before.tag)
-    with pytest.raises(StoreError, match="not an index"):
-        refresh_index(store, CELL)
+    for name in (INDEX_KEY, cell_index_key(CELL)):
+        before = two_cells.read(name)
+        body = json.dumps(json.loads(before.body) | {"index_version": version}).encode()
+        tag = two_cells.swap(name, body, JSON, before.tag)
+        assert re.search("not an index|of an earlier version", index_problem(two_cells, CELL) or "")
+        assert two_cells.read(name).tag == tag
 
 
 def test_a_cell_that_is_refreshed_again_changes_nothing(two_cells: Store) -> None:
-    before = two_cells.read(INDEX_KEY)
-    refresh_index(two_cells, CELL)
-    assert two_cells.read(INDEX_KEY) == before
+    before = {key: two_cells.read(key) for key in two_cells.keys("")}
+    assert index_problem(two_cells, CELL) is None
+    assert {key: two_cells.read(key) for key in two_cells.keys("")} == before
+
+
+# --- what a killed publisher leaves
+
+
+class KilledError(Exception):
+    pass
+
+
+class DiesAfter(Wrapped):
+    """Dies after the first write of a key with this end."""
+
+    def __init__(self, store: Store, end: str) -> None:
+        super().__init__(store)
+        self.end = end
+
+    def put_new(self, key: str, body: bytes, content_type: str) -> None:
+        super().put_new(key, body, content_type)
+        self._die(key)
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        tag = super().swap(key, body, content_type, tag)
+        self._die(key)
+        return tag
+
+    def _die(self, key: str) -> None:
+        if key.endswith(self.end):
+            raise KilledError
+
+
+def establishing(report: Report) -> Report:
+    return of_plan(establishes=True)(report)
+
+
+def test_what_a_killed_publisher_left_out_the_next_one_completes(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        publish_report(DiesAfter(store, "manifest.json"), tmp_path / "killed", OLDER, establishing)
+    assert baseline_of(store, CELL) == OLDER
+    publish_report(store, tmp_path / "next", RUN)
+    assert list(standings(store)) == [RUN, OLDER]
+    assert row_of(store).coming == []
+    baseline = row_of(store).baseline
+    assert baseline is not None
+    assert baseline.run_id == OLDER
+    (found,) = read_index(store).cells
+    assert [report.run_id for report in found.reports] == [RUN, OLDER]
+
+
+def test_a_run_that_was_never_published_whole_is_in_no_index(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        publish_report(DiesAfter(store, cell_index_key(CELL)), tmp_path / "killed", OLDER, establishing)
+    assert baseline_of(store, CELL) is None
+    publish_report(store, tmp_path / "next", RUN)
+    assert list(standings(store)) == [RUN]
+    assert row_of(store).coming == [OLDER]
+    publish_report(store, tmp_path / "again", OLDER, establishing)
+    assert list(standings(store)) == [RUN, OLDER]
+    assert row_of(store).coming == []
+
+
+def test_runs_that_never_come_do_not_add_up(store: Store, run: PublishedRun) -> None:
+    for number in range(MOST_COMING + 5):
+        announce(store, CELL, f"20260401T000000Z-{number:06}")
+    assert refresh(store, CELL).coming == [f"20260401T000000Z-{number:06}" for number in range(5, MOST_COMING + 5)]
+    assert list(standings(store)) == [run.run_id]
+
+
+@pytest.mark.parametrize("kind", ["directory", RADOSGW])
+def test_sixteen_publishers_lose_no_report(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    url = (tmp_path / "store").as_uri() if kind == "directory" else str(request.getfixturevalue("radosgw_url"))
+    store = open_store(url)
+    names = {f"20260314T0926{second:02}Z-abcdef": ("fp8", "bf16")[second % 2] for second in range(16)}
+    with ThreadPoolExecutor(16) as pool:
+        told = pool.map(lambda run_id: publish_report(store, tmp_path / "runs", run_id, of_variant(names[run_id])), names)
+        assert sorted(run.run_id for run in told) == sorted(names)
+    for cell, variant in ((CELL, "fp8"), (OTHER_CELL, "bf16")):
+        assert row_of(store, cell).coming == []
+        own = [name for name in sorted(names, reverse=True) if names[name] == variant]
+        assert [line.run_id for line in row_of(store, cell).reports] == own
+        assert published_run(store, row_of(store, cell).reports[0].run_id).cell == cell
+    assert {found.cell: found.revision for found in read_index(store).cells} == {
+        cell: row_of(store, cell).revision for cell in (CELL, OTHER_CELL)
+    }
+
+
+# --- the store is not listed
+
+
+class Unlisted(DirectoryStore):
+    """Refuses to list more than the approvals of one cell."""
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        assert re.fullmatch("approvals(/[^/]+){4}/", prefix), f"'{prefix}' was listed"
+        return super().keys(prefix)
+
+
+def test_nothing_is_found_by_listing_the_store(two_cells: Store, tmp_path: Path, key: PrivateKey) -> None:
+    assert two_cells.exists(INDEX_KEY)
+    store = Unlisted(tmp_path / "store")
+    run = publish_report(store, tmp_path / "runs", NEWER, establishing)
+    assert published_run(store, NEWER) == run
+    assert newest_baseline(store, CELL) == run.report
+    approved(store, run, key)
+    assert row_of(store).reports[0].standing == "approved"
+
+
+def test_a_run_of_another_cell_with_the_same_id_is_not_published(two_cells: Store, tmp_path: Path) -> None:
+    """Else nobody could say which of the two an id means."""
+    publish_report(two_cells, tmp_path / "first", NEWER)
+    with pytest.raises(AlreadyExistsError):
+        publish_report(two_cells, tmp_path / "second", NEWER, of_variant("int4"))
+    assert published_run(two_cells, NEWER).cell == CELL

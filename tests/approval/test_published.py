@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.approval.builder import CELL, NEWER, RUN, publish_report
-from vllm_qualify.approval.layout import manifest_key, sha256
+from vllm_qualify.approval.layout import sha256
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.errors import StoreError
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import MissingObjectError, Store
 
 

@@ -40,7 +40,6 @@ from vllm_qualify.approval.layout import (
     approval_key,
     canonical,
     decision_key,
-    manifest_key,
     pointer_key,
     readable,
     sha256,
@@ -52,6 +51,7 @@ from vllm_qualify.approval.statement import statement
 from vllm_qualify.approval.verify import export, verify, verify_file
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 

@@ -23,8 +23,8 @@ from tests.faults.faulty_store import KILLED, Fault, FaultyStore
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.decision import ruling
 from vllm_qualify.approval.errors import NotApprovedError
-from vllm_qualify.approval.index import refresh_index, write_index
-from vllm_qualify.approval.layout import approval_key, manifest_key
+from vllm_qualify.approval.index import index_problem, make_again, read_index, refresh, write_index
+from vllm_qualify.approval.layout import approval_key
 from vllm_qualify.approval.pointer import read_pointer, revocation
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PrivateKey
@@ -32,6 +32,7 @@ from vllm_qualify.approval.verify import verify
 from vllm_qualify.errors import CallerError, QualifyError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile
 from vllm_qualify.publish.bundle import read_manifest
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
@@ -159,7 +160,7 @@ class World:
             case "revoke":
                 revoke(store, made.cell, made.run_id, revocation(step.person, "it answers in Latin", NOW))
             case "index":
-                refresh_index(store, made.cell)
+                index_problem(store, made.cell)
 
     def check(self) -> None:
         """What holds at any time, whatever was killed."""
@@ -202,14 +203,16 @@ class World:
             self._check_index(cell)
 
     def _check_index(self, cell: str) -> None:
-        """The index names each report, and an index that is made anew says the same."""
-        (kept,) = (row for row in refresh_index(self.store, cell).cells if row.cell == cell)
-        (fresh,) = (row for row in write_index(self.store).cells if row.cell == cell)
-        assert kept == fresh
-        published = {
-            RUNS[number].run_id for action, number in self.finished if action == "publish" and RUNS[number].cell == cell
-        }
-        assert {line.run_id for line in kept.reports} == published
+        """The indexes name each report, and say the same as when they are made anew."""
+        assert index_problem(self.store, cell) is None
+        kept, above = refresh(self.store, cell), read_index(self.store).cells
+        fresh = make_again(self.store, cell)
+        assert (kept.reports, kept.last, kept.baseline) == (fresh.reports, fresh.last, fresh.baseline)
+        assert [row.model_copy(update={"revision": 0}) for row in write_index(self.store).cells if row.cell == cell] == [
+            row.model_copy(update={"revision": 0}) for row in above if row.cell == cell
+        ]
+        done = {number for action, number in self.finished if action == "publish"}
+        assert {line.run_id for line in kept.reports} == {RUNS[number].run_id for number in done if RUNS[number].cell == cell}
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,8 @@ from vllm_qualify.runs.stored import fetch_run, trusted_report
 
 CAPTURED = Path(__file__).parent.parent / "evidence" / "captured"
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
+CELL_INDEX, CELL_PAGE = (f"cells/reference/bf16/cpu/balanced/index.{end}" for end in ("json", "html"))
+AFTERWARDS = [CELL_INDEX, "index.json", CELL_PAGE, "index.html"]
 WITHOUT_BASELINE: list[Stage] = ["serve", "smoke", "accuracy", "load"]
 COUNTER = sequence_key("reference/bf16/cpu/balanced")
 SERVED = {"server.yaml": "model: reference\n", "server.log": "INFO: ready\n", "startup_s": "12.500\n"}
@@ -298,9 +300,11 @@ def test_a_run_is_published_whole_and_its_manifest_last(run: Run, report: Report
     observed = Observed(store)
     published = publish_run(report, run, observed)
     # index and board follow from the manifests, and can be made again
-    assert observed.written[-3:] == [f"{report.prefix}/manifest.json", "index.json", "index.html"]
+    manifest = f"{report.prefix}/manifest.json"
+    # its place and the cell's index come before it: whoever completes it finds it by them
+    assert observed.written[-8:] == ["layout.json", f"runs/{run.id}.json", CELL_INDEX, manifest, *AFTERWARDS]
     assert observed.written.count(f"{report.prefix}/manifest.json") == 1
-    assert sorted(observed.written) == list(store.keys(""))
+    assert sorted({*observed.written}) == list(store.keys(""))
     assert published.passed
     assert published.outcome == "passed"
     assert Path(published.manifest).read_bytes() == store.get(f"{report.prefix}/manifest.json")
@@ -313,7 +317,8 @@ def test_the_manifest_names_every_object_with_its_hash_and_size(run: Run, report
     manifest = manifest_of(report, store)
     assert (manifest["run_id"], manifest["cell"], manifest["outcome"]) == (run.id, "reference/bf16/cpu/balanced", "passed")
     named = [stored["key"] for stored in manifest["objects"]]
-    assert sorted([*named, COUNTER, f"{report.prefix}/manifest.json", "index.json", "index.html"]) == list(store.keys(""))
+    others = [COUNTER, f"{report.prefix}/manifest.json", f"runs/{run.id}.json", "layout.json", *AFTERWARDS]
+    assert sorted([*named, *others]) == list(store.keys(""))
     for stored in manifest["objects"]:
         body = store.get(stored["key"])
         assert (stored["sha256"], stored["size"]) == (hashlib.sha256(body).hexdigest(), len(body))
@@ -365,8 +370,10 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
     expected = contents(tmp_path / "store")
     # every stage left the same machine.json, which is stored once; report, page, counter and manifest are beside the Data Docs
     docs = [path for path in run.data_docs.rglob("*") if path.is_file()]
-    assert len(whole.written) == len({evidence_key(file) for file in report.files}) + len(docs) + 3 + 3
-    for number in range(1, len(whole.written) - 1):
+    before, after = ["layout.json", f"runs/{run.id}.json", CELL_INDEX, COUNTER], len(AFTERWARDS)
+    evidence = {evidence_key(file) for file in report.files}
+    assert len(whole.written) == len(evidence) + len(docs) + 3 + len(before) + after
+    for number in range(1, len(whole.written) - after + 1):
         folder = tmp_path / f"fails at {number}"
         with pytest.raises(StoreError, match="the disk is full"):
             publish_run(report, run, Observed(store_in(folder), fails_at=number))
@@ -381,7 +388,7 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
         assert contents(folder).keys() == expected.keys()
 
 
-@pytest.mark.parametrize(("what", "from_the_end"), [("index", 1), ("board", 0)])
+@pytest.mark.parametrize(("what", "from_the_end"), [("index", 3), ("index", 2), ("board", 1), ("board", 0)])
 def test_a_run_counts_though_index_or_board_could_not_be_written(
     run: Run, report: Report, store: Store, what: str, from_the_end: int
 ) -> None:
@@ -393,7 +400,7 @@ def test_a_run_counts_though_index_or_board_could_not_be_written(
     assert "the disk is full" in (published.index_problem or "")
     assert trusted_report(store_in(folder), run.id) == report
     publish_run(report, run, store_in(folder))
-    for key in ("index.json", "index.html"):
+    for key in AFTERWARDS:
         assert store_in(folder).get(key) == store.get(key)
 
 
@@ -464,8 +471,9 @@ def test_judging_again_by_stricter_gates_fails(run: Run, report: Report, store: 
     published = publish_run(again, fresh, observed)
     assert published.outcome == "not passed"
     written = [key for key in observed.written if "/data-docs/" not in key]
-    documents = (f"{again.prefix}/{name}" for name in ("report.json", "report.html"))
-    assert written == [*documents, COUNTER, f"{again.prefix}/manifest.json", "index.json", "index.html"]
+    names = ("report.json", "report.html", "manifest.json")
+    *pages, manifest = (f"{again.prefix}/{name}" for name in names)
+    assert written == [*pages, f"runs/{fresh.id}.json", CELL_INDEX, COUNTER, manifest, *AFTERWARDS]
     assert manifest_of(again, store)["outcome"] == "not passed"
     assert manifest_of(report, store)["outcome"] == "passed"
 

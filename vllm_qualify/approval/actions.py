@@ -54,12 +54,19 @@ def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, si
     """
     if wanted.verdict != "approve":
         raise ValueError("a rejection approves nothing")
+    done = bring_into_force(store, run, wanted, valid_days, signer, now)
+    return done.model_copy(update={"index_problem": index_problem(store, run.cell)})
+
+
+def bring_into_force(
+    store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, signer: PrivateKey, now: datetime
+) -> Approved:
+    """What `approve` does, without the index."""
     check_can_advance(store, run.cell, run)
     stored = make_decision(store, run, wanted, valid_days, now)
     approval = _put_approval(store, run, stored, signer)
     pointer = advance(store, run.cell, entry_of(run, stored.decision, approval))
-    problem = index_problem(store, run.cell)
-    return Approved(decision=stored.decision, approval=approval, pointer=pointer, index_problem=problem)
+    return Approved(decision=stored.decision, approval=approval, pointer=pointer)
 
 
 def reject(store: Store, run: PublishedRun, wanted: Ruling, now: datetime) -> Rejected:

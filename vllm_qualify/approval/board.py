@@ -1,99 +1,103 @@
-"""The board: one page for all cells, drawn from the index. It needs a browser and the store's files, but no server."""
+"""The board: one page for all cells, drawn from their index. It needs a browser and the store's files, but no server.
 
-import base64
+It has one row for each cell, which leads to the page of the cell.
+"""
+
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import product
-from typing import Any, Literal, NamedTuple
-from urllib.parse import quote
+from typing import Any, Literal
 
 from jinja2 import Template
 
-from vllm_qualify.approval.layout import day
-from vllm_qualify.approval.pointer import Entry
-from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.errors import StoreError
-from vllm_qualify.publish.bundle import TYPES, Summary
-from vllm_qualify.publish.store import MissingObjectError, Store, checked_key, swapped
+from vllm_qualify.approval.layout import BOARD_KEY, day
+from vllm_qualify.approval.lines import Lines, lines_of
+from vllm_qualify.approval.pages import BEGIN, Page, address, page_template, read_page, write_page
+from vllm_qualify.approval.row import Brief, BriefApproval, BriefReport, Index, Standing
+from vllm_qualify.publish.store import Store
 from vllm_qualify.report.templates import template
 from vllm_qualify.secrets import plain
 
-BOARD_KEY = "index.html"
 NEVER: Literal["never qualified"] = "never qualified"
-
-# The page has its revision within its first bytes.
-_REVISION = re.compile(rb'<html lang="en" data-revision="([0-9]{1,18})">')
-_BEGIN = 200
-# Characters that could end the data's element, or a line of its text, are written as JSON escapes.
-_ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
-_DIGITS = 5
+BOARD = "the board"
 
 BoardState = Standing | Literal["never qualified"]
 
 
-class Board(NamedTuple):
-    """The board in the store: the revision of the index that it was drawn from, and its tag."""
+def write_board(store: Store, lines: Lines) -> None:
+    """Draw the board, unless the store has one of this revision of the index or of a newer one. Raises as `write_page`.
 
-    revision: int
-    tag: str
-
-
-def write_board(store: Store, index: Index) -> None:
-    """Draw the board, unless the store has one of this revision of the index or of a newer one.
-
-    Raises:
-        StoreError: another object is in its place. StoreBusyError: it changes all the time.
+    A row of the board that is there stays if it says the same revision of its cell: the others alone are drawn.
     """
-
-    @cache
-    def body() -> bytes:
-        return render_board(index).encode()
-
-    def attempt() -> None:
-        there = read_board(store)
-        if not there or there.revision < index.revision:
-            store.swap(BOARD_KEY, body(), TYPES[".html"], there.tag if there else None)
-
-    swapped(attempt, "the board", "try again later", store.locate(BOARD_KEY))
+    write_page(store, BOARD_KEY, BOARD, lines.revision, lambda there: _drawn(lines, there))
 
 
-def read_board(store: Store) -> Board | None:
+def read_board(store: Store) -> Page | None:
     """The board in the store; None if there is none yet. Raises StoreError if another object is in its place."""
-    try:
-        stored = store.read(BOARD_KEY)
-    except MissingObjectError:
-        return None
-    told = _REVISION.search(stored.body[:_BEGIN])
-    if not told:
-        remedy = "move it away, or give the store a folder or a prefix of its own"
-        raise StoreError("not a board", remedy, store.locate(BOARD_KEY))
-    return Board(int(told[1]), stored.tag)
+    return read_page(store, BOARD_KEY, BOARD)
+
+
+def board_revision(store: Store) -> int:
+    """The revision of the index that the board shows; 0 without a board. Raises as `read_board`."""
+    board = read_board(store)
+    return board.revision if board else 0
 
 
 def render_board(index: Index) -> str:
     """The page. All text of the index is escaped. The page's policy allows its own script and no request."""
-    shown = sorted([*map(_shown, index.cells), *_gaps(index.cells)], key=lambda row: row.cell)
-    return _template().render(revision=index.revision, rows=shown, data=_data(shown, index))
+    return _drawn(lines_of(index), b"").decode()
+
+
+# --- the page
+
+
+def _drawn(lines: Lines, there: bytes) -> bytes:
+    head, tail, form = _frame()
+    kept = _rows_in(there) if f'data-form="{form}"'.encode() in there[:BEGIN] else {}
+    every = sorted([*lines.revisions.items(), *((cell, 0) for cell in _gaps(lines.revisions))])
+    rows = [kept.get(of) or _row(_shown(lines, of[0]), of[1]) for of in every]
+    filled = head.replace(_MARKED["revision"], b"%d" % lines.revision).replace(_MARKED["count"], b"%d" % len(rows))
+    return b"\n".join([filled, *rows, tail.replace(_MARKED["revision"], b"%d" % lines.revision)])
+
+
+_MARKED = {name: f"@{name}@".encode() for name in ("revision", "count", "rows", "form")}
+_ROW = re.compile(rb'<tr role="row" data-cell="([^"&]{1,900})" data-revision="([0-9]{1,18})" .*</tr>')
 
 
 @cache
-def _template() -> Template:
-    return template(__package__, "board.html.jinja", style=_file("board.css"), script=_file("board.js"), source=_source)
+def _frame() -> tuple[bytes, bytes, str]:
+    """What stands before the rows and after them, and a name for this form of the page."""
+    marked = {name: mark.decode() for name, mark in _MARKED.items()}
+    page = page_template("board.html.jinja", "board.js").render(**marked).encode()
+    form = hashlib.sha256(page + _source_of_rows()).hexdigest()[:16]
+    head, tail = page.replace(_MARKED["form"], form.encode()).split(_MARKED["rows"])
+    return head.rstrip(), tail.lstrip(), form
 
 
-def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+def _rows_in(there: bytes) -> dict[tuple[str, int], bytes]:
+    """The rows of a board, by cell and revision."""
+    found = (_ROW.fullmatch(line) for line in there.split(b"\n"))
+    return {(row[1].decode(), int(row[2])): row[0] for row in found if row}
 
 
-def _source(text: str) -> str:
-    """How a Content-Security-Policy names an inline style or script."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+def _row(shown: "ShownRow", revision: int) -> bytes:
+    text = _row_template().render(row=shown, revision=revision, told=json.dumps(_told(shown), separators=(",", ":")))
+    return text.replace("\n", "").encode()
+
+
+@cache
+def _row_template() -> Template:
+    return template(__package__, "row.html.jinja")
+
+
+@cache
+def _source_of_rows() -> bytes:
+    return resources.files(__package__).joinpath("row.html.jinja").read_bytes()
 
 
 # --- the rows
@@ -101,7 +105,7 @@ def _source(text: str) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to a report's page, relative to the board. The address is empty if the names could lead to another place."""
+    """A link to a page, relative to the board. The address is empty if the names could lead to another place."""
 
     address: str
     text: str
@@ -112,16 +116,19 @@ class ShownRow:
     """One cell. `state` is the state of its last approval, else of its newest report.
 
     `newer` is the state of a report that is newer than the last approval. `engine` is the engine that `state` is about.
-    A field without a value is None.
+    `newest_engine` is that of the newest report. A field without a value is None.
     """
 
     cell: str
     state: BoardState
     newer: Standing | None = None
     engine: str | None = None
+    newest_engine: str | None = None
+    page: str = ""
     approved: Link | None = None
-    last: Entry | None = None
+    last: BriefApproval | None = None
     newest: Link | None = None
+    newest_report: BriefReport | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -134,51 +141,42 @@ def _parts(cell: str) -> tuple[str, ...]:
     return (*parts, *[""] * (4 - len(parts)))
 
 
-def _shown(row: Row) -> ShownRow:
-    newest, last = (row.reports[0] if row.reports else None), row.last
+def _shown(lines: Lines, cell: str) -> ShownRow:
+    return _of_brief(lines.brief(cell)) if cell in lines.of else ShownRow(cell=cell, state=NEVER)
+
+
+def _of_brief(found: Brief) -> ShownRow:
+    newest, last = (found.reports[0] if found.reports else None), found.last
     return ShownRow(
-        cell=row.cell,
+        cell=found.cell,
         state=_state(last, newest),
         newer=newest.standing if newest and last and newest.run_id > last.run_id else None,
-        engine=_engine(_subject(row)),
-        approved=Link(_address(row.cell, last.run_id), day(last.at)) if last else None,
+        engine=found.engine,
+        newest_engine=newest.engine if newest else None,
+        page=address("cells", found.cell, "index.html"),
+        approved=Link(_report(found.cell, last.run_id), day(last.at)) if last else None,
         last=last,
-        newest=_link(row.cell, newest) if newest else None,
+        newest=_link(found.cell, newest) if newest else None,
+        newest_report=newest,
     )
 
 
-def _state(last: Entry | None, newest: ReportLine | None) -> BoardState:
+def _state(last: BriefApproval | None, newest: BriefReport | None) -> BoardState:
     if last:
-        return "revoked" if last.revoked else "approved"
+        return "revoked" if last.is_revoked else "approved"
     return newest.standing if newest else NEVER
 
 
-def _subject(row: Row) -> ReportLine | None:
-    """The report that the cell's state is about."""
-    if row.last is None:
-        return row.reports[0] if row.reports else None
-    return next((line for line in row.reports if line.run_id == row.last.run_id), None)
+def _link(cell: str, report: BriefReport) -> Link:
+    return Link(_report(cell, report.run_id), day(report.started_at) if report.started_at else report.run_id)
 
 
-def _engine(line: ReportLine | None) -> str | None:
-    return f"{KINDS[line.summary.engine].title} {line.summary.engine_version}" if line and line.summary else None
+def _report(cell: str, run_id: str) -> str:
+    return address("reports", cell, run_id, "report.html")
 
 
-def _link(cell: str, line: ReportLine) -> Link:
-    return Link(_address(cell, line.run_id), day(line.started_at) if line.started_at else line.run_id)
-
-
-def _address(cell: str, run_id: str) -> str:
-    try:
-        key = checked_key(f"reports/{cell}/{run_id}/report.html")
-    except ValueError:
-        return ""
-    return quote(key)
-
-
-def _gaps(rows: Sequence[Row]) -> list[ShownRow]:
+def _gaps(known: Collection[str]) -> list[str]:
     """For each variant, the pairs of its GPU types and profiles that have no report."""
-    known = {row.cell for row in rows}
     variants: dict[str, tuple[set[str], set[str]]] = {}
     for cell in known:
         recipe, variant, gpu_type, profile = _parts(cell)
@@ -186,68 +184,18 @@ def _gaps(rows: Sequence[Row]) -> list[ShownRow]:
         gpu_types.add(gpu_type)
         profiles.add(profile)
     every = (f"{name}/{gpu}/{profile}" for name, found in variants.items() for gpu, profile in product(*found))
-    return [ShownRow(cell=cell, state=NEVER) for cell in every if cell not in known]
+    return [cell for cell in every if cell not in known]
 
 
-# --- the data of the page's script
-
-
-class _Texts(dict[str, int]):
-    """Numbers for texts. Each text is stored once, because most texts are repeated in every row."""
-
-    def number(self, text: str | None) -> int | None:
-        return None if text is None else self.setdefault(plain(text), len(self))
-
-
-def _data(shown: Iterable[ShownRow], index: Index) -> str:
-    """JSON that is safe inside a script element. `board.js` reads it in this order."""
-    texts, rows = _Texts(), {row.cell: row for row in index.cells}
-    cells = [_cell(found, rows.get(found.cell), texts) for found in shown]
-    return json.dumps({"texts": list(texts), "cells": cells}, separators=(",", ":")).translate(_ESCAPED)
-
-
-def _cell(shown: ShownRow, row: Row | None, texts: _Texts) -> list[Any]:
-    lines = row.reports if row else []
-    engines = {shown.engine, _engine(lines[0] if lines else None)} - {None}
-    last = shown.last
+def _told(shown: ShownRow) -> list[Any]:
+    """What `board.js` is told of a row, in its order."""
+    last, newest = shown.last, shown.newest_report
     return [
-        [plain(part) for part in shown.parts],
-        texts.number(shown.state),
-        texts.number(shown.newer),
-        texts.number(last.by) if last else None,
+        shown.state,
+        shown.newer,
+        plain(last.by) if last else None,
         last.expires.isoformat() if last else None,
-        [texts.number(engine) for engine in sorted(filter(None, engines))],
-        [_run(line, texts) for line in lines],
-        last.run_id if last else None,
+        sorted({plain(engine) for engine in (shown.engine, shown.newest_engine) if engine}),
+        int(newest.started_at.timestamp()) if newest and newest.started_at else None,
+        [plain(found.run_id) for found in (last, newest) if found],
     ]
-
-
-def _run(line: ReportLine, texts: _Texts) -> list[Any]:
-    found = line.summary
-    return [
-        plain(line.run_id),
-        int(line.started_at.timestamp()) if line.started_at else None,
-        texts.number(line.standing),
-        texts.number(line.told),
-        texts.number(_engine(line)),
-        texts.number(found.image if found else None),
-        *_figures(found, texts),
-    ]
-
-
-def _figures(found: Summary | None, texts: _Texts) -> list[Any]:
-    score = found.score if found else None
-    interval = score.interval if score else None
-    return [
-        texts.number(score.metric if score else None),
-        _rounded(score.value if score else None),
-        _rounded(interval.lower if interval else None),
-        _rounded(interval.upper if interval else None),
-        _rounded(found.output_tok_s_per_gpu if found else None),
-        found.gpus if found else None,
-    ]
-
-
-def _rounded(number: float | None) -> float | None:
-    """Rounded to the digits that the board shows; the report has all digits."""
-    return None if number is None else float(f"{number:.{_DIGITS}g}")

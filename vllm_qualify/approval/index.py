@@ -1,185 +1,342 @@
-"""The index: one row for each cell, made from its pointer and its reports. It can only be as current as they are.
+"""The indexes: one for each cell, made of its pointer and its reports, and one above them with a row for each cell.
 
-The board is drawn from it.
+They can only be as current as what they are made of. A cell's index is written before each of the cell's manifests and after
+it, so that it has every run whose publication began: what a killed process left out, the next one completes. The board is
+drawn from them. How long a write takes depends on no number of reports.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from vllm_qualify.approval.board import write_board
+from vllm_qualify.approval.board import board_revision, write_board
+from vllm_qualify.approval.cell_page import page_revision, write_cell_page
 from vllm_qualify.approval.decision import read_decision
 from vllm_qualify.approval.errors import NotApprovedError
-from vllm_qualify.approval.layout import INDEX_KEY, JSON, readable, reason_of
+from vllm_qualify.approval.layout import (
+    INDEX_KEY,
+    JSON,
+    approvals_folder,
+    cell_index_key,
+    cell_of_index,
+    decision_key,
+    reason_of,
+)
+from vllm_qualify.approval.lines import Lines, lines_with, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
-from vllm_qualify.approval.row import Index, ReportLine, Row, Standing
+from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, read_manifest
-from vllm_qualify.publish.order import is_newer, order
+from vllm_qualify.publish.layout import earlier_layout, manifest_key
+from vllm_qualify.publish.order import Numbered, is_newer, order
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 
-REPORTS_SHOWN = 10
+REPORTS_SHOWN = 25
+# A run whose publisher never ended stays among those that are coming: the newest of them are kept.
+MOST_COMING = 100
 
 
 def read_index(store: Store) -> Index:
-    """The index in the store, or an empty one if there is none yet. Raises StoreError if it is not an index of this version."""
-    return _stored(store).known
+    """The index of all cells, or an empty one if there is none yet. Raises StoreError if it is not one of this version."""
+    try:
+        body = store.get(INDEX_KEY)
+    except MissingObjectError:
+        return Index()
+    try:
+        return Index.model_validate_json(_of_this_layout(store, body))
+    except ValidationError as error:
+        raise _no_index(error, store.locate(INDEX_KEY)) from error
 
 
-def write_index(store: Store) -> Index:
-    """Make the index again from all pointers and manifests, and the board from it.
+def read_row(store: Store, cell: str) -> Row:
+    """What a cell's index says once it is up to date. Nothing is written. Raises as `refresh`."""
+    return _current(store, cell, _stored_row(store, cell))
 
-    Raises:
-        TamperedError: a pointer is not as it was written.
-        StoreError: a manifest is not valid. StoreBusyError: the index or the board changes all the time.
-    """
-    index = _changed(store, lambda _: _rows(store, ""))
-    write_board(store, index)
-    return index
+
+def baseline_of(store: Store, cell: str) -> str | None:
+    """The newest run of a cell that passed and was made to be a baseline, as its manifest says. Raises StoreError."""
+    row = _stored_row(store, cell).known or _made(store, cell)
+    found = _baseline(row, _arrived(store, row))
+    manifest = _manifest(store, cell, found.run_id) if found else None
+    # The index may be wrong; the manifests are not.
+    trusted = found if not found or (manifest and _is_baseline(manifest)) else _made(store, cell).baseline
+    return trusted.run_id if trusted else None
+
+
+def announce(store: Store, cell: str, run_id: str) -> None:
+    """Write into the cell's index that a run is about to be published, before its manifest is written. Raises StoreError."""
+
+    def attempt() -> None:
+        found = _stored_row(store, cell)
+        row = found.known or _made(store, cell)
+        if run_id not in (*row.coming, *(line.run_id for line in row.reports)):
+            row = row.model_copy(update={"coming": [*row.coming, run_id]})
+        _put(store, row, found)
+
+    swapped(attempt, "the cell's index", "publish the run again", store.locate(cell_index_key(cell)))
 
 
 def index_problem(store: Store, cell: str) -> str | None:
-    """Update the index and the board; return why that failed, else None.
-
-    Nothing depends on them, and the next update repairs them.
-    """
+    """Bring the indexes and the board up to date with a cell; return why that failed, else None. The next update repairs it."""
     try:
-        index = _refreshed(store, cell)
+        row = refresh(store, cell)
+        lines = _with_row(store, row)
     except (StoreError, NotApprovedError) as error:
         return f"the index is not up to date: {error}"
     try:
-        write_board(store, index)
+        write_cell_page(store, row)
+        write_board(store, lines)
     except StoreError as error:
         return f"the board is not up to date: {error}"
     return None
 
 
-def refresh_index(store: Store, cell: str) -> Index:
-    """Make one cell's row again, or the whole index if there is none. Raises the same as `write_index`."""
-    index = _refreshed(store, cell)
-    write_board(store, index)
-    return index
+def refresh(store: Store, cell: str) -> Row:
+    """Bring a cell's own index up to date, or make it if there is none.
 
+    Raises:
+        TamperedError: the cell's pointer is not as it was written.
+        StoreError: a manifest or the index is not valid. StoreBusyError: the index changes all the time.
+    """
 
-class _Stored(NamedTuple):
-    """The index in the store. If `tag` is None, there is none."""
-
-    known: Index
-    tag: str | None
-
-
-def _refreshed(store: Store, cell: str) -> Index:
-    def rows(found: _Stored) -> Iterable[Row]:
-        if found.tag is None:
-            return _rows(store, "")
-        return [*(row for row in found.known.cells if row.cell != cell), *_rows(store, f"{cell}/")]
-
-    return _changed(store, rows)
-
-
-def _changed(store: Store, rows: Callable[[_Stored], Iterable[Row]]) -> Index:
-    def attempt() -> Index:
+    def attempt() -> Row:
         # The index is read before its sources: if another process writes it in between, this write fails.
-        found = _stored(store)
-        cells = sorted(rows(found), key=lambda row: row.cell)
-        if cells == found.known.cells and found.tag is not None:
+        found = _stored_row(store, cell)
+        return _put(store, _current(store, cell, found), found)
+
+    return swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
+
+
+def make_again(store: Store, cell: str) -> Row:
+    """Make a cell's index and its page from all reports of the cell, whatever they said before. Raises as `refresh`."""
+
+    def attempt() -> Row:
+        found = _stored_row(store, cell)
+        coming = found.known.coming if found.known else []
+        made = _completed(store, _made(store, cell).model_copy(update={"coming": coming}))
+        return _put(store, made, found)
+
+    row = swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
+    write_cell_page(store, row)
+    return row
+
+
+def write_index(store: Store) -> Index:
+    """Make the index of all cells from the indexes of the cells, and the board from it.
+
+    Raises:
+        StoreError: an index is not valid. StoreBusyError: the index or the board changes all the time.
+    """
+
+    def attempt() -> Lines:
+        found = _stored_lines(store, of_any_version=True)
+        return _put_lines(store, lines_with(map(brief, _rows(store))), found)
+
+    lines = swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
+    write_board(store, lines)
+    return Index.model_validate_json(write_lines(lines))
+
+
+# --- the index of all cells
+
+
+class _StoredLines(NamedTuple):
+    """The index in the store: `known` is None if there is none, or only one of an earlier version. `revision` is its own."""
+
+    known: Lines | None
+    tag: str | None
+    revision: int
+
+
+def _with_row(store: Store, row: Row) -> Lines:
+    """The index of all cells, with this row unless it has a newer one. If there is none yet, it is made of all rows."""
+
+    def attempt() -> Lines:
+        found = _stored_lines(store)
+        if found.known is None:
+            return _put_lines(store, lines_with(map(brief, _rows(store))), found)
+        if found.known.revisions.get(row.cell, -1) >= row.revision:
             return found.known
-        fresh = Index(revision=found.known.revision + 1, cells=cells)
-        store.swap(INDEX_KEY, readable(fresh.model_dump(mode="json", exclude_none=True)), JSON, found.tag)
-        return fresh
+        return _put_lines(store, found.known.changed(brief(row)), found)
 
     return swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
 
 
-def _stored(store: Store) -> _Stored:
+def _put_lines(store: Store, lines: Lines, found: _StoredLines) -> Lines:
+    """Write the index as the next revision, unless the store says the same. Raises ChangedError."""
+    if found.known is not None and found.known.of == lines.of:
+        return found.known
+    fresh = replace(lines, revision=found.revision + 1)
+    store.swap(INDEX_KEY, write_lines(fresh), JSON, found.tag)
+    return fresh
+
+
+def _stored_lines(store: Store, *, of_any_version: bool = False) -> _StoredLines:
     try:
         body, tag = store.read(INDEX_KEY)
     except MissingObjectError:
-        return _Stored(Index(revision=_revision_shown(store)), None)
+        # It goes on from the board: otherwise the old board would count as newer.
+        return _StoredLines(None, None, board_revision(store))
+    if of_any_version and _is_earlier(body):
+        return _StoredLines(None, tag, board_revision(store))
     try:
-        return _Stored(Index.model_validate_json(body), tag)
+        known = parse_lines(_of_this_layout(store, body))
     except ValidationError as error:
-        remedy = "delete it: the next report that is published or decided about makes it again"
-        raise StoreError(f"not an index: {reason_of(error)}", remedy, store.locate(INDEX_KEY)) from error
+        raise _no_index(error, store.locate(INDEX_KEY)) from error
+    return _StoredLines(known, tag, known.revision)
 
 
-def _revision_shown(store: Store) -> int:
-    """The board's revision. A deleted index continues from it: otherwise the old board would count as newer."""
-    from vllm_qualify.approval.board import read_board
-
-    board = read_board(store)
-    return board.revision if board else 0
+def _of_this_layout(store: Store, body: bytes) -> bytes:
+    if _is_earlier(body):
+        raise earlier_layout(store)
+    return body
 
 
-@dataclass
-class _Runs:
-    """The runs of one cell that have a manifest, and those that have a decision."""
-
-    published: list[str] = field(default_factory=list)
-    decided: set[str] = field(default_factory=set)
+def _is_earlier(body: bytes) -> bool:
+    """Whether it is the index of a store whose cells have none."""
+    return b'"index_version": 3' in body
 
 
-def _rows(store: Store, prefix: str) -> list[Row]:
-    return [_row(store, cell, runs) for cell, runs in _cells(store, prefix).items()]
+def _rows(store: Store) -> Iterator[Row]:
+    """The indexes of all cells, sorted."""
+    for cell in filter(None, map(cell_of_index, store.keys("cells/"))):
+        if row := _stored_row(store, cell).known:
+            yield row
 
 
-def _cells(store: Store, prefix: str) -> dict[str, _Runs]:
-    """Each cell that has reports or a pointer."""
-    cells: dict[str, _Runs] = {}
-    for key in store.keys(f"reports/{prefix}"):
-        cell, run_id, name = _parts(key)
-        if name == "manifest.json" and cell.count("/") == 3:
-            cells.setdefault(cell, _Runs()).published.append(run_id)
-    for key in store.keys(f"approvals/{prefix}"):
-        if key.endswith("/pointer.json"):
-            cells.setdefault(key.removeprefix("approvals/").removesuffix("/pointer.json"), _Runs())
-        cell, run_id, name = _parts(key)
-        if name == "decision.json" and cell in cells:
-            cells[cell].decided.add(run_id)
-    return cells
+# --- the index of a cell
 
 
-def _parts(key: str) -> tuple[str, str, str]:
-    """Cell, run and file of a key of `reports/` or `approvals/`."""
-    path, _, name = key.partition("/")[2].rpartition("/")
-    cell, _, run_id = path.rpartition("/")
-    return cell, run_id, name
+class _StoredRow(NamedTuple):
+    """The index of a cell in the store: `known` is None if there is none. `revision` is its own, or else its page's."""
+
+    known: Row | None
+    tag: str | None
+    revision: int
 
 
-def _row(store: Store, cell: str, runs: _Runs) -> Row:
-    pointer = read_pointer(store, cell)
-    last = pointer.last if pointer else None
-    newest = sorted(runs.published, reverse=True)[:REPORTS_SHOWN]
-    approved = [last.run_id] if last and last.run_id in runs.published and last.run_id not in newest else []
-    shown = sorted((_manifest(store, cell, run_id) for run_id in newest), key=order, reverse=True)
-    shown += [_manifest(store, cell, run_id) for run_id in approved]
-    return Row(cell=cell, last=last, reports=[_line(store, manifest, runs, pointer) for manifest in shown])
+def _put(store: Store, row: Row, found: _StoredRow) -> Row:
+    """Write the row as the next revision, unless the store says the same. Raises ChangedError."""
+    if found.known is not None and row.model_copy(update={"revision": found.revision}) == found.known:
+        return found.known
+    fresh = row.model_copy(update={"revision": found.revision + 1})
+    store.swap(cell_index_key(row.cell), fresh.model_dump_json(exclude_none=True).encode(), JSON, found.tag)
+    return fresh
 
 
-def _manifest(store: Store, cell: str, run_id: str) -> Manifest:
-    return read_manifest(store, f"reports/{cell}/{run_id}/manifest.json")
+def _stored_row(store: Store, cell: str) -> _StoredRow:
+    key = cell_index_key(cell)
+    try:
+        body, tag = store.read(key)
+    except MissingObjectError:
+        return _StoredRow(None, None, page_revision(store, cell))
+    try:
+        known = Row.model_validate_json(body)
+    except ValidationError as error:
+        raise _no_index(error, store.locate(key)) from error
+    if known.cell != cell:
+        raise StoreError("the index of another cell", _DELETE, store.locate(key))
+    return _StoredRow(known, tag, known.revision)
 
 
-def _line(store: Store, manifest: Manifest, runs: _Runs, pointer: Pointer | None) -> ReportLine:
-    cell, run_id = manifest.cell, manifest.run_id
-    entry = pointer.entry(run_id) if pointer else None
-    if pointer and entry:
-        standing, told = _approved(entry, pointer)
-    elif run_id in runs.decided and (rejection := _rejection(store, cell, run_id)):
-        standing, told = "rejected", rejection
-    else:
-        standing, told = _undecided(manifest, pointer), None
+_DELETE = "delete it: the next report that is published or decided about makes it again"
+
+
+def _no_index(error: ValidationError, place: str) -> StoreError:
+    return StoreError(f"not an index: {reason_of(error)}", _DELETE, place)
+
+
+def _current(store: Store, cell: str, found: _StoredRow) -> Row:
+    return _completed(store, found.known) if found.known else _made(store, cell)
+
+
+def _completed(store: Store, row: Row) -> Row:
+    """The row with the runs that have come, and with what was decided until now."""
+    arrived = _arrived(store, row)
+    missing = [run_id for run_id in row.coming if run_id not in arrived]
+    known = {line.run_id: line for line in row.reports} | {run_id: _line(found) for run_id, found in arrived.items()}
+    fresh = row.model_copy(update={"coming": missing[-MOST_COMING:], "baseline": _baseline(row, arrived)})
+    return _decided(store, fresh, known)
+
+
+def _arrived(store: Store, row: Row) -> dict[str, Manifest]:
+    """The manifests of runs that were coming, and are published whole by now."""
+    found = {run_id: _manifest(store, row.cell, run_id) for run_id in row.coming}
+    return {run_id: manifest for run_id, manifest in found.items() if manifest}
+
+
+def _baseline(row: Row, arrived: dict[str, Manifest]) -> Numbered | None:
+    known = [row.baseline] if row.baseline else []
+    return max(
+        [*known, *(_numbered(manifest) for manifest in arrived.values() if _is_baseline(manifest))], key=order, default=None
+    )
+
+
+def _numbered(manifest: Manifest) -> Numbered:
+    return Numbered(run_id=manifest.run_id, sequence=manifest.sequence)
+
+
+def _made(store: Store, cell: str) -> Row:
+    """The row, made of all manifests of the cell."""
+    folder = f"reports/{cell}/"
+    names = (key.removeprefix(folder).partition("/") for key in store.keys(folder))
+    run_ids = [run_id for run_id, _, name in names if name == "manifest.json"]
+    found = {run_id: read_manifest(store, manifest_key(cell, run_id)) for run_id in run_ids}
+    row = Row(cell=cell)
+    row = row.model_copy(update={"baseline": _baseline(row, found)})
+    return _decided(store, row, {run_id: _line(manifest) for run_id, manifest in found.items()})
+
+
+def _is_baseline(manifest: Manifest) -> bool:
+    return manifest.establishes and manifest.outcome == "passed"
+
+
+def _manifest(store: Store, cell: str, run_id: str) -> Manifest | None:
+    try:
+        return read_manifest(store, manifest_key(cell, run_id))
+    except MissingObjectError:
+        return None
+
+
+def _line(manifest: Manifest) -> ReportLine:
+    """What the manifest says of its run; its standing is that of a run about which nothing was decided."""
     return ReportLine(
-        run_id=run_id,
+        run_id=manifest.run_id,
+        sequence=manifest.sequence,
         outcome=manifest.outcome,
-        started_at=_started_at(run_id),
-        standing=standing,
-        told=told,
+        started_at=_started_at(manifest.run_id),
+        standing="waiting for a decision",
         summary=manifest.summary,
     )
+
+
+def _decided(store: Store, row: Row, known: dict[str, ReportLine]) -> Row:
+    """The row with the newest of the known reports and the approved one, each with what was decided about it."""
+    listed = set(store.keys(approvals_folder(row.cell)))
+    pointer = read_pointer(store, row.cell, listed)
+    last = pointer.last if pointer else None
+    shown = sorted(known.values(), key=order, reverse=True)[:REPORTS_SHOWN]
+    if last and last.run_id not in {line.run_id for line in shown}:
+        manifest = _manifest(store, row.cell, last.run_id)
+        shown += [_line(manifest)] if manifest else []
+    reports = [_with_standing(store, row.cell, line, pointer, listed) for line in shown]
+    return row.model_copy(update={"last": last, "reports": reports})
+
+
+def _with_standing(store: Store, cell: str, line: ReportLine, pointer: Pointer | None, listed: Collection[str]) -> ReportLine:
+    entry = pointer.entry(line.run_id) if pointer else None
+    told: str | None = None
+    standing: Standing
+    if pointer and entry:
+        standing, told = _approved(entry, pointer)
+    elif decision_key(cell, line.run_id) in listed and (rejection := _rejection(store, cell, line.run_id)):
+        standing, told = "rejected", rejection
+    else:
+        standing = _undecided(line, pointer)
+    return line.model_copy(update={"standing": standing, "told": told})
 
 
 def _approved(entry: Entry, pointer: Pointer) -> tuple[Standing, str]:
@@ -193,11 +350,11 @@ def _rejection(store: Store, cell: str, run_id: str) -> str | None:
     return f"{decision.done}: {decision.reason}" if decision.verdict == "reject" else None
 
 
-def _undecided(manifest: Manifest, pointer: Pointer | None) -> Standing:
-    if manifest.outcome != "passed":
+def _undecided(line: ReportLine, pointer: Pointer | None) -> Standing:
+    if line.outcome != "passed":
         return "not passed"
     # A pointer never moves to an older report.
-    return "superseded" if pointer and is_newer(pointer.last, manifest) else "waiting for a decision"
+    return "superseded" if pointer and is_newer(pointer.last, line) else "waiting for a decision"
 
 
 def _started_at(run_id: str) -> datetime | None:

@@ -14,6 +14,7 @@ from vllm_qualify.errors import CallerError
 
 JSON = "application/json"
 INDEX_KEY = "index.json"
+BOARD_KEY = "index.html"
 
 _NAME = r"[a-z0-9][a-z0-9._-]*"
 _CELL = re.compile(rf"{_NAME}(/{_NAME}){{3}}")
@@ -83,8 +84,22 @@ def pointer_key(cell: str) -> str:
     return f"approvals/{cell}/pointer.json"
 
 
-def manifest_key(cell: str, run_id: str) -> str:
-    return f"reports/{cell}/{run_id}/manifest.json"
+def approvals_folder(cell: str) -> str:
+    return f"approvals/{cell}/"
+
+
+def cell_index_key(cell: str) -> str:
+    return f"cells/{cell}/index.json"
+
+
+def cell_page_key(cell: str) -> str:
+    return f"cells/{cell}/index.html"
+
+
+def cell_of_index(key: str) -> str | None:
+    """The cell of a cell's index; None if it is not such a key."""
+    cell = key.removeprefix("cells/").removesuffix("/index.json")
+    return cell if key == cell_index_key(cell) and _CELL.fullmatch(cell) else None
 
 
 def sha256(body: bytes) -> str:

@@ -1,16 +1,18 @@
 """The matrix of cells: each with its last approval and its state, read from the pointers."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
 from rich.table import Table
 from rich.text import Text
 
+from vllm_qualify.approval.layout import pointer_key
 from vllm_qualify.approval.pointer import ApprovalState, Entry, read_pointer, state_of
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.values import Frozen
 
-POINTER = "/pointer.json"
+AT_ONCE = 16
 
 
 class CellState(Frozen):
@@ -23,11 +25,20 @@ class CellState(Frozen):
 
 def matrix(store: Store, today: date) -> list[CellState]:
     """All cells with a pointer, sorted. Raises TamperedError, StoreError."""
-    cells = [key.removeprefix("approvals/").removesuffix(POINTER) for key in store.keys("approvals/") if key.endswith(POINTER)]
-    pointers = [pointer for cell in cells if (pointer := read_pointer(store, cell))]
-    return [
-        CellState(cell=pointer.cell, state=state_of(pointer.last, pointer, today), last=pointer.last) for pointer in pointers
-    ]
+    cells = _listed(store)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        pointers = pool.map(lambda cell: read_pointer(store, cell, cells[cell]), cells)
+        return [
+            CellState(cell=found.cell, state=state_of(found.last, found, today), last=found.last) for found in pointers if found
+        ]
+
+
+def _listed(store: Store) -> dict[str, list[str]]:
+    """The keys of each cell that has a pointer. One listing has them all, and comes before the pointers are read."""
+    cells: dict[str, list[str]] = {}
+    for key in store.keys("approvals/"):
+        cells.setdefault("/".join(key.split("/")[1:5]), []).append(key)
+    return {cell: keys for cell, keys in cells.items() if pointer_key(cell) in keys}
 
 
 def as_json(cells: list[CellState]) -> str:

@@ -5,6 +5,7 @@ came into force has `entry.json`, so a pointer without that run was turned back.
 revoked whatever the pointer says. Stores of earlier versions have neither.
 """
 
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import date, datetime
 from typing import Annotated, Literal, NamedTuple, Self
@@ -17,6 +18,7 @@ from vllm_qualify.approval.layout import (
     Line,
     Moment,
     approval_key,
+    approvals_folder,
     canonical,
     checked_cell,
     day,
@@ -110,14 +112,16 @@ class RevocationObject(Revocation):
     run_id: str
 
 
-def read_pointer(store: Store, cell: str) -> Pointer | None:
+def read_pointer(store: Store, cell: str, listed: Collection[str] | None = None) -> Pointer | None:
     """The cell's pointer, with every revocation; None before its first approval.
+
+    `listed` are the keys of the cell's approvals, if they were listed already.
 
     Raises:
         CallerError: `cell` is not a cell's id.
         TamperedError: the pointer or a revocation is not as it was written, or an old pointer was written back.
     """
-    current = _current(store, checked_cell(cell))
+    current = _current(store, checked_cell(cell), listed)
     return current.pointer if current else None
 
 
@@ -202,7 +206,7 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
 
 def revocations(store: Store, cell: str) -> list[str]:
     """The keys of the cell's revocations."""
-    return [key for key in store.keys(f"approvals/{cell}/") if key.endswith("/revocation.json")]
+    return [key for key in store.keys(approvals_folder(cell)) if key.endswith("/revocation.json")]
 
 
 class _Current(NamedTuple):
@@ -213,10 +217,10 @@ class _Current(NamedTuple):
     tag: str
 
 
-def _current(store: Store, cell: str) -> _Current | None:
+def _current(store: Store, cell: str, listed: Collection[str] | None = None) -> _Current | None:
     key = pointer_key(cell)
     # Listed before the pointer is read: what is listed was in the pointer by then.
-    listed = set(store.keys(f"approvals/{cell}/"))
+    listed = set(store.keys(approvals_folder(cell))) if listed is None else listed
     try:
         stored = store.read(key)
     except MissingObjectError:
@@ -228,14 +232,14 @@ def _current(store: Store, cell: str) -> _Current | None:
     return _Current(Pointer(cell=cell, entries=entries), written, stored.tag)
 
 
-def _check_not_turned_back(listed: set[str], cell: str, entries: list[Entry], place: str) -> None:
+def _check_not_turned_back(listed: Collection[str], cell: str, entries: list[Entry], place: str) -> None:
     own = {key.removeprefix(f"approvals/{cell}/") for key in listed}
     in_force = {key.removesuffix("/entry.json") for key in own if key.count("/") == 1 and key.endswith("/entry.json")}
     if gone := in_force - {entry.run_id for entry in entries}:
         raise TamperedError(f"it lacks run {max(gone)}, which was in force", _RESTORE, place)
 
 
-def _with_revocation(store: Store, cell: str, entry: Entry, listed: set[str]) -> Entry:
+def _with_revocation(store: Store, cell: str, entry: Entry, listed: Collection[str]) -> Entry:
     if entry.revoked or revocation_key(cell, entry.run_id) not in listed:
         return entry
     return entry.model_copy(update={"revoked": _read_revocation(store, cell, entry.run_id)})

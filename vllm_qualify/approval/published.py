@@ -5,9 +5,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_qualify.approval.layout import manifest_key, parse_object, reason_of, sha256
+from vllm_qualify.approval.layout import parse_object, reason_of, sha256
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, StoredObject, evidence_key
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.model import Report, read_report
 

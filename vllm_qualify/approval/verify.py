@@ -22,7 +22,6 @@ from vllm_qualify.approval.layout import (
     approval_key,
     checked_cell,
     decision_key,
-    manifest_key,
     parse_object,
     pointer_key,
 )
@@ -34,6 +33,7 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.directory import read_plain
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.values import Frozen

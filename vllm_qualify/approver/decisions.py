@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.automatic import why_by_hand
 from vllm_qualify.approval.decision import AUTOMATIC, Ruling, ruling
-from vllm_qualify.approval.index import read_index
+from vllm_qualify.approval.index import read_index, read_row
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
-from vllm_qualify.approval.row import ReportLine
+from vllm_qualify.approval.row import BriefReport
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.conformity import difference
@@ -26,20 +26,19 @@ class Desk:
     key: PrivateKey
     recipes: Mapping[str, Recipe]
 
-    def lines(self) -> Iterator[tuple[str, ReportLine]]:
-        """Each cell of the index with its reports, the newest first. Raises StoreError."""
-        for row in read_index(self.store).cells:
-            for line in row.reports:
-                yield row.cell, line
+    def lines(self) -> Iterator[tuple[str, BriefReport]]:
+        """Each cell with its newest report and those that wait for a decision, the newest first. Raises StoreError."""
+        for found in read_index(self.store).cells:
+            for report in found.reports:
+                yield found.cell, report
 
     def waiting(self) -> list[tuple[str, str]]:
         """Cell and run of each report that waits for a decision. Raises StoreError."""
-        return [(cell, line.run_id) for cell, line in self.lines() if line.standing == "waiting for a decision"]
+        return [(cell, report.run_id) for cell, report in self.lines() if report.standing == "waiting for a decision"]
 
     def standing(self, run: PublishedRun) -> str:
-        """What the index says about a run; empty if it is not among the cell's newest. Raises StoreError."""
-        found = (line.standing for cell, line in self.lines() if (cell, line.run_id) == (run.cell, run.run_id))
-        return next(found, "")
+        """What the cell's index says about a run; empty if it is not among the cell's newest. Raises StoreError."""
+        return next((line.standing for line in read_row(self.store, run.cell).reports if line.run_id == run.run_id), "")
 
     def run(self, cell: str, run_id: str) -> PublishedRun:
         """Raises StoreError if it was not published whole."""

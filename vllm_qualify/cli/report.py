@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from vllm_qualify.cli.approval import StoreOption
-from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.errors import CallerError
 
 if TYPE_CHECKING:
     from vllm_qualify.plan.cell import CellPlan
@@ -67,13 +67,14 @@ def rejudge(
     store: StoreOption = None,
 ) -> None:
     """Judge stored evidence again, without a server, and publish the new report."""
+    from vllm_qualify.publish.layout import prepare
     from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.home import default_store_url
     from vllm_qualify.runs.judging import rejudge as judge_again
     from vllm_qualify.runs.publishing import publish_run
 
     target = open_store(store or default_store_url())
-    target.check()
+    prepare(target)
     old = _find_or_fetch(run, store)
     report, fresh = judge_again(old, _plan_by(recipe, old))
     published = publish_run(report, fresh, target)
@@ -149,15 +150,14 @@ def _report_at(path: Path) -> _Found:
 
 
 def _stored_report(run_id: str, url: str) -> _Found:
+    from vllm_qualify.publish.store import MissingObjectError
     from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.stored import trusted_report
 
     store = open_store(url)
     try:
         report = trusted_report(store, run_id)
-    except StoreError as error:
-        if any(key.endswith(f"/{run_id}/manifest.json") for key in store.keys("reports/")):
-            raise
+    except MissingObjectError as error:
         problem = f"neither this machine nor {store.url} has a report '{run_id}'"
         raise CallerError(problem, "give a run's id, its folder or a report.json", "RUN") from error
     return _Found(report, report.model_dump_json(indent=2), store.locate(f"{report.prefix}/report.html"))

@@ -123,12 +123,13 @@ def demo(
 
 
 def _has_baseline(store: str | None) -> bool:
+    from vllm_qualify.publish.layout import prepare
     from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.baseline import newest_baseline
     from vllm_qualify.runs.home import default_store_url
 
     opened = open_store(store or default_store_url())
-    opened.check()
+    prepare(opened)
     return newest_baseline(opened, DEMO_BASELINE) is not None
 
 
@@ -184,6 +185,7 @@ def _check_early(
     from vllm_qualify.engine.host_checks import check_host
     from vllm_qualify.engine.launch import find_engines
     from vllm_qualify.plan.cells import check_choice
+    from vllm_qualify.publish.layout import prepare
     from vllm_qualify.publish.stores import open_store
     from vllm_qualify.recipe.code import check_allowed
     from vllm_qualify.recipe.loading import load_recipe
@@ -204,7 +206,7 @@ def _check_early(
         from vllm_qualify.approval.signing import private_key
 
         private_key()
-    opened.check()
+    prepare(opened)
     if selection:
         # Last, since it reads reports: their libraries take a second to import.
         from vllm_qualify.runs.baseline import Against, check_early

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError, model_validator
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
 from vllm_qualify.judge.verdict import Outcome
+from vllm_qualify.publish.layout import begin, put_place
 from vllm_qualify.publish.order import next_number
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.serving import EngineName
@@ -112,8 +113,9 @@ def publish(
     evidence: Path,
     files: list[EvidenceFile],
     documents: Mapping[str, bytes],
+    announce: Callable[[], None] = lambda: None,
 ) -> str:
-    """Store a run and return the manifest's location.
+    """Store a run and return the manifest's location. `announce` is called before the manifest is written.
 
     A second call with the same content completes what a first one left unfinished.
 
@@ -127,6 +129,9 @@ def publish(
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
     objects |= {name: _put(store, f"{prefix}/{name}", body) for name, body in documents.items()}
     stored = sorted(objects.values(), key=lambda stored: stored.key)
+    begin(store)
+    put_place(store, head.run_id, head.cell)
+    announce()
     key = f"{prefix}/manifest.json"
     manifest = Manifest(**head.model_dump() | {"sequence": _sequence(store, head.cell, key)}, objects=stored)
     _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())

@@ -23,6 +23,13 @@ class Ordered(Protocol):
     def sequence(self) -> int | None: ...
 
 
+class Numbered(Frozen):
+    """A published run by its id, with the number that the store gave it."""
+
+    run_id: str
+    sequence: int | None = None
+
+
 class Counter(Frozen):
     """`sequences/<cell>.json`: the last number that was given to a run of the cell."""
 

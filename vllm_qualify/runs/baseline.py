@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from vllm_qualify.approval.index import baseline_of
+from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.environment import content_digest
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import identity_of
@@ -20,8 +22,8 @@ from vllm_qualify.evidence.measurement import EvidenceFile, describe
 from vllm_qualify.judge.compare import LOAD_STAGE, answers_path, load_differs, task_differs, unusable_baseline
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.choice import Selection
-from vllm_qualify.publish.bundle import Manifest, evidence_key, read_manifest
-from vllm_qualify.publish.order import order
+from vllm_qualify.publish.bundle import evidence_key
+from vllm_qualify.publish.layout import check_layout
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.code import code_of_server
 from vllm_qualify.recipe.environment import may_be_set
@@ -155,13 +157,15 @@ def _stored(store: Store, run_id: str) -> Report:
 
 def newest_baseline(store: Store, cell: str) -> Report | None:
     """The newest run of a cell that passed and was made to be a baseline. Raises StoreError."""
-    keys = (key for key in store.keys(f"reports/{cell}/") if key.endswith("/manifest.json"))
-    found = [manifest for manifest in (read_manifest(store, key) for key in keys) if _is_baseline(manifest)]
-    return trusted_report(store, max(found, key=order).run_id) if found else None
-
-
-def _is_baseline(manifest: Manifest) -> bool:
-    return manifest.establishes and manifest.outcome == "passed"
+    check_layout(store)
+    found = baseline_of(store, cell)
+    if found is None:
+        return None
+    report = read_run(store, cell, found).report
+    if not report.is_baseline:
+        problem = f"run {found} was not made to be a baseline, and its manifest says that it was"
+        raise StoreError(problem, "do not trust this run", store.locate(report.prefix))
+    return report
 
 
 def _baseline(report: Report, folder: Path | None) -> Baseline:

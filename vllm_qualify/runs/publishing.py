@@ -4,15 +4,17 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 
-from vllm_qualify.approval.index import index_problem
-from vllm_qualify.approval.layout import JSON, manifest_key
+from vllm_qualify.approval.index import announce, index_problem
+from vllm_qualify.approval.layout import JSON
 from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.bundle import ManifestHead, Score, Summary, evidence_key, publish
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS
@@ -40,7 +42,7 @@ class Published(Frozen):
 
 
 def publish_run(report: Report, run: Run, store: Store) -> Published:
-    """Publish evidence, report, page and manifest, and update the cell's row of the index. Raises StoreError, HostError."""
+    """Publish evidence, report, page and manifest, and bring the indexes up to date. Raises StoreError, HostError."""
     documents = {
         "report.json": redact(report.model_dump_json(indent=2)).encode(),
         "report.html": redact(render_page(report, _link_in_store(report))).encode(),
@@ -57,7 +59,8 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         establishes=report.is_baseline,
         summary=_summary(report),
     )
-    manifest = publish(store, report.prefix, head, run.evidence, report.files, documents)
+    coming = partial(announce, store, head.cell, head.run_id)
+    manifest = publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
     problem = index_problem(store, report.plan.cell.id)
     page = store.locate(f"{report.prefix}/report.html")
     told = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}

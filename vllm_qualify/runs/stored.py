@@ -11,6 +11,7 @@ from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import evidence_key
+from vllm_qualify.publish.layout import cell_of, manifest_key, no_run
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
@@ -127,11 +128,10 @@ def published_run(store: Store, run_id: str) -> PublishedRun:
     """A published run of any cell, its report checked against its manifest.
 
     Raises:
-        StoreError: the store has no complete run with this id, or the report is not what its manifest says.
+        MissingObjectError: the store has no complete run with this id.
+        StoreError: the report is not what its manifest says, or the store has an earlier layout.
     """
-    end = f"/{run_id}/manifest.json"
-    manifests = [key for key in store.keys("reports/") if key.endswith(end)]
-    if len(manifests) != 1:
-        remedy = "check the id; a run without its manifest was not published whole"
-        raise StoreError(f"no whole run '{run_id}'", remedy, store.url)
-    return read_run(store, manifests[0].removeprefix("reports/").removesuffix(end), run_id)
+    cell = cell_of(store, run_id)
+    if not store.exists(manifest_key(cell, run_id)):
+        raise no_run(store, run_id)
+    return read_run(store, cell, run_id)

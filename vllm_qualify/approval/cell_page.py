@@ -1,0 +1,87 @@
+"""The page of a cell: its newest reports with what was decided about each, and how their figures went."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_qualify.approval.layout import cell_page_key
+from vllm_qualify.approval.pages import Texts, address, data_of, page_template, read_page, rounded, write_page
+from vllm_qualify.approval.row import ReportLine, Row
+from vllm_qualify.publish.bundle import Score, Summary
+from vllm_qualify.publish.store import Store
+from vllm_qualify.secrets import plain
+
+CELL_PAGE = "the cell's page"
+# From cells/<recipe>/<variant>/<GPU type>/<profile>/ to the store's root.
+TO_ROOT = "../" * 5
+
+
+def write_cell_page(store: Store, row: Row) -> None:
+    """Draw a cell's page, unless the store has one of this revision or of a newer one. Raises as `write_page`."""
+    write_page(store, cell_page_key(row.cell), CELL_PAGE, row.revision, lambda _: render_cell_page(row).encode())
+
+
+def page_revision(store: Store, cell: str) -> int:
+    """The revision of the index that the cell's page shows; 0 without a page. Raises StoreError if it is not one."""
+    page = read_page(store, cell_page_key(cell), CELL_PAGE)
+    return page.revision if page else 0
+
+
+def render_cell_page(row: Row) -> str:
+    """The page. All text of the row is escaped. The page's policy allows its own script and no request."""
+    shown = [_shown(row.cell, line) for line in row.reports]
+    return page_template("cell.html.jinja", "cell.js").render(
+        row=row, runs=shown, data=_data(row, row.reports), to_root=TO_ROOT, board=f"{TO_ROOT}index.html"
+    )
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """One report with its link, which is empty if its names could lead to another place. What is not known is None."""
+
+    line: ReportLine
+    address: str
+
+    @property
+    def at(self) -> str | None:
+        return f"{self.line.started_at:%Y-%m-%d %H:%M} UTC" if self.line.started_at else None
+
+    @property
+    def summary(self) -> Summary | None:
+        return self.line.summary
+
+    @property
+    def score(self) -> Score | None:
+        return self.summary.score if self.summary else None
+
+    @property
+    def output(self) -> str | None:
+        found = self.summary.output_tok_s_per_gpu if self.summary else None
+        return None if found is None else f"{float(f'{found:.5g}'):,.10g} tok/s"
+
+
+def _shown(cell: str, line: ReportLine) -> ShownRun:
+    found = address("reports", cell, line.run_id, "report.html")
+    return ShownRun(line, f"{TO_ROOT}{found}" if found else "")
+
+
+def _data(row: Row, lines: Sequence[ReportLine]) -> str:
+    """`cell.js` reads it in this order."""
+    texts, last = Texts(), row.last
+    runs = [_run(line, texts) for line in lines]
+    expires = last.expires.isoformat() if last and not last.revoked else None
+    return data_of(texts=list(texts), expires=expires, last=plain(last.run_id) if last else None, runs=runs)
+
+
+def _run(line: ReportLine, texts: Texts) -> list[Any]:
+    score = line.summary.score if line.summary else None
+    interval = score.interval if score else None
+    return [
+        plain(line.run_id),
+        texts.number(line.engine),
+        texts.number(score.metric if score else None),
+        rounded(score.value if score else None),
+        rounded(interval.lower if interval else None),
+        rounded(interval.upper if interval else None),
+        rounded(line.summary.output_tok_s_per_gpu if line.summary else None),
+    ]

@@ -1,0 +1,114 @@
+"""What the board and the pages of cells share. Each tells the revision that it shows, and never gives way to an older one."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+from urllib.parse import quote
+
+from jinja2 import Template
+
+from vllm_qualify.errors import StoreError
+from vllm_qualify.publish.bundle import TYPES
+from vllm_qualify.publish.store import MissingObjectError, Store, checked_key, swapped
+from vllm_qualify.report.templates import template
+from vllm_qualify.secrets import plain
+
+# A page has its revision within its first bytes.
+_REVISION = re.compile(rb'<html lang="en" data-revision="([0-9]{1,18})"[ >]')
+BEGIN = 200
+# Characters that could end the data's element, or a line of its text, are written as JSON escapes.
+_ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
+_DIGITS = 5
+
+
+class Page(NamedTuple):
+    """A page in the store: the revision that it was drawn from, its tag, and the page itself."""
+
+    revision: int
+    tag: str
+    body: bytes
+
+
+def write_page(store: Store, key: str, what: str, revision: int, draw: Callable[[bytes], bytes]) -> None:
+    """Draw a page, unless the store has one of this revision or of a newer one. `draw` is given the one that is there.
+
+    Raises:
+        StoreError: another object is in its place. StoreBusyError: it changes all the time.
+    """
+
+    def attempt() -> None:
+        there = read_page(store, key, what)
+        if not there:
+            store.swap(key, draw(b""), TYPES[".html"], None)
+        elif there.revision < revision:
+            store.swap(key, draw(there.body), TYPES[".html"], there.tag)
+
+    swapped(attempt, what, "try again later", store.locate(key))
+
+
+def read_page(store: Store, key: str, what: str) -> Page | None:
+    """A page in the store; None if there is none yet. Raises StoreError if another object is in its place."""
+    try:
+        stored = store.read(key)
+    except MissingObjectError:
+        return None
+    told = _REVISION.search(stored.body[:BEGIN])
+    if not told:
+        remedy = "move it away, or give the store a folder or a prefix of its own"
+        raise StoreError(f"not {what.replace('the ', 'a ', 1)}", remedy, store.locate(key))
+    return Page(int(told[1]), stored.tag, stored.body)
+
+
+@cache
+def page_template(name: str, *scripts: str) -> Template:
+    """The template of a page, with the style of both and its own script, which is made of these files."""
+    script = "".join(map(_file, ("words.js", *scripts)))
+    return template(
+        __package__,
+        name,
+        style=_file("board.css"),
+        script=f'"use strict";\n(() => {{\n{script}}})();\n',
+        source=_source,
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _source(text: str) -> str:
+    """How a Content-Security-Policy names an inline style or script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def address(*parts: str) -> str:
+    """An address relative to the store's root; empty if the names could lead to another place."""
+    try:
+        return quote(checked_key("/".join(parts)))
+    except ValueError:
+        return ""
+
+
+# --- the data of a page's script
+
+
+class Texts(dict[str, int]):
+    """Numbers for texts. Each text is stored once, because most texts are repeated in every row."""
+
+    def number(self, text: str | None) -> int | None:
+        return None if text is None else self.setdefault(plain(text), len(self))
+
+
+def data_of(**parts: object) -> str:
+    """JSON that is safe inside a script element."""
+    return json.dumps(parts, separators=(",", ":")).translate(_ESCAPED)
+
+
+def rounded(number: float | None) -> float | None:
+    """Rounded to the digits that the pages show; the report has all digits."""
+    return None if number is None else float(f"{number:.{_DIGITS}g}")

@@ -1,0 +1,140 @@
+"""The layout of a store: its version, and where the store has each run.
+
+A run's id is found by one key, however many reports there are. Stores of before have no such keys: `store upgrade` adds them.
+"""
+
+import json
+import re
+from contextlib import suppress
+from typing import Literal, Self
+
+from pydantic import ValidationError, model_validator
+
+from vllm_qualify.errors import AlreadyExistsError, StoreError
+from vllm_qualify.publish.store import MissingObjectError, Store, key_problem
+from vllm_qualify.recipe.values import Frozen
+
+LAYOUT_KEY = "layout.json"
+JSON = "application/json"
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
+
+
+class Layout(Frozen):
+    """`layout.json`: that the store has a key for each run and an index for each cell; written once."""
+
+    layout_version: Literal[2] = 2
+
+
+class Place(Frozen):
+    """`runs/<run id>.json`: the cell that a run is of; written once, before the run's manifest."""
+
+    run_id: str
+    cell: str
+
+    @model_validator(mode="after")
+    def _is_a_place(self) -> Self:
+        if key_problem(manifest_key(self.cell, self.run_id)):
+            raise ValueError("it is not the place of a run")
+        return self
+
+
+def manifest_key(cell: str, run_id: str) -> str:
+    return f"reports/{cell}/{run_id}/manifest.json"
+
+
+def run_key(run_id: str) -> str:
+    return f"runs/{run_id}.json"
+
+
+def prepare(store: Store) -> None:
+    """Check a store before hours of work rely on it, and give a new one its layout.
+
+    Raises:
+        StoreError: as `Store.check`, or the store has an earlier layout.
+    """
+    store.check()
+    begin(store)
+
+
+def begin(store: Store) -> None:
+    """Give a new store its layout. Raises StoreError if the store has an earlier one."""
+    if _layout(store) is None:
+        _check_new(store)
+        write_layout(store)
+
+
+def check_layout(store: Store) -> None:
+    """Raises StoreError if the store has reports in an earlier layout."""
+    if _layout(store) is None:
+        _check_new(store)
+
+
+def write_layout(store: Store) -> None:
+    with suppress(AlreadyExistsError):
+        store.put_new(LAYOUT_KEY, _bytes(Layout()), JSON)
+
+
+def put_place(store: Store, run_id: str, cell: str) -> None:
+    """Write where the store has a run. Raises AlreadyExistsError if a run of another cell has this id."""
+    body = _bytes(Place(run_id=run_id, cell=cell))
+    try:
+        store.put_new(run_key(run_id), body, JSON)
+    except AlreadyExistsError:
+        if store.get(run_key(run_id)) != body:
+            raise
+
+
+def cell_of(store: Store, run_id: str) -> str:
+    """The cell of a run whose publication began.
+
+    Raises:
+        MissingObjectError: the store has no run with this id.
+        StoreError: the store has an earlier layout, or does not say where the run is.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise no_run(store, run_id)
+    key = run_key(run_id)
+    try:
+        place = Place.model_validate_json(store.get(key))
+    except MissingObjectError:
+        check_layout(store)
+        raise no_run(store, run_id) from None
+    except ValidationError as error:
+        raise _untrusted(store.locate(key)) from error
+    if place.run_id != run_id:
+        raise _untrusted(store.locate(key))
+    return place.cell
+
+
+def no_run(store: Store, run_id: str) -> MissingObjectError:
+    remedy = "check the id; a run without its manifest was not published whole"
+    return MissingObjectError(f"no whole run '{run_id}'", remedy, store.url)
+
+
+def earlier_layout(store: Store) -> StoreError:
+    problem = "the store has the layout of an earlier version"
+    return StoreError(problem, f"run once: vllm-qualify store upgrade --store {store.url}", store.url)
+
+
+def _layout(store: Store) -> Layout | None:
+    try:
+        return Layout.model_validate_json(store.get(LAYOUT_KEY))
+    except MissingObjectError:
+        return None
+    except ValidationError as error:
+        remedy = "read it with a newer version of vllm-qualify"
+        raise StoreError("the layout of the store is not known", remedy, store.locate(LAYOUT_KEY)) from error
+
+
+def _check_new(store: Store) -> None:
+    if any(key.endswith("/manifest.json") for key in store.keys("reports/")):
+        raise earlier_layout(store)
+
+
+def _bytes(document: Frozen) -> bytes:
+    return json.dumps(document.model_dump(), indent=2).encode()
+
+
+def _untrusted(place: str) -> StoreError:
+    return StoreError("this does not say where the run is", "find out who changed the store", place)
