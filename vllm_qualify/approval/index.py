@@ -5,7 +5,7 @@ it, so that it has every run whose publication began: what a killed process left
 drawn from them. How long a write takes depends on no number of reports.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -106,6 +106,14 @@ def refresh(store: Store, cell: str) -> Row:
         return _put(store, _current(store, cell, found), found)
 
     return swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
+
+
+def is_whole(store: Store, cell: str, run_ids: Sequence[str]) -> bool:
+    """Whether a cell's index and page are there with the newest of these runs, which are the cell's, the newest first."""
+    known = _stored_row(store, cell).known
+    if known is None or page_revision(store, cell) < known.revision:
+        return False
+    return {*run_ids[:REPORTS_SHOWN]} <= {*known.coming, *(line.run_id for line in known.reports)}
 
 
 def make_again(store: Store, cell: str) -> Row:

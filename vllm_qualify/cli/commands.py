@@ -15,6 +15,7 @@ from vllm_qualify.cli.doctor import doctor
 from vllm_qualify.cli.recipe import recipe_app
 from vllm_qualify.cli.report import rejudge, report_app
 from vllm_qualify.cli.run import demo, run
+from vllm_qualify.cli.store import store_app
 from vllm_qualify.cli.words import EXIT_CODES, WORLD
 from vllm_qualify.errors import HostError, QualifyError
 from vllm_qualify.secrets import shown
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.add_typer(report_app, name="report")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(approver_app, name="approver")
+app.add_typer(store_app, name="store")
 for command in (run, demo, rejudge):
     app.command(epilog=EXIT_CODES)(command)
 approval.add_to(app)
