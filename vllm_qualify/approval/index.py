@@ -312,7 +312,7 @@ def _line(manifest: Manifest) -> ReportLine:
     return ReportLine(
         run_id=manifest.run_id,
         outcome=manifest.outcome,
-        started_at=_started_at(manifest.run_id),
+        started_at=started_at(manifest.run_id),
         standing="waiting for a decision",
         summary=manifest.summary,
     )
@@ -362,7 +362,8 @@ def _undecided(line: ReportLine, pointer: Pointer | None) -> Standing:
     return "superseded" if pointer and line.run_id < pointer.last.run_id else "waiting for a decision"
 
 
-def _started_at(run_id: str) -> datetime | None:
+def started_at(run_id: str) -> datetime | None:
+    """The time in a run's id; None if it has none."""
     try:
         return datetime.strptime(run_id.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
