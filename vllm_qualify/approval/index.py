@@ -30,7 +30,7 @@ from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, read_manifest
-from vllm_qualify.publish.layout import earlier_layout, manifest_key
+from vllm_qualify.publish.layout import earlier_layout, is_run_id, manifest_key
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 
 REPORTS_SHOWN = 25
@@ -245,6 +245,9 @@ def _stored_row(store: Store, cell: str) -> _StoredRow:
         raise _no_index(error, store.locate(key)) from error
     if known.cell != cell:
         raise StoreError("the index of another cell", _DELETE, store.locate(key))
+    named = [*known.coming, *([known.baseline] if known.baseline else []), *(line.run_id for line in known.reports)]
+    if not all(map(is_run_id, named)):
+        raise StoreError("an index that names what is no run", _DELETE, store.locate(key))
     return _StoredRow(known, tag, known.revision)
 
 
