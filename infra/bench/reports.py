@@ -22,6 +22,8 @@ from vllm_qualify.runs.folder import Run
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 AT_ONCE = 8
+# The gateway keeps all in memory, and nobody looks at these pages.
+PAGE = b"<!doctype html><title>Report</title>"
 TWOS = (("bf16", "fp8"), ("h100", "h200"), ("chat", "batch"))
 
 
@@ -37,7 +39,6 @@ class Template(NamedTuple):
 
     run: Run
     published: PublishedRun
-    page: bytes
     shared: dict[str, bytes]
 
 
@@ -45,9 +46,8 @@ def template(folder: Path) -> Template:
     """The template; `folder` gets its evidence."""
     store = DirectoryStore(folder / "template")
     found = publish_report(store, folder / "runs", change=_establishing)
-    page = store.get(f"{found.report.prefix}/report.html")
     shared = {named.key: store.get(named.key) for named in found.manifest.objects if named.key.startswith("evidence/")}
-    return Template(Run(folder=folder / "runs" / found.run_id), found, page, shared)
+    return Template(Run(folder=folder / "runs" / found.run_id), found, shared)
 
 
 def _establishing(report: Report) -> Report:
@@ -78,14 +78,14 @@ def report_of(given: Template, made: Made) -> Report:
 def put(store: Store, given: Template, made: Made) -> None:
     """Publish a report without its indexes, which are made afterwards, once for each cell."""
     report = report_of(given, made)
-    documents = {"report.json": report.model_dump_json(indent=2).encode(), "report.html": given.page}
+    documents = {"report.json": report.model_dump_json().encode(), "report.html": PAGE}
     bodies = {f"{report.prefix}/{name}": body for name, body in documents.items()}
     objects = [stored_object(key, body) for key, body in (given.shared | bodies).items()]
     manifest = given.published.manifest.model_copy(update={"cell": made.cell, "run_id": made.run_id, "objects": objects})
     for key, body in bodies.items():
         store.put_new(key, body, JSON)
     put_place(store, made.run_id, made.cell)
-    store.put_new(manifest_key(made.cell, made.run_id), manifest.model_dump_json(indent=2).encode(), JSON)
+    store.put_new(manifest_key(made.cell, made.run_id), manifest.model_dump_json().encode(), JSON)
 
 
 def approve_one(store: Store, made: Made, key: PrivateKey) -> None:

@@ -75,7 +75,15 @@ resource "aws_s3_bucket_lifecycle_configuration" "store" {
       index     = "index.json"
       board     = "index.html"
       order     = "sequences/"
+      door      = "pruning.json"
       probe     = ".store.swap"
+
+      # What is pruned becomes an earlier version too.
+      evidence = "evidence/"
+      pruned   = "pruned/"
+      reports  = "reports/"
+      runs     = "runs/"
+      stages   = "stages/"
     }
 
     content {
@@ -89,6 +97,28 @@ resource "aws_s3_bucket_lifecycle_configuration" "store" {
       noncurrent_version_expiration {
         noncurrent_days = var.noncurrent_days
       }
+
+      expiration {
+        expired_object_delete_marker = true
+      }
+    }
+  }
+
+  # Which runs a flow run began: asked for when it is started again, and never later.
+  rule {
+    id     = "old-attempts"
+    status = "Enabled"
+
+    filter {
+      prefix = "attempts/"
+    }
+
+    expiration {
+      days = var.attempt_days
+    }
+
+    noncurrent_version_expiration {
+      noncurrent_days = var.noncurrent_days
     }
   }
 

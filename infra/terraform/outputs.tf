@@ -9,5 +9,6 @@ output "policies" {
     reader    = aws_iam_policy.reader.arn
     publisher = aws_iam_policy.publisher.arn
     approver  = aws_iam_policy.approver.arn
+    pruner    = aws_iam_policy.pruner.arn
   }
 }

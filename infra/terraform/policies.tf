@@ -120,6 +120,45 @@ data "aws_iam_policy_document" "approver" {
   }
 }
 
+# Who prunes: reads, removes reports and what only they rest on, and writes indexes and board. Never what an approval is made of.
+data "aws_iam_policy_document" "pruner" {
+  source_policy_documents = [data.aws_iam_policy_document.reader.json]
+
+  statement {
+    sid     = "Write"
+    actions = ["s3:PutObject"]
+    resources = [
+      "${local.store}/cells/*",
+      "${local.store}/pruned/*",
+      "${local.store}/index.html",
+      "${local.store}/index.json",
+      "${local.store}/pruning.json",
+    ]
+  }
+
+  statement {
+    sid     = "Remove"
+    actions = ["s3:DeleteObject"]
+    resources = [
+      "${local.store}/evidence/*",
+      "${local.store}/pruned/*",
+      "${local.store}/reports/*",
+      "${local.store}/runs/*",
+      "${local.store}/stages/*",
+    ]
+  }
+
+  dynamic "statement" {
+    for_each = var.kms_key_arn[*]
+
+    content {
+      sid       = "Encrypt"
+      actions   = ["kms:GenerateDataKey"]
+      resources = [statement.value]
+    }
+  }
+}
+
 resource "aws_iam_policy" "reader" {
   name   = "${var.policy_prefix}-reader"
   policy = data.aws_iam_policy_document.reader.json
@@ -133,6 +172,11 @@ resource "aws_iam_policy" "publisher" {
 resource "aws_iam_policy" "approver" {
   name   = "${var.policy_prefix}-approver"
   policy = data.aws_iam_policy_document.approver.json
+}
+
+resource "aws_iam_policy" "pruner" {
+  name   = "${var.policy_prefix}-pruner"
+  policy = data.aws_iam_policy_document.pruner.json
 }
 
 # What holds for everybody, whatever else they are allowed.

@@ -4,7 +4,7 @@ variable "bucket" {
 }
 
 variable "policy_prefix" {
-  description = "What the names of the three policies begin with."
+  description = "What the names of the policies begin with."
   type        = string
   default     = "vllm-qualify"
 }
@@ -57,9 +57,15 @@ variable "evidence_transition_days" {
 }
 
 variable "noncurrent_days" {
-  description = "For how many days the earlier versions of pointers and indexes are kept. Each pointer holds its own history."
+  description = "For how many days earlier versions of pointers and indexes, and what was pruned, are kept. Each pointer holds its own history."
   type        = number
   default     = 365
+}
+
+variable "attempt_days" {
+  description = "After how many days it is forgotten which runs a flow run began. A flow run that is started again asks for that."
+  type        = number
+  default     = 90
 }
 
 variable "multipart_days" {

@@ -29,7 +29,8 @@ STATED = {f"{APPROVALS}/20260101-1/{name}.json" for name in ("decision", "approv
 COUNTER = {sequence_key("tiny/base/h200/chat")}
 POINTER = {f"{APPROVALS}/pointer.json"}
 CHANGEABLE = INDEX | COUNTER | POINTER
-EVERY = PROBES | PUBLISHED | STATED | CHANGEABLE
+DOOR = {"pruning.json"}
+EVERY = PROBES | PUBLISHED | STATED | CHANGEABLE | DOOR
 
 
 def actions(name: str) -> set[str]:
@@ -83,8 +84,17 @@ def test_each_policy_has_what_the_code_asks_for_and_nothing_more() -> None:
     assert actions("publisher") == actions("approver") == writes | set(KMS_ACTIONS)
 
 
-def test_everybody_reads_everything() -> None:
+def test_only_the_pruner_removes_and_no_approval() -> None:
+    assert actions("pruner") == {*ACTIONS["read"], *ACTIONS["write"], *ACTIONS["delete"], *KMS_ACTIONS}
+    removes = keys_for(document("pruner"), "s3:DeleteObject")
+    assert removes == PUBLISHED - {"layout.json"}
     for name in ("reader", "publisher", "approver"):
+        assert "s3:DeleteObject" not in actions(name)
+    assert keys_for(document("pruner"), "s3:PutObject") == INDEX | DOOR
+
+
+def test_everybody_reads_everything() -> None:
+    for name in ("reader", "publisher", "approver", "pruner"):
         assert keys_for(document(name), "s3:GetObject") == EVERY
         assert ["arn:aws:s3:::bucket"] in [resources(each) for each in document(name) if "s3:ListBucket" in each["actions"]]
 
@@ -106,7 +116,7 @@ def test_nobody_writes_without_a_condition_or_replaces_what_is_written_once() ->
     assert all(each["principals"] == [{"type": "*", "identifiers": ["*"]}] for each in denied)
     without = {frozenset(null_conditions(statement)): keys_for([statement], "s3:PutObject") for statement in denied}
     assert without == {
-        frozenset({"s3:if-none-match"}): EVERY - CHANGEABLE - {SWAP_PROBE_KEY},
+        frozenset({"s3:if-none-match"}): EVERY - CHANGEABLE - DOOR - {SWAP_PROBE_KEY},
         frozenset({"s3:if-none-match", "s3:if-match"}): EVERY,
     }
 

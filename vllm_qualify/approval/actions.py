@@ -12,6 +12,7 @@ from vllm_qualify.approval.signing import PrivateKey, open_envelope, sign
 from vllm_qualify.approval.statement import statement
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.publish.bundle import StoredObject
+from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.values import Frozen
 
@@ -50,7 +51,7 @@ def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, si
         OvertakenError: a newer report is approved, or another writer moved the pointer meanwhile.
         RevokedError: this approval was revoked.
         OtherKeyError: the run already has an approval, signed by another key.
-        TamperedError, StoreError: the content of the store cannot be trusted or read.
+        StoreBusyError: the store is being pruned. TamperedError, StoreError: its content cannot be trusted or read.
     """
     if wanted.verdict != "approve":
         raise ValueError("a rejection approves nothing")
@@ -64,6 +65,8 @@ def bring_into_force(
     """What `approve` does, without the index."""
     check_can_advance(store, run.cell, run)
     stored = make_decision(store, run, wanted, valid_days, now)
+    # After the decision: `prune` closes the door before it looks for decisions, so it sees this one or is seen here.
+    check_open(store)
     approval = _put_approval(store, run, stored, signer)
     pointer = advance(store, run.cell, entry_of(run, stored.decision, approval))
     return Approved(decision=stored.decision, approval=approval, pointer=pointer)

@@ -150,7 +150,7 @@ def _of_brief(found: Brief) -> ShownRow:
     return ShownRow(
         cell=found.cell,
         state=_state(last, newest),
-        newer=newest.standing if newest and last and newest.run_id > last.run_id else None,
+        newer=newest.standing if newest and last and newest.run_id != last.run_id else None,
         engine=found.engine,
         newest_engine=newest.engine if newest else None,
         page=address("cells", found.cell, "index.html"),

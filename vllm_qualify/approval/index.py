@@ -5,7 +5,7 @@ it, so that it has every run whose publication began: what a killed process left
 drawn from them. How long a write takes depends on no number of reports.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, read_manifest
-from vllm_qualify.publish.layout import earlier_layout, manifest_key
+from vllm_qualify.publish.layout import earlier_layout, is_run_id, manifest_key
 from vllm_qualify.publish.order import Numbered, is_newer, order
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 
@@ -108,6 +108,14 @@ def refresh(store: Store, cell: str) -> Row:
         return _put(store, _current(store, cell, found), found)
 
     return swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
+
+
+def is_whole(store: Store, cell: str, run_ids: Sequence[str]) -> bool:
+    """Whether a cell's index and page are there with the newest of these runs, which are the cell's, the newest first."""
+    known = _stored_row(store, cell).known
+    if known is None or page_revision(store, cell) < known.revision:
+        return False
+    return {*run_ids[:REPORTS_SHOWN]} <= {*known.coming, *(line.run_id for line in known.reports)}
 
 
 def make_again(store: Store, cell: str) -> Row:
@@ -239,6 +247,10 @@ def _stored_row(store: Store, cell: str) -> _StoredRow:
         raise _no_index(error, store.locate(key)) from error
     if known.cell != cell:
         raise StoreError("the index of another cell", _DELETE, store.locate(key))
+    named = [*known.coming, *(line.run_id for line in known.reports)]
+    named += [known.baseline.run_id] if known.baseline else []
+    if not all(map(is_run_id, named)):
+        raise StoreError("an index that names what is no run", _DELETE, store.locate(key))
     return _StoredRow(known, tag, known.revision)
 
 
@@ -307,7 +319,7 @@ def _line(manifest: Manifest) -> ReportLine:
         run_id=manifest.run_id,
         sequence=manifest.sequence,
         outcome=manifest.outcome,
-        started_at=_started_at(manifest.run_id),
+        started_at=started_at(manifest.run_id),
         standing="waiting for a decision",
         summary=manifest.summary,
     )
@@ -357,7 +369,8 @@ def _undecided(line: ReportLine, pointer: Pointer | None) -> Standing:
     return "superseded" if pointer and is_newer(pointer.last, line) else "waiting for a decision"
 
 
-def _started_at(run_id: str) -> datetime | None:
+def started_at(run_id: str) -> datetime | None:
+    """The time in a run's id; None if it has none."""
     try:
         return datetime.strptime(run_id.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:

@@ -53,7 +53,7 @@ def in_plain_words() -> Iterator[None]:
 
 def checked_cell(text: str) -> str:
     """A cell's id that a user gave. Raises CallerError if it cannot be one."""
-    if not _CELL.fullmatch(text):
+    if not is_cell(text):
         raise CallerError("this is not a cell", "write it as RECIPE/VARIANT/GPU_TYPE/PROFILE", "CELL")
     return text
 
@@ -96,10 +96,14 @@ def cell_page_key(cell: str) -> str:
     return f"cells/{cell}/index.html"
 
 
+def is_cell(text: str) -> bool:
+    return _CELL.fullmatch(text) is not None
+
+
 def cell_of_index(key: str) -> str | None:
     """The cell of a cell's index; None if it is not such a key."""
     cell = key.removeprefix("cells/").removesuffix("/index.json")
-    return cell if key == cell_index_key(cell) and _CELL.fullmatch(cell) else None
+    return cell if key == cell_index_key(cell) and is_cell(cell) else None
 
 
 def sha256(body: bytes) -> str:

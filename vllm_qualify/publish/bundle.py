@@ -11,6 +11,7 @@ from pydantic import ValidationError, model_validator
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
 from vllm_qualify.judge.verdict import Outcome
+from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.layout import begin, put_place
 from vllm_qualify.publish.order import next_number
 from vllm_qualify.publish.store import Store
@@ -115,23 +116,27 @@ def publish(
     documents: Mapping[str, bytes],
     announce: Callable[[], None] = lambda: None,
 ) -> str:
-    """Store a run and return the manifest's location. `announce` is called before the manifest is written.
+    """Store a run and return the manifest's location. `announce` is called before evidence is written.
 
     A second call with the same content completes what a first one left unfinished.
 
     Raises:
+        StoreBusyError: the store is being pruned.
         HostError: an evidence file is missing or is not what was measured.
         StoreError: the store refused. Objects that were already written do no harm, because the manifest is written last.
     """
-    objects: dict[str, StoredObject] = {}
+    told = [_put(store, f"{prefix}/{name}", body) for name, body in documents.items()]
+    begin(store)
+    check_open(store)
+    put_place(store, head.run_id, head.cell)
+    announce()
+    # Once more: the door may have been closed before this run was announced.
+    check_open(store)
+    objects = {found.key: found for found in told}
     for file in files:
         # If two stages wrote the same file, it becomes one object.
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
-    objects |= {name: _put(store, f"{prefix}/{name}", body) for name, body in documents.items()}
     stored = sorted(objects.values(), key=lambda stored: stored.key)
-    begin(store)
-    put_place(store, head.run_id, head.cell)
-    announce()
     key = f"{prefix}/manifest.json"
     manifest = Manifest(**head.model_dump() | {"sequence": _sequence(store, head.cell, key)}, objects=stored)
     _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())

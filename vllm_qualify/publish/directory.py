@@ -88,6 +88,12 @@ class DirectoryStore:
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:  # noqa: ARG002  # as above
         return self._swap(self._path(key), body, tag)
 
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with _told(path):
+            self._require_root()
+            path.unlink(missing_ok=True)
+
     def exists(self, key: str) -> bool:
         path = self._path(key)
         with _told(path):

@@ -23,6 +23,7 @@ from vllm_qualify.evidence.stages.stage import server_inputs
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import within
 from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest
+from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.values import Frozen
@@ -66,6 +67,7 @@ def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> 
     """Store a finished stage, unless it was reused from another run. Raises StoreError, HostError."""
     if stage.stage not in INPUTS or stage.taken_from:
         return
+    check_open(store)
     for file in stage.files:
         put_evidence(store, evidence, file)
     _note(store, plan, stage)

@@ -47,6 +47,10 @@ def run_key(run_id: str) -> str:
     return f"runs/{run_id}.json"
 
 
+def is_run_id(text: str) -> bool:
+    return _RUN_ID.fullmatch(text) is not None
+
+
 def prepare(store: Store) -> None:
     """Check a store before hours of work rely on it, and give a new one its layout.
 
@@ -92,7 +96,7 @@ def cell_of(store: Store, run_id: str) -> str:
         MissingObjectError: the store has no run with this id.
         StoreError: the store has an earlier layout, or does not say where the run is.
     """
-    if not _RUN_ID.fullmatch(run_id):
+    if not is_run_id(run_id):
         raise no_run(store, run_id)
     key = run_key(run_id)
     try:

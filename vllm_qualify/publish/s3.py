@@ -50,6 +50,7 @@ ACTIONS: Mapping[str, Sequence[str]] = {
     "change": ("s3:PutObject", "s3:GetObject"),
     "read": ("s3:GetObject", "s3:ListBucket"),
     "list": ("s3:ListBucket",),
+    "delete": ("s3:DeleteObject",),
 }
 LOCK_ACTION = "s3:PutObjectRetention"
 KMS_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
@@ -167,6 +168,11 @@ class S3Store:
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
         return self._swap(self._name(key), body, content_type, tag)
+
+    def delete(self, key: str) -> None:
+        name = self._name(key)
+        with self._told.by("delete", name):
+            self._client.delete_object(Bucket=self._bucket, Key=name)
 
     def exists(self, key: str) -> bool:
         # Not HEAD: its answer has no body, so a missing bucket looks like a missing object.

@@ -133,6 +133,13 @@ class Store(Protocol):
         """The place of the object for people: an `s3://` address or a path."""
 
 
+class PrunableStore(Store, Protocol):
+    """A store whose objects can be removed. Only `prune` does that; publishing and approving need no such right."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object. If there is none, nothing happens."""
+
+
 # --- what the stores share
 
 

@@ -7,12 +7,12 @@ from urllib.parse import unquote, urlsplit
 
 from vllm_qualify.errors import CallerError
 from vllm_qualify.publish.directory import DirectoryStore
-from vllm_qualify.publish.store import Store, key_problem
+from vllm_qualify.publish.store import PrunableStore, key_problem
 
 ALLOWED_URLS = "s3://bucket, s3://bucket/prefix or file:///absolute/directory"
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str) -> PrunableStore:
     """The store at `s3://bucket[/prefix]` or `file:///absolute/directory`. It is not contacted yet.
 
     S3's endpoint, region and credentials come from the usual AWS settings (AWS_ENDPOINT_URL, AWS_PROFILE, …). These optional

@@ -1,0 +1,187 @@
+"""Remove old reports, and the evidence that no other report and no kept stage has.
+
+Three things always stay: a run about which somebody decided, a run that was made to be a baseline and passed, and the newest
+runs of each cell. Before a manifest goes, it is copied to `pruned/`; that copy goes when nothing else is left. So a stopped
+`prune` is called again, with any policy.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+from pydantic import Field, ValidationError
+
+from vllm_qualify.approval.index import make_again, read_row, started_at, write_index
+from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
+from vllm_qualify.publish.bundle import Manifest, evidence_key, read_manifest
+from vllm_qualify.publish.door import set_door
+from vllm_qualify.publish.kept import KeptStage
+from vllm_qualify.publish.layout import check_layout, manifest_key, run_key
+from vllm_qualify.publish.order import order
+from vllm_qualify.publish.store import PrunableStore, Store
+from vllm_qualify.recipe.values import Frozen
+
+AT_ONCE = 16
+# Time for a stage that was being kept when the door was closed.
+GRACE_S = 60.0
+MANIFEST = "/manifest.json"
+
+Tell = Callable[[str], None]
+Run = tuple[str, str]
+"""Cell and run."""
+
+
+class Policy(Frozen):
+    """What may go: reports and kept stages of more than `older_than_days` days, but the newest `keep` reports of each cell."""
+
+    keep: int = Field(ge=1)
+    older_than_days: int = Field(ge=1)
+
+    def before(self, now: datetime) -> datetime:
+        """What is from then or later stays."""
+        return now.astimezone(UTC) - timedelta(days=self.older_than_days)
+
+
+class Plan(Frozen):
+    """What goes. `objects` are the keys of evidence, whose size is told; `stages` are those of notes of kept stages."""
+
+    runs: list[Run]
+    objects: list[str]
+    stages: list[str]
+    size_bytes: int
+
+    @property
+    def told(self) -> str:
+        files = f"{len(self.objects)} files of evidence ({self.size_bytes / 2**20:.1f} MiB)"
+        return f"{len(self.runs)} reports, {files} and {len(self.stages)} notes of kept stages"
+
+
+def plan(store: Store, policy: Policy, now: datetime) -> Plan:
+    """What goes by the policy. Nothing is changed. Raises StoreError."""
+    check_layout(store)
+    before, manifests = policy.before(now), _manifests(store)
+    decided = {tuple(key.removeprefix("approvals/").rsplit("/", 2)[:2]) for key in store.keys("approvals/")}
+    begun = _begun(store)
+    going = [run for run in _beyond(manifests, policy.keep) if run not in decided and _may_go(manifests[run], before)]
+    going = sorted({*going, *(run for run in begun if run in manifests)})
+    stages = _stages(store)
+    old = [key for key, kept in stages.items() if kept.stage.started_at < before]
+    staying = {named.key for run in manifests.keys() - going for named in manifests[run].objects}
+    staying |= {evidence_key(file) for key in stages.keys() - old for file in stages[key].stage.files}
+    removed = [*begun.values(), *(manifests[run] for run in going)]
+    sizes = {named.key: named.size for manifest in removed for named in manifest.objects}
+    sizes |= {evidence_key(file): file.size for key in old for file in stages[key].stage.files}
+    there = set(store.keys("evidence/"))
+    objects = sorted(key for key in sizes if key in there - staying)
+    return Plan(runs=going, objects=objects, stages=old, size_bytes=sum(sizes[key] for key in objects))
+
+
+def prune(store: PrunableStore, policy: Policy, now: datetime, tell: Tell, grace_s: float = GRACE_S) -> Plan:
+    """Remove what goes by the policy. Meanwhile nothing is published.
+
+    Raises:
+        StoreBusyError: a run is being published. Nothing was removed.
+        StoreError: the content of the store cannot be trusted or read.
+    """
+    set_door(store, is_closed=True)
+    tell(f"nothing can be published now; what is being written has {grace_s:.0f} s")
+    time.sleep(grace_s)
+    found = plan(store, policy, now)
+    # While removed runs are noted the door was never open: who is coming since then has written nothing.
+    coming = None if list(store.keys("pruned/")) else _coming(store, policy.before(now))
+    if coming:
+        set_door(store, is_closed=False)
+        problem = f"run {coming[1]} of {coming[0]} is being published, or its publication broke off"
+        raise StoreBusyError(problem, "try again when it is published; it hinders no longer when it is old enough to go")
+    _note(store, found.runs)
+    _delete(store, (manifest_key(*run) for run in found.runs))
+    _delete(store, found.stages)
+    _delete(store, found.objects)
+    _finish(store)
+    write_index(store)
+    set_door(store, is_closed=False)
+    return found
+
+
+def _manifests(store: Store) -> dict[Run, Manifest]:
+    keys = [key for key in store.keys("reports/") if key.endswith(MANIFEST)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = pool.map(lambda key: read_manifest(store, key), keys)
+        return {_run_of(key, "reports/"): manifest for key, manifest in zip(keys, found, strict=True)}
+
+
+def _run_of(key: str, folder: str) -> Run:
+    cell, run_id, _ = key.removeprefix(folder).rsplit("/", 2)
+    return cell, run_id
+
+
+def _beyond(manifests: Mapping[Run, Manifest], keep: int) -> list[Run]:
+    """All but the newest of each cell."""
+    cells: dict[str, list[Run]] = {}
+    for run in sorted(manifests, key=lambda run: order(manifests[run])):
+        cells.setdefault(run[0], []).append(run)
+    return [run for own in cells.values() for run in own[:-keep]]
+
+
+def _may_go(manifest: Manifest, before: datetime) -> bool:
+    at = started_at(manifest.run_id)
+    is_baseline = manifest.establishes and manifest.outcome == "passed"
+    return at is not None and at < before and not is_baseline
+
+
+def _stages(store: Store) -> dict[str, KeptStage]:
+    def read(key: str) -> KeptStage:
+        try:
+            return KeptStage.model_validate_json(store.get(key))
+        except ValidationError as error:
+            raise StoreError("not a kept stage", "delete it: it is then measured again", store.locate(key)) from error
+
+    keys = list(store.keys("stages/"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(keys, pool.map(read, keys), strict=True))
+
+
+def _begun(store: Store) -> dict[Run, Manifest]:
+    """The runs that an earlier call began to remove. They go in any case: something of them may be gone."""
+    return {_run_of(key, "pruned/"): read_manifest(store, key) for key in store.keys("pruned/")}
+
+
+def _coming(store: Store, before: datetime) -> Run | None:
+    """A run that is being published, and is not so old that it broke off."""
+    for key in store.keys("cells/"):
+        cell = key.removeprefix("cells/").removesuffix("/index.json")
+        if key.endswith("/index.json"):
+            for run_id in read_row(store, cell).coming:
+                at = started_at(run_id)
+                if at is None or at >= before:
+                    return cell, run_id
+    return None
+
+
+def _note(store: Store, runs: list[Run]) -> None:
+    for run in runs:
+        try:
+            store.put_new(_note_key(run), store.get(manifest_key(*run)), "application/json")
+        except AlreadyExistsError:
+            continue
+
+
+def _note_key(run: Run) -> str:
+    return f"pruned/{'/'.join(run)}{MANIFEST}"
+
+
+def _finish(store: PrunableStore) -> None:
+    """Remove all that is left of the noted runs, and make the indexes of their cells again."""
+    runs = [_run_of(key, "pruned/") for key in store.keys("pruned/")]
+    for run in runs:
+        _delete(store, store.keys(f"reports/{'/'.join(run)}/"))
+        _delete(store, [run_key(run[1])])
+    for cell in {cell for cell, _ in runs}:
+        make_again(store, cell)
+    _delete(store, map(_note_key, runs))
+
+
+def _delete(store: PrunableStore, keys: Iterable[str]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(store.delete, keys))
