@@ -3,9 +3,10 @@
     .venv/bin/python -m infra.bench.scale [--few 100] [--many 10000] [--cells 1000] [--stores directory radosgw]
 
 The two stores of a kind are measured in turns, and a ratio is one of medians: so other work on the machine hits both. The
-small store has one cell for ten reports, as the large one. `list_s` is `approved list`; `publishers` is the slowest of 16
-publishers at once in the large store, over one alone. The last line is one JSON object. Approvals are timed without the
-evidence being judged again, which takes seconds and depends on no store.
+small store has one cell for ten reports, as the large one. `list_s` is `approved list`. `publishers` is the slowest of 16
+publishers at once in the large store, over one alone; `publishers_cpu` is the same of the CPU time that each needed, for the
+time waits for cores as soon as there are more publishers than those. The last line is one JSON object. Approvals are timed
+without the evidence being judged again, which takes seconds and depends on no store.
 """
 
 import argparse
@@ -98,19 +99,32 @@ def list_s(store: Store) -> float:
 
 def at_once(url: str, folder: Path, cells: int) -> dict[str, float]:
     """Publishers in processes of their own, first one alone, then all at once; every report must be in its cell's index."""
-    alone = statistics.median(_publishers(url, folder, [cell_of(number)])[0] for number in range(3))
-    wanted = [cell_of(number % cells) for number in range(PUBLISHERS)]
-    took = _publishers(url, folder, wanted)
-    print(f"{PUBLISHERS} publishers {1000 * min(took):.0f} to {1000 * max(took):.0f} ms, one {1000 * alone:.0f} ms", flush=True)
-    return {"publishers": round(max(took) / alone, 2)}
+    alone = [_publishers(url, folder, [cell_of(number)])[0] for number in range(3)]
+    together = _publishers(url, folder, [cell_of(number % cells) for number in range(PUBLISHERS)])
+    return _ratio("publishers", alone, together, lambda took: took.wall_s) | _ratio(
+        "publishers_cpu", alone, together, lambda took: took.cpu_s
+    )
 
 
-def _publishers(url: str, folder: Path, cells: list[str]) -> list[float]:
+def _ratio(name: str, alone: list["Took"], together: list["Took"], figure: Callable[["Took"], float]) -> dict[str, float]:
+    one, many = statistics.median(map(figure, alone)), [figure(took) for took in together]
+    print(f"{name:14} {1000 * min(many):.0f} to {1000 * max(many):.0f} ms, one alone {1000 * one:.0f} ms", flush=True)
+    return {name: round(max(many) / one, 2)}
+
+
+class Took(NamedTuple):
+    """How long a publication took, by the clock and of the cores' time."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def _publishers(url: str, folder: Path, cells: list[str]) -> list[Took]:
     began = str(time.time() + 8)
     made = [_new(cell) for cell in cells]
     command = [sys.executable, "-m", "infra.bench.scale", PUBLISH_ONE, url, str(folder), began]
     running = [subprocess.Popen([*command, *each], stdout=subprocess.PIPE, text=True) for each in made]
-    took = [float(process.communicate()[0].splitlines()[-1]) for process in running]
+    took = [Took(*map(float, process.communicate()[0].splitlines()[-1].split())) for process in running]
     store = open_store(url)
     for cell, run_id in made:
         row = read_row(store, cell)
@@ -120,11 +134,13 @@ def _publishers(url: str, folder: Path, cells: list[str]) -> list[float]:
 
 
 def publish_one(url: str, folder: str, began: str, cell: str, run_id: str) -> None:
-    """Publish a report at that time, and print how long it took in seconds."""
+    """Publish a report at that time, and print how long it took in seconds, by the clock and of the cores' time."""
     given, store = template(Path(folder) / uuid4().hex), open_store(url)
     report_of(given, Made(cell, run_id))
     time.sleep(max(0.0, float(began) - time.time()))
-    print(_seconds(lambda: _publish(store, given, Made(cell, run_id))))
+    cpu_s = time.process_time()
+    wall_s = _seconds(lambda: _publish(store, given, Made(cell, run_id)))
+    print(wall_s, time.process_time() - cpu_s)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.s3 import BUCKET, Settings, make_bucket, settings_in
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import PrunableStore
 from vllm_qualify.publish.stores import open_store
 
 RADOSGW = pytest.param("radosgw", marks=pytest.mark.s3)
@@ -70,18 +70,18 @@ def s3_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["directory", "moto", RADOSGW])
-def store(request: pytest.FixtureRequest) -> Store:
+def store(request: pytest.FixtureRequest) -> PrunableStore:
     """An empty store that has passed its check."""
     return checked_store(request)
 
 
 @pytest.fixture(params=["directory", RADOSGW])
-def real_store(request: pytest.FixtureRequest) -> Store:
+def real_store(request: pytest.FixtureRequest) -> PrunableStore:
     """Without moto, which looks and then writes, with nothing to keep two requests apart."""
     return checked_store(request)
 
 
-def checked_store(request: pytest.FixtureRequest) -> Store:
+def checked_store(request: pytest.FixtureRequest) -> PrunableStore:
     store = open_store(str(request.getfixturevalue(f"{request.param}_url")))
     store.check()
     return store

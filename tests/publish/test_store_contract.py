@@ -28,7 +28,7 @@ from tests.ci import IN_CI
 from tests.s3 import client_of_environment
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreBusyError, StoreError
 from vllm_qualify.publish import directory, s3
-from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store, Stored
+from vllm_qualify.publish.store import ChangedError, MissingObjectError, PrunableStore, Store, Stored
 from vllm_qualify.publish.stores import open_store
 
 JSON = "application/json"
@@ -46,7 +46,7 @@ def swap(store: Store, body: bytes, tag: str | None, key: str = POINTER) -> str:
     return store.swap(key, body, JSON, tag)
 
 
-def every_use(store: Store) -> dict[str, Callable[[], object]]:
+def every_use(store: PrunableStore) -> dict[str, Callable[[], object]]:
     return {
         "check": store.check,
         "put_new": lambda: put(store, KEY),
@@ -55,10 +55,11 @@ def every_use(store: Store) -> dict[str, Callable[[], object]]:
         "read": lambda: store.read(KEY),
         "exists": lambda: store.exists(KEY),
         "keys": lambda: store.keys(""),
+        "delete": lambda: store.delete("reports/old.json"),
     }
 
 
-def errors_of_every_use(store: Store) -> list[StoreError]:
+def errors_of_every_use(store: PrunableStore) -> list[StoreError]:
     """The errors of all methods; none may answer, least of all with False, an empty list or a missing object."""
     errors = []
     for name, use in every_use(store).items():
@@ -154,9 +155,9 @@ def test_a_swap_by_any_other_tag_is_refused_and_changes_nothing(store: Store, he
     assert store.read(POINTER) == Stored(b"1 2", newer)
 
 
-def test_a_swap_of_what_is_not_there_any_more_is_refused(store: Store) -> None:
+def test_a_swap_of_what_is_not_there_any_more_is_refused(store: PrunableStore) -> None:
     tag = swap(store, b"1", None)
-    remove(store, POINTER)
+    store.delete(POINTER)
     with pytest.raises(ChangedError):
         swap(store, b"1 2", tag)
     assert not store.exists(POINTER)
@@ -165,12 +166,17 @@ def test_a_swap_of_what_is_not_there_any_more_is_refused(store: Store) -> None:
     swap(store, b"1 2", None)
 
 
-def remove(store: Store, key: str) -> None:
-    if store.url.startswith("file:"):
-        Path(store.locate(key)).unlink()
-    else:
-        bucket, _, name = store.locate(key).removeprefix("s3://").partition("/")
-        client_of_environment().delete_object(Bucket=bucket, Key=name)
+def test_what_is_removed_is_gone_and_nothing_else(store: PrunableStore) -> None:
+    for key in (KEY, f"{KEY}.sig"):
+        put(store, key)
+    for _ in range(2):
+        store.delete(KEY)
+        assert not store.exists(KEY)
+        assert list(store.keys("")) == [f"{KEY}.sig"]
+    with pytest.raises(MissingObjectError):
+        store.get(KEY)
+    put(store, KEY, b"again")
+    assert store.get(KEY) == b"again"
 
 
 def test_neither_write_takes_a_key_of_the_other(store: Store) -> None:
@@ -289,7 +295,7 @@ NOT_KEYS += ["a\0b", "ä", "a%2e", "a?b", "a#b", "-a", "a\n", "a" * 256, "a/" * 
 def test_bad_keys_are_refused_by_every_method(tmp_path: Path, moto_url: str, key: str) -> None:
     for store in (open_store(tmp_path.as_uri()), open_store(moto_url)):
         writes = (lambda key, store=store: put(store, key), lambda key, store=store: swap(store, b"", None, key))
-        for use in (store.get, store.read, store.exists, store.locate, *writes):
+        for use in (store.get, store.read, store.exists, store.locate, store.delete, *writes):
             with pytest.raises(ValueError, match="store key"):
                 use(key)
         if key.removesuffix("/"):
@@ -789,6 +795,7 @@ def refused(use: Callable[[], object]) -> dict[str, Any] | None:
         ("GET", "get", ["s3:GetObject", "s3:ListBucket"], ["{}", "{}/store/*"]),
         ("GET", "keys", ["s3:ListBucket"], ["{}"]),
         ("GET", "exists", ["s3:ListBucket"], ["{}"]),
+        ("DELETE", "delete", ["s3:DeleteObject"], ["{}/store/*"]),
     ],
 )
 @pytest.mark.usefixtures("moto_url")
@@ -934,7 +941,7 @@ class Handler(BaseHTTPRequestHandler):
         self.script.seen.append(f"{self.command} {self.path}")
         self.script.behave(self, len(self.script.seen))
 
-    do_GET = do_PUT = do_HEAD = handle_request  # noqa: N815
+    do_GET = do_PUT = do_HEAD = do_DELETE = handle_request  # noqa: N815
 
     def answer(self, status: int, code: str = "", headers: Mapping[str, str] | None = None) -> None:
         body = f"<Error><Code>{code}</Code><Message>{SECRET} {TOKEN}</Message></Error>".encode() if code else b""

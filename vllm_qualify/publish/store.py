@@ -3,7 +3,9 @@
 Both kinds of store accept the same keys and follow the same rules, which `Store` describes.
 """
 
+import random
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol, TypeVar
@@ -13,6 +15,8 @@ from vllm_qualify.errors import AlreadyExistsError, HostError, StoreBusyError, S
 
 PLACE = "store"
 MOST_SWAPS = 50
+# The longest pause after a lost swap, for each swap that was lost, up to ten: writers who started together come apart.
+PAUSE_S = 0.005
 # How far a clock may be from the store's. Hosts that keep time by NTP are nearer by far.
 MOST_SKEW = timedelta(minutes=1)
 T = TypeVar("T")
@@ -195,11 +199,11 @@ def swapped(attempt: Callable[[], T], what: str, remedy: str, place: str) -> T:
         StoreBusyError: `what` changes all the time.
         whatever `attempt` raises besides ChangedError.
     """
-    for _ in range(MOST_SWAPS):
+    for lost in range(1, MOST_SWAPS + 1):
         try:
             return attempt()
         except ChangedError:
-            continue
+            time.sleep(random.uniform(0, PAUSE_S * min(lost, 10)))
     raise StoreBusyError(f"{what} changes all the time", remedy, place)
 
 
