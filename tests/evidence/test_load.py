@@ -1120,11 +1120,11 @@ def test_a_third_kind_of_engine_is_judged_by_its_own_rule(folder: Path, monkeypa
 def test_counters_are_read_where_the_server_has_them(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     asked: list[str] = []
 
-    def get(url: str, **_: object) -> httpx.Response:
+    def get(_method: str, url: str, *_: object) -> httpx.Response:
         asked.append(url)
         return httpx.Response(200, text="# page", request=httpx.Request("GET", url))
 
-    monkeypatch.setattr("vllm_qualify.engine.server.httpx.get", get)
+    monkeypatch.setattr("vllm_qualify.answers.asked", get)
     assert SERVER.model_copy(update={"metrics_path": path}).metrics_page() == "# page"
     assert asked == [f"{SERVER.url}{path}"]
 

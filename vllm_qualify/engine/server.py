@@ -29,8 +29,10 @@ from vllm_qualify.recipe.values import Frozen
 
 if TYPE_CHECKING:
     import httpx
+
+    from vllm_qualify import answers
 else:
-    httpx = Lazy("httpx")
+    answers, httpx = Lazy("vllm_qualify.answers"), Lazy("httpx")
 
 HOST = "127.0.0.1"
 STAGE = "serve"
@@ -254,7 +256,7 @@ class Server(Frozen):
     def metrics_page(self) -> str:
         """The server's metrics page, or a comment that says why there is none. Raises as `check_alive` if it has ended."""
         try:
-            return httpx.get(f"{self.url}{self.metrics_path}", timeout=30, follow_redirects=True).raise_for_status().text
+            return answers.asked("GET", f"{self.url}{self.metrics_path}", 30).raise_for_status().text
         except httpx.HTTPError as error:
             self.check_alive()
             return f"# no answer: {type(error).__name__}\n"
@@ -262,7 +264,7 @@ class Server(Frozen):
     def post(self, path: str) -> str:
         """The status of an empty POST to `path`, or why there is none. Raises as `check_alive` if it has ended."""
         try:
-            return str(httpx.post(f"{self.url}{path}", timeout=30).status_code)
+            return str(answers.asked("POST", f"{self.url}{path}", 30).status_code)
         except httpx.HTTPError as error:
             self.check_alive()
             return f"no answer: {type(error).__name__}"

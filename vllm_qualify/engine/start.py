@@ -28,8 +28,10 @@ from vllm_qualify.lazy import Lazy
 
 if TYPE_CHECKING:
     import httpx
+
+    from vllm_qualify import answers
 else:
-    httpx = Lazy("httpx")
+    answers, httpx = Lazy("vllm_qualify.answers"), Lazy("httpx")
 
 ASK_EVERY_S = 0.5
 
@@ -121,7 +123,7 @@ def _await_completion(plan: ServerPlan, starting: Starting, progress: Callable[[
 
 def _completes(url: str, model: str) -> bool:
     try:
-        answer = httpx.post(f"{url}/v1/completions", json={"model": model, "prompt": "1", "max_tokens": 1}, timeout=60)
+        answer = answers.asked("POST", f"{url}/v1/completions", 60, json={"model": model, "prompt": "1", "max_tokens": 1})
     except httpx.HTTPError:
         return False
     return answer.status_code == httpx.codes.OK

@@ -26,8 +26,10 @@ from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 
 if TYPE_CHECKING:
     import httpx
+
+    from vllm_qualify import answers
 else:
-    httpx = Lazy("httpx")
+    answers, httpx = Lazy("vllm_qualify.answers"), Lazy("httpx")
 
 SCRAPES, HOST_SAMPLES = "server-metrics.jsonl", "host.jsonl"
 # A longer wait for a page would lose too many samples, and delay the end of the run.
@@ -164,7 +166,7 @@ def scrape(metrics_url: str, families: Collection[str]) -> Scrape:
     The time is that of the answer: a busy server handles a request late, and reports its state at that moment.
     """
     try:
-        page = httpx.get(metrics_url, timeout=SCRAPE_TIMEOUT_S, follow_redirects=True).raise_for_status().text
+        page = answers.asked("GET", metrics_url, SCRAPE_TIMEOUT_S).raise_for_status().text
         now = steady_s()
         return Scrape(time=now, values=parse_metrics(page, families))
     except (httpx.HTTPError, ValueError) as error:

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from vllm_qualify.answers import asked
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
 from vllm_qualify.recipe.metrics import SMOKE_METRICS
@@ -25,18 +26,17 @@ def measure_smoke(server: Server, settings: Smoke, folder: Path) -> None:
     Raises:
         ReleaseError: the server has ended.
     """
-    with httpx.Client(base_url=server.url, timeout=settings.time_limit_s) as client:
-        models = _answer(client, "GET", "/v1/models", None)
-        request = request_of(settings, server.served_model_name)
-        replies = [_answer(client, "POST", "/v1/completions", request) for _ in range(ASKS)]
+    request = request_of(settings, server.served_model_name)
+    models = _answer("GET", f"{server.url}/v1/models", settings.time_limit_s)
+    replies = [_answer("POST", f"{server.url}/v1/completions", settings.time_limit_s, json=request) for _ in range(ASKS)]
     server.check_alive()
     (folder / MODELS).write_text(json.dumps(models, indent=2))
     (folder / REPLIES).write_text(json.dumps({"request": request, "answers": replies}, indent=2))
 
 
-def _answer(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+def _answer(method: str, url: str, limit_s: float, **body: Any) -> dict[str, Any]:
     try:
-        answer = client.request(method, path, json=body)
+        answer = asked(method, url, limit_s, **body)
     except httpx.HTTPError as error:
         return {"status": None, "error": f"{type(error).__name__}: {error}"}
     return {"status": answer.status_code, "body": answer.text}

@@ -4,7 +4,6 @@ import hashlib
 import ipaddress
 import re
 import ssl
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from docker import auth
 from docker.errors import DockerException
 from pydantic import BaseModel, StrictStr, ValidationError
 
+from vllm_qualify.answers import PLAIN, bounded
 from vllm_qualify.engine.hub import wait_asked_s
 from vllm_qualify.engine.image import DIGEST, parse_reference
 from vllm_qualify.errors import CallerError, HostError, QualifyError
@@ -42,7 +42,6 @@ AT_ONCE = 8
 READ_S, ANSWER_S, WHOLE_S = 30.0, 60.0, 300.0
 # Of one answer. A page of 100 tags has some kilobytes; a manifest has 4 MiB at most, by OCI's distribution specification.
 MOST_BYTES = 8 * 2**20
-_PLAIN = "identity"
 
 
 def releases_in(name: str, rule: VersionRule) -> list[Available]:
@@ -98,8 +97,8 @@ class Repository:
         login = Login(credentials_for(self._registry))
         self._http = httpx.Client(
             auth=login,
-            event_hooks={"request": [login.check], "response": [_limit]},
-            headers={"Accept-Encoding": _PLAIN},
+            event_hooks={"request": [login.check], "response": [bounded(ANSWER_S, MOST_BYTES)]},
+            headers={"Accept-Encoding": PLAIN},
             timeout=READ_S,
             follow_redirects=True,
             # Docker contacts this machine without a proxy, whatever NO_PROXY says.
@@ -209,34 +208,6 @@ class _Tags(BaseModel):
     """A page of tags. Some registries say null for none."""
 
     tags: list[StrictStr] | None
-
-
-class _Limited(httpx.SyncByteStream):
-    """An answer's body, which ends in time and is not endless. httpx's own limit is for one read."""
-
-    def __init__(self, body: httpx.SyncByteStream) -> None:
-        self._body, self._until_s = body, time.monotonic() + ANSWER_S
-
-    def __iter__(self) -> Iterator[bytes]:
-        size = 0
-        for chunk in self._body:
-            size += len(chunk)
-            if size > MOST_BYTES:
-                raise httpx.ReadError(f"an answer is longer than {MOST_BYTES // 2**20} MiB")
-            if time.monotonic() > self._until_s:
-                raise httpx.ReadTimeout(f"an answer was not complete after {ANSWER_S:.0f} s")
-            yield chunk
-
-    def close(self) -> None:
-        self._body.close()
-
-
-def _limit(answer: httpx.Response) -> None:
-    if answer.headers.get("Content-Encoding", _PLAIN) != _PLAIN:
-        # A few kilobytes can become gigabytes.
-        raise httpx.ReadError("an answer is compressed, and none was asked to be")
-    if isinstance(answer.stream, httpx.SyncByteStream):
-        answer.stream = _Limited(answer.stream)
 
 
 def _unreachable(name: str, said: str, wait_s: float = 0.0) -> HostError:

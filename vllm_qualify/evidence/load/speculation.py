@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from vllm_qualify.answers import asked
 from vllm_qualify.engine.server import Server, ServerPlan
 from vllm_qualify.evidence.load import figures, result
 from vllm_qualify.evidence.load.problems import request_problems
@@ -180,21 +181,20 @@ def measure_speculation(servers: Pair, greedy: Greedy, settings: Load, folder: P
 
 
 def _ask(servers: Pair, greedy: Greedy, folder: Path) -> None:
-    with httpx.Client(timeout=greedy.time_limit_s) as client:
-        for turn, prompt in enumerate(greedy.prompts):
-            for side, server in servers.in_turn(turn):
-                answer = _answer(client, server, request_of(prompt, greedy, server.served_model_name))
-                with (folder / f"{side}.jsonl").open("a") as file:
-                    file.write(json.dumps(answer) + "\n")
+    for turn, prompt in enumerate(greedy.prompts):
+        for side, server in servers.in_turn(turn):
+            answer = _answer(server, request_of(prompt, greedy, server.served_model_name), greedy.time_limit_s)
+            with (folder / f"{side}.jsonl").open("a") as file:
+                file.write(json.dumps(answer) + "\n")
 
 
 def request_of(prompt: str, greedy: Greedy, model: str) -> dict[str, Any]:
     return {"model": model, "prompt": prompt, "max_tokens": greedy.max_tokens, "temperature": 0, "seed": 0}
 
 
-def _answer(client: httpx.Client, server: Server, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(server: Server, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
     try:
-        answer = client.post(f"{server.url}/v1/completions", json=request)
+        answer = asked("POST", f"{server.url}/v1/completions", limit_s, json=request)
     except httpx.HTTPError as error:
         server.check_alive()
         return {"request": request, "status": None, "error": f"{type(error).__name__}: {error}"}

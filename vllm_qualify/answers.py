@@ -1,0 +1,69 @@
+"""Answers over HTTP that end in time and are not endless. httpx's own limit is for one read."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+from vllm_qualify.limits import within
+
+# A page of metrics has some hundred kilobytes, a long reply some megabytes with its likelihoods.
+MOST_BYTES = 64 * 2**20
+PLAIN = "identity"
+
+
+def asked(method: str, url: str, limit_s: float, most_bytes: int = MOST_BYTES, **named: Any) -> httpx.Response:
+    """The answer to one request, whole within `limit_s`. `named` goes to httpx.
+
+    Raises:
+        httpx.HTTPError: there is none in time, it has more than `most_bytes`, or it is compressed, which was not asked for.
+    """
+
+    def ask() -> httpx.Response:
+        hooks = {"response": [bounded(limit_s, most_bytes)]}
+        with httpx.Client(
+            timeout=limit_s, event_hooks=hooks, headers={"Accept-Encoding": PLAIN}, follow_redirects=True
+        ) as client:
+            return client.request(method, url, **named)
+
+    try:
+        return within(limit_s, ask)
+    except TimeoutError as error:
+        raise httpx.ReadTimeout(str(error)) from error
+
+
+def bounded(limit_s: float, most_bytes: int) -> Callable[[httpx.Response], None]:
+    """A hook for httpx's answers: one that is too long, too late or compressed raises httpx.ReadError or ReadTimeout.
+
+    Ask for PLAIN answers: of a compressed one, a few kilobytes can become gigabytes.
+    """
+
+    def hook(answer: httpx.Response) -> None:
+        if answer.headers.get("Content-Encoding", PLAIN) != PLAIN:
+            raise httpx.ReadError("an answer is compressed, and none was asked to be")
+        if isinstance(answer.stream, httpx.SyncByteStream):
+            answer.stream = _Bounded(answer.stream, limit_s, most_bytes)
+
+    return hook
+
+
+class _Bounded(httpx.SyncByteStream):
+    """An answer's body, which ends in time and is not endless."""
+
+    def __init__(self, body: httpx.SyncByteStream, limit_s: float, most_bytes: int) -> None:
+        self._body, self._limit_s, self._most_bytes = body, limit_s, most_bytes
+        self._until_s = time.monotonic() + limit_s
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for chunk in self._body:
+            size += len(chunk)
+            if size > self._most_bytes:
+                raise httpx.ReadError(f"an answer is longer than {self._most_bytes / 2**20:g} MiB")
+            if time.monotonic() > self._until_s:
+                raise httpx.ReadTimeout(f"an answer was not complete after {self._limit_s:g} s")
+            yield chunk
+
+    def close(self) -> None:
+        self._body.close()
