@@ -1073,6 +1073,27 @@ def test_a_server_that_is_too_slow_is_busy(moto_url: str, in_front: InFront, mon
         given_up.set()
 
 
+def test_a_server_that_drips_is_busy(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "CALL_LIMIT_S", 0.3)
+    given_up = Event()
+
+    def drip(request: Handler, _: int) -> None:
+        request.respond(200, {"Content-Length": "1000000"}, b"")
+        with suppress(OSError):
+            while not given_up.wait(0.05):
+                request.wfile.write(b"<")
+
+    in_front(drip)
+    try:
+        store = open_store(moto_url)
+        for use in (lambda: store.get(KEY), lambda: store.keys(""), lambda: store.exists(KEY)):
+            with pytest.raises(StoreBusyError) as raised:
+                use()
+            assert_told(raised.value, "no answer within 0.3 s")
+    finally:
+        given_up.set()
+
+
 def test_a_write_whose_answer_comes_too_late_is_a_success(
     s3_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -20,6 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from vllm_qualify.errors import CallerError, QualifyError, StoreBusyError, StoreError
+from vllm_qualify.limits import within
 from vllm_qualify.publish.store import (
     MOST_SKEW,
     PLACE,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from botocore.client import ClientMeta
     from mypy_boto3_s3 import S3Client
 
+T = TypeVar("T")
+
 # The permissions of each action. Without ListBucket S3 answers "forbidden" for a missing object. If-Match needs GetObject.
 ACTIONS: Mapping[str, Sequence[str]] = {
     "write": ("s3:PutObject",),
@@ -56,8 +59,10 @@ LOCK_ACTION = "s3:PutObjectRetention"
 KMS_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
 S3_ACTIONS = "s3:PutObject, s3:GetObject, s3:ListBucket"
 
-CONNECT_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 60.0
+# For one read, and for one call with all its retries.
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S, CALL_LIMIT_S = 10.0, 60.0, 900.0
+# Connections that are kept: as many as calls are made at a time.
+AT_ONCE = 32
 _PAUSES_S = (0.1, 0.4, 1.5, 0)
 
 
@@ -171,21 +176,21 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         name = self._name(key)
-        with self._told.by("delete", name):
-            self._client.delete_object(Bucket=self._bucket, Key=name)
+        self._asked("delete", lambda: self._client.delete_object(Bucket=self._bucket, Key=name), name)
 
     def exists(self, key: str) -> bool:
         # Not HEAD: its answer has no body, so a missing bucket looks like a missing object.
         name = self._name(key)
-        with self._told.by("list"):
-            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
+        answer = self._asked("list", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1))
         return any(entry["Key"] == name for entry in answer.get("Contents", []))
 
     def keys(self, prefix: str) -> Iterator[str]:
         start = self._base + checked_prefix(prefix)
-        with self._told.by("list"):
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start)
-            names = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start))
+        names: list[str] = []
+        # Each page is a call of its own: how many there are depends on the store.
+        while page := self._asked("list", lambda: next(pages, None)):
+            names += [entry["Key"] for entry in page.get("Contents", [])]
         return listed((name.removeprefix(self._base) for name in names), prefix)
 
     def check(self) -> None:
@@ -196,8 +201,7 @@ class S3Store:
         present(self)
 
     def now(self) -> datetime:
-        with self._told.by("list"):
-            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._base, MaxKeys=1)
+        answer = self._asked("list", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._base, MaxKeys=1))
         return _date(answer) or datetime.now(UTC)
 
     def _name(self, key: str) -> str:
@@ -208,8 +212,7 @@ class S3Store:
             answer = self._client.get_object(Bucket=self._bucket, Key=name)
             return Stored(answer["Body"].read(), _unquoted(answer["ETag"]))
 
-        with self._told.by("read", name):
-            return _again_when_cut(whole)
+        return self._asked("read", lambda: _again_when_cut(whole), name)
 
     def _create(self, name: str, body: bytes, content_type: str) -> None:
         if self._write("write", name, body, content_type, None) is None:
@@ -246,22 +249,29 @@ class S3Store:
     def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> str | None:
         # A bucket with object lock refuses an object without this checksum.
         md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-        with self._told.by(action, name):
+
+        def put() -> str | None:
             try:
                 answer = self._client.put_object(Bucket=self._bucket, Key=name, Body=body, ContentMD5=md5, **arguments)
             except ClientError as error:
                 if not _refuses_condition(error):
                     raise
                 return None
-        return _unquoted(answer["ETag"])
+            return _unquoted(answer["ETag"])
+
+        return self._asked(action, put, name)
 
     def _head(self, name: str) -> "_Head":
         try:
-            with self._told.by("read", name):
-                answer = self._client.head_object(Bucket=self._bucket, Key=name)
+            answer = self._asked("read", lambda: self._client.head_object(Bucket=self._bucket, Key=name), name)
         except MissingObjectError:
             return _Head(None, None)
         return _Head(answer["Metadata"].get("write-id"), _unquoted(answer["ETag"]))
+
+    def _asked(self, action: str, call: Callable[[], T], name: str = "") -> T:
+        """What `call` returns, in time, with boto3's errors as ours."""
+        with self._told.by(action, name):
+            return within(CALL_LIMIT_S, call)
 
 
 class _Head(NamedTuple):
@@ -295,6 +305,7 @@ def _s3_client(bucket: str) -> "S3Client":
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
+        max_pool_connections=AT_ONCE,
         retries={"mode": "standard"},
         # Newer SDKs send checksum trailers by default. Ceph and other gateways refuse them or store them wrongly.
         request_checksum_calculation="when_required",
@@ -365,6 +376,8 @@ class _Errors:
             raise self._refused(error, action, name) from None
         except BotoCoreError as error:
             raise self._not_answered(error) from None
+        except TimeoutError as error:
+            raise self.busy(f"{action} {name}".rstrip() + f": {error}") from None
 
     def busy(self, problem: str) -> StoreBusyError:
         return StoreBusyError(f"{self._where}: {problem}", "try again later", PLACE)
