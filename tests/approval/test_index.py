@@ -306,8 +306,7 @@ def test_what_a_killed_publisher_left_out_the_next_one_completes(store: Store, t
         publish_report(DiesAfter(store, "manifest.json"), tmp_path / "killed", OLDER, establishing)
     assert baseline_of(store, CELL) == OLDER
     publish_report(store, tmp_path / "next", RUN)
-    # The store says the order: it was published last.
-    assert list(standings(store)) == [OLDER, RUN]
+    assert list(standings(store)) == [RUN, OLDER]
     assert row_of(store).coming == []
     baseline = row_of(store).baseline
     assert baseline is not None
@@ -327,6 +326,57 @@ def test_a_run_that_was_never_published_whole_is_in_no_index(store: Store, tmp_p
     # The store says the order: it was published last.
     assert list(standings(store)) == [OLDER, RUN]
     assert row_of(store).coming == []
+
+
+# --- a person's word about a baseline
+
+
+@pytest.fixture
+def baselines(store: Store, tmp_path: Path) -> list[PublishedRun]:
+    """Three runs that were made to be baselines, in the order of their publication."""
+    return [publish_report(store, tmp_path / "runs", f"2026032{number}T080000Z-abcdef", establishing) for number in range(3)]
+
+
+def test_the_newest_approved_baseline_counts_and_no_later_one(
+    store: Store, baselines: list[PublishedRun], key: PrivateKey
+) -> None:
+    first, second, third = baselines
+    assert baseline_of(store, CELL) == third.run_id
+    approved(store, first, key)
+    assert baseline_of(store, CELL) == first.run_id
+    approved(store, second, key)
+    assert baseline_of(store, CELL) == second.run_id
+
+
+def test_an_approved_run_that_was_compared_is_no_baseline(
+    store: Store, baselines: list[PublishedRun], key: PrivateKey, tmp_path: Path
+) -> None:
+    approved(store, baselines[0], key)
+    approved(store, publish_report(store, tmp_path / "compared", "20260329T080000Z-abcdef"), key)
+    assert baseline_of(store, CELL) == baselines[0].run_id
+
+
+def test_a_rejected_baseline_is_none_and_the_one_before_counts(store: Store, baselines: list[PublishedRun]) -> None:
+    reject(store, baselines[2], BOB_REJECTS, NOW)
+    assert baseline_of(store, CELL) == baselines[1].run_id
+    # Nor does the index bring it back.
+    Path(store.locate(cell_index_key(CELL))).unlink()
+    assert baseline_of(store, CELL) == baselines[1].run_id
+    for run in baselines[:2]:
+        reject(store, run, BOB_REJECTS, NOW)
+    assert baseline_of(store, CELL) is None
+
+
+def test_a_revoked_baseline_is_none_and_the_approved_one_before_counts(
+    store: Store, baselines: list[PublishedRun], key: PrivateKey
+) -> None:
+    for run in baselines[:2]:
+        approved(store, run, key)
+    revoke(store, CELL, None, revocation("Ada", "it forgets", NOW))
+    assert baseline_of(store, CELL) == baselines[0].run_id
+    revoke(store, CELL, baselines[0].run_id, revocation("Ada", "it forgets too", NOW))
+    # Nobody decided about it, so it counts as before the first approval.
+    assert baseline_of(store, CELL) == baselines[2].run_id
 
 
 def test_runs_that_never_come_do_not_add_up(store: Store, run: PublishedRun) -> None:

@@ -13,6 +13,7 @@ from vllm_qualify.approval.row import Row
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.publish.layout import run_key
+from vllm_qualify.publish.order import Numbered
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
@@ -57,7 +58,7 @@ def test_what_is_said_to_have_passed_is_not_approved(store: Store, tmp_path: Pat
 @pytest.mark.parametrize("run_id", [RUN, NEWER, "20260401T080000Z-abcdef", "../../../x"])
 def test_what_is_said_to_be_a_baseline_is_none(store: Store, run_id: str) -> None:
     try:
-        lie(store, baseline=run_id)
+        lie(store, baseline=Numbered(run_id=run_id, sequence=99))
         found = newest_baseline(store, CELL)
     except StoreError:
         return
@@ -67,7 +68,7 @@ def test_what_is_said_to_be_a_baseline_is_none(store: Store, run_id: str) -> Non
 
 def test_an_index_that_was_told_lies_can_be_made_again(store: Store) -> None:
     before = row_of(store)
-    lie(store, reports=[], baseline=NEWER)
+    lie(store, reports=[], baseline=Numbered(run_id=NEWER, sequence=99))
     assert make_again(store, CELL).model_copy(update={"revision": before.revision}) == before
 
 

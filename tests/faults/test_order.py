@@ -11,7 +11,8 @@ from tests.publish.conftest import directory_url, no_outer_settings, radosgw_url
 from tests.runs.test_runs import store_in
 from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.errors import OvertakenError
-from vllm_qualify.approval.index import read_index
+from vllm_qualify.approval.index import read_index, read_row
+from vllm_qualify.approval.layout import cell_index_key
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.signing import PrivateKey
@@ -71,8 +72,9 @@ def test_an_approval_of_the_later_run_is_not_refused_and_the_earlier_ones_is(
 def test_the_board_shows_the_later_run_first_and_waiting(store: Store, key: PrivateKey, tmp_path: Path) -> None:
     decided(store, publish_report(store, tmp_path / "runs", AHEAD), key)
     publish_report(store, tmp_path / "runs", AFTER_IT)
-    (row,) = read_index(store).cells
-    assert [(line.run_id, line.standing) for line in row.reports] == [
+    (shown,) = read_index(store).cells
+    assert (shown.reports[0].run_id, shown.reports[0].standing) == (AFTER_IT, "waiting for a decision")
+    assert [(line.run_id, line.standing) for line in read_row(store, CELL).reports] == [
         (AFTER_IT, "waiting for a decision"),
         (AHEAD, "approved"),
     ]
@@ -87,8 +89,9 @@ def test_a_run_that_is_published_again_keeps_its_place(store: Store, tmp_path: P
 
 
 def without_numbers(store: Store, folder: Path) -> None:
-    """As a store of an earlier version: its manifests have no number, and its cells no counter."""
-    (folder / sequence_key(CELL)).unlink()
+    """As an upgraded store of an earlier version: its manifests have no number, and its cells no counter."""
+    for key in (sequence_key(CELL), cell_index_key(CELL)):
+        (folder / key).unlink()
     for path in folder.glob("reports/**/manifest.json"):
         document = json.loads(path.read_text())
         del document["sequence"]

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.approval.builder import NOW
 from tests.fakes.vllm import make_engine
 from tests.recipes import Document, reference
+from vllm_qualify.approval.actions import reject
+from vllm_qualify.approval.decision import ruling
+from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
@@ -242,6 +246,13 @@ def test_the_newest_approved_baseline_is_taken(store: Store, then: CellPlan, now
     assert found is not None
     assert found.run_id == wanted.run_id
     assert newest_baseline(store, "reference/bf16/cpu/bal") is None
+
+
+def test_a_rejected_run_that_is_named_is_refused(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
+    report = established(store, then, tmp_path)
+    reject(store, read_run(store, CELL, report.run_id), ruling("reject", "Bob", "it forgets"), NOW)
+    with pytest.raises(CallerError, match=r"was rejected by Bob on 2026-03-14: it forgets"):
+        found_in(store, now, run=report.run_id)
 
 
 def test_a_report_that_is_not_its_manifests_is_no_baseline(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_a_run_is_published_whole_and_its_manifest_last(run: Run, report: Report
     manifest = f"{report.prefix}/manifest.json"
     # its place and the cell's index come before it: whoever completes it finds it by them
     told = [key for key in observed.written if not key.startswith(("evidence/", "reports/")) or key == manifest]
-    assert told == ["layout.json", f"runs/{run.id}.json", CELL_INDEX, manifest, *AFTERWARDS]
+    assert told == ["layout.json", f"runs/{run.id}.json", CELL_INDEX, COUNTER, manifest, *AFTERWARDS]
     assert observed.written[-5:] == [manifest, *AFTERWARDS]
     assert observed.written.count(f"{report.prefix}/manifest.json") == 1
     assert sorted({*observed.written}) == list(store.keys(""))
@@ -385,7 +385,8 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
             fetch_run(folder.as_uri(), run.id)
         publish_run(report, run, store_in(folder))
         # Only if the manifest itself was refused, its number is the next one.
-        changed = {f"{report.prefix}/manifest.json", COUNTER} if number == len(whole.written) - 2 else set()
+        is_manifest = number == len(whole.written) - after
+        changed = {f"{report.prefix}/manifest.json", COUNTER, CELL_INDEX} if is_manifest else set()
         assert {key for key, body in contents(folder).items() if expected[key] != body} == changed
         assert contents(folder).keys() == expected.keys()
 

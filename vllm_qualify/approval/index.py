@@ -57,13 +57,48 @@ def read_row(store: Store, cell: str) -> Row:
 
 
 def baseline_of(store: Store, cell: str) -> str | None:
-    """The newest run of a cell that passed and was made to be a baseline, as its manifest says. Raises StoreError."""
+    """The newest approved run of a cell that was made to be a baseline, as its manifest says; None if the cell has none.
+
+    In a cell without an approved one, it is the newest that passed and that nobody rejected or revoked. So a new baseline,
+    which is compared with nothing, follows an approved one only when somebody approved it.
+
+    Raises:
+        TamperedError: the cell's pointer is not as it was written.
+        StoreError: the store cannot be read.
+    """
+    listed = set(store.keys(approvals_folder(cell)))
+    pointer = read_pointer(store, cell, listed)
+    approved = (entry.run_id for entry in reversed(pointer.entries if pointer else []) if not entry.revoked)
+    found = next((run_id for run_id in approved if _establishes(store, cell, run_id)), None)
+    return found or _undecided_baseline(store, cell, listed)
+
+
+def decided_against(store: Store, cell: str, run_id: str) -> str | None:
+    """Who rejected a run or revoked its approval, and why; None if nobody did. Raises TamperedError, StoreError."""
+    listed = set(store.keys(approvals_folder(cell)))
+    pointer = read_pointer(store, cell, listed)
+    entry = pointer.entry(run_id) if pointer else None
+    if entry:
+        return entry.revoked.done if entry.revoked else None
+    return _rejection(store, cell, run_id) if decision_key(cell, run_id) in listed else None
+
+
+def _establishes(store: Store, cell: str, run_id: str) -> bool:
+    manifest = _manifest(store, cell, run_id)
+    return manifest is not None and _is_baseline(manifest)
+
+
+def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str | None:
     row = _stored_row(store, cell).known or _made(store, cell)
     found = _baseline(row, _arrived(store, row))
-    manifest = _manifest(store, cell, found.run_id) if found else None
+    if found is None:
+        return None
     # The index may be wrong; the manifests are not.
-    trusted = found if not found or (manifest and _is_baseline(manifest)) else _made(store, cell).baseline
-    return trusted.run_id if trusted else None
+    if decision_key(cell, found.run_id) not in listed and _establishes(store, cell, found.run_id):
+        return found.run_id
+    every = (manifest for manifest in _manifests(store, cell).values() if decision_key(cell, manifest.run_id) not in listed)
+    newest = max(filter(_is_baseline, every), key=order, default=None)
+    return newest.run_id if newest else None
 
 
 def announce(store: Store, cell: str, run_id: str) -> None:
@@ -293,13 +328,18 @@ def _numbered(manifest: Manifest) -> Numbered:
 
 def _made(store: Store, cell: str) -> Row:
     """The row, made of all manifests of the cell."""
-    folder = f"reports/{cell}/"
-    names = (key.removeprefix(folder).partition("/") for key in store.keys(folder))
-    run_ids = [run_id for run_id, _, name in names if name == "manifest.json"]
-    found = {run_id: read_manifest(store, manifest_key(cell, run_id)) for run_id in run_ids}
+    found = _manifests(store, cell)
     row = Row(cell=cell)
     row = row.model_copy(update={"baseline": _baseline(row, found)})
     return _decided(store, row, {run_id: _line(manifest) for run_id, manifest in found.items()})
+
+
+def _manifests(store: Store, cell: str) -> dict[str, Manifest]:
+    """All manifests of a cell, by run."""
+    folder = f"reports/{cell}/"
+    names = (key.removeprefix(folder).partition("/") for key in store.keys(folder))
+    run_ids = [run_id for run_id, _, name in names if name == "manifest.json"]
+    return {run_id: read_manifest(store, manifest_key(cell, run_id)) for run_id in run_ids}
 
 
 def _is_baseline(manifest: Manifest) -> bool:

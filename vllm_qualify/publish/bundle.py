@@ -62,7 +62,7 @@ class Summary(Frozen):
 
 
 class ManifestHead(Frozen):
-    """A run and its outcome. A run that `establishes` becomes a baseline when it is approved.
+    """A run and its outcome. A run that `establishes` was made to be a baseline.
 
     `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
     """

@@ -119,7 +119,7 @@ def compared(plan: CellPlan) -> str:
     """What the cell was compared with, in one sentence; empty if no gate compares it."""
     if plan.establishes:
         names = ", ".join(gate.label for gate in plan.comparing)
-        return f"this run becomes the baseline of later ones; not judged: {names}"
+        return f"this run was made to be a baseline, and is compared with none; not judged: {names}"
     if plan.baseline is None:
         return ""
     then = plan.baseline

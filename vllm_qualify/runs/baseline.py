@@ -1,7 +1,8 @@
 """The baseline of a cell is the run that it is compared with: find it, check it against the plan, and fetch it.
 
 A baseline is a run that was made to be one. It asked its questions as often as its noise requires, and passed its other gates.
-All later runs are compared with it, not with the run before them, so small losses cannot add up.
+All later runs are compared with it, not with the run before them, so small losses cannot add up. It is compared with nothing
+itself, so a cell that has an approved baseline gets a new one only by an approval.
 """
 
 import os
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from vllm_qualify.approval.index import baseline_of
+from vllm_qualify.approval.index import baseline_of, decided_against
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.environment import content_digest
 from vllm_qualify.engine.image import EngineImage
@@ -80,7 +81,7 @@ def _establishing(plan: CellPlan, tell: Tell) -> CellPlan:
     if plan.baseline_variant != plan.cell.variant:
         problem = f"{plan.cell.id} is compared with {plan.baseline_cell}, and cannot be a baseline itself"
         raise CallerError(problem, f"establish it with --variant {plan.baseline_variant}", "--establish-baseline")
-    tell(f"{plan.cell.id} becomes a baseline: gates against one are not judged")
+    tell(f"{plan.cell.id} becomes a baseline: gates against one are not judged. Where one is approved, this one must be too")
     tasks = [task.model_copy(update={"sequential": False}) for task in plan.accuracy]
     return plan.model_copy(update={"accuracy": tasks, "establishes": True})
 
@@ -142,6 +143,8 @@ def named_baseline(store: Store, name: str) -> ReportAndEvidence:
     if not report.passed or not report.is_baseline:
         problem = f"run {report.run_id} {'did not pass' if not report.passed else 'is not a baseline'}"
         raise CallerError(problem, "name a run that passed and was made with --establish-baseline, not judged again", PLACE)
+    if against := decided_against(store, report.plan.cell.id, report.run_id):
+        raise CallerError(f"run {report.run_id} was {against}", "name another run", PLACE)
     return report, folder
 
 
@@ -156,7 +159,7 @@ def _stored(store: Store, run_id: str) -> Report:
 
 
 def newest_baseline(store: Store, cell: str) -> Report | None:
-    """The newest run of a cell that passed and was made to be a baseline. Raises StoreError."""
+    """The report of the baseline of a cell: see `baseline_of`. Raises StoreError, TamperedError."""
     check_layout(store)
     found = baseline_of(store, cell)
     if found is None:
