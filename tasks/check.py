@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from prefect import get_run_logger
 from prefect.runtime import task_run
@@ -14,6 +15,7 @@ from vllm_qualify.engine.host_checks import check_host
 from vllm_qualify.engine.hub import Repository, fetch
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
+from vllm_qualify.engine.model_signature import check_publisher
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, within
 from vllm_qualify.plan.choice import Choice
@@ -103,18 +105,21 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
 def fetch_models(plans: list[CellPlan]) -> None:
     """Bring what the cells' servers read of the hub into this machine's cache, and check each file by the hub's hash.
 
-    A server then needs neither the hub nor its token.
+    A server then needs neither the hub nor its token. A model must be signed by its publisher's key, if the recipe names one.
 
     Raises:
-        CallerError, HostError, HubError: as `hub.fetch`.
+        CallerError, HostError, HubError: as `hub.fetch` and `check_publisher`.
     """
     servers = [server for cell in plans for server in (cell.server, cell.undrafted, cell.beside) if server]
     wanted = {(part.name, part.revision): part for server in servers for part in server.repositories}
+    folders: dict[str, Path] = {}
     for part in wanted.values():
         get_run_logger().info(f"fetching {part.name} at {part.revision} and checking its files")
         if not part.files:
             get_run_logger().warning(f"the hub gives no hashes of {part.name}: its files are not checked")
-        fetch(Repository(name=part.name, commit=part.revision, files=part.files), "check")
+        folders[part.name] = fetch(Repository(name=part.name, commit=part.revision, files=part.files), "check")
+    for server in {(server.model, server.signed_by): server for server in servers}.values():
+        check_publisher(server, folders.get(server.model), "check")
 
 
 @contextmanager

@@ -66,6 +66,7 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda plan: {"load": plan.load.model_copy(update={"num_prompts": 5})}, "load settings"),
         (lambda plan: served(plan, arguments=plan.server.arguments | {"max-model-len": 7}), "server options"),
         (lambda plan: served(plan, environment={"VLLM_X": "1"}), "environment variables"),
+        (lambda plan: served(plan, signed_by="another"), "publisher's key"),
         (released, "model and engine"),
         (lambda plan: {"cell": plan.cell.model_copy(update={"profile": "easy"})}, "the recipe has no profile 'easy'"),
     ],

@@ -352,6 +352,12 @@ def test_another_engines_cells_are_at_no_version_of_vllm() -> None:
     assert {variant for _, variant, _ in recipe.cells("0.32.0")} == {"fp8"}
 
 
+ED25519 = """-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEAeAf+oXlDOZs2lWf3i0NZIbGMbyw7KtXmy5+DJLS4p+U=
+-----END PUBLIC KEY-----
+"""
+
+
 @pytest.mark.parametrize(
     ("document", "told"),
     [
@@ -372,6 +378,8 @@ def test_another_engines_cells_are_at_no_version_of_vllm() -> None:
             limited({"engine": "tensorrt-llm", "server": {"served_model_name": "x"}}),
             "'served_model_name' is set by vllm-qualify",
         ),
+        (limited({"signed_by": "key"}), "not a public key in PEM"),
+        (limited({"signed_by": ED25519}), "not a key on the curves P-256, P-384 or P-521"),
         (limited({"server": {"max_model_len": 8}}), "write max_model_len as max-model-len"),
         (limited({"by_version": [{"vllm": "<1", "server": {"max_model_len": 8}}]}), "write max_model_len as max-model-len"),
     ],

@@ -60,6 +60,7 @@ class ServerPlan(Frozen):
     `arguments` are options of the engine's `kind`. `gpus` are the indices of the GPUs that it may use; none on a CPU.
     `memory_limit_gib` limits a container's host memory. `draft_digest` covers the content of a draft model's folder. `parts`
     are the repositories and files that shape its replies, each pinned: the model itself, if it is the hub's, is the first.
+    `signed_by` is the key (PEM) of the model's publisher, if its files must be those that this key signed.
     """
 
     engine: Engine
@@ -74,6 +75,7 @@ class ServerPlan(Frozen):
     kind: EngineName = VLLM
     draft_digest: str | None = None
     parts: list[Part] = []
+    signed_by: str | None = None
 
     def part(self, option: str) -> Part | None:
         """What an option names, if it is not the model's own."""

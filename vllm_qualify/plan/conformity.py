@@ -73,6 +73,8 @@ def _served(plan: CellPlan, selection: Selection) -> Iterator[str]:
     found = plan.fit.options if plan.fit else []
     if (plan.cell.release.model, server.kind) != (variant.model, variant.engine):
         yield "model and engine"
+    if server.signed_by != variant.signed_by:
+        yield "publisher's key"
     if _own(with_speculation_parsed(options, server.kind), server.kind, found) != _own(server.arguments, server.kind, found):
         yield "server options"
     if server.environment != environment:

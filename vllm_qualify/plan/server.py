@@ -45,6 +45,7 @@ def server_plan(
         memory_limit_gib=serving.memory_limit_gib,
         kind=variant.engine,
         draft_digest=content_digest(draft) if draft else None,
+        signed_by=variant.signed_by,
     )
 
 

@@ -162,6 +162,14 @@ class Arguments(Frozen):
         return server, environment
 
 
+def _publishers_key(text: str) -> str:
+    # cryptography takes a tenth of a second, and few recipes have a key.
+    from vllm_qualify.recipe.publisher import public_key
+
+    public_key(text)
+    return text
+
+
 class Variant(Arguments):
     """One set of weights for one engine, and where it can be served.
 
@@ -177,6 +185,11 @@ class Variant(Arguments):
     revision: Text | None = Field(
         default=None,
         description="branch, tag or commit on the hub; none is its default branch. The commit behind it is served and recorded",
+    )
+    signed_by: Annotated[Text, AfterValidator(_publishers_key)] | None = Field(
+        default=None,
+        description="the publisher's public key (PEM; P-256, P-384 or P-521). With it, a model is served only if `model.sig`"
+        " (Open Model Signing) is a signature of all of its files by this key",
     )
     smoke_golden: Text | None = Field(
         default=None, description="the exact reply to the smoke prompt. With it, the gate `smoke_golden` is added"

@@ -14,6 +14,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     told = [
         ("Engine", f"{words.engine(release.engine)} ({release.engine.digest})"),
         ("Model", f"{release.model} at {release.revision}"),
+        ("Signed by", words.publisher(plan.server)),
         ("Also from", "; ".join(words.parts(plan.server))),
         ("Hardware", f"{plan.fingerprint.gpu_type}: {words.hardware(plan.fingerprint)}"),
         ("Judged", f"{words.time(report.created_at)}{_where(report)} by {report.made_by}"),

@@ -15,7 +15,14 @@ FILTERS = {
     "command": shlex.join,
     "address": quote,
 }
-NAMES = {"DASH": words.DASH, "tally": words.tally, "hardware": words.hardware, "parts": words.parts, "engine": words.engine}
+NAMES = {
+    "DASH": words.DASH,
+    "tally": words.tally,
+    "hardware": words.hardware,
+    "parts": words.parts,
+    "publisher": words.publisher,
+    "engine": words.engine,
+}
 
 
 def template(package: str, name: str, **names: object) -> Template:

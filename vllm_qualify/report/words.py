@@ -251,6 +251,16 @@ def parts(server: ServerPlan) -> list[str]:
     return [f"{part.option}: {part.name} at {part.revision}" for part in server.parts if part.option != MODEL]
 
 
+def publisher(server: ServerPlan) -> str:
+    """By what key the model's files are signed; empty if the recipe names none."""
+    if server.signed_by is None:
+        return ""
+    # cryptography takes a tenth of a second.
+    from vllm_qualify.recipe.publisher import key_id
+
+    return f"the publisher's key {key_id(server.signed_by)[:16]}: all files are those that it signed"
+
+
 def hardware(found: Fingerprint) -> str:
     """`NVIDIA H200 · SXM · 8 GPUs · 140.4 GiB each · compute capability 9.0 · driver 580.159.04`."""
     kind, share = ("core", "") if found.gpu_type == "cpu" else ("GPU", " each" if found.count != 1 else "")
