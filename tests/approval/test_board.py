@@ -440,6 +440,35 @@ def test_a_row_stays_until_its_cell_changes(store: Store) -> None:
     )
 
 
+@pytest.mark.parametrize("there", [1, 2], ids=["not the one before", "the one before"])
+def test_a_board_with_one_new_row_is_the_board_as_a_whole(store: Store, there: int) -> None:
+    write_board(store, lines_at(there, 1))
+    write_board(store, lines_at(3, 7), OTHER)
+    index = Index.model_validate_json(write_lines(lines_at(3, 7)))
+    assert store.get(BOARD_KEY).decode() == render_board(index)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda page: re.sub(rb'data-form="[0-9a-f]+"', b'data-form="0"', page),
+        lambda page: page.replace(b"</tbody>", b"", 1),
+        lambda page: b"\n".join(line for line in page.split(b"\n") for _ in range(1 + line.startswith(b"<tr role"))),
+        lambda page: b"\n".join(line for line in page.split(b"\n") if not line.startswith(b"<tr role")),
+        lambda page: page + b"\n",
+    ],
+    ids=["of another version", "without an end", "rows twice", "no rows", "longer"],
+)
+def test_a_board_that_somebody_changed_gets_no_new_row_but_is_drawn_anew(store: Store, spoil: Callable[[bytes], bytes]) -> None:
+    write_board(store, lines_at(1, 1))
+    before = store.read(BOARD_KEY)
+    assert spoil(before.body) != before.body
+    store.swap(BOARD_KEY, spoil(before.body), "text/html", before.tag)
+    write_board(store, lines_at(2, 2), OTHER)
+    index = Index.model_validate_json(write_lines(lines_at(2, 2)))
+    assert store.get(BOARD_KEY).decode() == render_board(index)
+
+
 def test_of_a_board_of_another_version_nothing_stays(store: Store) -> None:
     write_board(store, lines_at(1, 1))
     before = store.read(BOARD_KEY)

@@ -29,8 +29,9 @@ from tests.publish.conftest import RADOSGW
 from tests.report.builder import image_report, passed_report
 from tests.runs.test_runs import WITHOUT_BASELINE, captured_plan, captured_stage
 from vllm_qualify.approval.actions import approve, reject, revoke
+from vllm_qualify.approval.board import render_board
 from vllm_qualify.approval.index import MOST_COMING, REPORTS_SHOWN, announce, baseline_of, index_problem, read_index, refresh
-from vllm_qualify.approval.layout import INDEX_KEY, JSON, cell_index_key
+from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, JSON, cell_index_key, cell_page_key
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import INDEX_VERSION, ReportLine
@@ -328,6 +329,23 @@ def test_a_run_that_was_never_published_whole_is_in_no_index(store: Store, tmp_p
     assert row_of(store).coming == []
 
 
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_one_manifest_that_cannot_be_read_hides_no_other_report(store: Store, tmp_path: Path, is_made_again: bool) -> None:
+    publish_report(store, tmp_path / "first", OLDER, establishing)
+    announce(store, CELL, RUN)
+    store.put_new(manifest_key(CELL, RUN), b"{", "application/json")
+    if is_made_again:
+        Path(store.locate(cell_index_key(CELL))).unlink()
+    publish_report(store, tmp_path / "next", NEWER)
+    assert list(standings(store)) == [NEWER, OLDER]
+    assert (row_of(store).unreadable, row_of(store).coming) == ([RUN], [])
+    assert baseline_of(store, CELL) == OLDER
+    assert f"the manifest of run {RUN} of {CELL} cannot be read" in (index_problem(store, CELL) or "")
+    assert f"the manifest cannot be read: {RUN}." in store.get(cell_page_key(CELL)).decode()
+    (found,) = read_index(store).cells
+    assert [report.run_id for report in found.reports] == [NEWER, OLDER]
+
+
 # --- a person's word about a baseline
 
 
@@ -404,6 +422,7 @@ def test_sixteen_publishers_lose_no_report(request: pytest.FixtureRequest, tmp_p
     assert {found.cell: found.revision for found in read_index(store).cells} == {
         cell: row_of(store, cell).revision for cell in (CELL, OTHER_CELL)
     }
+    assert store.get(BOARD_KEY).decode() == render_board(read_index(store))
 
 
 # --- the store is not listed

@@ -5,7 +5,6 @@ It has one row for each cell, which leads to the page of the cell.
 
 import hashlib
 import json
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -29,12 +28,18 @@ BOARD = "the board"
 BoardState = Standing | Literal["never qualified"]
 
 
-def write_board(store: Store, lines: Lines) -> None:
+def write_board(store: Store, lines: Lines, changed: str | None = None) -> None:
     """Draw the board, unless the store has one of this revision of the index or of a newer one. Raises as `write_page`.
 
-    A row of the board that is there stays if it says the same revision of its cell: the others alone are drawn.
+    A row of the board that is there stays if it says the same revision of its cell: the others alone are drawn. `changed` is
+    the one cell in which this revision differs from the one before; then the board of that one gets a new row, and no other row
+    is read.
     """
-    write_page(store, BOARD_KEY, BOARD, lines.revision, lambda there: _drawn(lines, there))
+
+    def draw(there: bytes) -> bytes:
+        return (changed and _with_new_row(lines, there, changed)) or _drawn(lines, there)
+
+    write_page(store, BOARD_KEY, BOARD, lines.revision, draw)
 
 
 def read_board(store: Store) -> Page | None:
@@ -60,13 +65,30 @@ def _drawn(lines: Lines, there: bytes) -> bytes:
     head, tail, form = _frame()
     kept = _rows_in(there) if f'data-form="{form}"'.encode() in there[:BEGIN] else {}
     every = sorted([*lines.revisions.items(), *((cell, 0) for cell in _gaps(lines.revisions))])
-    rows = [kept.get(of) or _row(_shown(lines, of[0]), of[1]) for of in every]
-    filled = head.replace(_MARKED["revision"], b"%d" % lines.revision).replace(_MARKED["count"], b"%d" % len(rows))
-    return b"\n".join([filled, *rows, tail.replace(_MARKED["revision"], b"%d" % lines.revision)])
+    rows = [kept.get(b"%b%d" % (_begin(cell), revision)) or _row(_shown(lines, cell), revision) for cell, revision in every]
+    return b"\n".join([_filled(head, lines.revision, len(rows)), *rows, _filled(tail, lines.revision, len(rows))])
+
+
+def _with_new_row(lines: Lines, there: bytes, cell: str) -> bytes | None:
+    """The board of the revision before with a new row for `cell`; None if it is another board, or has not one row for it."""
+    (head, tail, _), count = _frame(), there.count(b"\n" + _ROW)
+    before = [_filled(part, lines.revision - 1, count) for part in (head, tail)]
+    begin = b"\n" + _begin(cell)
+    at = there.find(begin)
+    if not there.startswith(before[0]) or not there.endswith(before[1]) or there.count(begin) != 1:
+        return None
+    row = b"\n" + _row(_shown(lines, cell), lines.revisions[cell])
+    after = [_filled(part, lines.revision, count) for part in (head, tail)]
+    rows = (there[len(before[0]) : at], row, there[there.find(b"\n", at + 1) : -len(before[1])])
+    return b"".join([after[0], *rows, after[1]])
+
+
+def _filled(part: bytes, revision: int, count: int) -> bytes:
+    return part.replace(_MARKED["revision"], b"%d" % revision).replace(_MARKED["count"], b"%d" % count)
 
 
 _MARKED = {name: f"@{name}@".encode() for name in ("revision", "count", "rows", "form")}
-_ROW = re.compile(rb'<tr role="row" data-cell="([^"&]{1,900})" data-revision="([0-9]{1,18})" .*</tr>')
+_ROW, _OF_REVISION, _ROW_ENDS = b'<tr role="row" data-cell="', b'" data-revision="', b"</tr>"
 
 
 @cache
@@ -79,10 +101,15 @@ def _frame() -> tuple[bytes, bytes, str]:
     return head.rstrip(), tail.lstrip(), form
 
 
-def _rows_in(there: bytes) -> dict[tuple[str, int], bytes]:
-    """The rows of a board, by cell and revision."""
-    found = (_ROW.fullmatch(line) for line in there.split(b"\n"))
-    return {(row[1].decode(), int(row[2])): row[0] for row in found if row}
+def _begin(cell: str) -> bytes:
+    """How the row of a cell begins; the revision follows."""
+    return _ROW + cell.encode() + _OF_REVISION
+
+
+def _rows_in(there: bytes) -> dict[bytes, bytes]:
+    """The rows of a board, by how they begin. No pattern: there are thousands, and nearly all stay."""
+    rows = (line for line in there.split(b"\n") if line.startswith(_ROW) and line.endswith(_ROW_ENDS))
+    return {row[: row.find(b'"', row.find(_OF_REVISION) + len(_OF_REVISION))]: row for row in rows}
 
 
 def _row(shown: "ShownRow", revision: int) -> bytes:
@@ -177,14 +204,16 @@ def _report(cell: str, run_id: str) -> str:
 
 def _gaps(known: Collection[str]) -> list[str]:
     """For each variant, the pairs of its GPU types and profiles that have no report."""
-    variants: dict[str, tuple[set[str], set[str]]] = {}
+    variants: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for cell in known:
-        recipe, variant, gpu_type, profile = _parts(cell)
-        gpu_types, profiles = variants.setdefault(f"{recipe}/{variant}", (set(), set()))
-        gpu_types.add(gpu_type)
-        profiles.add(profile)
-    every = (f"{name}/{gpu}/{profile}" for name, found in variants.items() for gpu, profile in product(*found))
-    return [cell for cell in every if cell not in known]
+        parts = _parts(cell)
+        variants.setdefault(parts[:2], []).append(parts[2:])
+    gaps = []
+    for name, pairs in variants.items():
+        gpu_types, profiles = ({*every} for every in zip(*pairs, strict=True))
+        if len(pairs) < len(gpu_types) * len(profiles):
+            gaps += ["/".join((*name, *pair)) for pair in product(gpu_types, profiles) if pair not in pairs]
+    return gaps
 
 
 def _told(shown: ShownRow) -> list[Any]:

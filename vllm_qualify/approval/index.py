@@ -5,7 +5,7 @@ it, so that it has every run whose publication began: what a killed process left
 drawn from them. How long a write takes depends on no number of reports.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from vllm_qualify.approval.lines import Lines, lines_with, parse_lines, write_li
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
 from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.errors import StoreError
-from vllm_qualify.publish.bundle import Manifest, read_manifest
+from vllm_qualify.publish.bundle import Manifest, UnreadableError, read_manifest
 from vllm_qualify.publish.layout import earlier_layout, is_run_id, manifest_key
 from vllm_qualify.publish.order import Numbered, is_newer, order
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
@@ -90,13 +90,13 @@ def _establishes(store: Store, cell: str, run_id: str) -> bool:
 
 def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str | None:
     row = _stored_row(store, cell).known or _made(store, cell)
-    found = _baseline(row, _arrived(store, row))
+    found = _baseline(row, _arrived(store, row)[0])
     if found is None:
         return None
     # The index may be wrong; the manifests are not.
     if decision_key(cell, found.run_id) not in listed and _establishes(store, cell, found.run_id):
         return found.run_id
-    every = (manifest for manifest in _manifests(store, cell).values() if decision_key(cell, manifest.run_id) not in listed)
+    every = (manifest for manifest in _manifests(store, cell)[0].values() if decision_key(cell, manifest.run_id) not in listed)
     newest = max(filter(_is_baseline, every), key=order, default=None)
     return newest.run_id if newest else None
 
@@ -107,7 +107,7 @@ def announce(store: Store, cell: str, run_id: str) -> None:
     def attempt() -> None:
         found = _stored_row(store, cell)
         row = found.known or _made(store, cell)
-        if run_id not in (*row.coming, *(line.run_id for line in row.reports)):
+        if run_id not in (*row.coming, *row.unreadable, *(line.run_id for line in row.reports)):
             row = row.model_copy(update={"coming": [*row.coming, run_id]})
         _put(store, row, found)
 
@@ -118,14 +118,16 @@ def index_problem(store: Store, cell: str) -> str | None:
     """Bring the indexes and the board up to date with a cell; return why that failed, else None. The next update repairs it."""
     try:
         row = refresh(store, cell)
-        lines = _with_row(store, row)
+        lines, is_ours = _with_row(store, row)
     except (StoreError, NotApprovedError) as error:
         return f"the index is not up to date: {error}"
     try:
         write_cell_page(store, row)
-        write_board(store, lines)
+        write_board(store, lines, cell if is_ours else None)
     except StoreError as error:
         return f"the board is not up to date: {error}"
+    if row.unreadable:
+        return f"the manifest of run {', '.join(row.unreadable)} of {cell} cannot be read: see `vllm-qualify report show`"
     return None
 
 
@@ -150,7 +152,7 @@ def is_whole(store: Store, cell: str, run_ids: Sequence[str]) -> bool:
     known = _stored_row(store, cell).known
     if known is None or page_revision(store, cell) < known.revision:
         return False
-    return {*run_ids[:REPORTS_SHOWN]} <= {*known.coming, *(line.run_id for line in known.reports)}
+    return {*run_ids[:REPORTS_SHOWN]} <= {*known.coming, *known.unreadable, *(line.run_id for line in known.reports)}
 
 
 def make_again(store: Store, cell: str) -> Row:
@@ -194,16 +196,20 @@ class _StoredLines(NamedTuple):
     revision: int
 
 
-def _with_row(store: Store, row: Row) -> Lines:
-    """The index of all cells, with this row unless it has a newer one. If there is none yet, it is made of all rows."""
+def _with_row(store: Store, row: Row) -> tuple[Lines, bool]:
+    """The index of all cells, with this row unless it has a newer one. If there is none yet, it is made of all rows.
 
-    def attempt() -> Lines:
+    Whether this call wrote the index, and changed nothing of it but this row.
+    """
+
+    def attempt() -> tuple[Lines, bool]:
         found = _stored_lines(store)
         if found.known is None:
-            return _put_lines(store, lines_with(map(brief, _rows(store))), found)
+            return _put_lines(store, lines_with(map(brief, _rows(store))), found), False
         if found.known.revisions.get(row.cell, -1) >= row.revision:
-            return found.known
-        return _put_lines(store, found.known.changed(brief(row)), found)
+            return found.known, False
+        lines = _put_lines(store, found.known.changed(brief(row)), found)
+        return lines, lines is not found.known
 
     return swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
 
@@ -282,7 +288,7 @@ def _stored_row(store: Store, cell: str) -> _StoredRow:
         raise _no_index(error, store.locate(key)) from error
     if known.cell != cell:
         raise StoreError("the index of another cell", _DELETE, store.locate(key))
-    named = [*known.coming, *(line.run_id for line in known.reports)]
+    named = [*known.coming, *known.unreadable, *(line.run_id for line in known.reports)]
     named += [known.baseline.run_id] if known.baseline else []
     if not all(map(is_run_id, named)):
         raise StoreError("an index that names what is no run", _DELETE, store.locate(key))
@@ -302,17 +308,16 @@ def _current(store: Store, cell: str, found: _StoredRow) -> Row:
 
 def _completed(store: Store, row: Row) -> Row:
     """The row with the runs that have come, and with what was decided until now."""
-    arrived = _arrived(store, row)
-    missing = [run_id for run_id in row.coming if run_id not in arrived]
+    arrived, unreadable = _arrived(store, row)
+    missing = [run_id for run_id in row.coming if run_id not in arrived and run_id not in unreadable]
     known = {line.run_id: line for line in row.reports} | {run_id: _line(found) for run_id, found in arrived.items()}
-    fresh = row.model_copy(update={"coming": missing[-MOST_COMING:], "baseline": _baseline(row, arrived)})
-    return _decided(store, fresh, known)
+    update = {"coming": missing[-MOST_COMING:], "unreadable": unreadable[-MOST_COMING:], "baseline": _baseline(row, arrived)}
+    return _decided(store, row.model_copy(update=update), known)
 
 
-def _arrived(store: Store, row: Row) -> dict[str, Manifest]:
-    """The manifests of runs that were coming, and are published whole by now."""
-    found = {run_id: _manifest(store, row.cell, run_id) for run_id in row.coming}
-    return {run_id: manifest for run_id, manifest in found.items() if manifest}
+def _arrived(store: Store, row: Row) -> tuple[dict[str, Manifest], list[str]]:
+    """The manifests of runs that were coming, and are published whole by now; and the runs whose manifest cannot be read."""
+    return _readable(store, row.cell, [*row.unreadable, *row.coming])
 
 
 def _baseline(row: Row, arrived: dict[str, Manifest]) -> Numbered | None:
@@ -328,18 +333,31 @@ def _numbered(manifest: Manifest) -> Numbered:
 
 def _made(store: Store, cell: str) -> Row:
     """The row, made of all manifests of the cell."""
-    found = _manifests(store, cell)
-    row = Row(cell=cell)
+    found, unreadable = _manifests(store, cell)
+    row = Row(cell=cell, unreadable=unreadable[-MOST_COMING:])
     row = row.model_copy(update={"baseline": _baseline(row, found)})
     return _decided(store, row, {run_id: _line(manifest) for run_id, manifest in found.items()})
 
 
-def _manifests(store: Store, cell: str) -> dict[str, Manifest]:
-    """All manifests of a cell, by run."""
+def _manifests(store: Store, cell: str) -> tuple[dict[str, Manifest], list[str]]:
+    """All manifests of a cell, by run, and the runs whose manifest cannot be read."""
     folder = f"reports/{cell}/"
     names = (key.removeprefix(folder).partition("/") for key in store.keys(folder))
     run_ids = [run_id for run_id, _, name in names if name == "manifest.json"]
-    return {run_id: read_manifest(store, manifest_key(cell, run_id)) for run_id in run_ids}
+    return _readable(store, cell, run_ids)
+
+
+def _readable(store: Store, cell: str, run_ids: Iterable[str]) -> tuple[dict[str, Manifest], list[str]]:
+    """The manifests that are there, by run, and the runs whose manifest cannot be read: one of these must not hide others."""
+    found, unreadable = {}, []
+    for run_id in run_ids:
+        try:
+            found[run_id] = read_manifest(store, manifest_key(cell, run_id))
+        except MissingObjectError:
+            continue
+        except UnreadableError:
+            unreadable.append(run_id)
+    return found, unreadable
 
 
 def _is_baseline(manifest: Manifest) -> bool:
@@ -372,8 +390,7 @@ def _decided(store: Store, row: Row, known: dict[str, ReportLine]) -> Row:
     last = pointer.last if pointer else None
     shown = sorted(known.values(), key=order, reverse=True)[:REPORTS_SHOWN]
     if last and last.run_id not in {line.run_id for line in shown}:
-        manifest = _manifest(store, row.cell, last.run_id)
-        shown += [_line(manifest)] if manifest else []
+        shown += map(_line, _readable(store, row.cell, [last.run_id])[0].values())
     reports = [_with_standing(store, row.cell, line, pointer, listed) for line in shown]
     return row.model_copy(update={"last": last, "reports": reports})
 

@@ -39,13 +39,15 @@ class Row(Frozen):
 
     `reports` are the newest reports, the newest first. The approved one follows if it is not among them. `baseline` is the
     newest run that passed and was made to be a baseline. `coming` are runs whose publication began: each is published whole
-    if it has a manifest. `revision` grows with each write, because a store may identify an object by its content alone.
+    if it has a manifest; one whose manifest cannot be read is among the `unreadable`. `revision` grows with each write, because
+    a store may identify an object by its content alone.
     """
 
     index_version: Literal[4] = INDEX_VERSION
     revision: int = 0
     cell: str
     coming: list[str] = []
+    unreadable: list[str] = []
     baseline: Numbered | None = None
     last: Entry | None = None
     reports: list[ReportLine] = []

@@ -90,12 +90,16 @@ class Manifest(ManifestHead):
         return given
 
 
+class UnreadableError(StoreError):
+    """An object is there, and is not what belongs there."""
+
+
 def read_manifest(store: Store, key: str) -> Manifest:
-    """Raises StoreError if it does not exist or is not a manifest."""
+    """Raises MissingObjectError, or UnreadableError if it is not a manifest."""
     try:
         return Manifest.model_validate_json(store.get(key))
     except ValidationError as error:
-        raise StoreError(
+        raise UnreadableError(
             f"not a manifest of a known version: {error.errors()[0]['msg']}",
             "read it with a newer version of vllm-qualify; if that does not, do not trust this run",
             store.locate(key),
