@@ -160,7 +160,7 @@ osd class load list = *
 osd class default list = *
 memstore device bytes = 536870912
 [client.rgw]
-rgw frontends = beast endpoint=127.0.0.1:$2
+rgw frontends = beast endpoint=127.0.0.1:$2 tcp_nodelay=1
 rgw run sync thread = false
 rgw max listing results = 100
 ms mon client mode = crc
