@@ -23,6 +23,8 @@ def store_upgrade(store: StoreOption = None) -> None:
     from vllm_qualify.runs.home import default_store_url
 
     opened = open_store(store or default_store_url())
+    # A directory that is not there is a typing error: `check` would make it.
+    opened.keys("")
     opened.check()
     upgrade(opened, typer.echo)
 

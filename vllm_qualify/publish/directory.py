@@ -107,6 +107,8 @@ class DirectoryStore:
             return listed(self._files_below(folder), prefix)
 
     def now(self) -> datetime:
+        with _told(self._root):
+            self._require_root()
         path = self._root / f".new-{uuid4().hex}"
         with _told(path):
             # A network file system's server dates what is written there.
