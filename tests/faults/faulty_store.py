@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from vllm_qualify.errors import StoreBusyError
-from vllm_qualify.publish.store import Store, Stored
+from vllm_qualify.publish.store import PrunableStore, Stored
 
 T = TypeVar("T")
 # `refused` and `lost` are what the network does: the store did not get the request, or its answer did not arrive. With
@@ -18,7 +18,7 @@ KILLED = 137
 class FaultyStore:
     """Passes calls on. The call with the number of a fault fails with it; before that of `meanwhile`, others act."""
 
-    def __init__(self, store: Store, faults: Mapping[int, Fault], meanwhile: Mapping[int, Callable[[], None]]) -> None:
+    def __init__(self, store: PrunableStore, faults: Mapping[int, Fault], meanwhile: Mapping[int, Callable[[], None]]) -> None:
         self._store, self._faults, self._meanwhile, self._calls = store, faults, meanwhile, 0
 
     @property
@@ -39,6 +39,9 @@ class FaultyStore:
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
         return self._call(lambda: self._store.swap(key, body, content_type, tag))
+
+    def delete(self, key: str) -> None:
+        self._call(lambda: self._store.delete(key))
 
     def exists(self, key: str) -> bool:
         return self._call(lambda: self._store.exists(key))

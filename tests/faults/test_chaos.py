@@ -9,6 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,17 +34,19 @@ from vllm_qualify.errors import CallerError, QualifyError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile
 from vllm_qualify.publish.bundle import read_manifest
 from vllm_qualify.publish.layout import manifest_key
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import PrunableStore
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
-from vllm_qualify.runs import publishing
+from vllm_qualify.runs import prune, publishing
 from vllm_qualify.runs.folder import Run
 
 SCHEDULES = int(os.environ.get("VLLM_QUALIFY_CHAOS", "150"))
 OTHER_CELL = CELL.replace("fp8", "bf16")
 PEOPLE = ("Ada", "Bob")
-Action = Literal["publish", "approve", "reject", "revoke", "index"]
+Action = Literal["publish", "approve", "reject", "revoke", "index", "prune"]
+# All runs but the newest of each cell may go then, unless somebody decided about them.
+POLICY, LATER = prune.Policy(keep=1, older_than_days=1), datetime(2027, 1, 1, tzinfo=UTC)
 
 
 class Made(NamedTuple):
@@ -81,7 +84,7 @@ class Step:
     meanwhile: tuple[tuple[int, "Step"], ...] = ()
 
 
-ACTIONS = st.sampled_from(["publish", "publish", "approve", "approve", "reject", "revoke", "index"])
+ACTIONS = st.sampled_from(["publish", "publish", "approve", "approve", "reject", "revoke", "index", "prune"])
 FAULTS = st.sampled_from(["refused", "lost", "dies before", "dies after"])
 CALLS = st.integers(0, 45)
 
@@ -105,7 +108,7 @@ SCHEDULE = st.lists(steps(MEANWHILE), min_size=3, max_size=14)
 class World:
     """A store, and what people began and finished in it."""
 
-    store: Store
+    store: PrunableStore
     runs: dict[str, Prepared]
     key: PrivateKey
     begun: set[tuple[Action, int, str]] = field(default_factory=set)
@@ -146,7 +149,7 @@ class World:
         assert told, step
         return False
 
-    def _do(self, store: Store, step: Step) -> None:
+    def _do(self, store: PrunableStore, step: Step) -> None:
         made = RUNS[step.run]
         match step.action:
             case "publish":
@@ -161,6 +164,8 @@ class World:
                 revoke(store, made.cell, made.run_id, revocation(step.person, "it answers in Latin", NOW))
             case "index":
                 index_problem(store, made.cell)
+            case "prune":
+                prune.prune(store, POLICY, LATER, lambda _: None, grace_s=0)
 
     def check(self) -> None:
         """What holds at any time, whatever was killed."""
@@ -172,10 +177,14 @@ class World:
     def _check_published(self, number: int, made: Made) -> None:
         key = manifest_key(made.cell, made.run_id)
         if not self.store.exists(key):
-            assert ("publish", number) not in self.finished
+            assert ("publish", number) not in self.finished or self._may_be_pruned(number)
             return
         for stored in read_manifest(self.store, key).objects:
             assert hashlib.sha256(self.store.get(stored.key)).hexdigest() == stored.sha256
+
+    def _may_be_pruned(self, number: int) -> bool:
+        is_decided = {("approve", number), ("reject", number)} & self.finished
+        return any(action == "prune" for action, _, _ in self.begun) and not is_decided
 
     def _check_approved(self, cell: str) -> None:
         for number in (number for number, made in enumerate(RUNS) if made.cell == cell):
@@ -246,6 +255,8 @@ def _pages_are_drawn_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publishing, "render_page", render)
+        # One call after the other: a schedule that fails must fail again.
+        patch.setattr(prune, "AT_ONCE", 1)
         yield
 
 
