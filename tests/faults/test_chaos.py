@@ -104,6 +104,15 @@ MEANWHILE = st.lists(st.tuples(CALLS, steps(st.just(()))), max_size=2).map(tuple
 SCHEDULE = st.lists(steps(MEANWHILE), min_size=3, max_size=14)
 
 
+# What was done before, without a fault: a store that has something to lose.
+BEFORE: list[list[Step]] = [
+    [],
+    [Step("publish", 0, "Ada"), Step("approve", 0, "Ada")],
+    [Step("publish", 0, "Ada"), Step("approve", 0, "Ada"), Step("publish", 1, "Ada"), Step("publish", 2, "Ada")],
+    [Step("publish", 0, "Ada"), Step("reject", 0, "Bob"), Step("publish", 1, "Ada"), Step("approve", 1, "Ada")],
+]
+
+
 @dataclass
 class World:
     """A store, and what people began and finished in it."""
@@ -261,13 +270,13 @@ def _pages_are_drawn_once() -> Iterator[None]:
 
 
 @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(schedule=SCHEDULE)
+@given(before=st.sampled_from(BEFORE), schedule=SCHEDULE)
 def test_nothing_is_approved_wrongly_and_nothing_is_lost(
-    schedule: list[Step], prepared: dict[str, Prepared], signer: PrivateKey
+    before: list[Step], schedule: list[Step], prepared: dict[str, Prepared], signer: PrivateKey
 ) -> None:
     with TemporaryDirectory() as folder:
         world = World(open_store(Path(folder).as_uri()), prepared, signer)
-        for step in schedule:
+        for step in [*before, *schedule]:
             world.take(step)
             world.check()
         world.settle()
