@@ -40,8 +40,8 @@ from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.publish.bundle import Score, Summary, read_manifest
 from vllm_qualify.publish.directory import DirectoryStore
-from vllm_qualify.publish.layout import manifest_key
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.layout import LAYOUT_KEY, manifest_key
+from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.report.model import Report, make_report
@@ -423,6 +423,28 @@ def test_sixteen_publishers_lose_no_report(request: pytest.FixtureRequest, tmp_p
         cell: row_of(store, cell).revision for cell in (CELL, OTHER_CELL)
     }
     assert store.get(BOARD_KEY).decode() == render_board(read_index(store))
+
+
+class Overtaken(DirectoryStore):
+    """Once it found that there is no layout, another publisher begins, and publishes a report."""
+
+    def __init__(self, root: Path, theirs: Path) -> None:
+        super().__init__(root)
+        self._theirs = theirs
+
+    def get(self, key: str) -> bytes:
+        try:
+            return super().get(key)
+        except MissingObjectError:
+            if key == LAYOUT_KEY:
+                publish_report(open_store(self.url), self._theirs, OLDER)
+            raise
+
+
+def test_a_publisher_that_another_overtakes_in_a_new_store_publishes_too(tmp_path: Path) -> None:
+    store = Overtaken(tmp_path / "store", tmp_path / "theirs")
+    publish_report(store, tmp_path / "mine", NEWER)
+    assert {line.run_id for line in row_of(store, CELL).reports} == {OLDER, NEWER}
 
 
 # --- the store is not listed

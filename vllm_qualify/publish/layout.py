@@ -132,7 +132,9 @@ def _layout(store: Store) -> Layout | None:
 
 
 def _check_new(store: Store) -> None:
-    if any(key.endswith("/manifest.json") for key in store.keys("reports/")):
+    has_reports = any(key.endswith("/manifest.json") for key in store.keys("reports/"))
+    # Another publisher may have begun since, and written the layout before these reports.
+    if has_reports and _layout(store) is None:
         raise earlier_layout(store)
 
 
