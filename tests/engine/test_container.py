@@ -208,6 +208,10 @@ def test_an_end_that_nobody_saw_is_the_error_that_hid_it(watched: RunningContain
 # --- whose containers they are
 
 
+# Docker Engine 20.10 on a busy machine, 10 s after it killed a vLLM server
+STILL_ENDS = "Could not kill running container 8bd2, cannot remove - container 8bd2 PID 23465 is zombie and can not be killed."
+
+
 class Host(ThreadingUnixStreamServer):
     """A stand-in for Docker Engine with containers and nothing else: it lists them by their labels, and removes them."""
 
@@ -216,6 +220,7 @@ class Host(ThreadingUnixStreamServer):
     def __init__(self, address: str) -> None:
         super().__init__(address, Answers)
         self.containers: dict[str, dict[str, str]] = {}
+        self.refusals = 0
 
     def listed(self, wanted: list[str]) -> list[dict[str, Any]]:
         return [
@@ -237,6 +242,10 @@ class Answers(BaseHTTPRequestHandler):
             self._send(200, {"Version": "20.10.24", "ApiVersion": "1.41", "Os": "linux", "Arch": "amd64"})
 
     def do_DELETE(self) -> None:
+        if self.server.refusals:
+            self.server.refusals -= 1
+            self._send(500, {"message": STILL_ENDS})
+            return
         removed = self.server.containers.pop(urlsplit(self.path).path.rpartition("/")[2], None)
         self._send(404 if removed is None else 204, {"message": "No such container"})
 
@@ -346,3 +355,23 @@ def test_leftovers_are_removed_and_nothing_else(host: Host, gone: str) -> None:
     assert [(found.name, found.run) for found in remove_leftovers()] == [("left", "1"), ("probe", "")]
     assert sorted(host.containers) == ["mine", "theirs"]
     assert remove_leftovers() == []
+
+
+def test_a_container_that_still_ends_is_removed_as_soon_as_it_has_ended(
+    host: Host, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_qualify.engine.container.REMOVE_EVERY_S", 0.01)
+    host.containers["left"], host.refusals = of(gone), 2
+    assert [found.name for found in remove_leftovers()] == ["left"]
+    assert host.containers == {}
+
+
+def test_a_container_that_never_ends_is_told_in_the_engines_own_words(
+    host: Host, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_qualify.engine.container.REMOVE_EVERY_S", 0.01)
+    monkeypatch.setattr("vllm_qualify.engine.container.REMOVED_WITHIN_S", 0.05)
+    host.containers["left"], host.refusals = of(gone), 1000
+    with pytest.raises(HostError, match="PID 23465 is zombie") as raised:
+        remove_leftovers()
+    assert raised.value.kind == "docker-refused"

@@ -45,7 +45,11 @@ class Runs:
 
     def completed(self, run: UUID) -> State[Any]:
         """A worker that is late calls a run crashed that was started again: that is no end."""
-        self.wait_until(lambda: self.state(run).is_completed(), f"{run} to be completed")
+        try:
+            self.wait_until(lambda: self.state(run).is_completed(), f"{run} to be completed")
+        except AssertionError as error:
+            error.add_note(f"it is {self.state(run)!r}")
+            raise
         return self.state(run)
 
     def state(self, run: UUID) -> State[Any]:

@@ -41,6 +41,9 @@ STOP_GRACE_S = 10
 # A Docker Engine that is being stopped ends its containers first, and answers until they have ended. The check is shorter for
 # a container than for a command in it, so that the container's state is written before the command's.
 ENGINE_ENDS_WITHIN_S, CONTAINER_ENDS_WITHIN_S = 5.0, 3.0
+# Docker Engine waits 10 s for the end of a process that it killed, and refuses the removal if the process still ends then: on
+# a busy machine a server takes longer to free its memory.
+REMOVED_WITHIN_S, REMOVE_EVERY_S = 120.0, 1.0
 JOIN_S = 20
 CHECK_EVERY_S = 1.0
 SERVED_PORT = 8000
@@ -310,13 +313,28 @@ def _remove(name: str, place: str, watchers: list[threading.Thread]) -> None:
     """Stop the container in order, so that its log is complete, and remove it in every case. Raises HostError."""
     with signals_held(), docker_host(place) as host:
         try:
-            with suppress(docker.errors.NotFound):
+            # The removal ends what could not be stopped.
+            with suppress(docker.errors.APIError):
                 host.api.stop(name, timeout=STOP_GRACE_S)
             for watcher in watchers:
                 watcher.join(JOIN_S)
         finally:
-            with suppress(docker.errors.NotFound):
-                host.api.remove_container(name, force=True, v=True)
+            _force_removal(host, name)
+
+
+def _force_removal(host: "docker.DockerClient", container: str) -> None:
+    """Remove a container that may still run; one that is gone already is no error. Raises APIError if that takes too long."""
+    deadline = time.monotonic() + REMOVED_WITHIN_S
+    while True:
+        try:
+            host.api.remove_container(container, force=True, v=True)
+            return
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(REMOVE_EVERY_S)
 
 
 @contextmanager
@@ -404,7 +422,8 @@ def run_once(
         whatever `check` raises.
     """
     what = shlex.join([plan.entrypoint or "", *plan.arguments])[:60]
-    plan = plan.model_copy(update={"name": f"vllm-qualify-{secrets.token_hex(6)}", "labels": {RUN_LABEL: ""}})
+    name = f"vllm-qualify-{secrets.token_hex(6)}"
+    plan = plan.model_copy(update={"name": name, "labels": {RUN_LABEL: ""}})
     with docker_host(place, timeout_s=time_limit_s) as host:
         try:
             container_id = _started(host, plan, place)
@@ -418,8 +437,8 @@ def run_once(
             raise HostError(problem, "try again on a host that is less busy", place, kind=COMMAND_FAILED, retry=True) from error
         finally:
             # With its own time limit: a busy engine may need longer to remove it than the command was allowed.
-            with signals_held(), docker_host(place) as remover, suppress(docker.errors.NotFound):
-                remover.api.remove_container(plan.name, force=True, v=True)
+            with signals_held(), docker_host(place) as remover:
+                _force_removal(remover, name)
     if exit_code not in accepted:
         problem = f"`{what}` in {plan.image} ended with exit code {exit_code}"
         raise HostError(problem, "see what it said", place, told.splitlines()[-10:], kind=COMMAND_FAILED)
@@ -493,6 +512,5 @@ def remove_leftovers(place: str = "check") -> list[Leftover]:
     found = leftovers(place)
     with docker_host(place) as host:
         for leftover in found:
-            with suppress(docker.errors.NotFound):
-                host.api.remove_container(leftover.id, force=True, v=True)
+            _force_removal(host, leftover.id)
     return found
