@@ -236,8 +236,8 @@ def test_what_was_watched_is_evidence_of_each_cell(folders: dict[str, Path]) -> 
         paths = {file.path for file in report.files}
         assert {"serve/server-metrics.jsonl", "serve/host.jsonl", "serve/warm-1/server.log"} <= paths
         if report.details.course is None:
-            # on a busy machine no sample may come in a load of a second
-            assert any("no sample" in note for note in report.details.notes), report.details.notes
+            # on a busy machine no sample, or one alone, may come in a load of a second
+            assert any("sample of it" in note for note in report.details.notes), report.details.notes
             continue
         # the samples may all lie between two of so short requests, but what was generated between two of them is told
         assert max(rate or 0 for rate in report.details.course.output_tok_s) > 0

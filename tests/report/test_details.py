@@ -71,6 +71,13 @@ def evidence(tmp_path: Path) -> Path:
     return folder
 
 
+def keep_one_sample(folder: Path) -> None:
+    """Of the samples within the load, the first one stays."""
+    path = folder / "serve" / SCRAPES
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(next(line for line in lines if json.loads(line)["time"] >= MEASURED[0]))
+
+
 def as_if_watched(load: Load, rate: float | None, into: Path) -> None:
     """A simulated run at a moment at which the real machine was looked at."""
     Capacity().run(load, rate, into)
@@ -158,6 +165,7 @@ def test_an_unusable_file_takes_only_its_own_away(path: str, absent: str, text: 
         (lambda folder: (folder / "load/bench-1.json").write_text('{"duration": 0}'), "repeat 1 lasted 0.0 s"),
         (lambda folder: (folder / "load/bench-1.json").write_text('{"duration": NaN}'), "repeat 1 lasted nan s"),
         (lambda folder: (folder / "serve" / SCRAPES).write_text(""), "no sample of it has a value"),
+        (keep_one_sample, "one sample of it alone draws no line"),
     ],
 )
 def test_a_course_without_samples_or_times_is_absent(spoil: Callable[[Path], None], reason: str, evidence: Path) -> None:
