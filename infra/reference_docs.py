@@ -26,9 +26,9 @@ from pydantic import AfterValidator, BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
 from vllm_qualify.evidence.sequential import FALSE_FAIL_OF_RELEASE, FALSE_PASS
-from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict
+from vllm_qualify.judge.verdict import WORST_FIRST, Checks
 from vllm_qualify.recipe import serving, values
-from vllm_qualify.recipe.gates import KINDS, BaseGate, Waiver, refused_in_recipes
+from vllm_qualify.recipe.gates import KINDS, BaseGate, Verdict, Waiver, refused_in_recipes
 from vllm_qualify.recipe.metrics import (
     METRICS,
     NCCL_INFINIBAND,

@@ -28,6 +28,7 @@ from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.runs.baseline import Against, with_baseline
 from vllm_qualify.runs.home import engine_cache
+from vllm_qualify.runs.tries import with_tries
 
 
 @step("check", "check {recipe}")
@@ -96,9 +97,13 @@ def plan(
 
 @step("baselines")
 def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[CellPlan]:
-    """The plans, each with the baseline run that it is compared with. Raises CallerError, StoreError."""
-    opened = open_store(store)
-    return [with_baseline(cell, opened, against, get_run_logger().info) for cell in plans]
+    """The plans, each with the baseline run that it is compared with, and with the earlier tries of its release.
+
+    Raises:
+        CallerError, StoreError, TamperedError: as `with_baseline` and `with_tries`.
+    """
+    opened, tell = open_store(store), get_run_logger().info
+    return [with_tries(with_baseline(cell, opened, against, tell), opened, tell) for cell in plans]
 
 
 @step("models")

@@ -6,7 +6,7 @@ from typing import Any
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from vllm_qualify.judge.verdict import Verdict
+from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.runs.publishing import Published
 

@@ -20,6 +20,8 @@ KEYS = {
     "undecided",
     "detected_at_1_5_points",
     "approved_past_margin",
+    "approved_past_margin_in_10_tries",
+    "approved_no_loss_in_10_tries",
     "questions_share",
     "slowdown_detected",
     "slowdown_false_alarm",

@@ -27,9 +27,9 @@ from tests.approval.builder import approved, made_key, publish_report, with_gate
 from tests.recipes import reference, write
 from tests.report.builder import not_passed_report, passed_report
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.judge.verdict import Verdict
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
+from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.releases import known
 from vllm_qualify.releases.source import Available, ImageSource, Source
 from vllm_qualify.runs.folder import Run

@@ -16,7 +16,8 @@ from vllm_qualify.evidence.measurement import Interval, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.judge import paired
 from vllm_qualify.judge.paired import Answers
-from vllm_qualify.judge.verdict import Checks, Verdict, verdict_from
+from vllm_qualify.judge.verdict import Checks, verdict_from
+from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 
 MOST_REPETITIONS = Accuracy(num_questions=1).most_repetitions
@@ -60,12 +61,18 @@ def _of_one_run(rng: np.random.Generator, chances: worlds.Pair, levels: dict[str
 
 
 def compared(rng: np.random.Generator, setting: Setting, chances: worlds.Pair, levels: dict[str, Levels]) -> dict[Gate, Ended]:
-    """The paired comparison, with a new baseline. It ends when it is decided at each of the levels."""
-    baseline = establish(rng, chances.baseline, setting.margin)
+    """The paired comparison, with a new baseline."""
+    return against(rng, setting, establish(rng, chances.baseline, setting.margin), chances.candidate, levels)
+
+
+def against(
+    rng: np.random.Generator, setting: Setting, baseline: Answers, chance: worlds.Chances, levels: dict[str, Levels]
+) -> dict[Gate, Ended]:
+    """The paired comparison with a baseline. It ends when it is decided at each of the levels."""
     asked_before = int(baseline.asked.max())
     planned = looks(setting.questions, _needed(baseline, setting.margin))
     ended: dict[Gate, Ended] = {}
-    for look, candidate in enumerate(_growing(rng, chances.candidate, planned)):
+    for look, candidate in enumerate(_growing(rng, chance, planned)):
         found = paired.loss(baseline, candidate, setting.margin)
         for name, level in levels.items():
             gate = f"paired, {name}"

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from statistics import fmean
 
-from infra.bench import accuracy, speed
+from infra.bench import accuracy, speed, tries
 from infra.bench.accuracy import Gate
 from infra.bench.simulation import (
     FLIPS,
@@ -101,12 +101,22 @@ def figures(found: Found) -> dict[str, float]:
         "undecided": max(rates.undecided for rates in same),
         "detected_at_1_5_points": _whole(found, 0.03, 0.015).failed,
         "approved_past_margin": max(rates.passed for rates in past),
+        "approved_past_margin_in_10_tries": _tried(found, MARGIN + PAST).passed,
+        "approved_no_loss_in_10_tries": _tried(found, 0.0).passed,
         "questions_share": fmean(
             rates.asked / 1319 / _fixed(found, flips, measured=True) for flips, rates in zip(FLIPS, same, strict=True)
         ),
         "slowdown_detected": _slower(found, 0.01, 0.05),
         "slowdown_false_alarm": max(_slower(found, noise, 0.0) for noise in NOISES),
     }
+
+
+def _tried(found: Found, lost: float) -> Rates:
+    """The most passes where something is lost, and the fewest where nothing is."""
+    rates = [
+        gates[tries.COUNTED] for setting, gates in found.items() if isinstance(setting, tries.Setting) and setting.lost == lost
+    ]
+    return (max if lost else min)(rates, key=lambda rate: rate.passed)
 
 
 def _slower(found: Found, noise: float, slowdown: float) -> float:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infra.bench import accuracy, speed
+from infra.bench import accuracy, speed, tries
 from infra.bench.accuracy import Ended, Gate
 from vllm_qualify.evidence.sequential import Levels, levels_of
+from vllm_qualify.recipe.gates import Gate as RecipeGate
 from vllm_qualify.recipe.gates import gate_of
 
 # How many releases one random generator makes. The results depend on it.
@@ -24,19 +25,22 @@ LOSSES, FEWER_LOSSES = (0.0, 0.005, 0.015, 0.02, 0.03, 0.04, 0.06), (0.0, 0.015,
 NOISES, SLOWDOWNS = (0.005, 0.01, 0.03), (0.0, 0.05, 0.10)
 ALONE, RELEASE = "alone", "in a release"
 
-Setting = accuracy.Setting | speed.Setting
+Setting = accuracy.Setting | speed.Setting | tries.Setting
 
 
 @lru_cache(maxsize=1)
 def levels() -> dict[str, Levels]:
     """A gate's levels if it is the only gate, and if its release has four gates with noise."""
-    gates = [
+    return {ALONE: levels_of(_gates()[:1]), RELEASE: levels_of(_gates())}
+
+
+def _gates() -> list[RecipeGate]:
+    return [
         gate_of(metric="exact_match", filter="strict-match", minimum=0.878, unit="fraction"),
         gate_of(metric="exact_match", filter="strict-match", max_loss=MARGIN, unit="fraction"),
         gate_of(metric="output_throughput_tok_s", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
         gate_of(metric="tpot_mean_ms", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
     ]
-    return {ALONE: levels_of(gates[:1]), RELEASE: levels_of(gates)}
 
 
 class Rates(NamedTuple):
@@ -51,7 +55,7 @@ class Rates(NamedTuple):
 
 
 def settings() -> list[Setting]:
-    return [*_accuracy_settings(), *_speed_settings()]
+    return [*_accuracy_settings(), *_speed_settings(), *_settings_of_tries()]
 
 
 def _accuracy_settings() -> list[accuracy.Setting]:
@@ -77,6 +81,10 @@ def _accuracy_settings() -> list[accuracy.Setting]:
 def _speed_settings() -> list[speed.Setting]:
     slowdowns = sorted({*SLOWDOWNS, MARGIN_OF_SPEED + PAST_OF_SPEED})
     return [speed.Setting(noise, slowdown, MARGIN_OF_SPEED) for noise in NOISES for slowdown in slowdowns]
+
+
+def _settings_of_tries() -> list[tries.Setting]:
+    return [tries.Setting(1319, flips, lost, MARGIN) for flips in (FLIPS[0], FLIPS[-1]) for lost in (0.0, MARGIN + PAST)]
 
 
 class _Job(NamedTuple):
@@ -107,6 +115,8 @@ def _releases(job: _Job) -> list[dict[Gate, Ended]]:
     beside, of_release = _is_beside_peers(job.setting), {RELEASE: both[RELEASE]}
     if isinstance(job.setting, speed.Setting):
         return [speed.release(rng, job.setting, of_release) for _ in range(job.runs)]
+    if isinstance(job.setting, tries.Setting):
+        return [tries.release(rng, job.setting, _gates()) for _ in range(job.runs)]
     named = both if beside else of_release
     return [accuracy.release(rng, job.setting, named, beside_peers=beside) for _ in range(job.runs)]
 

@@ -12,9 +12,9 @@ from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import Row
 from vllm_qualify.approval.signing import PrivateKey, new_key, private_key
 from vllm_qualify.evidence.measurement import describe
-from vllm_qualify.judge.verdict import GateVerdict, Verdict
+from vllm_qualify.judge.verdict import GateVerdict
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.gates import Waiver
+from vllm_qualify.recipe.gates import Verdict, Waiver
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import publish_run

@@ -30,7 +30,7 @@ from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import Interval
-from vllm_qualify.publish.bundle import Score, StoredObject, Summary
+from vllm_qualify.publish.bundle import ReleaseTry, Score, StoredObject, Summary
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report import page as report_page
 from vllm_qualify.secrets import plain
@@ -146,6 +146,14 @@ def test_without_its_script_the_page_has_dates_and_names() -> None:
     summary = Summary(engine="vllm", engine_version="0.32.0")
     found = shown(page_of(Row(cell=CELL, last=entry(), reports=[line(standing="approved", summary=summary)])))
     assert found[5:] == ["vLLM 0.32.0", "2026-03-14by Ada", "2026-06-12", "2026-03-14"]
+
+
+@pytest.mark.parametrize(("number", "said"), [(None, ""), (1, ""), (3, "try 3")])
+def test_a_report_says_which_try_of_its_release_it_is(number: int | None, said: str) -> None:
+    tried = ReleaseTry(release="5" * 64, number=number, verdict="fail") if number else None
+    row = Row(cell=CELL, reports=[line(standing="not passed", tried=tried)])
+    assert shown(page_of(row))[8] == f"2026-03-14{said}"
+    assert ("try 3 of this release" in render_cell_page(row)) == bool(said)
 
 
 def test_the_engine_is_that_of_what_the_state_is_about() -> None:

@@ -15,6 +15,7 @@ from vllm_qualify.approval.layout import decision_key, sha256
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.statement import read_statement, statement
 from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.plan.cell import Try
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.model import Report
 
@@ -139,3 +140,21 @@ def test_a_statement_of_another_form_is_not_read(store: Store, run: PublishedRun
     assert payload.count(old) == 1
     with pytest.raises(StoreError, match="here: not a statement of version 1"):
         read_statement(payload.replace(old, new), "here")
+
+
+def test_it_says_how_often_the_release_was_tried_before(store: Store, tmp_path: Path) -> None:
+    tries = [Try(run_id="20260313T080000Z-ffffff", verdict="inconclusive")]
+
+    def tried(report: Report) -> Report:
+        return report.model_copy(update={"plan": report.plan.model_copy(update={"tries": tries})})
+
+    qualified = stated(store, publish_report(store, tmp_path, change=tried))["predicate"]["qualification"]
+    assert qualified["tries"] == [{"run_id": "20260313T080000Z-ffffff", "verdict": "inconclusive"}]
+
+
+def test_of_a_report_that_counts_no_tries_it_says_nothing_of_them(store: Store, run: PublishedRun) -> None:
+    """So what was signed of earlier reports is made again byte by byte."""
+    plan = {name: told for name, told in run.document["plan"].items() if name != "tries"}
+    earlier = replace(run, document=run.document | {"plan": plan})
+    assert stated(store, run)["predicate"]["qualification"]["tries"] == []
+    assert "tries" not in stated(store, earlier)["predicate"]["qualification"]

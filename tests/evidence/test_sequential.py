@@ -62,6 +62,14 @@ def test_the_gates_of_a_release_share_its_false_alarms(noisy: int) -> None:
     assert found.false_pass == 0.05
 
 
+def test_who_tries_again_passes_less_easily_and_fails_no_more_easily() -> None:
+    found = [levels_of([gate()], tries) for tries in range(1000)]
+    assert [level.false_pass for level in found[:3]] == pytest.approx([0.05, 0.0125, 0.05 / 9])
+    # However often somebody tries, all tries together: 0.05 times pi squared / 6.
+    assert sum(level.false_pass for level in found) < 0.0823
+    assert {level.false_fail for level in found} == {0.05}
+
+
 def test_without_a_noisy_gate_nothing_is_divided_by_nought() -> None:
     assert levels_of([]) == levels_of([CHECK]) == Levels(false_pass=0.05, false_fail=0.05)
 

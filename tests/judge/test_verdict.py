@@ -21,8 +21,8 @@ from vllm_qualify.evidence.measurement import (
 )
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge, measurement_table
-from vllm_qualify.judge.verdict import WORST_FIRST, Checks, Verdict, verdict_from, worst
-from vllm_qualify.recipe.gates import Gate, gate_of
+from vllm_qualify.judge.verdict import WORST_FIRST, Checks, verdict_from, worst
+from vllm_qualify.recipe.gates import Gate, Verdict, gate_of
 from vllm_qualify.recipe.metrics import METRICS, Metric
 
 AT = Sides(0.05, 0.05)

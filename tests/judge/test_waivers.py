@@ -7,8 +7,7 @@ import pytest
 from vllm_qualify.evidence.measurement import Measurement, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge
-from vllm_qualify.judge.verdict import Verdict
-from vllm_qualify.recipe.gates import Waiver, gate_of
+from vllm_qualify.recipe.gates import Verdict, Waiver, gate_of
 from vllm_qualify.report.words import gate_rows
 
 ACCURACY = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")

@@ -4,13 +4,17 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from tests.report.builder import passed_report
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, invalid, valid
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import WORST_FIRST, Judgement
+from vllm_qualify.plan.cell import Try
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import words
+from vllm_qualify.report.head import facts
 from vllm_qualify.report.model import Report
+from vllm_qualify.report.page import render_page
 from vllm_qualify.secrets import plain
 
 EMPTY = Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})
@@ -176,3 +180,17 @@ def test_the_tally_uses_the_designs_words(approved: Report, not_approved: Report
     assert words.tally(approved.judgement) == "9 gates: 9 pass"
     assert words.tally(not_approved.judgement) == "9 gates: 1 fail, 3 invalid, 1 inconclusive, 4 pass"
     assert words.tally(EMPTY) == "no gate was judged"
+
+
+def test_the_first_try_of_a_release_is_not_told() -> None:
+    assert words.tries(passed_report().plan) == ""
+
+
+def test_earlier_tries_are_told_with_their_verdicts() -> None:
+    tries = [Try(run_id="a-1", verdict="fail"), Try(run_id="a-2", verdict="inconclusive")]
+    report = passed_report()
+    again = report.model_copy(update={"plan": report.plan.model_copy(update={"tries": tries})})
+    said = "this is try 3 of this model and engine in this cell; before: fail (run a-1), inconclusive (run a-2)"
+    assert words.tries(again.plan) == said
+    assert ("Tries", said) in facts(again)
+    assert said in render_page(again, lambda file: file.path)

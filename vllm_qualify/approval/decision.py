@@ -11,9 +11,9 @@ from vllm_qualify.approval.layout import JSON, Line, Moment, day, decision_key, 
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 from vllm_qualify.evidence.stages.table import wanted
-from vllm_qualify.judge.verdict import GateVerdict, Verdict, worst
+from vllm_qualify.judge.verdict import GateVerdict, worst
 from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
-from vllm_qualify.recipe.gates import Waiver
+from vllm_qualify.recipe.gates import Verdict, Waiver
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
 

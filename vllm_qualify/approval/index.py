@@ -380,6 +380,7 @@ def _line(manifest: Manifest) -> ReportLine:
         started_at=started_at(manifest.run_id),
         standing="waiting for a decision",
         summary=manifest.summary,
+        tried=manifest.tried,
     )
 
 

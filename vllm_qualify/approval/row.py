@@ -6,7 +6,7 @@ from typing import Literal
 from vllm_qualify.approval.pointer import Entry
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.judge.verdict import Outcome
-from vllm_qualify.publish.bundle import Summary
+from vllm_qualify.publish.bundle import ReleaseTry, Summary
 from vllm_qualify.publish.order import Numbered
 from vllm_qualify.recipe.values import Count, Frozen
 
@@ -27,6 +27,7 @@ class ReportLine(Frozen):
     standing: Standing
     told: str | None = None
     summary: Summary | None = None
+    tried: ReleaseTry | None = None
 
     @property
     def engine(self) -> str | None:
@@ -74,6 +75,7 @@ class BriefReport(Frozen):
     started_at: datetime | None = None
     standing: Standing
     engine: str | None = None
+    tries: Count | None = None
 
 
 class Brief(Frozen):
@@ -118,4 +120,4 @@ def _approval(entry: Entry) -> BriefApproval:
 
 def _report(line: ReportLine) -> BriefReport:
     told = line.model_dump(include={"run_id", "outcome", "started_at", "standing"})
-    return BriefReport(**told, engine=line.engine)
+    return BriefReport(**told, engine=line.engine, tries=line.tried.number if line.tried else None)

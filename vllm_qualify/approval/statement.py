@@ -172,6 +172,7 @@ def _qualification(run: PublishedRun, stored: StoredDecision) -> Document:
         "server": plan["server"],
         "fingerprint": plan["fingerprint"],
         "gates": [_gate(gate, raw) for gate, raw in gates],
+        **({"tries": plan["tries"]} if "tries" in plan else {}),
         "not_judged": [gate.label for gate in report.judgement.not_judged],
         "waivers": [raw["waiver"] for gate, raw in gates if gate.counts_as != gate.verdict],
         "tools": _tools(run),

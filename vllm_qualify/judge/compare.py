@@ -18,7 +18,7 @@ from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.load import figures, result, speculation
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import Sides, levels_of, sides
+from vllm_qualify.evidence.sequential import Sides, levels_for, sides
 from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.judge import paired, relative
 from vllm_qualify.judge.paired import Answers
@@ -194,7 +194,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
         return invalid(gate.metric, f"{asked} answers, where the gates are looked at after {looks}", source, **about)
     found = paired.loss(theirs, ours, _margin(gate))
     known = paired.information(looks, len(questions), int(theirs.asked.max()))
-    interval = paired.interval_of(found, sides("lower", levels_of(plan.judged), known, looks.index(asked)))
+    interval = paired.interval_of(found, sides("lower", levels_for(plan), known, looks.index(asked)))
     length = _length_ratio(new.answers, old.answers)
     # A sure loss stays a loss, whatever the length of the replies.
     is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
@@ -306,7 +306,7 @@ def _worsening(
         return relative.from_history(ours.repeats[:used], theirs.repeats, direction, at).interval
 
     value, left_out = relative.without_noise(ours.repeats, theirs.repeats, direction), count - len(ours.repeats)
-    levels, looks = levels_of(plan.judged), plan.load.looks
+    levels, looks = levels_for(plan), plan.load.looks
     return valid(
         gate.metric,
         value,
@@ -383,7 +383,7 @@ def speedup(plan: CellPlan, evidence: Path, measurements: Sequence[Measurement])
 
 
 def _gained(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan, evidence: Path) -> Measurement:
-    levels = levels_of(plan.judged)
+    levels = levels_for(plan)
     try:
         ours, theirs = speculation.rates(evidence / speculation.STAGE, name, plan.load, levels, (plan.server, undrafted))
         for whose, rate in (("", ours), ("without it: ", theirs)):

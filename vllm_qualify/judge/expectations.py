@@ -87,12 +87,14 @@ def judge(
     measurements: Sequence[Measurement],
     name: str,
     *,
+    tries: int = 0,
     waivers: Sequence[Waiver] = (),
     today: date | None = None,
     docs: Path | None = None,
 ) -> Judgement:
     """The verdicts of `gates` on `measurements`, with the suite `name` that decided and its validation result.
 
+    The release did not pass `tries` times before.
     With a folder `docs`, Data Docs are built there. A waiver counts if it has not expired on `today`, by default today in UTC.
     """
     measurements = [_checked(measurement) for measurement in measurements]
@@ -106,7 +108,7 @@ def judge(
         verdict=worst([found.counts_as for found in verdicts]),
         gates=verdicts,
         comparisons=[found for found in measurements if found.against is not None],
-        levels=levels_of(gates),
+        levels=levels_of(gates, tries),
         suite=judged.suite,
         validation=judged.validation,
     )

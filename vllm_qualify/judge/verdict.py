@@ -6,10 +6,9 @@ from typing import Literal
 
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.recipe.gates import Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.values import Frozen
 
-Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
 # The outcome of a cell. A passed cell may still need an approval, which is a separate decision.
 Outcome = Literal["passed", "not passed"]
 # The worst of a cell's gates decides it.

@@ -1,12 +1,14 @@
 """A cell's plan: what is served, checked, measured and judged."""
 
+import hashlib
+from itertools import takewhile
 from pathlib import Path
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.recipe.gates import Gate, Waiver
+from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.recipe.values import Frozen, Name
 from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smoke, Sweep
@@ -22,6 +24,11 @@ class Release(Frozen):
     revision: str
     files: dict[str, str] = {}
     engine: EngineIdentity
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the model's revision and the engine's digest, in hexadecimal: two names of one release have one digest."""
+        return hashlib.sha256(f"{self.revision} {self.engine.digest}".encode()).hexdigest()
 
 
 class Cell(Frozen):
@@ -72,6 +79,13 @@ class Baseline(Frozen):
     load: Load
 
 
+class Try(Frozen):
+    """An earlier run of the same release in the same cell."""
+
+    run_id: str
+    verdict: Verdict
+
+
 class CellPlan(Frozen):
     """Everything that one qualification of one cell will do; written to the run's folder before anything starts.
 
@@ -84,6 +98,7 @@ class CellPlan(Frozen):
     - `pulled_s` is how long the pull of the image took; None without a pull.
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
     - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
+    - `tries` are the earlier runs of this release in this cell that the store shows, the oldest first.
     - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
     """
 
@@ -113,6 +128,7 @@ class CellPlan(Frozen):
     baseline: Baseline | None = None
     establishes: bool = False
     beside: ServerPlan | None = None
+    tries: list[Try] = []
     client_image: EngineImage | None = None
     client: EngineIdentity | None = None
 
@@ -137,6 +153,12 @@ class CellPlan(Frozen):
         if self.baseline is None:
             raise ValueError("the run has no baseline")
         return self.baseline
+
+    @property
+    def unpassed(self) -> int:
+        """How often the release was judged and did not pass since it last passed. An invalid run decided nothing."""
+        since = takewhile(lambda tried: tried.verdict != "pass", reversed(self.tries))
+        return sum(tried.verdict != "invalid" for tried in since)
 
     @property
     def comparing(self) -> list[Gate]:

@@ -4,9 +4,9 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
@@ -15,6 +15,7 @@ from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.layout import begin, put_place
 from vllm_qualify.publish.order import next_number
 from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.serving import EngineName
 from vllm_qualify.recipe.values import Count, Frozen, Number
 
@@ -61,10 +62,19 @@ class Summary(Frozen):
     output_tok_s_per_gpu: Number | None = None
 
 
+class ReleaseTry(Frozen):
+    """What later runs of the same release are told of a run. `number` is 1 for the first run of the release in its cell."""
+
+    release: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    number: Count
+    verdict: Verdict
+
+
 class ManifestHead(Frozen):
     """A run and its outcome. A run that `establishes` was made to be a baseline.
 
     `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
+    `tried` is None for what is no try of a release: a run that becomes a baseline, or is judged again.
     """
 
     run_id: str
@@ -72,6 +82,7 @@ class ManifestHead(Frozen):
     outcome: Outcome
     establishes: bool = False
     summary: Summary | None = None
+    tried: ReleaseTry | None = None
     sequence: Count | None = None
 
 

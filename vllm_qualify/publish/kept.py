@@ -124,8 +124,8 @@ def stage_key(stage: Stage, plan: CellPlan) -> str:
 
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
-    """Whether two plans qualify the same thing in the same way. Their baselines and their deadlines do not count."""
-    alone = {"baseline": None, "beside": None, "establishes": False}
+    """Whether two plans qualify the same thing in the same way. Their baselines, deadlines and tries do not count."""
+    alone: dict[str, Any] = {"baseline": None, "beside": None, "establishes": False, "tries": []}
     mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
     return all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
 

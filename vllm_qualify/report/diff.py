@@ -13,8 +13,9 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.stages import TABLE
 from vllm_qualify.judge.compare import NOT_OF_THE_WORKLOAD, SAME_QUESTIONS
-from vllm_qualify.judge.verdict import Outcome, Verdict, bounds_of
+from vllm_qualify.judge.verdict import Outcome, bounds_of
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SLO_COST, STAGES, Direction, Stage
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.recipe.workload import Load

@@ -81,6 +81,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         statistics=_flat(report.judgement.validation.get("statistics")),
         levels=words.levels(report.judgement),
         compared=words.compared(report.plan),
+        earlier_tries=words.tries(report.plan),
         rerun=rerun(report.plan),
         waived=[row for row in rows if row.waiver],
         changes=changes_of(report),

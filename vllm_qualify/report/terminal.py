@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vllm_qualify.judge.verdict import Verdict
+from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.report import head, words
 from vllm_qualify.report.diff import Change, ChangeKind, Moved, ReportDiff, Side, Trend, VerdictChange
 from vllm_qualify.report.model import Report

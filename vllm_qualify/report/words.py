@@ -17,9 +17,9 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.parts import MODEL
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
-from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement, Verdict
+from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.gates import POINTS, Gate
+from vllm_qualify.recipe.gates import POINTS, Gate, Verdict
 from vllm_qualify.recipe.metrics import METRICS
 
 DASH = "—"
@@ -126,6 +126,14 @@ def compared(plan: CellPlan) -> str:
     loads = any(gate.against == "load" for gate in plan.gates)
     how = (", loads in turns" if plan.beside else ", loads unpaired: measured then and now") if loads else ""
     return f"run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{how}"
+
+
+def tries(plan: CellPlan) -> str:
+    """How often the release was qualified for this cell before, in one sentence; empty for the first time."""
+    if not plan.tries:
+        return ""
+    told = ", ".join(f"{tried.verdict} (run {tried.run_id})" for tried in plan.tries)
+    return f"this is try {len(plan.tries) + 1} of this model and engine in this cell; before: {told}"
 
 
 def measurement_row(found: Measurement) -> MeasurementRow:

@@ -108,7 +108,7 @@ def _judged(
     lacking = not_established(plan, evidence, measured)
     gates = [*plan.judged, *(gate for gate, _ in lacking)]
     measured += [measurement for _, measurement in lacking]
-    judgement = judge(gates, measured, name, waivers=plan.waivers, today=today, docs=docs)
+    judgement = judge(gates, measured, name, tries=plan.unpassed, waivers=plan.waivers, today=today, docs=docs)
     left = [gate for gate in plan.gates if gate not in gates]
     return judgement.model_copy(update={"not_judged": left}), gained
 

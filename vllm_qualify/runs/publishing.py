@@ -13,7 +13,7 @@ from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.publish.bundle import ManifestHead, Score, Summary, evidence_key, publish
+from vllm_qualify.publish.bundle import ManifestHead, ReleaseTry, Score, Summary, evidence_key, publish
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import label_of
@@ -58,6 +58,7 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         outcome=report.outcome,
         establishes=report.is_baseline,
         summary=_summary(report),
+        tried=_tried(report),
     )
     coming = partial(announce, store, head.cell, head.run_id)
     manifest = publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
@@ -65,6 +66,13 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
     page = store.locate(f"{report.prefix}/report.html")
     told = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}
     return Published(run=run, page=page, manifest=manifest, **told)
+
+
+def _tried(report: Report) -> ReleaseTry | None:
+    if report.plan.establishes or report.rejudged_from:
+        return None
+    release, number = report.plan.cell.release.digest, len(report.plan.tries) + 1
+    return ReleaseTry(release=release, number=number, verdict=report.judgement.verdict)
 
 
 def _summary(report: Report) -> Summary:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.evidence import accuracy, answers
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
-from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
@@ -61,7 +61,7 @@ def asks_alike(ours: CellPlan, theirs: CellPlan) -> bool:
     return (
         (ours.server, ours.accuracy, ours.baseline) == (theirs.server, theirs.accuracy, theirs.baseline)
         and _scores(ours) == _scores(theirs)
-        and levels_of(ours.judged) == levels_of(theirs.judged)
+        and levels_for(ours) == levels_for(theirs)
     )
 
 
@@ -90,7 +90,7 @@ def _task(task: TaskPlan) -> Any:
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    levels = levels_of(plan.judged)
+    levels = levels_for(plan)
     return [found for task in plan.accuracy for found in accuracy.parse_task(evidence / "accuracy" / task.name, task, levels)]
 
 

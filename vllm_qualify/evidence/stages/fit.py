@@ -13,7 +13,7 @@ from vllm_qualify.evidence.load import client, figures
 from vllm_qualify.evidence.load.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
 from vllm_qualify.evidence.load.problems import preemptions
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
-from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served, another, watched
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind
@@ -59,7 +59,7 @@ def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Mea
     settings = _repeated(plan, plan.load.repeats)
     inside = _loaded(served, plan, settings, folder, tell)
     arguments = {name: value for name, value in plan.server.arguments.items() if name != SEQUENCES}
-    server, levels = plan.server, levels_of(plan.judged)
+    server, levels = plan.server, levels_for(plan)
     found = figures.parse_load(inside, settings, levels, server.kind, arguments, inside, server.served_model_name)
     (throughput,) = (measurement for measurement in found if measurement.metric == figures.OUTPUT)
     return throughput

@@ -10,7 +10,7 @@ from vllm_qualify.errors import QualifyError
 from vllm_qualify.evidence.load import client, figures, result
 from vllm_qualify.evidence.load.client import Driven, Following
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
-from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs, server_inputs
@@ -61,13 +61,13 @@ def parse_beside(plan: CellPlan, evidence: Path) -> list[Measurement]:
     if plan.beside is None:
         return []
     folder, server, name = evidence / "load" / result.BESIDE, plan.beside, plan.beside.served_model_name
-    return figures.parse_load(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, None, name)
+    return figures.parse_load(folder, plan.load, levels_for(plan), server.kind, server.arguments, None, name)
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     folder, server, name = evidence / "load", plan.server, plan.server.served_model_name
     samples = watched_in(folder, evidence / "serve") if plan.watched else None
-    return figures.parse_load(folder, plan.load, levels_of(plan.judged), server.kind, server.arguments, samples, name)
+    return figures.parse_load(folder, plan.load, levels_for(plan), server.kind, server.arguments, samples, name)
 
 
 def _inputs(plan: CellPlan) -> list[Any]:

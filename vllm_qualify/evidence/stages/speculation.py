@@ -7,7 +7,7 @@ from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence import accuracy
 from vllm_qualify.evidence.load import client, speculation
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence, invalid
-from vllm_qualify.evidence.sequential import levels_of
+from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
 from vllm_qualify.evidence.stages.stage import Commands, StageKind
@@ -60,7 +60,7 @@ def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     if plan.undrafted is None:
         because = "the machine has no room for the same server without speculative decoding beside it: use one with more GPUs"
         return [invalid(metric, because, f"speculation/{NO_ROOM}") for metric in (SPEEDUP, SPEEDUP_BATCH1, SAME_TEXT)]
-    return speculation.parse_speculation(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
+    return speculation.parse_speculation(evidence / "speculation", plan.load, levels_for(plan), plan.server)
 
 
 SPECULATION = StageKind(

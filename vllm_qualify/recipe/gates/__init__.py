@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag, TypeAdapter
 
 from vllm_qualify.recipe.gates.bound import Maximum, Minimum
-from vllm_qualify.recipe.gates.gate import POINTS, BaseGate, Comparison, Limits, label_of, metric_of
+from vllm_qualify.recipe.gates.gate import POINTS, BaseGate, Comparison, Limits, Verdict, label_of, metric_of
 from vllm_qualify.recipe.gates.max_loss import MaxLoss
 from vllm_qualify.recipe.gates.max_worsening import MaxWorsening
 from vllm_qualify.recipe.gates.reference import Reference
@@ -29,6 +29,7 @@ __all__ = [
     "Maximum",
     "Minimum",
     "Reference",
+    "Verdict",
     "Waiver",
     "gate_of",
     "label_of",

@@ -16,6 +16,10 @@ Comparison = Literal["answers", "load"]
 """What is compared with the baseline: the answers to each question, or the figures of the load."""
 
 
+Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
+"""Of one gate, or of a cell: the worst of its gates'."""
+
+
 class Limits(NamedTuple):
     """The range in which a gate is met, both ends included. None is an open end."""
 

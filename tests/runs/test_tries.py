@@ -1,0 +1,115 @@
+"""How often a release was tried in its cell: counted in the store, told to all who decide, and dearer each time."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.approval.builder import CELL, Change, publish_report, with_gate
+from tests.report.builder import passed_report
+from vllm_qualify.plan.cell import CellPlan, Try
+from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.layout import prepare
+from vllm_qualify.recipe.gates import Verdict
+from vllm_qualify.report.model import Report
+from vllm_qualify.runs.tries import with_tries
+
+RUNS = [f"20260314T0926{second}Z-5f3d19" for second in range(53, 60)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    found = DirectoryStore(tmp_path / "store")
+    prepare(found)
+    return found
+
+
+def publish(store: DirectoryStore, tmp_path: Path, *changes: Change) -> None:
+    for run_id, change in zip(RUNS, changes, strict=False):
+        publish_report(store, tmp_path / "runs", run_id, change)
+
+
+def of_plan(**update: object) -> Change:
+    return lambda report: report.model_copy(update={"plan": report.plan.model_copy(update=update)})
+
+
+def of_engine(digest: str) -> Change:
+    def change(report: Report) -> Report:
+        release = report.plan.cell.release
+        engine = release.engine.model_copy(update={"digest": digest})
+        cell = report.plan.cell.model_copy(update={"release": release.model_copy(update={"engine": engine})})
+        return of_plan(cell=cell)(report)
+
+    return change
+
+
+def silent(_: str) -> None:
+    return None
+
+
+def tried(store: DirectoryStore, plan: CellPlan | None = None) -> CellPlan:
+    return with_tries(plan or passed_report().plan, store, silent)
+
+
+def test_a_new_store_knows_of_no_try(store: DirectoryStore) -> None:
+    assert tried(store).tries == []
+
+
+def test_earlier_runs_of_the_release_are_told_oldest_first(store: DirectoryStore, tmp_path: Path) -> None:
+    publish(store, tmp_path, with_gate("fail"), with_gate("inconclusive"), with_gate("pass"))
+    assert tried(store).tries == [
+        Try(run_id=RUNS[0], verdict="fail"),
+        Try(run_id=RUNS[1], verdict="inconclusive"),
+        Try(run_id=RUNS[2], verdict="pass"),
+    ]
+
+
+def test_what_is_no_try_of_the_release_is_not_counted(store: DirectoryStore, tmp_path: Path) -> None:
+    """Another engine; a run that becomes a baseline; a run that is judged again."""
+    publish(
+        store,
+        tmp_path,
+        of_engine(f"sha256:{'7' * 64}"),
+        of_plan(establishes=True),
+        lambda report: report.model_copy(update={"rejudged_from": RUNS[0]}),
+    )
+    assert tried(store).tries == []
+
+
+def test_a_release_under_another_name_is_the_same(store: DirectoryStore, tmp_path: Path) -> None:
+    publish(store, tmp_path, with_gate("fail"))
+    plan = passed_report().plan
+    release = plan.cell.release.model_copy(update={"model": "a-copy/of-the-model"})
+    renamed = plan.model_copy(update={"cell": plan.cell.model_copy(update={"release": release})})
+    assert [found.run_id for found in tried(store, renamed).tries] == RUNS[:1]
+
+
+def test_a_run_that_becomes_a_baseline_has_no_tries(store: DirectoryStore, tmp_path: Path) -> None:
+    publish(store, tmp_path, with_gate("fail"))
+    assert tried(store, passed_report().plan.model_copy(update={"establishes": True})).tries == []
+
+
+def test_whoever_qualifies_again_is_told(store: DirectoryStore, tmp_path: Path) -> None:
+    publish(store, tmp_path, with_gate("fail"), with_gate("fail"))
+    said: list[str] = []
+    with_tries(passed_report().plan, store, said.append)
+    assert said == [f"{CELL}: this release did not pass 2 times, so its gates pass less easily"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "unpassed"),
+    [
+        ([], 0),
+        (["pass"], 0),
+        (["fail"], 1),
+        (["inconclusive", "fail"], 2),
+        (["fail", "pass"], 0),
+        (["fail", "pass", "inconclusive"], 1),
+        # An invalid run decided nothing. It does not hide the tries before it either.
+        (["invalid"], 0),
+        (["fail", "invalid", "fail"], 2),
+        (["pass", "fail", "invalid"], 1),
+    ],
+)
+def test_tries_count_since_the_release_last_passed(verdicts: list[Verdict], unpassed: int) -> None:
+    tries = [Try(run_id=run_id, verdict=verdict) for run_id, verdict in zip(RUNS, verdicts, strict=False)]
+    assert passed_report().plan.model_copy(update={"tries": tries}).unpassed == unpassed

@@ -1,0 +1,62 @@
+"""A release that did not pass is qualified again: the flow counts it, and report, manifest and levels say so."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.qualify import QualifyRelease, qualified
+from infra.bench.passing import passing, write_engine, write_recipe
+from vllm_qualify.approval.published import read_run
+from vllm_qualify.publish.bundle import read_manifest
+from vllm_qualify.publish.layout import manifest_key
+from vllm_qualify.publish.stores import open_store
+from vllm_qualify.report.model import Report
+from vllm_qualify.runs.judging import check_judgement
+
+pytestmark = pytest.mark.prefect
+
+
+@pytest.fixture(autouse=True)
+def _prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture
+def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QualifyRelease:
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
+    return QualifyRelease(recipe=str(write_recipe(1, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
+
+
+def ended(request: QualifyRelease) -> Report:
+    with passing():
+        (published,) = qualified(request)
+    return published.run.report()
+
+
+def asking(request: QualifyRelease, tok_s: str) -> QualifyRelease:
+    """The recipe now wants this output throughput."""
+    path = Path(request.recipe)
+    before, _, after = path.read_text().partition("output_throughput_tok_s, minimum: ")
+    assert after, "the recipe has the gate"
+    path.write_text(f"{before}output_throughput_tok_s, minimum: {tok_s}{after[after.index(',') :]}")
+    return request
+
+
+def test_each_try_is_counted_until_the_release_passes(request_: QualifyRelease) -> None:
+    too_much, enough = "1000000000", "10"
+    first, second, third, fourth = (ended(asking(request_, tok_s)) for tok_s in (too_much, too_much, enough, enough))
+    assert [found.passed for found in (first, second, third, fourth)] == [False, False, True, True]
+    assert first.plan.tries == []
+    assert [(tried.run_id, tried.verdict) for tried in third.plan.tries] == [(first.run_id, "fail"), (second.run_id, "fail")]
+    chances = [found.judgement.levels.false_pass for found in (first, second, third, fourth)]
+    assert chances == pytest.approx([0.05, 0.05 / 4, 0.05 / 9, 0.05])
+
+    store = open_store(request_.store)
+    manifests = [read_manifest(store, manifest_key(found.plan.cell.id, found.run_id)) for found in (first, third, fourth)]
+    told = [(found.tried.number, found.tried.verdict) for found in manifests if found.tried]
+    assert told == [(1, "fail"), (3, "pass"), (4, "pass")]
+    # Whoever judges the evidence again, with these levels, finds the same.
+    check_judgement(store, read_run(store, third.plan.cell.id, third.run_id))
