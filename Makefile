@@ -31,7 +31,7 @@ test-quick:
 
 # Random schedules of faults and kills, many more than the tests have: half an hour.
 chaos: setup
-	VLLM_QUALIFY_CHAOS=2000 .venv/bin/python -m pytest tests/faults/test_chaos.py
+	VLLM_QUALIFY_CHAOS=2000 .venv/bin/python -m pytest --timeout 7200 tests/faults/test_chaos.py
 
 # The tests that need only Python, on each supported Python of this machine.
 test-pythons: setup
