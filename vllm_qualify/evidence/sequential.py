@@ -47,8 +47,8 @@ def levels_of(gates: Sequence[Gate], tries: int = 0) -> Levels:
     """The levels of each of a release's gates, of a release that did not pass `tries` times before.
 
     The gates share the release's chance of a wrong `fail` (Bonferroni). Who tries again has another chance of a wrong `pass`,
-    so the k-th try gets FALSE_PASS / k³. However many tries there are, all together have at most FALSE_PASS times ζ(3), which is
-    6.0 %, since the chance of any of several is at most their sum.
+    so the k-th try gets FALSE_PASS / k³. However many tries there are, all together have at most FALSE_PASS times ζ(3), 6.0 %,
+    since the chance of any of several is at most their sum.
     """
     noisy = sum(gate.has_noise for gate in gates)
     return Levels(false_pass=FALSE_PASS / (tries + 1) ** 3, false_fail=FALSE_FAIL_OF_RELEASE / max(1, noisy))
