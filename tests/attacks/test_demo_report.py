@@ -173,3 +173,4 @@ def test_what_nobody_changed_is_signed_and_holds_when_it_is_judged_again(target:
     assert done.returncode == 0, done.stdout + done.stderr
     deep = target.verify(home, "--deep")
     assert deep.returncode == 0, deep.stdout + deep.stderr
+    assert deep.stdout.rstrip().endswith("objects checked, and judged again")

@@ -169,7 +169,8 @@ def verify(
     found = verify_file(Path(what), keys, now) if is_file else verify_cell(_store(store), what, keys, now)
     if deep:
         _judge_again(store_of_file(Path(what)) if is_file else _store(store), found)
-    typer.echo(found.model_dump_json(indent=2) if json else found.told)
+    told = f"{found.told}, and judged again" if deep else found.told
+    typer.echo(found.model_dump_json(indent=2) if json else told)
 
 
 def _judge_again(store: "Store", found: "Verified") -> None:
