@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, RUN, approved, made_key, publish_report
+from tests.approval.builder import CELL, NEWER, OLDER, RUN, Change, approved, made_key, publish_report, with_gate
 from tests.approval.conftest import key, run, store
 from tests.approver.desk import PAGE, Asked, asked, login
 from tests.approver.running import Approver, approver_running
@@ -14,13 +14,15 @@ from tests.html import Reader
 from tests.publish.policies import let_publish
 from tests.s3 import Settings, make_bucket, settings_in
 from vllm_qualify.approval.actions import revoke
-from vllm_qualify.approval.layout import pointer_key
+from vllm_qualify.approval.layout import JSON, cell_index_key, pointer_key
 from vllm_qualify.approval.pointer import read_pointer, revocation
 from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.row import Row
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.approver.watch import approve_new
 from vllm_qualify.errors import StoreError
+from vllm_qualify.plan.cell import Try
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
@@ -146,6 +148,31 @@ def test_a_plan_cannot_approve_itself(store: Store, key: PrivateKey, tmp_path: P
     for recipes in ({}, {"llama-3.1-8b": other}):
         assert approve_new(Desk(store, key, recipes), set()) == {(CELL, RUN)}
         assert not list(store.keys("approvals/"))
+
+
+def counting(*tries: Try) -> Change:
+    def change(report: Report) -> Report:
+        return automatic(report.model_copy(update={"plan": report.plan.model_copy(update={"tries": list(tries)})}))
+
+    return change
+
+
+def test_a_plan_that_leaves_out_its_releases_earlier_tries_is_for_a_person(
+    store: Store, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the host took them out of the index: the manifests are there, and it cannot delete them."""
+    # What else of a plan must be the recipe's is tested with the plan's conformity.
+    monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
+    desk = Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe})
+    publish_report(store, tmp_path / "runs", OLDER, with_gate("fail"))
+    hiding = publish_report(store, tmp_path / "runs", RUN, counting())
+    store.swap(cell_index_key(CELL), Row(cell=CELL).model_dump_json().encode(), JSON, store.read(cell_index_key(CELL)).tag)
+    assert desk.why_by_hand(hiding) == f"does not count {OLDER}, in which its release did not pass"
+    assert "a person decides" in desk.approve_automatically(CELL, RUN)
+    assert not list(store.keys("approvals/"))
+
+    honest = publish_report(store, tmp_path / "runs", NEWER, counting(Try(run_id=OLDER, verdict="fail")))
+    assert desk.why_by_hand(honest) == ""
 
 
 # --- a GPU host's rights to the store

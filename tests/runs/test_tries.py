@@ -11,7 +11,7 @@ from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import prepare
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.report.model import Report
-from vllm_qualify.runs.tries import with_tries
+from vllm_qualify.runs.tries import not_counted, with_tries
 
 RUNS = [f"20260314T0926{second}Z-5f3d19" for second in range(53, 60)]
 
@@ -93,6 +93,34 @@ def test_whoever_qualifies_again_is_told(store: DirectoryStore, tmp_path: Path) 
     said: list[str] = []
     with_tries(passed_report().plan, store, said.append)
     assert said == [f"{CELL}: this release did not pass 2 times, so its gates pass less easily"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        ([], []),
+        ([with_gate("fail"), with_gate("inconclusive")], RUNS[:2]),
+        ([with_gate("fail"), with_gate("pass"), with_gate("inconclusive")], RUNS[2:3]),
+        ([with_gate("fail"), with_gate("pass")], []),
+        ([with_gate("invalid")], []),
+        ([of_engine(f"sha256:{'7' * 64}"), of_plan(establishes=True)], []),
+    ],
+)
+def test_what_a_plan_does_not_count_is_known_by_the_manifests(
+    changes: list[Change], left_out: list[str], store: DirectoryStore, tmp_path: Path
+) -> None:
+    publish(store, tmp_path, *changes)
+    counts_none = publish_report(store, tmp_path / "runs", RUNS[len(changes)])
+    assert not_counted(counts_none, store) == left_out
+    counted = [Try(run_id=run_id, verdict="fail") for run_id in left_out]
+    counts_all = publish_report(store, tmp_path / "runs", RUNS[len(changes) + 1], of_plan(tries=counted))
+    assert not_counted(counts_all, store) == []
+
+
+def test_a_run_does_not_count_what_came_after_it(store: DirectoryStore, tmp_path: Path) -> None:
+    first = publish_report(store, tmp_path / "runs", RUNS[0])
+    publish_report(store, tmp_path / "runs", RUNS[1], with_gate("fail"))
+    assert not_counted(first, store) == []
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str
     # The index may be wrong; the manifests are not.
     if decision_key(cell, found.run_id) not in listed and _establishes(store, cell, found.run_id):
         return found.run_id
-    every = (manifest for manifest in _manifests(store, cell)[0].values() if decision_key(cell, manifest.run_id) not in listed)
+    every = (manifest for manifest in manifests(store, cell)[0].values() if decision_key(cell, manifest.run_id) not in listed)
     newest = max(filter(_is_baseline, every), key=order, default=None)
     return newest.run_id if newest else None
 
@@ -333,13 +333,13 @@ def _numbered(manifest: Manifest) -> Numbered:
 
 def _made(store: Store, cell: str) -> Row:
     """The row, made of all manifests of the cell."""
-    found, unreadable = _manifests(store, cell)
+    found, unreadable = manifests(store, cell)
     row = Row(cell=cell, unreadable=unreadable[-MOST_COMING:])
     row = row.model_copy(update={"baseline": _baseline(row, found)})
     return _decided(store, row, {run_id: _line(manifest) for run_id, manifest in found.items()})
 
 
-def _manifests(store: Store, cell: str) -> tuple[dict[str, Manifest], list[str]]:
+def manifests(store: Store, cell: str) -> tuple[dict[str, Manifest], list[str]]:
     """All manifests of a cell, by run, and the runs whose manifest cannot be read."""
     folder = f"reports/{cell}/"
     names = (key.removeprefix(folder).partition("/") for key in store.keys(folder))

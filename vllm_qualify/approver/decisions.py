@@ -16,6 +16,7 @@ from vllm_qualify.plan.conformity import difference
 from vllm_qualify.publish.store import Store, present
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.runs import judging
+from vllm_qualify.runs.tries import not_counted
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,11 @@ class Desk:
     def why_by_hand(self, run: PublishedRun) -> str:
         """Why a person must decide about a run; empty if the recipe may approve it.
 
-        A plan was made on the machine that was measured. So it counts only as far as the recipe here says the same.
+        A plan was made on the machine that was measured. So it counts only as far as the recipe and the store here say the
+        same.
+
+        Raises:
+            StoreError: the store cannot be read.
         """
         if told := why_by_hand(run.report):
             return told
@@ -82,6 +87,8 @@ class Desk:
             return f"is of the recipe {plan.cell.recipe}, which the approver does not have"
         if told := difference(plan, recipe):
             return f"was not qualified as the approver's recipe says: {told}"
+        if left_out := not_counted(run, self.store):
+            return f"does not count {', '.join(left_out)}, in which its release did not pass"
         return ""
 
     def approve_automatically(self, cell: str, run_id: str) -> str:

@@ -1,8 +1,12 @@
 """How often a release was qualified for a cell before, and how that ended."""
 
-from vllm_qualify.approval.index import read_row
+from itertools import takewhile
+
+from vllm_qualify.approval.index import manifests, read_row
+from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.plan.cell import CellPlan, Try
+from vllm_qualify.publish.order import is_newer, order
 from vllm_qualify.publish.store import Store
 
 
@@ -25,3 +29,19 @@ def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
     if found.unpassed:
         tell(f"{plan.cell.id}: this release did not pass {found.unpassed} times, so its gates pass less easily")
     return found
+
+
+def not_counted(run: PublishedRun, store: Store) -> list[str]:
+    """The runs before this one in which its release did not pass since it last did, and which its plan does not count.
+
+    They are told by the cell's manifests: whoever may publish can change an index and can leave tries out of a plan, and cannot
+    remove a manifest. Of two runs at the same time, the one that ends last does not count the other.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    release, counted = run.report.plan.cell.release.digest, {tried.run_id for tried in run.report.plan.tries}
+    before = sorted((each for each in manifests(store, run.cell)[0].values() if is_newer(run.manifest, each)), key=order)
+    tries = [(each.run_id, each.tried.verdict) for each in before if each.tried and each.tried.release == release]
+    since = takewhile(lambda tried: tried[1] != "pass", reversed(tries))
+    return sorted(run_id for run_id, verdict in since if verdict != "invalid" and run_id not in counted)
