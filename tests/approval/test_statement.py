@@ -15,7 +15,7 @@ from vllm_qualify.approval.layout import decision_key, sha256
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.statement import read_statement, statement
 from vllm_qualify.errors import CallerError, StoreError
-from vllm_qualify.plan.cell import Try
+from vllm_qualify.plan.cell import EarlierTry
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.model import Report
 
@@ -143,7 +143,7 @@ def test_a_statement_of_another_form_is_not_read(store: Store, run: PublishedRun
 
 
 def test_it_says_how_often_the_release_was_tried_before(store: Store, tmp_path: Path) -> None:
-    tries = [Try(run_id="20260313T080000Z-ffffff", verdict="inconclusive")]
+    tries = [EarlierTry(run_id="20260313T080000Z-ffffff", verdict="inconclusive")]
 
     def tried(report: Report) -> Report:
         return report.model_copy(update={"plan": report.plan.model_copy(update={"tries": tries})})

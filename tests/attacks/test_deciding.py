@@ -22,7 +22,7 @@ from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.approver.watch import approve_new
 from vllm_qualify.errors import StoreError
-from vllm_qualify.plan.cell import Try
+from vllm_qualify.plan.cell import EarlierTry
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
@@ -150,7 +150,7 @@ def test_a_plan_cannot_approve_itself(store: Store, key: PrivateKey, tmp_path: P
         assert not list(store.keys("approvals/"))
 
 
-def counting(*tries: Try) -> Change:
+def counting(*tries: EarlierTry) -> Change:
     def change(report: Report) -> Report:
         return automatic(report.model_copy(update={"plan": report.plan.model_copy(update={"tries": list(tries)})}))
 
@@ -171,7 +171,7 @@ def test_a_plan_that_leaves_out_its_releases_earlier_tries_is_for_a_person(
     assert "a person decides" in desk.approve_automatically(CELL, RUN)
     assert not list(store.keys("approvals/"))
 
-    honest = publish_report(store, tmp_path / "runs", NEWER, counting(Try(run_id=OLDER, verdict="fail")))
+    honest = publish_report(store, tmp_path / "runs", NEWER, counting(EarlierTry(run_id=OLDER, verdict="fail")))
     assert desk.why_by_hand(honest) == ""
 
 

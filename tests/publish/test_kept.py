@@ -11,7 +11,7 @@ import pytest
 from tests.runs.test_runs import captured_plan, captured_stage, store_in
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.plan.cell import CellPlan, Try
+from vllm_qualify.plan.cell import CellPlan, EarlierTry
 from vllm_qualify.plan.cells import new_run_id, within
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_stage, stage_key
@@ -244,7 +244,7 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "warm starts": (lambda plan: plan.model_copy(update={"warm_starts": 3}), ["serve"]),
     "gates": (lambda plan: plan.model_copy(update={"gates": plan.gates[:-1]}), JUDGED),
     "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), JUDGED),
-    "tries": (lambda plan: plan.model_copy(update={"tries": [Try(run_id="run-1", verdict="fail")]}), JUDGED),
+    "tries": (lambda plan: plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}), JUDGED),
 }
 
 
@@ -284,7 +284,7 @@ def test_a_plan_is_the_same_whatever_it_is_compared_with(plan: CellPlan) -> None
     establishing = plan.model_copy(update={"establishes": True, "accuracy": [task.model_copy(update={"sequential": False})]})
     assert is_the_same(plan, establishing)
     assert is_the_same(plan, within(plan, 900.0))
-    assert is_the_same(plan, plan.model_copy(update={"tries": [Try(run_id="run-1", verdict="fail")]}))
+    assert is_the_same(plan, plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}))
     assert not is_the_same(plan, of_server(arguments={"max-num-seqs": 7})(plan))
 
 

@@ -9,7 +9,7 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, invalid, valid
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import WORST_FIRST, Judgement
-from vllm_qualify.plan.cell import Try
+from vllm_qualify.plan.cell import EarlierTry
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import words
 from vllm_qualify.report.head import facts
@@ -187,7 +187,7 @@ def test_the_first_try_of_a_release_is_not_told() -> None:
 
 
 def test_earlier_tries_are_told_with_their_verdicts() -> None:
-    tries = [Try(run_id="a-1", verdict="fail"), Try(run_id="a-2", verdict="inconclusive")]
+    tries = [EarlierTry(run_id="a-1", verdict="fail"), EarlierTry(run_id="a-2", verdict="inconclusive")]
     report = passed_report()
     again = report.model_copy(update={"plan": report.plan.model_copy(update={"tries": tries})})
     said = "this is try 3 of this model and engine in this cell; before: fail (run a-1), inconclusive (run a-2)"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.approval.builder import CELL, Change, publish_report, with_gate
 from tests.report.builder import passed_report
-from vllm_qualify.plan.cell import CellPlan, Try
+from vllm_qualify.plan.cell import CellPlan, EarlierTry
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import prepare
 from vllm_qualify.recipe.gates import Verdict
@@ -57,9 +57,9 @@ def test_a_new_store_knows_of_no_try(store: DirectoryStore) -> None:
 def test_earlier_runs_of_the_release_are_told_oldest_first(store: DirectoryStore, tmp_path: Path) -> None:
     publish(store, tmp_path, with_gate("fail"), with_gate("inconclusive"), with_gate("pass"))
     assert tried(store).tries == [
-        Try(run_id=RUNS[0], verdict="fail"),
-        Try(run_id=RUNS[1], verdict="inconclusive"),
-        Try(run_id=RUNS[2], verdict="pass"),
+        EarlierTry(run_id=RUNS[0], verdict="fail"),
+        EarlierTry(run_id=RUNS[1], verdict="inconclusive"),
+        EarlierTry(run_id=RUNS[2], verdict="pass"),
     ]
 
 
@@ -112,7 +112,7 @@ def test_what_a_plan_does_not_count_is_known_by_the_manifests(
     publish(store, tmp_path, *changes)
     counts_none = publish_report(store, tmp_path / "runs", RUNS[len(changes)])
     assert not_counted(counts_none, store) == left_out
-    counted = [Try(run_id=run_id, verdict="fail") for run_id in left_out]
+    counted = [EarlierTry(run_id=run_id, verdict="fail") for run_id in left_out]
     counts_all = publish_report(store, tmp_path / "runs", RUNS[len(changes) + 1], of_plan(tries=counted))
     assert not_counted(counts_all, store) == []
 
@@ -139,5 +139,5 @@ def test_a_run_does_not_count_what_came_after_it(store: DirectoryStore, tmp_path
     ],
 )
 def test_tries_count_since_the_release_last_passed(verdicts: list[Verdict], unpassed: int) -> None:
-    tries = [Try(run_id=run_id, verdict=verdict) for run_id, verdict in zip(RUNS, verdicts, strict=False)]
+    tries = [EarlierTry(run_id=run_id, verdict=verdict) for run_id, verdict in zip(RUNS, verdicts, strict=False)]
     assert passed_report().plan.model_copy(update={"tries": tries}).unpassed == unpassed

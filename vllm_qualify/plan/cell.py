@@ -79,7 +79,7 @@ class Baseline(Frozen):
     load: Load
 
 
-class Try(Frozen):
+class EarlierTry(Frozen):
     """An earlier run of the same release in the same cell."""
 
     run_id: str
@@ -128,7 +128,7 @@ class CellPlan(Frozen):
     baseline: Baseline | None = None
     establishes: bool = False
     beside: ServerPlan | None = None
-    tries: list[Try] = []
+    tries: list[EarlierTry] = []
     client_image: EngineImage | None = None
     client: EngineIdentity | None = None
 

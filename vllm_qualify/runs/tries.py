@@ -5,7 +5,7 @@ from itertools import takewhile
 from vllm_qualify.approval.index import manifests, read_row
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.engine.process import Tell
-from vllm_qualify.plan.cell import CellPlan, Try
+from vllm_qualify.plan.cell import CellPlan, EarlierTry
 from vllm_qualify.publish.order import is_newer, order
 from vllm_qualify.publish.store import Store
 
@@ -23,7 +23,9 @@ def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
         return plan
     release, lines = plan.cell.release.digest, reversed(read_row(store, plan.cell.id).reports)
     tries = [
-        Try(run_id=line.run_id, verdict=line.tried.verdict) for line in lines if line.tried and line.tried.release == release
+        EarlierTry(run_id=line.run_id, verdict=line.tried.verdict)
+        for line in lines
+        if line.tried and line.tried.release == release
     ]
     found = plan.model_copy(update={"tries": tries})
     if found.unpassed:
