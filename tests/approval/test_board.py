@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, of_variant, publish_report, row_of, with_gate
 from tests.approval.test_actions import Wrapped
@@ -23,10 +24,10 @@ from vllm_qualify.approval.board import NEVER, BoardState, read_board, render_bo
 from vllm_qualify.approval.cell_page import render_cell_page
 from vllm_qualify.approval.index import index_problem, make_again, read_index, write_index
 from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, cell_index_key, cell_page_key
-from vllm_qualify.approval.lines import Lines, lines_of, parse_lines, write_lines
+from vllm_qualify.approval.lines import Lines, lines_of, lines_with, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Revocation, revocation
 from vllm_qualify.approval.published import PublishedRun
-from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
+from vllm_qualify.approval.row import Brief, Index, ReportLine, Row, Standing, brief
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import Interval
@@ -492,6 +493,45 @@ def test_an_index_is_read_from_its_lines_as_from_itself() -> None:
     assert Index.model_validate_json(written).cells == sorted(index.cells, key=lambda found: found.cell)
     assert parse_lines(written) == parse_lines(index.model_dump_json().encode()) == lines_of(index)
     assert parse_lines(write_lines(Lines())) == Lines()
+
+
+def brief_of(cell: str, revision: int = 1) -> Brief:
+    return brief(Row(cell=cell, revision=revision, reports=[line()]))
+
+
+@pytest.mark.parametrize("known", [(), ("b/b/b/b",), ("a/b/b/b", "b/b/b/b", "c/b/b/b", "c/b/b/b-2")], ids=["none", "one", "four"])
+@pytest.mark.parametrize("cell", ["a/a/a/a", "b/b/b/b", "b/b/b/b.1", "c/b/b/b", "c/b/b/b-2", "d/d/d/d"])
+def test_a_changed_line_makes_the_index_that_has_it(known: tuple[str, ...], cell: str) -> None:
+    before, after = ({name: brief_of(name) for name in known} | extra for extra in ({}, {cell: brief_of(cell, 5)}))
+    changed = parse_lines(write_lines(lines_with(before.values(), 3))).changed(after[cell])
+    assert changed == lines_with(after.values(), 3)
+    assert [changed.revision_of(name) for name in (cell, "e/e/e/e")] == [5, None]
+    assert Index.model_validate_json(write_lines(changed)).cells == [after[name] for name in sorted(after)]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda body: body.replace(b"},\n", b"}\n"),
+        lambda body: body.replace(b"}\n]}", b"},\n]}"),
+        lambda body: body.replace(b"\n]}", b"\n]"),
+        lambda body: body + b"\n",
+        lambda body: body.replace(b'"revision":5', b'"revision":-5'),
+        lambda body: body.replace(b'{"cell":"a', b'{"cell":"a\n'),
+        lambda body: body.replace(b'{"index_version"', b'{"no","index_version"'),
+        lambda body: b"",
+    ],
+    ids=["no comma", "a comma too many", "no end", "more", "below zero", "a line break in a name", "another head", "empty"],
+)
+def test_an_index_that_is_not_as_it_is_written_is_read_as_a_whole(spoil: Callable[[bytes], bytes]) -> None:
+    body = spoil(write_lines(lines_with([brief_of("a/a/a/a", 5), brief_of("b/b/b/b", 5)])))
+    try:
+        whole = Index.model_validate_json(body)
+    except ValidationError:
+        with pytest.raises(ValidationError):
+            parse_lines(body)
+    else:
+        assert parse_lines(body) == lines_of(whole)
 
 
 def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:

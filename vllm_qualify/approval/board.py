@@ -64,23 +64,30 @@ def render_board(index: Index) -> str:
 def _drawn(lines: Lines, there: bytes) -> bytes:
     head, tail, form = _frame()
     kept = _rows_in(there) if f'data-form="{form}"'.encode() in there[:BEGIN] else {}
-    every = sorted([*lines.revisions.items(), *((cell, 0) for cell in _gaps(lines.revisions))])
-    rows = [kept.get(b"%b%d" % (_begin(cell), revision)) or _row(_shown(lines, cell), revision) for cell, revision in every]
+    known = dict(lines.revisions())
+    gaps = _gaps(known)
+    every = sorted([*known.items(), *((cell, 0) for cell in gaps)])
+    never = {cell: ShownRow(cell=cell, state=NEVER) for cell in gaps}
+    rows = [
+        kept.get(b"%b%d" % (_begin(cell), revision)) or _row(never.get(cell) or _of_brief(lines.brief(cell)), revision)
+        for cell, revision in every
+    ]
     return b"\n".join([_filled(head, lines.revision, len(rows)), *rows, _filled(tail, lines.revision, len(rows))])
 
 
 def _with_new_row(lines: Lines, there: bytes, cell: str) -> bytes | None:
     """The board of the revision before with a new row for `cell`; None if it is another board, or has not one row for it."""
-    (head, tail, _), count = _frame(), there.count(b"\n" + _ROW)
+    (head, tail, _), count, found = _frame(), there.count(b"\n" + _ROW), lines.brief(cell)
     before = [_filled(part, lines.revision - 1, count) for part in (head, tail)]
     begin = b"\n" + _begin(cell)
     at = there.find(begin)
     if not there.startswith(before[0]) or not there.endswith(before[1]) or there.count(begin) != 1:
         return None
-    row = b"\n" + _row(_shown(lines, cell), lines.revisions[cell])
+    row = b"\n" + _row(_of_brief(found), found.revision)
     after = [_filled(part, lines.revision, count) for part in (head, tail)]
-    rows = (there[len(before[0]) : at], row, there[there.find(b"\n", at + 1) : -len(before[1])])
-    return b"".join([after[0], *rows, after[1]])
+    # Views: the rows that stay are copied once.
+    seen, ends = memoryview(there), there.find(b"\n", at + 1)
+    return b"".join([after[0], seen[len(before[0]) : at], row, seen[ends : len(there) - len(before[1])], after[1]])
 
 
 def _filled(part: bytes, revision: int, count: int) -> bytes:
@@ -166,10 +173,6 @@ class ShownRow:
 def _parts(cell: str) -> tuple[str, ...]:
     parts = cell.split("/", 3)
     return (*parts, *[""] * (4 - len(parts)))
-
-
-def _shown(lines: Lines, cell: str) -> ShownRow:
-    return _of_brief(lines.brief(cell)) if cell in lines.of else ShownRow(cell=cell, state=NEVER)
 
 
 def _of_brief(found: Brief) -> ShownRow:

@@ -206,7 +206,8 @@ def _with_row(store: Store, row: Row) -> tuple[Lines, bool]:
         found = _stored_lines(store)
         if found.known is None:
             return _put_lines(store, lines_with(map(brief, _rows(store))), found), False
-        if found.known.revisions.get(row.cell, -1) >= row.revision:
+        told = found.known.revision_of(row.cell)
+        if told is not None and told >= row.revision:
             return found.known, False
         lines = _put_lines(store, found.known.changed(brief(row)), found)
         return lines, lines is not found.known
@@ -216,7 +217,7 @@ def _with_row(store: Store, row: Row) -> tuple[Lines, bool]:
 
 def _put_lines(store: Store, lines: Lines, found: _StoredLines) -> Lines:
     """Write the index as the next revision, unless the store says the same. Raises ChangedError."""
-    if found.known is not None and found.known.of == lines.of:
+    if found.known is not None and found.known.text == lines.text:
         return found.known
     fresh = replace(lines, revision=found.revision + 1)
     store.swap(INDEX_KEY, write_lines(fresh), JSON, found.tag)

@@ -3,34 +3,58 @@
 Whoever reads the index parses all of it.
 """
 
+import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from vllm_qualify.approval.row import INDEX_VERSION, Brief, Index
 
-_HEAD = re.compile(rb'\{"index_version":%d,"revision":([0-9]{1,18}),"cells":\[' % INDEX_VERSION)
-_LINE = re.compile(rb'\{"cell":"([^"\\]{1,900})","revision":([0-9]{1,18})[,}].*')
-_TAIL = b"]}"
+_LINE = rb'\n\{"cell":("(?:[^"\\\n]|\\[^\n])*+"),"revision":([0-9]{1,18})[,}][^\n]*+'
+_LINES = re.compile(_LINE)
+# The last line alone has no comma.
+_INDEX = re.compile(
+    rb'\{"index_version":%d,"revision":([0-9]{1,18}),"cells":\[((?:(?:%b(?<=\},))*+%b(?<=\}))?+)\n\]\}'
+    % (INDEX_VERSION, _LINE, _LINE)
+)
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The index: each cell's line, sorted, and what revision of the cell's own index it says."""
+    """The index. `text` has each cell's line, sorted, each between a line break and a comma."""
 
     revision: int = 0
-    of: dict[str, bytes] = field(default_factory=dict)
-    revisions: dict[str, int] = field(default_factory=dict)
+    text: bytes = b""
+
+    def revision_of(self, cell: str) -> int | None:
+        """The revision of the cell's own index that its line says; None without a line."""
+        begin, end = self._place_of(cell)
+        found = _LINES.match(self.text, begin, end)
+        return int(found[2]) if found else None
+
+    def revisions(self) -> Iterator[tuple[str, int]]:
+        """All cells, sorted, each with the revision of its own index."""
+        return ((json.loads(found[1]), int(found[2])) for found in _LINES.finditer(self.text))
 
     def brief(self, cell: str) -> Brief:
-        """Raises ValidationError if the line is not one."""
-        return Brief.model_validate_json(self.of[cell])
+        """Raises ValidationError if the line is not one, or if there is none."""
+        begin, end = self._place_of(cell)
+        return Brief.model_validate_json(self.text[begin:end].removesuffix(b","))
 
     def changed(self, found: Brief) -> "Lines":
-        of = self.of | {found.cell: found.model_dump_json(exclude_none=True).encode()}
-        if found.cell not in self.of:
-            of = dict(sorted(of.items()))
-        return Lines(self.revision, of, self.revisions | {found.cell: found.revision})
+        """The index with this line in place of the cell's own; without one, it comes where the order wants it."""
+        begin, end = self._place_of(found.cell)
+        return Lines(self.revision, b"".join([self.text[:begin], _line(found), self.text[end:]]))
+
+    def _place_of(self, cell: str) -> tuple[int, int]:
+        """Where the cell's line begins and ends; without one, twice the place where it would begin."""
+        begin = self.text.find(_begin(cell))
+        if begin < 0:
+            later = (found.start() for found in _LINES.finditer(self.text) if json.loads(found[1]) > cell)
+            begin = next(later, len(self.text))
+            return begin, begin
+        end = self.text.find(b"\n", begin + 1)
+        return begin, len(self.text) if end < 0 else end
 
 
 def lines_of(index: Index) -> Lines:
@@ -38,25 +62,28 @@ def lines_of(index: Index) -> Lines:
 
 
 def lines_with(cells: Iterable[Brief], revision: int = 0) -> Lines:
-    known = {found.cell: found for found in sorted(cells, key=lambda found: found.cell)}
-    of = {cell: found.model_dump_json(exclude_none=True).encode() for cell, found in known.items()}
-    return Lines(revision, of, {cell: found.revision for cell, found in known.items()})
+    known = {found.cell: found for found in cells}
+    return Lines(revision, b"".join(_line(known[cell]) for cell in sorted(known)))
 
 
 def write_lines(lines: Lines) -> bytes:
-    head = b'{"index_version":%d,"revision":%d,"cells":[' % (INDEX_VERSION, lines.revision)
-    return b"\n".join([head, b",\n".join(lines.of.values()), _TAIL])
+    text = lines.text.removesuffix(b",")
+    return b'{"index_version":%d,"revision":%d,"cells":[%b\n]}' % (INDEX_VERSION, lines.revision, text)
 
 
 def parse_lines(body: bytes) -> Lines:
     """Raises ValidationError if it is not an index of this version."""
-    head, _, rest = body.partition(b"\n")
-    *rows, tail = rest.split(b"\n")
-    told = _HEAD.fullmatch(head)
-    found = [_LINE.fullmatch(row.removesuffix(b",")) for row in rows if row]
-    if not told or tail != _TAIL or not all(found):
+    found = _INDEX.fullmatch(body)
+    if not found:
         # Somebody else wrote it: as another document of the same content, or none.
         return lines_of(Index.model_validate_json(body))
-    matched = [(match[1].decode(), match[0], int(match[2])) for match in found if match]
-    of, revisions = {cell: line for cell, line, _ in matched}, {cell: revision for cell, _, revision in matched}
-    return Lines(int(told[1]), of, revisions)
+    return Lines(int(found[1]), found[2] + b"," if found[2] else b"")
+
+
+def _line(found: Brief) -> bytes:
+    return b"\n%b," % found.model_dump_json(exclude_none=True).encode()
+
+
+def _begin(cell: str) -> bytes:
+    """How a cell's line begins. JSON has no line break within a text, so nothing else looks so."""
+    return b'\n{"cell":%b,"revision":' % json.dumps(cell, ensure_ascii=False).encode()

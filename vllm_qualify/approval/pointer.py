@@ -132,10 +132,11 @@ def parse_pointer(body: bytes, cell: str, place: str) -> Pointer:
         told = document.pop("sha256", None)
     except ValueError as error:
         raise _tampered(place) from error
-    if told != sha256(canonical(document)) or _with_sha256(document) != body:
+    text = canonical(document)
+    if told != sha256(text) or readable(document | {"sha256": told}) != body:
         raise _tampered(place)
     try:
-        pointer = Pointer.model_validate_json(canonical(document))
+        pointer = Pointer.model_validate_json(text)
     except ValidationError as error:
         raise StoreError(f"not a pointer: {reason_of(error)}", "read it with the version that wrote it", place) from error
     if pointer.cell != cell:

@@ -63,6 +63,8 @@ class DirectoryStore:
 
     def __init__(self, directory: Path) -> None:
         self._root = directory
+        # What was read last: to compare it with what a swap finds is faster than to hash that again.
+        self._last = Stored(b"", _tag(b""))
 
     @property
     def url(self) -> str:
@@ -80,7 +82,7 @@ class DirectoryStore:
         _write(path, body, _link)
 
     def get(self, key: str) -> bytes:
-        return self.read(key).body
+        return self._body(self._path(key))
 
     def read(self, key: str) -> Stored:
         return self._read(self._path(key))
@@ -141,23 +143,35 @@ class DirectoryStore:
                 yield Path(parent, name).relative_to(self._root).as_posix()
 
     def _read(self, path: Path) -> Stored:
+        body = self._body(path)
+        self._last = found = Stored(body, _tag(body))
+        return found
+
+    def _body(self, path: Path) -> bytes:
         with _told(path):
             try:
-                body = read_plain(path)
+                return read_plain(path)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 self._require_root()
                 raise missing(str(path)) from None
-        return Stored(body, _tag(body))
 
     def _swap(self, path: Path, body: bytes, tag: str | None) -> str:
         with _told(path), self._locked(path):
-            if _tag_of(path) != tag:
+            if self._tag_of(path) != tag:
                 raise changed(str(path))
             if tag is None:
                 _write_first(path, body)
             else:
                 _write(path, body, _replace)
         return _tag(body)
+
+    def _tag_of(self, path: Path) -> str | None:
+        try:
+            there = read_plain(path)
+        except FileNotFoundError:
+            return None
+        last = self._last
+        return last.tag if there == last.body else _tag(there)
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
@@ -170,13 +184,6 @@ class DirectoryStore:
 
 def _tag(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
-
-
-def _tag_of(path: Path) -> str | None:
-    try:
-        return _tag(read_plain(path))
-    except FileNotFoundError:
-        return None
 
 
 def _wait_for(file: BinaryIO, path: Path) -> None:
