@@ -1,6 +1,7 @@
 """A limit of time around calls that have none of their own."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
@@ -8,18 +9,32 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class _Limited(threading.local):
+    """When the call that this thread was made for must have ended, by the monotonic clock; None in other threads."""
+
+    until: float | None = None
+
+
+_limited = _Limited()
+
+
 def within(limit_s: float, call: Callable[[], T]) -> T:
     """What `call` returns or raises, if it does so in time.
 
     A time limit of a socket is for one read, and a server that sends a byte now and then never reaches it. The call runs in a
     thread, and one that takes too long is left behind there: its connections' own limits end it, or the end of this process.
+    Within a call that must end sooner it needs no thread of its own.
 
     Raises:
         TimeoutError: it took longer than `limit_s`.
     """
+    until = time.monotonic() + limit_s
+    if _limited.until is not None and _limited.until <= until:
+        return call()
     future: Future[T] = Future()
 
     def work() -> None:
+        _limited.until = until
         try:
             future.set_result(call())
         except BaseException as error:

@@ -209,4 +209,13 @@ def test_a_call_in_time_gives_its_value_or_its_error() -> None:
     never = threading.Event()
     with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
         within(0.05, never.wait)
+    with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
+        within(0.05, lambda: within(60, never.wait))
+    with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
+        within(60, lambda: within(0.05, never.wait))
     never.set()
+
+
+def test_a_call_within_one_that_ends_sooner_stays_in_its_thread() -> None:
+    inner, outer = within(5, lambda: (within(60, threading.get_ident), threading.get_ident()))
+    assert inner == outer != threading.get_ident()

@@ -1,6 +1,7 @@
 """The matrix of cells: each with its last approval and its state, read from the pointers."""
 
 import json
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
@@ -8,11 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_qualify.approval.layout import pointer_key
-from vllm_qualify.approval.pointer import ApprovalState, Entry, read_pointer, state_of
-from vllm_qualify.publish.store import Store
+from vllm_qualify.approval.pointer import ApprovalState, Entry, Pointer, read_pointer, state_of
+from vllm_qualify.errors import StoreBusyError
+from vllm_qualify.limits import within
+from vllm_qualify.publish.store import PLACE, Store
 from vllm_qualify.recipe.values import Frozen
 
 AT_ONCE = 16
+LIMIT_S = 300.0
 
 
 class CellState(Frozen):
@@ -24,13 +28,22 @@ class CellState(Frozen):
 
 
 def matrix(store: Store, today: date) -> list[CellState]:
-    """All cells with a pointer, sorted. Raises TamperedError, StoreError."""
+    """All cells with a pointer, sorted. Raises TamperedError, StoreError; StoreBusyError after LIMIT_S."""
     cells = _listed(store)
+    # One limit for a share of them: a limit for each would cost a thread each, as long as some reads.
+    shares = [sorted(cells)[number::AT_ONCE] for number in range(AT_ONCE)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        pointers = pool.map(lambda cell: read_pointer(store, cell, cells[cell]), cells)
-        return [
-            CellState(cell=found.cell, state=state_of(found.last, found, today), last=found.last) for found in pointers if found
-        ]
+        found = [pointer for share in pool.map(lambda share: _pointers(store, share, cells), shares) for pointer in share]
+    states = (CellState(cell=found.cell, state=state_of(found.last, found, today), last=found.last) for found in found)
+    return sorted(states, key=lambda state: state.cell)
+
+
+def _pointers(store: Store, share: Sequence[str], cells: Mapping[str, list[str]]) -> list[Pointer]:
+    try:
+        found = within(LIMIT_S, lambda: [read_pointer(store, cell, cells[cell]) for cell in share])
+    except TimeoutError as error:
+        raise StoreBusyError(f"{store.url}: its pointers were not read: {error}", "try again later", PLACE) from error
+    return [pointer for pointer in found if pointer]
 
 
 def _listed(store: Store) -> dict[str, list[str]]:

@@ -18,6 +18,8 @@ import boto3
 from botocore import exceptions as e
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import Session
+from botocore.utils import parse_timestamp
 
 from vllm_qualify.errors import CallerError, QualifyError, StoreBusyError, StoreError
 from vllm_qualify.limits import within
@@ -307,18 +309,34 @@ def _s3_client(bucket: str) -> "S3Client":
         read_timeout=READ_TIMEOUT_S,
         max_pool_connections=AT_ONCE,
         retries={"mode": "standard"},
+        # Otherwise boto3 writes it anew for each request.
+        user_agent=f"vllm-qualify boto3/{boto3.__version__}",
         # Newer SDKs send checksum trailers by default. Ceph and other gateways refuse them or store them wrongly.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
     try:
-        return boto3.session.Session().client("s3", config=config)
+        return boto3.session.Session(botocore_session=_session()).client("s3", config=config)
     except (BotoCoreError, ValueError) as error:
         raise StoreError(
             f"the AWS settings for the bucket {bucket} cannot be used ({type(error).__name__})",
             "check AWS_PROFILE, AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the files in ~/.aws",
             PLACE,
         ) from None
+
+
+def _session() -> Session:
+    """A session that reads the dates of S3's headers by the standard library: boto3's own way took a tenth of each read."""
+    session = Session()
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_moment)
+    return session
+
+
+def _moment(value: Any) -> datetime:
+    try:
+        return parsedate_to_datetime(value)
+    except (AttributeError, TypeError, ValueError):
+        return parse_timestamp(value)
 
 
 def _without_user(endpoint: str) -> str:
