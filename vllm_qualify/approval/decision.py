@@ -12,6 +12,7 @@ from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 from vllm_qualify.evidence.stages.table import wanted
 from vllm_qualify.judge.verdict import GateVerdict, worst
+from vllm_qualify.plan.contradiction import contradiction
 from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
 from vllm_qualify.recipe.gates import Verdict, Waiver
 from vllm_qualify.recipe.values import Frozen
@@ -109,9 +110,12 @@ def parse_decision(body: bytes, place: str) -> StoredDecision:
 
 
 def check_passed(report: Report, today: date) -> None:
-    """Raises CallerError if something of the plan is missing, or a gate did not pass and no waiver holds for it on this day."""
-    if missing := _missing(report):
-        problem = f"run {report.run_id} cannot be approved: {missing}"
+    """Raises CallerError if a report must not be approved on this day.
+
+    Its plan contradicts itself, something of the plan is missing, or a gate did not pass and no waiver holds for it.
+    """
+    if wrong := contradiction(report.plan) or _missing(report):
+        problem = f"run {report.run_id} cannot be approved: {wrong}"
         raise CallerError(problem, "do not trust this report; qualify the cell again", "REPORT")
     if _verdict_on(report, today) == "pass" and report.passed:
         return
@@ -127,7 +131,9 @@ def check_passed(report: Report, today: date) -> None:
 def _missing(report: Report) -> str:
     """What of the plan its report lacks: a gate, or the evidence of a stage. Empty if it is whole."""
     judged = [found.gate for found in report.judgement.gates]
-    if without := [gate.label for gate in report.plan.judged if gate not in judged]:
+    # What is said not to be judged is shown, and signed; a gate of which nothing is said would be left out unseen.
+    told = [*judged, *report.judgement.not_judged]
+    if without := [gate.label for gate in report.plan.gates if gate not in (judged if gate in report.plan.judged else told)]:
         return f"it has no verdict on {', '.join(without)}, which its plan asks for"
     with_files = {stage.stage for stage in report.stages if stage.files}
     if absent := [name for name in wanted(report.plan) if name not in with_files]:

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -141,12 +141,24 @@ def file_digest(path: Path) -> str:
 
 
 def content_of(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file in a folder by its relative path, sorted."""
+    """The SHA-256 of each file in a folder by its relative path, sorted; also of files in folders that are links."""
     found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(_files_below(folder, frozenset())):
         with path.open("rb") as file:
             found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
+
+
+def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    here = folder.resolve()
+    if here in above:
+        # A link back to a folder that it is in adds nothing.
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files_below(path, above | {here})
+        elif path.is_file():
+            yield path
 
 
 def digest_of(content: Mapping[str, str]) -> str:

@@ -113,7 +113,8 @@ def check_files(folder: Path, repository: Repository, place: str) -> None:
     """
     if not repository.files:
         return
-    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    # A link to a folder is none of the hub's: what is in it would be served, and is not walked here.
+    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     with writing(place), ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
         digests = list(pool.map(partial(_is_the_hubs, folder, repository), paths))
     if changed := [path.relative_to(folder).as_posix() for path, is_same in zip(paths, digests, strict=True) if not is_same]:

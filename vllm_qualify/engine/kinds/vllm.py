@@ -151,9 +151,9 @@ KIND = EngineKind(
     trust_remote_code="trust-remote-code",
     speculative="speculative-config",
     repositories=("tokenizer",),
-    # Its configuration is read at the revision of the model, which another repository does not have.
-    unpinned=("hf-config-path", "generation-config"),
-    files=("chat-template", "tool-parser-plugin", "reasoning-parser-plugin"),
+    # Its configuration is read at the revision of the model, which another repository does not have; an adapter at none.
+    unpinned=("hf-config-path", "generation-config", "lora-modules", "default-mm-loras"),
+    files=("chat-template", "tool-parser-plugin", "reasoning-parser-plugin", "structured-outputs-config"),
     metrics_path="/metrics",
     counters={
         "running": ("vllm:num_requests_running",),
