@@ -84,7 +84,7 @@ def test_a_file_that_the_hub_does_not_have_is_not_served(name: str) -> None:
 
 
 @pytest.mark.usefixtures("service")
-def test_a_folder_of_the_cache_that_is_a_link_is_not_the_hubs(tmp_path: Path) -> None:
+def test_a_folder_of_the_cache_that_is_a_link_is_not_the_hubs() -> None:
     """What a walk does not follow, a server does: transformers reads each template in `additional_chat_templates`."""
     folder = fetch(found(), "check")
     planted = folder.parents[1] / "blobs" / "templates"

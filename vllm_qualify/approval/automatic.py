@@ -14,6 +14,6 @@ def why_by_hand(report: Report) -> str:
         return "rests on a waiver"
     if report.judgement.not_judged:
         return "has gates that were not judged, because there is no baseline"
-    if report.plan.code or report.plan.server.trust_remote_code:
+    if report.plan.foreign_code:
         return "runs code that is not the engine's, which could have changed what was measured"
     return ""

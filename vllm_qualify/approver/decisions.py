@@ -16,6 +16,7 @@ from vllm_qualify.plan.conformity import difference
 from vllm_qualify.publish.store import Store, present
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.runs import judging
+from vllm_qualify.runs.baseline import compared_otherwise
 from vllm_qualify.runs.tries import not_counted
 
 
@@ -81,15 +82,21 @@ class Desk:
         """
         if told := why_by_hand(run.report):
             return told
+        name = run.report.plan.cell.recipe
+        if name not in self.recipes:
+            return f"is of the recipe {name}, which the approver does not have"
+        return next(self.departures(run), "")
+
+    def departures(self, run: PublishedRun) -> Iterator[str]:
+        """What of a run is not as the recipe and the store here say, in words that follow it. Raises StoreError."""
         plan = run.report.plan
         recipe = self.recipes.get(plan.cell.recipe)
-        if recipe is None:
-            return f"is of the recipe {plan.cell.recipe}, which the approver does not have"
-        if told := difference(plan, recipe):
-            return f"was not qualified as the approver's recipe says: {told}"
+        if recipe and (told := difference(plan, recipe)):
+            yield f"was not qualified as the approver's recipe says: {told}"
         if left_out := not_counted(run, self.store):
-            return f"does not count {', '.join(left_out)}, in which its release did not pass"
-        return ""
+            yield f"does not count {', '.join(left_out)}, in which its release did not pass"
+        if told := compared_otherwise(plan, self.store):
+            yield told
 
     def approve_automatically(self, cell: str, run_id: str) -> str:
         """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""

@@ -75,6 +75,8 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
             gates=gate_rows(run.report.judgement),
             standing=desk.standing(run),
             why_by_hand=desk.why_by_hand(run),
+            departures=list(desk.departures(run)),
+            valid_days=run.report.plan.approval.valid_days,
             place=desk.store.locate(f"{run.report.prefix}/report.html"),
         )
 

@@ -132,11 +132,12 @@ def approved_get(
     """The configuration that was qualified, ready to be deployed. The approval is verified first."""
     from vllm_qualify.approval.formats import deployable, deployment_name
     from vllm_qualify.approval.verify import verify
+    from vllm_qualify.recipe.code import code_of_server
 
     found = verify(_store(store), cell, _keys(public_key), datetime.now(UTC))
     known = {"cell": found.cell, "run": found.run_id, "approved-by": found.by, "expires": str(found.expires)}
-    if found.server.trust_remote_code:
-        known["trusts"] = "the model's own code"
+    if code := code_of_server(found.server.arguments, found.server.environment):
+        known["trusts"] = "; ".join(code)
     typer.echo(deployable(found.server, format, deployment_name(cell), known), nl=False)
 
 

@@ -8,6 +8,7 @@ from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.recipe.code import TASKS_CODE, code_of_server
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.recipe.values import Frozen, Name
@@ -97,7 +98,7 @@ class CellPlan(Frozen):
     - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
     - `pulled_s` is how long the pull of the image took; None without a pull.
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
-    - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
+    - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks. See `foreign_code`.
     - `tries` are the earlier runs of this release in this cell that the store shows, the oldest first.
     - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
     """
@@ -159,6 +160,13 @@ class CellPlan(Frozen):
         """How often the release was judged and did not pass since it last passed. An invalid run decided nothing."""
         since = takewhile(lambda tried: tried.verdict != "pass", reversed(self.tries))
         return sum(tried.verdict != "invalid" for tried in since)
+
+    @property
+    def foreign_code(self) -> list[str]:
+        """What of the plan runs code, in words, by its server and tasks as they stand here: `code` may leave something out."""
+        tasks = [f"accuracy.{task.name}: {TASKS_CODE}" for task in self.accuracy if task.folder or task.settings.task_folder]
+        own = [*code_of_server(self.server.arguments, self.server.environment), *tasks]
+        return list(dict.fromkeys([*own, *self.code]))
 
     @property
     def comparing(self) -> list[Gate]:

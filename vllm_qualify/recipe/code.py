@@ -44,7 +44,7 @@ _METHOD, _OWN_CLASS = "method", "custom-class"
 _QUALIFIED_NAME = re.compile(r"[^\W\d]\w*([.:][^\W\d]\w*)+")
 _NOT_QUALIFIED = ("chat-template", "allowed-media-domains")
 
-_TASKS_CODE = "lm-eval runs what its task_folder says: templates, metrics and functions"
+TASKS_CODE = "lm-eval runs what its task_folder says: templates, metrics and functions"
 _FUNCTION, _INCLUDE = "!function", "include"
 
 
@@ -91,7 +91,7 @@ def code_of_task(settings: Accuracy, folder: Path | None) -> list[str]:
     if folder is None:
         return []
     place = f"accuracy.{settings.task}"
-    return [f"{place}: {_TASKS_CODE}", *(f"{place}: {found}" for found in _functions_in(folder))]
+    return [f"{place}: {TASKS_CODE}", *(f"{place}: {found}" for found in _functions_in(folder))]
 
 
 def _layers(recipe: Recipe) -> Iterator[tuple[str, Arguments]]:

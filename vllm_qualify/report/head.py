@@ -22,7 +22,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Load", "; ".join(filter(None, (points.effort(report), points.window(report))))),
         ("Baseline", words.compared(plan)),
         ("Tries", words.tries(plan)),
-        ("Trusts code", "; ".join(plan.code)),
+        ("Trusts code", "; ".join(plan.foreign_code)),
         ("Since then", changed.brief if changed else ""),
     ]
     return [(name, text) for name, text in told if text]

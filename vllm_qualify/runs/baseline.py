@@ -171,6 +171,17 @@ def newest_baseline(store: Store, cell: str) -> Report | None:
     return report
 
 
+def compared_otherwise(plan: CellPlan, store: Store) -> str:
+    """If a plan's baseline is not its cell's baseline in the store, both in words; else empty. Raises StoreError."""
+    named, cell = plan.baseline, plan.baseline_cell
+    if named is None:
+        return ""
+    newest = baseline_of(store, cell)
+    if (named.cell.id, named.run_id) == (cell, newest):
+        return ""
+    return f"is compared with run {named.run_id} of {named.cell.id}, and the baseline of {cell} is run {newest or 'none'}"
+
+
 def _baseline(report: Report, folder: Path | None) -> Baseline:
     return Baseline(
         run_id=report.run_id,
