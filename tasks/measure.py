@@ -19,6 +19,7 @@ from vllm_qualify.evidence.serving import Served, see_the_same
 from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.judge import compare, estimate, stopping
 from vllm_qualify.plan.cells import fitted
+from vllm_qualify.plan.parts import check_unchanged
 from vllm_qualify.publish.kept import Reuse, keep
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
@@ -45,7 +46,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
     """Serve several cells for the length of the block, with the measuring tools; then save each cell's evidence of the server.
 
     Raises:
-        QualifyError: the server does not start, or ended on its own; or as `answered`.
+        QualifyError: the server does not start, or ended on its own; or as `answered`, or `check_unchanged` when it has ended.
     """
     first, started_at, started = runs[0], datetime.now(UTC), time.monotonic()
     folder = stages.stage_folder(first.evidence, "serve")
@@ -63,6 +64,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
         yield served
     if first.plan.warm_starts:
         in_time(measure_warm_starts, first.plan.warm_starts * start_limit_s)(first)
+    check_unchanged(first.plan.server, first.plan.cell.release.revision, "serve")
     held_s = time.monotonic() - started
     for run in runs:
         _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, held_s, folder), store)

@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from vllm_qualify.engine.environment import content_digest, file_digest
-from vllm_qualify.engine.hub import Repository, find_repository
+from vllm_qualify.engine.hub import Repository, cache_folder, check_files, find_repository, folder_name
 from vllm_qualify.engine.parts import MODEL, Part
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.errors import CallerError
+from vllm_qualify.errors import CallerError, HostError, writing
 
 PLACE = "check"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -27,6 +27,29 @@ def with_parts(server: ServerPlan, model: Repository | None) -> ServerPlan:
         HostError: the hub does not answer, or a file cannot be read.
     """
     return server.model_copy(update={"parts": list(_parts(server, model))})
+
+
+def check_unchanged(server: ServerPlan, revision: str, place: str) -> None:
+    """Hash again what a server has read, when it has ended: what was hashed before it began may have been changed since.
+
+    `revision` is that of its release.
+
+    Raises:
+        HostError: a folder or a file of this machine is not what the plan says.
+        HubError: a file of a repository is not what the hub has.
+    """
+    for part in server.repositories:
+        if part.files:
+            snapshot = cache_folder() / folder_name(part.name) / "snapshots" / part.revision
+            check_files(snapshot, Repository(name=part.name, commit=part.revision, files=part.files), place)
+    own = [(server.model, revision)] if server.is_local else []
+    files = [(part.name, part.revision) for part in server.parts if not part.is_of_the_hub]
+    for name, digest in (*own, *files):
+        with writing(place):
+            is_same = _digest(Path(name).expanduser()) == digest
+        if not is_same:
+            problem = f"{name} was changed while it was served, so nothing shows what was measured"
+            raise HostError(problem, "find out who writes there, and qualify again", place, kind="model-changed")
 
 
 def repositories_named(server: ServerPlan) -> Iterator[tuple[str, str]]:
@@ -77,13 +100,17 @@ def _named_by(server: ServerPlan, option: str, name: str) -> Iterator[Part]:
     """What an option names. In a container a path is one of the image, whose digest covers it."""
     path, kind = Path(name).expanduser(), server.engine_kind
     if not server.in_container and _is_there(path):
-        yield Part(option=option, name=name, revision=content_digest(path) if path.is_dir() else file_digest(path))
+        yield Part(option=option, name=name, revision=_digest(path))
     elif not _REPOSITORY.fullmatch(name):
         return
     elif option.partition(".")[0] in kind.repositories:
         yield _of_the_hub(option, find_repository(name, None, PLACE))
     elif option.partition(".")[0] in kind.unpinned:
         raise _cannot_be_pinned(server, option, name)
+
+
+def _digest(path: Path) -> str:
+    return content_digest(path) if path.is_dir() else file_digest(path)
 
 
 def _is_there(path: Path) -> bool:
