@@ -140,7 +140,7 @@ def a_tokenizer(report: Document) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (another_model, "its model is"),
+        (another_model, "its server had another model than the plan"),
         (another_option, "its server had another max-model-len than the plan"),
         (trusted_code, "its server had another trust-remote-code than the plan"),
         (another_name, "its server had another served-model-name than the plan"),

@@ -20,6 +20,7 @@ from pydantic import JsonValue
 
 from vllm_qualify.engine.confine import LEAST_VERSION
 from vllm_qualify.errors import writing
+from vllm_qualify.recipe.environment import may_be_set
 from vllm_qualify.recipe.serving import is_secret_name
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import has_password
@@ -78,6 +79,19 @@ def _is_inherited(name: str, value: str, downloads: bool) -> bool:
         return True
     is_listed = name in NAMES or (name.startswith(PREFIXES) and not name.startswith(OURS))
     return is_listed and not is_secret_name(name) and not has_password(value)
+
+
+def inherited_by_engines() -> dict[str, str]:
+    """The variables of this process that a recipe could set too, and that an engine's process gets: they tune what it serves.
+
+    Places of caches, the choice of GPUs and the switches of statistics are not among them.
+    """
+    left_out = CACHES | NO_STATISTICS.keys() | {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name not in left_out and may_be_set(name) and _is_inherited(name, value, False)
+    }
 
 
 # --- the files

@@ -15,18 +15,22 @@ from vllm_qualify.recipe.yaml_text import load_yaml
 _OF_THE_START = ("port",)
 
 
-def served_otherwise(plan: ServerPlan, evidence: Path) -> str:
-    """In what the server of the evidence is another one than the plan's, in words; empty if it is the plan's."""
+def served_otherwise(plan: ServerPlan, evidence: Path, *, taken_over: bool) -> str:
+    """In what the server of the evidence is another one than the plan's, in words; empty if it is the plan's.
+
+    Evidence that was `taken_over` from another run may be of a host on which the model's folder has another path.
+    """
     try:
         told = _document((evidence / "serve" / CONFIG_FILE).read_text(encoding="utf-8"))
         log = (evidence / "serve" / LOG).read_text(encoding="utf-8", errors="replace")
     except (*UNUSABLE, YAMLError) as error:
         return f"its server left no usable file: {in_words(error)}"
-    expected = _document(config_text(_where_it_was(plan, told), 0))
+    planned = _where_it_was(plan, told) if taken_over else plan
+    expected = _document(config_text(planned, 0))
     if different := sorted(name for name in told.keys() | expected.keys() if told.get(name) != expected.get(name)):
         return f"its server had another {', '.join(different)} than the plan"
     try:
-        check_identity(_where_it_was(plan, told), log, in_any_cache=True)
+        check_identity(planned, log, in_any_cache=True)
     except RecipeError as error:
         return error.problem
     return ""
@@ -41,7 +45,7 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _where_it_was(plan: ServerPlan, told: dict[str, Any]) -> ServerPlan:
-    """The plan with its model at the path of the host that served it: a stage may be taken over from another host."""
+    """The plan with its model at the path of the host that served it."""
     model = told.get("model")
     is_elsewhere = plan.is_local and not plan.in_container and isinstance(model, str) and model.startswith("/")
     return plan.model_copy(update={"model": model}) if is_elsewhere else plan

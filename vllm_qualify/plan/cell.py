@@ -98,7 +98,7 @@ class CellPlan(Frozen):
     - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
     - `pulled_s` is how long the pull of the image took; None without a pull.
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
-    - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks. See `foreign_code`.
+    - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
     - `tries` are the earlier runs of this release in this cell that the store shows, the oldest first.
     - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
     """

@@ -130,7 +130,7 @@ def _served(before: ServerPlan, now: ServerPlan) -> list[FactRow]:
 
 def _config_rows(before: ServerPlan, now: ServerPlan) -> Iterator[ConfigRow]:
     yield from _differences(OPTION, *(_configured(server) for server in (before, now)))
-    yield from _differences(VARIABLE, before.environment, now.environment)
+    yield from _differences(VARIABLE, before.variables, now.variables)
 
 
 def _configured(server: ServerPlan) -> dict[str, JsonValue]:

@@ -130,7 +130,7 @@ def diff(a: Report, b: Report) -> ReportDiff:
         release=changed_settings(_release(a), _release(b)),
         machine=changed_settings(_machine(a), _machine(b)),
         server=changed_settings(effective_server(a.plan), effective_server(b.plan)),
-        environment=changed_settings(a.plan.server.environment, b.plan.server.environment),
+        environment=changed_settings(a.plan.server.variables, b.plan.server.variables),
         workload=changed_settings(_workload(a.plan), _workload(b.plan)),
         gates=changed_settings(_gates(a.plan), _gates(b.plan)),
         tools=changed_settings(_tools(a), _tools(b)),

@@ -61,7 +61,8 @@ def check_judgement(store: Store, run: PublishedRun) -> None:
     with TemporaryDirectory(prefix="vllm-qualify-judge-") as folder:
         evidence = Path(folder)
         fetch_evidence(store, report, evidence)
-        if told := served_otherwise(report.plan.server, evidence):
+        taken_over = any(stage.taken_from for stage in report.stages if stage.stage == "serve")
+        if told := served_otherwise(report.plan.server, evidence, taken_over=taken_over):
             raise TamperedError(f"its evidence is of another server: {told}", _QUALIFY_AGAIN, place)
         stages = _parsed_again(report.stages, report.plan, evidence)
         again, _ = _judged(report.plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
