@@ -123,8 +123,8 @@ def _looked(store: Store, source: ImageSource, told: list[str]) -> bool:
     try:
         found = found_at(source)
     except HostError as error:
-        assert error.retry, error
-        assert error.remedy
+        if not (error.retry and error.remedy):
+            raise
         return False
     for sighting in known.note_new(store, source, found, NOW, again_after_s=timedelta(days=1).total_seconds()):
         told.append(sighting.identity)
