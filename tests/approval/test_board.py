@@ -385,11 +385,11 @@ class Interrupted(Wrapped):
         super().__init__(store)
         self.meanwhile: Callable[[], None] | None = meanwhile
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if self.meanwhile:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
@@ -539,11 +539,11 @@ def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:
     text = store.get(BOARD_KEY)
 
     class Restless(Wrapped):
-        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
             nonlocal text
             text += b" "
             super().swap(key, text, content_type, tag)
-            return super().swap(key, body, content_type, tag)
+            super().swap(key, body, content_type, tag)
 
     with pytest.raises(StoreBusyError, match="the board changes all the time"):
         write_board(Restless(store), lines_of(index_of(2)))
@@ -565,10 +565,10 @@ def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key:
 
 
 class Failing(Wrapped):
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if key == BOARD_KEY:
             raise StoreError("the disk is full", "free space on it", self.locate(key))
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 def board_is_up_to_date(store: Store) -> bool:

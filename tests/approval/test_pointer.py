@@ -138,10 +138,10 @@ class Meddled(DirectoryStore):
         super().__init__(directory)
         self.changes, self.quiet = changes, DirectoryStore(directory)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if self.changes:
             self.changes.pop(0)(self.quiet)
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 def test_the_loser_is_told_by_whom(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_a_revocation_comes_through_and_hits_what_was_meant(tmp_path: Path) -> N
 
 def test_a_pointer_that_never_rests_is_told(tmp_path: Path) -> None:
     class Restless(DirectoryStore):
-        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-            return super().swap(key, body, content_type, f"not {tag}")
+        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
+            super().swap(key, body, content_type, f"not {tag}")
 
     advance(DirectoryStore(tmp_path), CELL, entry(RUN))
     with pytest.raises(StoreBusyError, match="changes all the time"):

@@ -270,11 +270,11 @@ class Hooked(DirectoryStore):
         super().__init__(directory)
         self._hook, self._always, self._done = before_swap, always, False
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if self._always or not self._done:
             self._done = True
             self._hook()
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 # --- crashes, anywhere
@@ -360,13 +360,13 @@ class Shaky(DirectoryStore):
         with self._world.lasting():
             super().put_new(key, body, content_type)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if self._world.meanwhile:
             others_crash, self._world.crash_in = self._world.crash_in, None
             getattr(self._world, self._world.meanwhile.pop())()
             self._world.crash_in = others_crash
         with self._world.lasting():
-            return super().swap(key, body, content_type, tag)
+            super().swap(key, body, content_type, tag)
 
 
 STEPS = st.lists(

@@ -81,7 +81,7 @@ def _with_new_row(lines: Lines, there: bytes, cell: str) -> bytes | None:
     before = [_filled(part, lines.revision - 1, count) for part in (head, tail)]
     begin = b"\n" + _begin(cell)
     at = there.find(begin)
-    if not there.startswith(before[0]) or not there.endswith(before[1]) or there.count(begin) != 1:
+    if at < 0 or there.find(begin, at + 1) >= 0 or not there.startswith(before[0]) or not there.endswith(before[1]):
         return None
     row = b"\n" + _row(_of_brief(found), found.revision)
     after = [_filled(part, lines.revision, count) for part in (head, tail)]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from vllm_qualify.approval.row import INDEX_VERSION, Brief, Index
 
-_LINE = rb'\n\{"cell":("(?:[^"\\\n]|\\[^\n])*+"),"revision":([0-9]{1,18})[,}][^\n]*+'
+# A name in runs of plain characters, which is four times as fast as one character after the other.
+_LINE = rb'\n\{"cell":("[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"),"revision":([0-9]{1,18})[,}][^\n]*+'
 _LINES = re.compile(_LINE)
 # The last line alone has no comma.
 _INDEX = re.compile(
@@ -44,7 +45,9 @@ class Lines:
     def changed(self, found: Brief) -> "Lines":
         """The index with this line in place of the cell's own; without one, it comes where the order wants it."""
         begin, end = self._place_of(found.cell)
-        return Lines(self.revision, b"".join([self.text[:begin], _line(found), self.text[end:]]))
+        # Views: the lines that stay are copied once.
+        seen = memoryview(self.text)
+        return Lines(self.revision, b"".join([seen[:begin], _line(found), seen[end:]]))
 
     def _place_of(self, cell: str) -> tuple[int, int]:
         """Where the cell's line begins and ends; without one, twice the place where it would begin."""
@@ -67,8 +70,8 @@ def lines_with(cells: Iterable[Brief], revision: int = 0) -> Lines:
 
 
 def write_lines(lines: Lines) -> bytes:
-    text = lines.text.removesuffix(b",")
-    return b'{"index_version":%d,"revision":%d,"cells":[%b\n]}' % (INDEX_VERSION, lines.revision, text)
+    text = memoryview(lines.text)[: -1 if lines.text else 0]
+    return b"".join([b'{"index_version":%d,"revision":%d,"cells":[' % (INDEX_VERSION, lines.revision), text, b"\n]}"])
 
 
 def parse_lines(body: bytes) -> Lines:

@@ -198,7 +198,7 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
     """
     entry = _approval(_current(store, checked_cell(cell)), cell, run_id)
     first = _put_revocation(store, cell, entry.run_id, entry.revoked or by)
-    pointer = _write_revocations(store, cell)
+    pointer = _write_revocations(store, cell, entry.run_id)
     revoked = entry.model_copy(update={"revoked": first})
     if (first.by, first.reason) != (by.by, by.reason):
         raise DecidedError(f"run {entry.run_id} was already {first.done}", "nothing is left to be done", "CELL")
@@ -273,12 +273,12 @@ def _put_once(store: Store, key: str, document: dict[str, object]) -> None:
         store.put_new(key, readable(document), JSON)
 
 
-def _write_revocations(store: Store, cell: str) -> Pointer:
-    """Write into the pointer the revocations that it lacks."""
+def _write_revocations(store: Store, cell: str, run_id: str) -> Pointer:
+    """Write into the pointer the revocations that it lacks. That of `run_id` is there, also if a list does not show it yet."""
     key = pointer_key(cell)
 
     def attempt() -> Pointer:
-        found = _current(store, cell)
+        found = _current(store, cell, {*store.keys(approvals_folder(cell)), revocation_key(cell, run_id)})
         if found is None:
             raise TamperedError("the pointer went meanwhile", _RESTORE, store.locate(key))
         if found.pointer != found.written:

@@ -87,8 +87,8 @@ class DirectoryStore:
     def read(self, key: str) -> Stored:
         return self._read(self._path(key))
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:  # noqa: ARG002  # as above
-        return self._swap(self._path(key), body, tag)
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:  # noqa: ARG002  # as above
+        self._swap(self._path(key), body, tag)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -155,7 +155,7 @@ class DirectoryStore:
                 self._require_root()
                 raise missing(str(path)) from None
 
-    def _swap(self, path: Path, body: bytes, tag: str | None) -> str:
+    def _swap(self, path: Path, body: bytes, tag: str | None) -> None:
         with _told(path), self._locked(path):
             if self._tag_of(path) != tag:
                 raise changed(str(path))
@@ -163,7 +163,6 @@ class DirectoryStore:
                 _write_first(path, body)
             else:
                 _write(path, body, _replace)
-        return _tag(body)
 
     def _tag_of(self, path: Path) -> str | None:
         try:

@@ -93,8 +93,8 @@ class Store(Protocol):
             MissingObjectError: there is no such object.
         """
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-        """Write a changeable object if it still has `tag`; with None, only if it does not exist. Return its new tag.
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
+        """Write a changeable object if it still has `tag`; with None, only if it does not exist.
 
         Readers see the old content or the new one. If several writers swap the same tag, exactly one succeeds. As in `put_new`,
         a write whose answer was lost, and that is then found in the store, is a success.
@@ -234,7 +234,7 @@ def wrong_clock(ahead: timedelta, url: str) -> HostError:
     )
 
 
-def require_swap(read: Callable[[], Stored], swap: Callable[[bytes, str | None], str], url: str) -> None:
+def require_swap(read: Callable[[], Stored], swap: Callable[[bytes, str | None], None], url: str) -> None:
     """Check swaps: swap a probe by its tag, then by a tag that it never had. The store must refuse the second swap."""
     body = f"{uuid4().hex}\n".encode()
     try:
