@@ -1,6 +1,7 @@
 """Variables of a host that change what its server does: qualified with them, deployed without them, and named nowhere."""
 
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,8 @@ def plan(recipe: Path, tmp_path: Path) -> CellPlan:
 
 def told_by_its_server(plan: CellPlan, folder: Path) -> str:
     with pytest.raises(QualifyError), launch(plan.server, folder) as starting:
-        while starting.process.exit_code() is None:
-            pass
+        while starting.process.end() is None:
+            time.sleep(0.05)  # until the fake has told its environment, and died
     return (folder / "server.log").read_text()
 
 

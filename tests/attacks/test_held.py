@@ -20,7 +20,6 @@ from tests.report.builder import (
     CONTROL,
     SCRIPT,
     compared_report,
-    crowded_report,
     detailed_report,
     image_report,
     not_passed_report,
@@ -287,7 +286,7 @@ def with_text(document: Document, path: tuple[Any, ...], text: str) -> Report | 
         return None
 
 
-REPORTS = (passed_report, not_passed_report, image_report, detailed_report, compared_report, crowded_report)
+REPORTS = (passed_report, not_passed_report, image_report, detailed_report, compared_report)
 
 
 def each_with_one_text(text: str) -> Iterator[Report]:
