@@ -91,9 +91,10 @@ class World:
         """As `qualify_cells` does."""
         run = start_run(self.whole.plan.model_copy(update={"run_id": run_id}))
         reuse_stages(run, store, Reuse())
-        left: list[Stage] = [*lacking(run), *([] if run.stage("serve") else ["serve"])]
-        for stage in left:
+        for stage in lacking(run):
             self._measure(run, stage, store)
+        if not run.stage("serve"):
+            self._measure(run, "serve", store)
         run.data_docs.mkdir()
         report = self.whole.report().model_copy(update={"run_id": run_id, "plan": run.plan, "stages": run.stages()})
         publishing.publish_run(report, run, store)

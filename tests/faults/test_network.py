@@ -104,7 +104,8 @@ def test_every_release_is_told_once_over_a_bad_network(seed: int, registry: Regi
     faults = random.Random(seed).choices(KINDS, weights=WEIGHTS, k=40)
     store, name = store_in(tmp_path / "store"), f"a/network-{seed}"
     registry.push(name, "v0.30.0", "there before")
-    pushed, told = [], []
+    pushed: list[str] = []
+    told: list[str] = []
     with network(f"http://{registry.open}", faults) as between:
         source = ImageSource(name=f"{between.address}/{name}", rule=VersionRule(), recipe="reference")
         while not _looked(store, source, told):
