@@ -115,7 +115,7 @@ def check_passed(report: Report, today: date) -> None:
         raise CallerError(problem, "do not trust this report; qualify the cell again", "REPORT")
     if _verdict_on(report, today) == "pass" and report.passed:
         return
-    gates = [f"{found.gate.label}: {_why(found, today)}" for found in report.judgement.gates if _on(found, today) != "pass"]
+    gates = [f"{result.gate.label}: {_why(result, today)}" for result in report.judgement.gates if _on(result, today) != "pass"]
     without = f"its verdict is {report.judgement.verdict}" if report.judgement.gates else "no gate was judged"
     problem = f"run {report.run_id} cannot be approved: {'; '.join(gates) or without}"
     remedy = (
@@ -126,7 +126,7 @@ def check_passed(report: Report, today: date) -> None:
 
 def _missing(report: Report) -> str:
     """What of the plan its report lacks: a gate, or the evidence of a stage. Empty if it is whole."""
-    judged = [found.gate for found in report.judgement.gates]
+    judged = [result.gate for result in report.judgement.gates]
     if without := [gate.label for gate in report.plan.judged if gate not in judged]:
         return f"it has no verdict on {', '.join(without)}, which its plan asks for"
     with_files = {stage.stage for stage in report.stages if stage.files}
@@ -137,7 +137,7 @@ def _missing(report: Report) -> str:
 
 def waivers_used(report: Report) -> list[Waiver]:
     """The waivers that the verdict depends on."""
-    return [found.waiver for found in report.judgement.gates if found.waiver and found.counts_as != found.verdict]
+    return [result.waiver for result in report.judgement.gates if result.waiver and result.counts_as != result.verdict]
 
 
 def _decision(run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> Decision:
@@ -172,9 +172,9 @@ def _check_automatic(report: Report, wanted: Ruling) -> None:
 
 
 def _same(
-    found: StoredDecision, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime, place: str
+    stored: StoredDecision, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime, place: str
 ) -> StoredDecision:
-    decision = found.decision
+    decision = stored.decision
     about = (decision.cell, decision.run_id, decision.report_sha256, decision.manifest_sha256)
     if about != (run.cell, run.run_id, run.report_object.sha256, run.manifest_object.sha256):
         raise StoreError("the decision is about another report", "do not trust this run", place)
@@ -184,7 +184,7 @@ def _same(
         raise DecidedError(f"run {run.run_id} was already {decision.done}", _instead(decision), "REPORT")
     if decision.verdict == "approve":
         _check_possible(decision, run, valid_days, now, place)
-    return found
+    return stored
 
 
 def _check_possible(decision: Decision, run: PublishedRun, valid_days: int, now: datetime, place: str) -> None:
@@ -210,14 +210,14 @@ def _instead(decision: Decision) -> str:
 
 
 def _verdict_on(report: Report, today: date) -> Verdict:
-    return worst([_on(found, today) for found in report.judgement.gates])
+    return worst([_on(result, today) for result in report.judgement.gates])
 
 
-def _on(found: GateVerdict, today: date) -> Verdict:
+def _on(result: GateVerdict, today: date) -> Verdict:
     """The verdict that counts on this day."""
-    return found.verdict if found.waiver and today > found.waiver.expires else found.counts_as
+    return result.verdict if result.waiver and today > result.waiver.expires else result.counts_as
 
 
-def _why(found: GateVerdict, today: date) -> str:
-    waiver = found.expired or (found.waiver if found.waiver and today > found.waiver.expires else None)
-    return f"{found.verdict}, its waiver expired after {waiver.expires}" if waiver else found.verdict
+def _why(result: GateVerdict, today: date) -> str:
+    waiver = result.expired or (result.waiver if result.waiver and today > result.waiver.expires else None)
+    return f"{result.verdict}, its waiver expired after {waiver.expires}" if waiver else result.verdict

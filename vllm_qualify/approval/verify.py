@@ -65,7 +65,7 @@ class Verified(Frozen):
         return ServerPlan.model_validate(self.statement["predicate"]["qualification"]["server"])
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The result in one line."""
         checked = f"{self.objects_checked} objects checked" if self.is_whole else "evidence and revocation not checked"
         name = f"{self.cell}, run {self.run_id}"

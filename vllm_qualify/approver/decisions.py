@@ -29,9 +29,9 @@ class Desk:
 
     def lines(self) -> Iterator[tuple[str, BriefReport]]:
         """Each cell with its newest report and those that wait for a decision, the newest first. Raises StoreError."""
-        for found in read_index(self.store).cells:
-            for report in found.reports:
-                yield found.cell, report
+        for row in read_index(self.store).cells:
+            for report in row.reports:
+                yield row.cell, report
 
     def waiting(self) -> list[tuple[str, str]]:
         """Cell and run of each report that waits for a decision. Raises StoreError."""
@@ -79,14 +79,14 @@ class Desk:
         Raises:
             StoreError: the store cannot be read.
         """
-        if told := why_by_hand(run.report):
-            return told
+        if reason := why_by_hand(run.report):
+            return reason
         plan = run.report.plan
         recipe = self.recipes.get(plan.cell.recipe)
         if recipe is None:
             return f"is of the recipe {plan.cell.recipe}, which the approver does not have"
-        if told := difference(plan, recipe):
-            return f"was not qualified as the approver's recipe says: {told}"
+        if reason := difference(plan, recipe):
+            return f"was not qualified as the approver's recipe says: {reason}"
         if left_out := not_counted(run, self.store):
             return f"does not count {', '.join(left_out)}, in which its release did not pass"
         return ""
