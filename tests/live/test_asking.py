@@ -69,7 +69,7 @@ def test_a_server_that_fails_otherwise_says_so_itself(tmp_path: Path, home: Path
     done = run(home, COMMAND, "run", recipe(document, tmp_path, "dies", {}), **engine(tmp_path, SLOW))
     assert done.returncode == 3, done.stdout + done.stderr
     assert ": serve: " in done.stderr
-    assert "the fake was told to die" in done.stderr
+    assert "the fake dies as ordered" in done.stderr
     assert processes_of(home) == []
 
 

@@ -57,9 +57,9 @@ def main(letter_box: Path, offset_s: float) -> None:
 
 
 def _taken(path: Path) -> Any:
-    found = json.loads(path.read_text())
+    job = json.loads(path.read_text())
     path.unlink()
-    return found
+    return job
 
 
 def _say(line: str) -> None:
@@ -171,10 +171,10 @@ class Watch:
         return {"cpu_s": self.samples, "max_rss_mib": most_kib // 1024}
 
 
-def offset_from(told: str, boot_id: str) -> float:
-    """How far unix time is ahead of the monotonic clock, in s: as told, or by this machine's own clock if it is another one."""
+def offset_from(offset_s: str, boot_id: str) -> float:
+    """How far unix time is ahead of the monotonic clock, in s: as given, or by its own clock if this is another machine."""
     own = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return float(told) if boot_id == own else time.time() - time.monotonic()
+    return float(offset_s) if boot_id == own else time.time() - time.monotonic()
 
 
 def _used_s() -> float:
