@@ -85,8 +85,8 @@ class _Case:
         """The least number of GPUs for a strategy, and its place: the higher one of the strategy's and the hardware's bound."""
         bounds = self.model["strategy_min_gpus"]
         by_hardware = bounds[self.hardware.name] if isinstance(bounds.value, dict) else bounds
-        found = [part[strategy] if isinstance(part.value, dict) else part for part in (bounds, by_hardware)]
-        return max(((part.count() if part else 0, part) for part in found), key=lambda bound: bound[0])
+        parts = [part[strategy] if isinstance(part.value, dict) else part for part in (bounds, by_hardware)]
+        return max(((part.count() if part else 0, part) for part in parts), key=lambda bound: bound[0])
 
     @cached_property
     def _offered(self) -> list[str]:

@@ -129,9 +129,9 @@ def translated(command: Command) -> Translated:
 
 def _check_placeholders(command: Command) -> None:
     for text in [*command.words, *command.environment.values()]:
-        found = _PLACEHOLDER.search(text)
-        if found:
-            raise command.origin.refused(f"the placeholder {short(found.group())} in {short(text)}", "fill it in")
+        match = _PLACEHOLDER.search(text)
+        if match:
+            raise command.origin.refused(f"the placeholder {short(match.group())} in {short(text)}", "fill it in")
 
 
 def _model(words: list[str], arguments: ServerArguments, origin: Part) -> str:

@@ -44,8 +44,8 @@ def gathered_json(source: Path, variant: str | None = None) -> Gathered:
 
 def label(path: Path) -> str:
     """The path, starting at the organization. Only the file name if the file is not in its usual place."""
-    found = _IN_ITS_PLACE.search(path.absolute().as_posix())
-    return found.group() if found else path.name
+    match = _IN_ITS_PLACE.search(path.absolute().as_posix())
+    return match.group() if match else path.name
 
 
 def _command(document: Part) -> Command:
