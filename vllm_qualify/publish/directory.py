@@ -144,8 +144,8 @@ class DirectoryStore:
 
     def _read(self, path: Path) -> Stored:
         body = self._body(path)
-        self._last = found = Stored(body, _tag(body))
-        return found
+        self._last = stored = Stored(body, _tag(body))
+        return stored
 
     def _body(self, path: Path) -> bytes:
         with _told(path):
