@@ -57,7 +57,7 @@ def releases_in(name: str, rule: VersionRule) -> list[Available]:
     try:
         return within(WHOLE_S, lambda: _releases_in(name, rule))
     except TimeoutError as error:
-        raise _unreachable(name, f"it has not told its tags within {WHOLE_S:.0f} s") from error
+        raise _unreachable(name, f"it has not listed its tags within {WHOLE_S:.0f} s") from error
 
 
 def _releases_in(name: str, rule: VersionRule) -> list[Available]:
@@ -118,15 +118,15 @@ class Repository:
 
     def tags(self) -> list[str]:
         """All tags, in the registry's order."""
-        found: dict[str, None] = {}
+        tags: dict[str, None] = {}
         address: httpx.URL | str = f"tags/list?n={TAGS_PER_PAGE}"
         for _ in range(MOST_PAGES):
             page, address = self._page(address)
             # The last page can be empty. A registry without paging can return the first page forever.
-            is_last = not address or found.keys() >= set(page)
-            found.update(dict.fromkeys(page))
+            is_last = not address or tags.keys() >= set(page)
+            tags.update(dict.fromkeys(page))
             if is_last:
-                return list(found)
+                return list(tags)
         raise self._unknown(f"its list of tags has no end after {MOST_PAGES} pages")
 
     def digest(self, tag: str) -> str | None:
