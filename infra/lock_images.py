@@ -35,7 +35,7 @@ def main() -> int:
 def pinned(text: str, digest: Callable[[str, str], str]) -> str:
     """The text with the digest of each image behind its tag."""
     return NAMED.sub(
-        lambda found: f"{found['before']}{found['name']}:{found['tag']}@{digest(found['name'], found['tag'])}", text
+        lambda match: f"{match['before']}{match['name']}:{match['tag']}@{digest(match['name'], match['tag'])}", text
     )
 
 
