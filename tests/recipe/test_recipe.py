@@ -371,7 +371,7 @@ MCowBQYDK2VwAyEAeAf+oXlDOZs2lWf3i0NZIbGMbyw7KtXmy5+DJLS4p+U=
         ),
         (limited({"vllm": "newest"}), "'newest' is not a range of versions"),
         (limited({"gpu_types": ["B200"]}), "lower-case"),
-        (limited({"engine": "sglang"}), "'vllm' or 'tensorrt-llm'"),
+        (limited({"engine": "no-such-engine"}), "'vllm'"),
         (limited({"engine": "tensorrt-llm", "vllm": ">=0.15"}), "'vllm' is about versions of vLLM"),
         (limited({"engine": "tensorrt-llm", "by_version": [{"vllm": ">=0.15"}]}), "'by_version' is about versions of vLLM"),
         (
