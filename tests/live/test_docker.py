@@ -20,8 +20,8 @@ from vllm_qualify.engine.container import (
     Bind,
     ContainerPlan,
     RunningContainer,
+    copy_out,
     executing,
-    fetch,
     leftovers,
     remove_leftovers,
     run_once,
@@ -280,7 +280,7 @@ def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_ar
             assert ended(executed) == End(exit_code=3)
         assert (tmp_path / "work.log").read_text() == "done\n"
         for name in ("r.json", "l", "nothing"):
-            fetch(watched.container_id, f"/results/{name}", tmp_path / name, "load")
+            copy_out(watched.container_id, f"/results/{name}", tmp_path / name, "load")
     assert (tmp_path / "r.json").read_text() == "found\n"
     assert not (tmp_path / "l").exists()
     assert not (tmp_path / "nothing").exists()

@@ -16,7 +16,7 @@ from tests.releases.docker_registry import IDENTITY, PASSWORD, USER, WEBHOOK_SEC
 from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Credentials, credentials_for
-from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, Repository, registry_and_path, releases_in
+from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, ImageRepository, registry_and_path, releases_in
 from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import Available
 
@@ -67,13 +67,13 @@ def test_two_tags_on_one_digest_are_one_release(real: Registries) -> None:
 def test_the_digest_is_that_of_what_was_pushed_an_image_or_an_index(real: Registries) -> None:
     image = push_image(real.open, "a/kinds", "v1.0.0")
     indexes = [real.push("a/kinds", f"v1.0.{number}", media_type=MANIFESTS[place]) for number, place in ((1, 0), (2, 2))]
-    with Repository(f"{real.open}/a/kinds") as repository:
+    with ImageRepository(f"{real.open}/a/kinds") as repository:
         assert [repository.digest(f"v1.0.{number}") for number in range(3)] == [image, *indexes]
 
 
 def test_the_same_image_told_in_ocis_words_has_another_digest(real: Registries) -> None:
     push_image(real.open, "a/oci", "docker")
-    with Repository(f"{real.open}/a/oci") as repository:
+    with ImageRepository(f"{real.open}/a/oci") as repository:
         docker = repository.digest("docker")
         text = real.client.get(f"/v2/a/oci/manifests/{docker}", headers={"Accept": MANIFESTS[3]}).text
         body = text.replace(MANIFESTS[3], MANIFESTS[1]).encode()
@@ -83,7 +83,7 @@ def test_the_same_image_told_in_ocis_words_has_another_digest(real: Registries) 
 
 def test_a_tag_that_is_not_there_has_no_digest(real: Registries) -> None:
     real.push("a/gone", "v1.0.0")
-    with Repository(f"{real.open}/a/gone") as repository:
+    with ImageRepository(f"{real.open}/a/gone") as repository:
         assert repository.digest("v2.0.0") is None
 
 
@@ -147,7 +147,7 @@ def test_a_configuration_that_gives_no_login_is_the_hosts(
     docker_config.write_text(config)
     helper(tmp_path, "echo locked >&2; exit 1", monkeypatch)
     with pytest.raises(HostError, match="Docker's configuration") as raised:
-        Repository("registry.example/vllm")
+        ImageRepository("registry.example/vllm")
     assert raised.value.kind == "login-required"
 
 
@@ -385,7 +385,7 @@ def test_a_name_is_read_as_docker_does(name: str, registry: str, path: str) -> N
 @pytest.mark.parametrize("name", ["", "Vllm", "vllm:v1", f"vllm@{DIGEST}", "https://ghcr.io/x", "a//b", "-a.b/c", "x?y"])
 def test_a_name_that_is_none_is_the_callers(name: str) -> None:
     with pytest.raises(CallerError, match="not a repository"):
-        Repository(name)
+        ImageRepository(name)
 
 
 @pytest.mark.parametrize(

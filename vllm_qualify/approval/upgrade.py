@@ -3,18 +3,16 @@
 Reports, evidence and approvals stay as they are. Every step can be repeated, so an upgrade that was stopped is called again.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from vllm_qualify.approval.index import is_whole, make_again, write_index
 from vllm_qualify.approval.layout import is_cell
+from vllm_qualify.engine.process import Tell
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.publish.layout import put_place, run_key, write_layout
 from vllm_qualify.publish.store import Store
 
 AT_ONCE = 16
-
-Tell = Callable[[str], None]
 
 
 def upgrade(store: Store, tell: Tell) -> None:

@@ -32,7 +32,7 @@ from vllm_qualify.approval.statement import Qualification, read_statement, state
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.publish.bundle import StoredObject
-from vllm_qualify.publish.directory import read_plain
+from vllm_qualify.publish.directory import read_file
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
 from vllm_qualify.publish.stores import open_store
@@ -119,7 +119,7 @@ def verify_file(path: Path, trusted: Sequence[PublicKey], now: datetime) -> Veri
     if _is_in_store(path):
         return verify(store_of_file(path), _key_of(path), trusted, now)
     try:
-        body = read_plain(path)
+        body = read_file(path)
     except OSError as error:
         raise CallerError(f"the approval cannot be read: {error.strerror}", "give its file or its cell", str(path)) from error
     opened = open_envelope(body, trusted, str(path))

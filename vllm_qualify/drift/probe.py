@@ -83,7 +83,7 @@ def serve_parser() -> argparse.ArgumentParser:
     return typing.cast("argparse.ArgumentParser", parser)
 
 
-def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def accepted_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Every name that the parser accepts, even if its help omits it. Names that switch a flag off are listed with the flag."""
     names: dict[argparse.Action, list[str]] = {}
     for name, action in parser._option_string_actions.items():
@@ -111,20 +111,20 @@ def option(action: argparse.Action, negatives: list[str]) -> dict[str, Any]:
         "several": action.nargs in ("+", "*") or (isinstance(action.nargs, int) and action.nargs > 0),
         "choices": sorted(map(str, action.choices)) if action.choices is not None else None,
         "type": getattr(action.type, "__name__", None),
-        "default": None if action.default is argparse.SUPPRESS else plain(action.default),
+        "default": None if action.default is argparse.SUPPRESS else json_value(action.default),
         "destination": action.dest,
     }
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """As JSON, or as text where JSON has no form for it."""
     try:
-        return json.loads(json.dumps(value, default=as_json))
+        return json.loads(json.dumps(value, default=encoded))
     except (TypeError, ValueError):
         return repr(value)
 
 
-def as_json(value: Any) -> Any:
+def encoded(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, set | frozenset):
@@ -307,7 +307,7 @@ def read(config: str, parser: argparse.ArgumentParser) -> argparse.Namespace:
         return parser.parse_args(["--config", str(path)])
 
 
-def unnamed(config: str, parsed: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+def unnamed_options(config: str, parsed: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
     """The options that differ from their defaults, and that no key of the config file names."""
     yaml: Any = importlib.import_module("yaml")
     names = {action: action.option_strings for action in parser._actions}
@@ -336,12 +336,12 @@ def judged(server: dict[str, Any]) -> dict[str, Any]:
     try:
         parser = serve_parser()
         parsed = read(server["config"], parser)
-        answer |= {"parsed": True, "unnamed": unnamed(server["config"], parsed, parser)}
+        answer |= {"parsed": True, "unnamed": unnamed_options(server["config"], parsed, parser)}
         configured(arguments_of(parsed))
     except (ValueError, NotImplementedError) as error:
-        answer["unclear" if answer["parsed"] and is_of_the_model(error) else "refused"] = in_words(error)
+        answer["unclear" if answer["parsed"] and is_of_the_model(error) else "refused"] = message_of(error)
     except Exception as error:  # whatever it is, it says nothing against the server
-        answer["unclear"] = f"{type(error).__name__}: {in_words(error)}"
+        answer["unclear"] = f"{type(error).__name__}: {message_of(error)}"
     return answer
 
 
@@ -358,7 +358,7 @@ def is_of_the_model(error: BaseException) -> bool:
     return any(isinstance(one, OSError) for one in seen)
 
 
-def in_words(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The error's text; pydantic's errors are without their echo of the input."""
     if hasattr(error, "errors"):
         each = typing.cast("Any", error).errors(include_url=False, include_context=False, include_input=False)
@@ -379,11 +379,11 @@ def resolved_for(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict
         Path(folder, "config.json").write_text(json.dumps(model | SIZES), encoding="utf-8")
         made = configured(arguments_of(read(json.dumps({"model": folder, "skip-tokenizer-init": True}), parser)))
     defaults = {}
-    for name, about in options(parser).items():
+    for name, about in accepted_options(parser).items():
         values = [getattr(part, about["destination"], None) for part in vars(made).values()]
         known = [value for value in values if value is not None]
         if len(known) == 1 and isinstance(known[0], bool | int | float | str) and folder not in str(known[0]):
-            defaults[name] = plain(known[0])
+            defaults[name] = json_value(known[0])
     return defaults
 
 
@@ -398,7 +398,7 @@ def apart(work: typing.Callable[..., Any], *arguments: Any) -> tuple[int, int]:
         try:
             answer = work(*arguments)
         except BaseException as error:  # whatever it is, it must reach the parent
-            answer = {"parsed": False, "refused": None, "unclear": f"{type(error).__name__}: {in_words(error)}"}
+            answer = {"parsed": False, "refused": None, "unclear": f"{type(error).__name__}: {message_of(error)}"}
         with os.fdopen(writing, "w") as out:
             json.dump(answer, out)
         os._exit(0)
@@ -426,7 +426,7 @@ def knowledge(parser: argparse.ArgumentParser) -> dict[str, Any]:
     vllm: Any = importlib.import_module("vllm")
     envs: Any = importlib.import_module("vllm.envs")
     return {
-        "options": options(parser),
+        "options": accepted_options(parser),
         "configs": configs(),
         "environment": sorted(envs.environment_variables),
         "metrics": metrics(Path(str(vllm.__file__)).parent),

@@ -374,7 +374,7 @@ def _execute(exec_id: str, log: Path, state_file: Path, place: str) -> None:
     _write_state(state_file, state)
 
 
-def fetch(container_id: str, file: str, into: Path, place: str) -> None:
+def copy_out(container_id: str, file: str, into: Path, place: str) -> None:
     """Copy a plain file from the container to `into`, if it exists. Raises HostError."""
     with docker_host(place) as host:
         try:

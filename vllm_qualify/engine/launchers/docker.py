@@ -142,7 +142,7 @@ class DockerLauncher:
         return RESULTS_INSIDE
 
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:
-        container.fetch(client.runs_in, file, into, place)
+        container.copy_out(client.runs_in, file, into, place)
 
     def shown(self, client: Client, command: list[str]) -> list[str]:
         return ["docker", "exec", client.runs_in[:12], *command]
