@@ -61,10 +61,10 @@ def await_decision(published: Published, store: str, timeout_s: float) -> Publis
     opened, deadline = open_store(store), monotonic() + timeout_s
     get_run_logger().info(f"run {published.run.id} waits for a decision: {published.page}")
     while (decision := _decision(opened, published)) is None and monotonic() < deadline:
-        # The store tells nobody when an object is new.
+        # The store does not announce new objects.
         sleep(min(LOOK_EVERY_S, max(0.0, deadline - monotonic())))
     if decision is None:
-        get_run_logger().warning(f"nobody decided about run {published.run.id} in {timeout_s:g} s: it stays to be decided")
+        get_run_logger().warning(f"run {published.run.id} was not decided in {timeout_s:g} s; it can still be decided")
     return _decided(published, decision, None)
 
 

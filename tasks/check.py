@@ -90,8 +90,8 @@ def plan(
         get_run_logger().info(
             f"cell {cell.cell.id} on {KINDS[engine.kind].title} {engine.version} ({engine.digest[:19]}), {machine.id}"
         )
-        if whose := unconfined_code(cell):
-            get_run_logger().warning(f"{whose} can read this user's keys, since this kernel cannot confine it: {USE_LANDLOCK}")
+        if owner := unconfined_code(cell):
+            get_run_logger().warning(f"{owner} can read this user's keys, since this kernel cannot confine it: {USE_LANDLOCK}")
     return plans
 
 

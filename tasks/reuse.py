@@ -41,7 +41,7 @@ def still_to_do(plans: list[CellPlan], published: list[Published], store: str, r
         if isinstance(entry, Entry):
             get_run_logger().info(f"{plan.cell.id}: run {entry.run_id} is {entry.done}, until {entry.expires}: nothing to do")
         else:
-            get_run_logger().info(f"{plan.cell.id} is to be qualified: {entry}")
+            get_run_logger().info(f"{plan.cell.id} will be qualified: {entry}")
             left.append(plan)
     return left
 

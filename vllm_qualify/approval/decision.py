@@ -32,7 +32,7 @@ class Ruling(Frozen):
     @model_validator(mode="after")
     def _is_somebodys(self) -> Self:
         if self.automatic != (self.by == RECIPE):
-            raise ValueError(f"'{RECIPE}' decides automatically, and nobody else")
+            raise ValueError(f"'{RECIPE}' decides automatically, and a person never does")
         if self.automatic and self.verdict != "approve":
             raise ValueError("nothing is rejected automatically")
         if self.reason is None and not self.automatic:
@@ -167,7 +167,7 @@ def _day_after(waiver: Waiver) -> date:
 def _check_automatic(report: Report, wanted: Ruling) -> None:
     if wanted.automatic and waivers_used(report):
         names = ", ".join(waiver.gate for waiver in waivers_used(report))
-        problem = f"run {report.run_id} rests on a waiver ({names}), and is approved by nobody automatically"
+        problem = f"run {report.run_id} rests on a waiver ({names}), so it is not approved automatically"
         raise CallerError(problem, f"decide by name: `vllm-qualify approve {report.run_id}`", "REPORT")
 
 

@@ -1,6 +1,6 @@
 """The index of all cells as lines, one for each cell: a change of one cell rewrites one line, and the others are not parsed.
 
-Whoever reads the index parses all of it.
+A reader of the index parses all of it.
 """
 
 import json

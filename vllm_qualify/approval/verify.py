@@ -251,7 +251,7 @@ def _check_date(stated: Qualification, now: datetime, place: str) -> None:
     at = stated.decision.at
     if at > now + MOST_SKEW:
         problem = f"it is dated {at:%Y-%m-%d %H:%M:%S} UTC, {round((at - now).total_seconds())} s from now"
-        remedy = "compare this machine's clock with others; if it is right, revoke the approval, for whose clock was wrong"
+        remedy = "compare this machine's clock with others; if it is right, the signer's clock was wrong: revoke the approval"
         raise FutureError(problem, f"{remedy}, and qualify the cell again or judge the run again", place)
 
 

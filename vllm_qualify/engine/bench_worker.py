@@ -8,8 +8,8 @@ exit code other than 0.
 `NAME.ahead` has the arguments of several later commands. While it has no order, it makes their prompts, in this order. The next
 such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and NAME.
 
-Its further arguments are the time of whoever starts it, as `clock.handed_over` gives it: the samples of both can then be
-compared, even if the machine's clock is set meanwhile.
+Its further arguments are the starter's time, as `clock.handed_over` gives it: the samples of both can then be compared, even
+if the machine's clock is set meanwhile.
 """
 
 import dis

@@ -175,14 +175,14 @@ def confined(
     with writing(STAGE):
         kept = _made(_cache_home())
         hub_folders = [_made(hub / name) for name in HUB_FOLDERS] if downloads else []
-    # A short name: sockets are in it, whose paths have at most 107 letters.
+    # A short name: it holds sockets, and a path of a socket has at most 107 letters.
     with TemporaryDirectory(prefix="vq-", ignore_cleanup_errors=True) as temporary:
         cache = _made(Path(temporary, "home")) if is_trusting else kept
         own = {
             "HOME": str(cache),
             "TMPDIR": temporary,
             "HF_HOME": str(hub),
-            # Nobody else runs code that this process writes.
+            # No other process runs code that this one writes.
             "HF_MODULES_CACHE": f"{temporary}/modules",
             # The hub's client fails on a file that is there and cannot be read.
             "HF_TOKEN_PATH": f"{temporary}/none",

@@ -290,7 +290,7 @@ def _check_engine_stays(host: "docker.DockerClient", within_s: float, asked: thr
 
 
 def _unknown(error: HostError) -> dict[str, Any]:
-    """The state of something whose end cannot be known, for this reason."""
+    """The state of something with an unknown end, and the reason."""
     names = ("problem", "remedy", "place", "kind", "retry")
     return {"error": {name: getattr(error, name) for name in names}}
 

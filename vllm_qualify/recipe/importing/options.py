@@ -117,7 +117,7 @@ def _arguments(options: list[_Option], origin: Node, notes: list[str]) -> Server
         opposite = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
         earlier = [key for key in (name, opposite) if key in arguments]
         if earlier and name in _COLLECTED:
-            raise origin.refused(f"--{name} more than once, of which vLLM keeps every value")
+            raise origin.refused(f"--{name} more than once: vLLM would keep every value")
         for key in earlier:
             del arguments[key]
             notes.append(f"--{key} is given before --{name}: vLLM takes the last one, and so does this recipe")

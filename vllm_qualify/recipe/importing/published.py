@@ -17,7 +17,7 @@ _IN_ITS_PLACE = re.compile(
 def gathered_json(source: Path, variant: str | None = None) -> Gathered:
     """The command of a file, or the commands of a folder `<org>/<repo>` or `<org>/<repo>/hw`.
 
-    For a folder, `variant` chooses one variant's commands, of which there may be none.
+    For a folder, `variant` chooses one variant's commands. There may be none.
 
     Raises:
         CallerError: nothing is there, not readable, a key missing or of a wrong type.
