@@ -76,9 +76,9 @@ def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
     """Find the server arguments that the profile's fit asks for, and plan with them. Raises QualifyError."""
     reuse_fit(run, store, reuse)
     _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller(), question))
-    found = stages.found_by_fit(run.evidence).found
-    get_run_logger().info(f"found: {found}")
-    return start_run(fitted(run.plan, found))
+    options = stages.found_by_fit(run.evidence).found
+    get_run_logger().info(f"fitted: {options}")
+    return start_run(fitted(run.plan, options))
 
 
 @step("warm starts", "warm starts of {run.plan.cell.id}", once=True)
@@ -127,14 +127,16 @@ def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     """The log says how long the load will take: before it starts, after the first repeat and at each look."""
     plan, evidence, tell = run.plan, run.evidence, line_teller()
 
-    def told(made: Made) -> None:
+    def show_estimate(made: Made) -> None:
         if line := estimate.after(plan, made):
             tell(line)
 
     def measure() -> StageEvidence:
         tell(estimate.line_before(plan, evidence))
         following = Following(
-            undecided=partial(stopping.load_undecided, plan, evidence), on_repeat=told, ended=lambda why: tell(f"load: {why}")
+            undecided=partial(stopping.load_undecided, plan, evidence),
+            on_repeat=show_estimate,
+            ended=lambda why: tell(f"load: {why}"),
         )
         return stages.load_stage(served, plan, evidence, counter("load", "requests"), following, teller())
 

@@ -115,11 +115,11 @@ def test_a_second_revocation_says_by_whom_the_first_was(store: Store) -> None:
     assert mark_revoked(store, CELL, None, TAKEN_BACK.model_copy(update={"at": NOW + timedelta(days=1)})) == first
 
 
-@pytest.mark.parametrize(("run_id", "told"), [(None, "nothing is approved in"), (NEWER, f"run {NEWER} has no approval")])
-def test_what_is_not_approved_cannot_be_revoked(store: Store, run_id: str | None, told: str) -> None:
+@pytest.mark.parametrize(("run_id", "message"), [(None, "nothing is approved in"), (NEWER, f"run {NEWER} has no approval")])
+def test_what_is_not_approved_cannot_be_revoked(store: Store, run_id: str | None, message: str) -> None:
     if run_id:
         advance(store, CELL, entry(RUN))
-    with pytest.raises(CallerError, match=told):
+    with pytest.raises(CallerError, match=message):
         mark_revoked(store, CELL, run_id, TAKEN_BACK)
 
 
@@ -241,7 +241,7 @@ def test_what_is_not_as_it_was_written_is_told(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (document(entries=[]), "not a pointer"),
         (document(pointer_version=2), "not a pointer"),
@@ -250,8 +250,8 @@ def test_what_is_not_as_it_was_written_is_told(body: bytes) -> None:
         (document(cell="a/b/c/d"), "not of this cell"),
     ],
 )
-def test_what_could_not_be_written_is_told(body: bytes, told: str) -> None:
-    with pytest.raises(StoreError, match=f"here: not a pointer.*{told}|{told}"):
+def test_what_could_not_be_written_is_told(body: bytes, message: str) -> None:
+    with pytest.raises(StoreError, match=f"here: not a pointer.*{message}|{message}"):
         parse_pointer(body, CELL, "here")
 
 

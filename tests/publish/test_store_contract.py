@@ -931,7 +931,7 @@ def test_a_token_that_is_no_header_is_told_without_it(moto_url: str, monkeypatch
 
 @dataclass
 class Scripted:
-    """A server that answers as it is told, or passes requests on and then does to the answer what it is told."""
+    """A server that gives the test's answer, or passes requests on and then changes the answer as the test wants."""
 
     behave: Callable[["Handler", int], None]
     seen: list[str] = field(default_factory=list)

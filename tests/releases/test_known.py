@@ -51,8 +51,8 @@ def at(*numbers: int) -> list[Available]:
     return [Available(identity=digest(number), tags=[f"v0.{number}.0"]) for number in numbers]
 
 
-def due(store: Store, found: list[Available], now: datetime = NOW, backfill: bool = False) -> list[str]:
-    return [sighting.tags[0] for sighting in note_new(store, SOURCE, found, now, backfill)]
+def due(store: Store, available: list[Available], now: datetime = NOW, backfill: bool = False) -> list[str]:
+    return [sighting.tags[0] for sighting in note_new(store, SOURCE, available, now, backfill)]
 
 
 def known(store: Store) -> Known:
@@ -251,7 +251,7 @@ def test_of_many_lookers_at_once_nothing_is_lost(store: Store) -> None:
 
 
 def test_of_two_first_looks_the_later_one_is_no_first(store: Store, tmp_path: Path) -> None:
-    """The second one reads before the first has written: what it alone found is new."""
+    """The second one reads before the first has written: what only it has seen is new."""
     hooked = Hooked(tmp_path, before_swap=lambda: note_new(store, SOURCE, at(1), NOW))
     assert [each.tags for each in note_new(hooked, SOURCE, at(2, 1), NOW)] == [["v0.2.0"]]
 

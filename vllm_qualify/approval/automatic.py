@@ -1,4 +1,4 @@
-"""What nobody has to decide: which reports a recipe's own rule may approve."""
+"""Automatic decisions: which reports a recipe's own rule may approve."""
 
 from vllm_qualify.approval.decision import waivers_used
 from vllm_qualify.report.model import Report

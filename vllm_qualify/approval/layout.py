@@ -60,8 +60,8 @@ def checked_cell(text: str) -> str:
 
 def approval_at(key: str) -> tuple[str, str] | None:
     """Cell and run of an approval's key; None if it is not such a key."""
-    found = _APPROVAL.fullmatch(key)
-    return (found["cell"], found["run_id"]) if found else None
+    match = _APPROVAL.fullmatch(key)
+    return (match["cell"], match["run_id"]) if match else None
 
 
 def decision_key(cell: str, run_id: str) -> str:

@@ -73,8 +73,8 @@ def published(manifest_object: StoredObject, manifest: Manifest, report_body: by
     if stored_object(named.key, report_body) != named:
         raise _untrusted("the report is not what its manifest says", place)
     report = read_report(report_body, place)
-    told = (report.plan.cell.id, report.run_id, report.plan.run_id, report.outcome)
-    if told != (manifest.cell, manifest.run_id, manifest.run_id, manifest.outcome):
+    reported = (report.plan.cell.id, report.run_id, report.plan.run_id, report.outcome)
+    if reported != (manifest.cell, manifest.run_id, manifest.run_id, manifest.outcome):
         raise _untrusted("the report is of another run than its manifest", place)
     try:
         document = parse_object(report_body)

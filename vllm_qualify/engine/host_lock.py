@@ -77,10 +77,10 @@ def _make_own(descriptor: int, path: Path) -> None:
 
 
 def _await(descriptor: int, tell: Callable[[str], None]) -> None:
-    told = False
+    is_announced = False
     while not _take(descriptor):
-        if not told:
-            told = True
+        if not is_announced:
+            is_announced = True
             tell(
                 f"waiting for this machine, which {os.pread(descriptor, 200, 0).decode(errors='replace') or 'another run'} has"
             )

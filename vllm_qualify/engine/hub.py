@@ -162,12 +162,12 @@ def _about(model: str, revision: str | None, place: str, *, files_metadata: bool
     with _answered(what, place):
         hub = huggingface_hub.HfApi(endpoint=_endpoint())
         # TimeoutError is an OSError, as one of the hub's own library.
-        found = within(
+        about = within(
             ANSWER_S, lambda: hub.model_info(model, revision=revision, timeout=READ_S, files_metadata=files_metadata)
         )
-    if not found.sha:
+    if not about.sha:
         raise _unknown(what, place)
-    return found.sha, found.siblings or []
+    return about.sha, about.siblings or []
 
 
 @contextmanager

@@ -19,8 +19,8 @@ def check_identity(plan: ServerPlan, log: str, *, in_any_cache: bool = False) ->
     identities = plan.engine_kind.identities
     if identities is None:
         return
-    found = identities(log)
-    if not found:
+    logged = identities(log)
+    if not logged:
         problem = (
             f"{plan.engine_kind.title} did not say in its log what it serves, so nothing shows that it is the plan's model"
         )
@@ -28,7 +28,7 @@ def check_identity(plan: ServerPlan, log: str, *, in_any_cache: bool = False) ->
         raise RecipeError(problem, remedy, STAGE, kind="serves-unknown")
     expected = _expected(plan)
     cache = None if in_any_cache else _cache(plan)
-    wrong = list(dict.fromkeys(told for each in found for told in _differences(plan, each, expected, cache)))
+    wrong = list(dict.fromkeys(difference for each in logged for difference in _differences(plan, each, expected, cache)))
     if wrong:
         problem = f"{plan.engine_kind.title} does not serve what the plan names: {'; '.join(wrong)}"
         remedy = "look for a server option or a variable in the recipe that changes it, and take it out"
@@ -51,22 +51,22 @@ def _cache(plan: ServerPlan) -> PurePosixPath:
     return PurePosixPath(f"{HF_HOME_INSIDE}/hub") if plan.in_container else PurePosixPath(cache_folder())
 
 
-def _differences(plan: ServerPlan, told: Identity, expected: Identity, cache: PurePosixPath | None) -> list[str]:
-    same = {name: told[name] == expected[name] for name in expected}
+def _differences(plan: ServerPlan, logged: Identity, expected: Identity, cache: PurePosixPath | None) -> list[str]:
+    same = {name: logged[name] == expected[name] for name in expected}
     # A model with a draft head of its own is its own draft model.
-    has_own_head = expected["draft"] is None and told["draft"] is not None
+    has_own_head = expected["draft"] is None and logged["draft"] is not None
     models = {**expected, "draft": expected["model"]} if has_own_head else expected
     drafted = plan.part(plan.engine_kind.speculative)
     of_draft = drafted.revision if drafted else plan.revision
     commits = {"model": plan.revision, "tokenizer": plan.tokenizer_revision, "draft": of_draft}
     for name, commit in commits.items():
-        same[name] = told[name] == models[name] or _is_cached(told[name], models[name], commit, cache)
-    return [f"its {name} is {told[name]}, not {expected[name]}" for name, is_same in same.items() if not is_same]
+        same[name] = logged[name] == models[name] or _is_cached(logged[name], models[name], commit, cache)
+    return [f"its {name} is {logged[name]}, not {expected[name]}" for name, is_same in same.items() if not is_same]
 
 
-def _is_cached(told: str | None, model: str | None, commit: str | None, cache: PurePosixPath | None) -> bool:
+def _is_cached(logged: str | None, model: str | None, commit: str | None, cache: PurePosixPath | None) -> bool:
     """Whether it is the folder in a cache of the hub, this one or any, by which vLLM names a model when it is offline."""
-    if told is None or model is None or commit is None:
+    if logged is None or model is None or commit is None:
         return False
     folder = PurePosixPath(folder_name(model), "snapshots", commit)
-    return told == str(cache / folder) if cache else PurePosixPath(told).parts[-3:] == folder.parts
+    return logged == str(cache / folder) if cache else PurePosixPath(logged).parts[-3:] == folder.parts

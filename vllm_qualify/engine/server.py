@@ -86,10 +86,10 @@ class ServerPlan(Frozen):
     @property
     def repositories(self) -> list[Part]:
         """The hub's repositories that it reads. Plans of older versions have no parts, and name the model alone."""
-        found = [part for part in self.parts if part.is_of_the_hub]
+        parts = [part for part in self.parts if part.is_of_the_hub]
         if self.revision is None or self.part(MODEL):
-            return found
-        return [Part(option=MODEL, name=self.model, revision=self.revision), *found]
+            return parts
+        return [Part(option=MODEL, name=self.model, revision=self.revision), *parts]
 
     @property
     def engine_kind(self) -> EngineKind:
@@ -208,7 +208,7 @@ def with_draft(arguments: ServerArguments, kind: EngineName, changes: dict[str, 
     """The arguments, with changes to the mapping that names their draft model."""
     option = KINDS[kind].speculative
     speculative = arguments[option]
-    assert isinstance(speculative, dict)  # noqa: S101  (told by the caller)
+    assert isinstance(speculative, dict)  # noqa: S101  (the caller has checked it)
     return arguments | {option: speculative | changes}
 
 
@@ -291,7 +291,7 @@ class Starting(Frozen):
 
 def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> ContainerPlan:
     """The server's container. Of this machine it gets only the cell's GPUs, the config file and the model."""
-    assert isinstance(plan.engine, EngineImage)  # noqa: S101  (told by the caller)
+    assert isinstance(plan.engine, EngineImage)  # noqa: S101  (the caller has checked it)
     config_bind = Bind(source=config, target=CONFIG_INSIDE)
     return ContainerPlan(
         name=container_name(labels, "server"),

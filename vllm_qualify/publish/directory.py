@@ -35,7 +35,7 @@ LOCK_WAIT_S = 30.0
 LOCK_POLL_S = 0.01
 
 
-def read_plain(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """The content of a file. Raises OSError, also for a pipe or a device, whose content might never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -144,13 +144,13 @@ class DirectoryStore:
 
     def _read(self, path: Path) -> Stored:
         body = self._body(path)
-        self._last = found = Stored(body, _tag(body))
-        return found
+        self._last = stored = Stored(body, _tag(body))
+        return stored
 
     def _body(self, path: Path) -> bytes:
         with _told(path):
             try:
-                return read_plain(path)
+                return read_file(path)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 self._require_root()
                 raise missing(str(path)) from None
@@ -166,7 +166,7 @@ class DirectoryStore:
 
     def _tag_of(self, path: Path) -> str | None:
         try:
-            there = read_plain(path)
+            there = read_file(path)
         except FileNotFoundError:
             return None
         last = self._last

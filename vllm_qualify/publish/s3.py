@@ -129,9 +129,9 @@ def _one_of(environment: Mapping[str, str], name: str, allowed: Sequence[str]) -
 
 
 def _lock_of(value: str) -> tuple[str, int]:
-    found = _LOCK.fullmatch(value)
-    if found and int(found[2]) <= _LOCK_DAYS:
-        return found[1].upper(), int(found[2])
+    match = _LOCK.fullmatch(value)
+    if match and int(match[2]) <= _LOCK_DAYS:
+        return match[1].upper(), int(match[2])
     if value:
         remedy = f"set it to governance:<days> or compliance:<days>, with 1 to {_LOCK_DAYS} days, or unset it"
         raise CallerError(f"{value!r} is not an object lock", remedy, OBJECT_LOCK)
@@ -445,7 +445,7 @@ class _Errors:
             )
         if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
             remedy = f"set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with the right to {S3_ACTIONS}"
-            return self._error(f"needs credentials, and none were found ({kind})", remedy)
+            return self._error(f"needs credentials, and there are none ({kind})", remedy)
         if isinstance(error, (e.ConnectionError, *broken)):
             remedy = "check AWS_ENDPOINT_URL, the network and the server; then try again"
             return StoreBusyError(f"{self._where} does not answer ({kind})", remedy, PLACE)

@@ -37,7 +37,7 @@ class MissingObjectError(StoreError):
 
 
 class ChangedError(StoreError):
-    """A swap found another object than the one that the caller had read."""
+    """A swap failed because the object is not the one that the caller had read."""
 
 
 class Stored(NamedTuple):
@@ -71,7 +71,7 @@ class Store(Protocol):
         """Write a new object. Readers see all of it or nothing.
 
         If several writers write one key, exactly one call succeeds. If the object already exists, the call fails, even if
-        its content is the same. If the answer to this call's own write was lost and the object is then found in the store, the
+        its content is the same. If the answer to this call's own write was lost and the object is then in the store, the
         call succeeds.
 
         Raises:
@@ -97,7 +97,7 @@ class Store(Protocol):
         """Write a changeable object if it still has `tag`; with None, only if it does not exist.
 
         Readers see the old content or the new one. If several writers swap the same tag, exactly one succeeds. As in `put_new`,
-        a write whose answer was lost, and that is then found in the store, is a success.
+        a write whose answer was lost, but that is then in the store, is a success.
 
         An object must never return to an earlier content: a tag can depend on the content alone, and the object would then look
         unchanged. A document that contains its own growing history never returns to one.
