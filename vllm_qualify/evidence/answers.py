@@ -121,15 +121,16 @@ def _split(order: list[int], parts: int) -> list[list[int]]:
     return [block for block in blocks if block]
 
 
-def planned(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
-    """The steps of a task that was begun, from the files in its folder."""
+def planned(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
+    """The steps of a task that was begun, from the files in its folder. `start` is the server's."""
     told = TaskReply.model_validate_json((folder / TASK).read_bytes())
-    return steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
+    found = steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
+    return [step._replace(start=start) for step in found]
 
 
-def finished(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
+def finished(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
     """The planned steps that have a folder. Raises one of UNUSABLE if they are not the first ones."""
-    all_steps = planned(folder, task)
+    all_steps = planned(folder, task, start)
     found = {path.name for path in folder.glob("r*-b*")}
     done = all_steps[: len(found)]
     if not found or found != {step.folder for step in done}:
@@ -139,15 +140,15 @@ def finished(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
     return done
 
 
-def read_answers(folder: Path, task: TaskPlan) -> Answered:
-    """The answers of a task from lm-eval's files of its finished steps.
+def read_answers(folder: Path, task: TaskPlan, start: int = 1) -> Answered:
+    """The answers of a task from lm-eval's files of its finished steps, all of one start of the server.
 
     Raises one of UNUSABLE unless each filter scored every question of each step once, a question has the same prompt in all
     repetitions, questions are no copies of others, each hash is that of its content, and lm-eval's own scores are those of its
     samples.
     """
     available = TaskReply.model_validate_json((folder / TASK).read_bytes()).available
-    parts = [_read_step(folder, step, task.name, available) for step in finished(folder, task)]
+    parts = [_read_step(folder, step, task.name, available) for step in finished(folder, task, start)]
     heads = {head for head, _ in parts}
     if len(heads) != 1:
         raise ValueError("the blocks were not measured with one version of the task")

@@ -24,11 +24,13 @@ from vllm_qualify.judge import paired, relative
 from vllm_qualify.judge.paired import Answers
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1, Stage
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
 RATE = "output_throughput_tok_s"
-BASELINE, LOAD_STAGE = "baseline", "load.json"
+BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
+# The baseline's stages whose measurements are compared, each with its file in the folder `baseline`.
+MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.

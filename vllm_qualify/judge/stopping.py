@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vllm_qualify.evidence import answers
-from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.evidence import answers, starts
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.judge.compare import UnlikeError, compare, paired_gates, repetitions_to_establish
 from vllm_qualify.judge.verdict import is_decided, surely_misses
@@ -45,6 +45,28 @@ def load_undecided(plan: CellPlan, evidence: Path) -> list[str]:
     if any(surely_misses(gate, known) for gate in gates):
         return []
     return [gate.label for gate in gates if not is_decided(gate, known)]
+
+
+def another_start(plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[Gate]:
+    """The gates against the baseline for which the server should be started once more; empty if it was started often enough.
+
+    `measured` are the measurements of all finished stages. A run that becomes a baseline is started as often as planned. A gate
+    that surely fails ends the starts, whatever the others say. So does the budget, for the gates on the load.
+    """
+    number = len(starts.further(evidence)) + starts.FIRST + 1
+    if number > plan.starts:
+        return []
+    deciding = _deciding(plan)
+    known = [*measured, *compare(plan, evidence, measured, deciding)]
+    if any(surely_misses(gate, known) for gate in deciding):
+        return []
+    undecided = [gate for gate in deciding if gate.is_against_baseline and not is_decided(gate, known)]
+    waiting = plan.comparing if plan.establishes else undecided
+    return [gate for gate in waiting if gate.against != "load" or _has_time(plan, evidence, number)]
+
+
+def _has_time(plan: CellPlan, evidence: Path, number: int) -> bool:
+    return starts.too_long(starts.plan_of(plan, evidence, number).load, evidence, number) is None
 
 
 def _deciding(plan: CellPlan) -> list[Gate]:

@@ -10,7 +10,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
-from vllm_qualify.recipe.values import Frozen, Name
+from vllm_qualify.recipe.values import Count, Frozen, Name
 from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smoke, Sweep
 
 
@@ -95,6 +95,7 @@ class CellPlan(Frozen):
     - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
     - `prompts` is the workload's file.
     - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
+    - `starts` is how often the server is started at most, for the gates against the baseline.
     - `pulled_s` is how long the pull of the image took; None without a pull.
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
     - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
@@ -115,6 +116,7 @@ class CellPlan(Frozen):
     fit: Fit | None = None
     workload: LoadSettings | None = None
     warm_starts: int = 0
+    starts: Count = 1
     price_usd_gpu_hour: float | None = None
     undrafted: ServerPlan | None = None
     pulled_s: float | None = None
