@@ -10,7 +10,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
-from vllm_qualify.recipe.values import Count, Frozen, Name
+from vllm_qualify.recipe.values import Count, Frozen, Name, NotNegative, Positive
 from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smoke, Sweep
 
 
@@ -86,6 +86,20 @@ class EarlierTry(Frozen):
     verdict: Verdict
 
 
+class BetweenStarts(Frozen):
+    """How much the means of starts of one build differ in a metric, by approved `runs` on the same GPU type.
+
+    `variance` is that of the means, with so many degrees of `freedom`, and `noise` the part of it that comes from within the
+    starts. Both are in squared shares of the questions, or of squared logarithms of times and rates.
+    """
+
+    label: str
+    variance: NotNegative
+    noise: NotNegative
+    freedom: Positive
+    runs: list[str]
+
+
 class CellPlan(Frozen):
     """Everything that one qualification of one cell will do; written to the run's folder before anything starts.
 
@@ -100,6 +114,7 @@ class CellPlan(Frozen):
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
     - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
     - `tries` are the earlier runs of this release in this cell that the store shows, the oldest first.
+    - `between` is what the store shows of how much starts differ, by metric.
     - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
     """
 
@@ -131,6 +146,7 @@ class CellPlan(Frozen):
     establishes: bool = False
     beside: ServerPlan | None = None
     tries: list[EarlierTry] = []
+    between: list[BetweenStarts] = []
     client_image: EngineImage | None = None
     client: EngineIdentity | None = None
 

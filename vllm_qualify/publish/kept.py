@@ -128,7 +128,7 @@ def stage_key(stage: Stage, plan: CellPlan) -> str:
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
     """Whether two plans qualify the same thing in the same way. Their baselines, deadlines and tries do not count."""
-    alone: dict[str, Any] = {"baseline": None, "beside": None, "establishes": False, "tries": []}
+    alone: dict[str, Any] = {"baseline": None, "beside": None, "establishes": False, "tries": [], "between": []}
     mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
     return all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
 

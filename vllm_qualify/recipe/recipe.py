@@ -15,6 +15,9 @@ from vllm_qualify.recipe.serving import Arguments, Variant
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Seconds, TaskName, Text
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, LoadSettings, Smoke, Sweep
 
+# More starts of a server would hardly make a verdict more certain, and each takes minutes.
+MOST_STARTS = 10
+
 
 class Approval(Frozen):
     """How reports that passed become approvals. Deployments trust approvals."""
@@ -61,7 +64,7 @@ class Serving(Arguments):
     )
     starts: Count = Field(
         default=2,
-        le=10,
+        le=MOST_STARTS,
         description="how often the server is started at most, where gates compare with a baseline: starts of one build differ."
         " A run that becomes a baseline is started so often",
     )

@@ -166,7 +166,8 @@ def _invalid(plan: CellPlan, number: int, because: str) -> list[Measurement]:
 
 
 def _inputs(plan: CellPlan) -> list[Any]:
-    return [plan.starts, *(kind.inputs(plan) for kind in (accuracy.ACCURACY, load.LOAD) if kind.inputs)]
+    between = [known.model_dump(mode="json") for known in plan.between]
+    return [plan.starts, between, *(kind.inputs(plan) for kind in (accuracy.ACCURACY, load.LOAD) if kind.inputs)]
 
 
 STARTS = StageKind(
