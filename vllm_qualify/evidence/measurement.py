@@ -42,7 +42,7 @@ class Measurement(Frozen):
     `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). `against` is the run that is the
     baseline. With it, the value says how much worse the cell is: the share of questions lost, or how many times worse, less 1.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
-    measured than planned.
+    measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
     """
 
     metric: str
@@ -56,6 +56,7 @@ class Measurement(Frozen):
     interval: Interval | None = None
     invalid_because: str | None = None
     ended_because: str | None = None
+    not_in_interval: list[str] = []
     source: str
     traced_to: list[str] = []
     fingerprint: str = ""
