@@ -43,7 +43,7 @@ class Measurement(Frozen):
     baseline. With it, the value says how much worse the cell is: the share of questions lost, or how many times worse, less 1.
     `start` is the further start of the server that it is of, from 2 on; None is the first, which the other stages measure.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
-    measured than planned.
+    measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
     """
 
     metric: str
@@ -58,6 +58,7 @@ class Measurement(Frozen):
     interval: Interval | None = None
     invalid_because: str | None = None
     ended_because: str | None = None
+    not_in_interval: list[str] = []
     source: str
     traced_to: list[str] = []
     fingerprint: str = ""

@@ -5,7 +5,6 @@ Otherwise the comparison is invalid and says what differs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -13,15 +12,16 @@ from statistics import fmean
 import numpy as np
 
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence import accuracy, answers
+from vllm_qualify.evidence import accuracy, answers, starts
 from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.load import figures, result, speculation
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import Sides, levels_for, sides
+from vllm_qualify.evidence.sequential import Levels, Sides, levels_for
 from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.judge import paired, relative
-from vllm_qualify.judge.paired import Answers
+from vllm_qualify.judge.between import Between
+from vllm_qualify.judge.paired import Record
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1, Stage
@@ -31,6 +31,9 @@ RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
 # The baseline's stages whose measurements are compared, each with its file in the folder `baseline`.
 MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
+# What an interval does not have, in the words of reports.
+STARTS = "what differs from start to start of a server: each build was started once"
+DAYS = "what differs from day to day: each build was measured on one day"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.
@@ -64,6 +67,8 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
         ours = _own(gate, measurements)
         if ours.invalid_because is not None:
             return invalid(gate.metric, ours.invalid_because, ours.source, **about)
+        if told := next((row for row in _in_starts(gate, measurements) if row.invalid_because), None):
+            return invalid(gate.metric, f"start {told.start}: {told.invalid_because}", told.source, **about)
         match gate.against:
             case "answers":
                 return _loss(gate, plan, evidence, about)
@@ -83,6 +88,12 @@ def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
     if len(found) != 1:
         raise ValueError(f"{len(found)} measurements of {own}")
     return found[0]
+
+
+def _in_starts(gate: Gate, measurements: Iterable[Measurement]) -> list[Measurement]:
+    """What further starts measured for a gate. What failed before its filter was known counts for all filters."""
+    found = [row for row in measurements if row.start and (row.metric, row.task) == (gate.metric, gate.task)]
+    return [row for row in found if row.filter in (gate.filter, None)]
 
 
 class UnlikeError(ValueError):
@@ -128,7 +139,7 @@ def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
     for task in plan.accuracy:
         for gate in paired_gates(plan, task):
             try:
-                repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate)
+                repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate, levels_for(plan))
             except UNUSABLE as error:
                 return in_words(error)
     return None
@@ -144,35 +155,45 @@ def paired_gates(plan: CellPlan, task: TaskPlan) -> list[Gate]:
 
 
 def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
-    """How often all questions of a task may be asked: as its most demanding comparison needs, within the recipe's bound.
+    """How often all questions of a task may be asked: within the recipe's bound if they are compared, else once.
 
-    That follows from the baseline's noise. A run that establishes a baseline finds its own noise while it runs.
+    Asking ends sooner, when the comparison knows enough (`knows_enough`).
     """
     if plan.establishes:
         return task.repetitions
+    if not paired_gates(plan, task):
+        return 1
     try:
-        old = answers.load(evidence / BASELINE / answers_path(task.name)) if paired_gates(plan, task) else None
+        answers.load(evidence / BASELINE / answers_path(task.name))
     except UNUSABLE:
         # The comparison will say why it is invalid. More answers would not mend the baseline.
-        old = None
-    needed = [1]
-    for gate in paired_gates(plan, task):
-        with suppress(*UNUSABLE):
-            needed += [repetitions_to_establish(old, task, gate)] if old else []
-    return max(needed)
+        return 1
+    return task.settings.most_repetitions
 
 
-def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate) -> int:
-    """How often all questions must be asked for the gate's margin, by the noise of these answers.
+def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, levels: Levels) -> int:
+    """How often all questions must be asked for the gate's margin, by the noise of these answers and of their starts.
 
     Raises:
         ValueError: no question was answered twice.
     """
-    scores = _sums(_answered(answered), _key(gate), _questions(answered.answers))
+    scores = paired.answers_of(_record(_answered(answered), _key(gate), _questions(answered.answers)))
     if scores.spare == 0:
         raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
-    needed = paired.repetitions_for(_margin(gate), scores.noise, len(scores.asked))
-    return min(needed, task.settings.most_repetitions)
+    margin, questions, most = _margin(gate), len(scores.asked), task.settings.most_repetitions
+    needed = paired.repetitions_for(margin, scores.noise, questions)
+    for between in scores.between:
+        needed = max(needed, paired.starts_for(margin, scores.noise, questions, between, levels, most))
+    return min(needed, most)
+
+
+def knows_enough(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
+    """Whether more answers of the same starts would tell a task's comparisons nothing that they need."""
+    try:
+        return all(_looked(gate, plan, evidence, task)[0].is_last_of_start for gate in paired_gates(plan, task))
+    except UNUSABLE:
+        # The comparison says why it is invalid, and its gate is decided by that.
+        return False
 
 
 def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | None]) -> Measurement:
@@ -180,27 +201,12 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}"
     if problem := task_differs(plan, task):
         return invalid(gate.metric, problem, source, **about)
-    new = answers.read_answers(evidence / "accuracy" / task.name, task)
-    old = answers.load(evidence / BASELINE / answers_path(task.name))
-    if problem := _unlike(old, new):
-        return invalid(gate.metric, problem, source, **about)
-    questions = _questions(old.answers)
-    ours, theirs = _sums(new.answers, _key(gate), questions), _sums(_answered(old), _key(gate), questions)
-    if theirs.spare == 0:
-        raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
-    # With a wider margin at a later judging, fewer repetitions may be needed than there are.
-    planned = max(repetitions(plan, evidence, task), max(answer.repetition for answer in new.answers))
-    looks = _looks(task, len(questions), planned)
-    asked = len(new.answers)
-    if asked not in looks:
-        return invalid(gate.metric, f"{asked} answers, where the gates are looked at after {looks}", source, **about)
-    found = paired.loss(theirs, ours, _margin(gate))
-    known = paired.information(looks, len(questions), int(theirs.asked.max()))
-    interval = paired.interval_of(found, sides("lower", levels_for(plan), known, looks.index(asked)))
+    look, old, new = _looked(gate, plan, evidence, task)
+    found, interval, asked = look.found, look.interval, len(new.answers)
     length = _length_ratio(new.answers, old.answers)
     # A sure loss stays a loss, whatever the length of the replies.
     is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
-    if not is_comparable and asked >= len(questions):
+    if not is_comparable and asked >= len(_questions(old.answers)):
         problem = f"replies are {length:.2f} times as long as the baseline's, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
     traced = sorted({answer.traced_to.rpartition(":")[0] for answer in new.answers})
@@ -212,8 +218,58 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
         # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
         traced_to=[f"accuracy/{task.name}/{path}" for path in traced],
+        not_in_interval=[STARTS] if found.between is None else [],
         **about,
     )
+
+
+def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple[paired.Look, Answered, Answered]:
+    """The look at all answers of the cell, with the baseline's and the cell's. Raises one of UNUSABLE if there is none.
+
+    The first start is looked at after each block of questions, and further ones when they have asked every question.
+    """
+    new, old = starts.answers_of(evidence, task), _of_baseline(evidence, gate, task)
+    if problem := _unlike(old, new):
+        raise UnlikeError(problem)
+    questions = _questions(old.answers)
+    theirs = paired.answers_of(_record(_answered(old), _key(gate), questions))
+    if theirs.spare == 0:
+        raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
+    ours = _record(new.answers, _key(gate), questions)
+    planned = _looks(task, len(questions), max(task.settings.most_repetitions, *ours.repetition + 1))
+    first, *others = np.bincount(ours.start).tolist()
+    if first not in planned:
+        raise UnlikeError(f"{first} answers, where the gates are looked at after {planned}")
+    taken = [asked for asked in planned if asked <= first]
+    taken += [first + further for further in np.cumsum(others).tolist()]
+    # The last look that there can be is at the last start that may be made.
+    most = len(planned) if plan.starts == starts.FIRST else len(taken) + plan.starts - starts.FIRST - len(others)
+    growing = (paired.answers_of(ours.until(asked)) for asked in taken)
+    *_, last = paired.looks(theirs, growing, _margin(gate), levels_for(plan), most, _history_of_starts(plan, gate))
+    return last, old, new
+
+
+def _of_baseline(evidence: Path, gate: Gate, task: TaskPlan) -> Answered:
+    """The baseline's answers of all starts that count. Raises one of UNUSABLE."""
+    found = starts.kept_answers(evidence / BASELINE, task.name)
+    invalid_ones = {row.start for row in _further_of_baseline(evidence, gate) if row.invalid_because}
+    return found.model_copy(update={"answers": [answer for answer in found.answers if answer.start not in invalid_ones]})
+
+
+def _further_of_baseline(evidence: Path, gate: Gate) -> list[Measurement]:
+    """What the baseline's further starts measured for a gate. Older baselines have none. Raises one of UNUSABLE."""
+    path = evidence / BASELINE / STARTS_STAGE
+    found = StageEvidence.model_validate_json(path.read_bytes()).measurements if path.exists() else []
+    return _in_starts(gate, found)
+
+
+def _history_of_starts(plan: CellPlan, gate: Gate) -> Between | None:
+    """What earlier runs on this GPU type showed of starts."""
+    own = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
+    known = next((each for each in plan.between if each.label == own), None)
+    if known is None:
+        return None
+    return Between(variance=known.variance, noise=known.noise, freedom=known.freedom, runs=len(known.runs))
 
 
 def _margin(gate: Gate) -> float:
@@ -253,16 +309,25 @@ def _unlike(old: Answered, new: Answered) -> str | None:
     )
 
 
-def _sums(found: Iterable[Answer], key: str, questions: Sequence[int]) -> Answers:
-    """The sums of the answers' scores by question. An empty answer counts as wrong."""
+def _record(found: Sequence[Answer], key: str, questions: Sequence[int]) -> Record:
+    """The answers' scores in their order. An empty answer counts as wrong."""
     places = {question: place for place, question in enumerate(questions)}
-    total, squares, asked = np.zeros(len(questions)), np.zeros(len(questions)), np.zeros(len(questions), dtype=np.int64)
-    for answer in found:
-        place, score = places[answer.question], answer.score(key)
-        total[place] += score
-        squares[place] += score**2
-        asked[place] += 1
-    return Answers(total, squares, asked)
+    topics = {answer.question: answer.topic for answer in found}
+    known = None not in topics.values() and topics.keys() == places.keys()
+    return Record(
+        question=np.array([places[answer.question] for answer in found], dtype=np.int64),
+        score=np.array([answer.score(key) for answer in found], dtype=np.float64),
+        repetition=_numbered([answer.repetition for answer in found]),
+        start=_numbered([answer.start for answer in found]),
+        questions=len(questions),
+        topics=_numbered([topics[question] for question in questions]) if known else None,
+    )
+
+
+def _numbered(values: Sequence[object]) -> paired.Counts:
+    """The values as numbers from 0, in the order in which they appear."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return np.array([numbers[value] for value in values], dtype=np.int64)
 
 
 def _answered(baseline: Answered) -> list[Answer]:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from vllm_qualify.evidence import answers, starts
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement
+from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.stages import parse_unfinished
-from vllm_qualify.judge.compare import UnlikeError, compare, paired_gates, repetitions_to_establish
-from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.judge.compare import STARTS, UnlikeError, compare, knows_enough, paired_gates, repetitions_to_establish
+from vllm_qualify.judge.verdict import is_decided, measurements_of, surely_misses
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
@@ -21,13 +22,13 @@ def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
     measured = [found for found in parse_unfinished("accuracy", plan, evidence) if found.task == task.name]
     paired = paired_gates(plan, task)
     if plan.establishes and paired:
-        return any(surely_misses(gate, measured) for gate in gates) or _is_established(evidence, task, paired)
+        return any(surely_misses(gate, measured) for gate in gates) or _is_established(plan, evidence, task, paired)
     known = [*measured, *compare(plan, evidence, measured, gates)]
     if any(surely_misses(gate, known) for gate in gates):
         return True
     # To ask the same questions again would not help an absolute gate.
     waiting = [gate for gate in gates if gate.is_against_baseline] if _all_were_asked(evidence, task) else gates
-    return all(is_decided(gate, known) for gate in waiting)
+    return all(is_decided(gate, known) for gate in waiting) or (bool(paired) and knows_enough(plan, evidence, task))
 
 
 def _all_were_asked(evidence: Path, task: TaskPlan) -> bool:
@@ -60,9 +61,14 @@ def another_start(plan: CellPlan, evidence: Path, measured: Sequence[Measurement
     known = [*measured, *compare(plan, evidence, measured, deciding)]
     if any(surely_misses(gate, known) for gate in deciding):
         return []
-    undecided = [gate for gate in deciding if gate.is_against_baseline and not is_decided(gate, known)]
+    undecided = [gate for gate in deciding if gate.is_against_baseline and not _is_surely_decided(gate, known)]
     waiting = plan.comparing if plan.establishes else undecided
     return [gate for gate in waiting if gate.against != "load" or _has_time(plan, evidence, number)]
+
+
+def _is_surely_decided(gate: Gate, known: Sequence[Measurement]) -> bool:
+    """Whether a gate is decided, and how much starts differ was part of that."""
+    return is_decided(gate, known) and not any(STARTS in found.not_in_interval for found in measurements_of(gate, known))
 
 
 def _has_time(plan: CellPlan, evidence: Path, number: int) -> bool:
@@ -76,11 +82,11 @@ def _deciding(plan: CellPlan) -> list[Gate]:
     return [gate for gate in plan.judged if gate.label not in waived]
 
 
-def _is_established(evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
+def _is_established(plan: CellPlan, evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
     """Whether the questions were asked as often as their own noise requires, or their answers will stay unusable."""
     try:
         answered = answers.read_answers(evidence / "accuracy" / task.name, task)
-        needed = max(repetitions_to_establish(answered, task, gate) for gate in gates)
+        needed = max(repetitions_to_establish(answered, task, gate, levels_for(plan)) for gate in gates)
     except UnlikeError:
         # One repetition shows no noise.
         return False
