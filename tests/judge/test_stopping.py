@@ -1,5 +1,6 @@
 """Measuring ends once every gate is decided or nothing more could help, and not before."""
 
+import json
 import shutil
 from datetime import date
 from pathlib import Path
@@ -30,8 +31,8 @@ from tests.judge.test_compare import (
     task_plan,
     worsening_gate,
 )
-from tests.lm_eval_files import FLEXIBLE, RIGHT, STRICT, WRONG, Answering, Asked, Reply, right_but
-from vllm_qualify.evidence import accuracy, stages
+from tests.lm_eval_files import FLEXIBLE, RIGHT, STRICT, WRONG, Answering, Asked, Reply, page, right_but
+from vllm_qualify.evidence import accuracy, stages, starts
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.answers import BLOCKS, only
 from vllm_qualify.evidence.load import result
@@ -39,9 +40,9 @@ from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages import AskingLimits, parse_unfinished
 from vllm_qualify.judge.compare import answers_path, compare, repetitions
-from vllm_qualify.judge.stopping import accuracy_decided, load_undecided
+from vllm_qualify.judge.stopping import accuracy_decided, another_start, load_undecided
 from vllm_qualify.judge.verdict import is_decided, surely_misses
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan
 from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 
@@ -393,3 +394,82 @@ def test_the_helpers_plans_are_of_one_machine() -> None:
     """What the simulation compares is not refused for another reason."""
     assert cell_plan([]).fingerprint == CPU
     assert len(CANDIDATE.steps) == 10 * BLOCKS
+
+
+# --- Further starts
+
+
+def starts_for(plan: CellPlan, evidence: Path) -> list[str]:
+    measured = [*parse_unfinished("accuracy", plan, evidence), *parse_unfinished("starts", plan, evidence)]
+    return [gate.label for gate in another_start(plan, evidence, measured)]
+
+
+def start_again(evidence: Path, number: int, answering: Answering) -> None:
+    """The candidate's answers in a further start, which asks each question once."""
+    inside = starts.root(evidence, number) / "accuracy" / "gsm8k"
+    Asked(starts.once(CANDIDATE.task), AVAILABLE).write(inside, answering)
+    told = only(inside / "r1-b1", "results_*.json")
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"start_time": float(number)}))
+
+
+@pytest.mark.parametrize(("planned", "done", "again"), [(1, 1, False), (2, 1, True), (2, 2, False), (3, 2, True)])
+def test_a_run_that_becomes_a_baseline_is_started_as_often_as_planned(
+    planned: int, done: int, again: bool, evidence: Path
+) -> None:
+    plan = cell_plan([loss_gate(), score_gate(0.1)], baseline=None, starts=planned)
+    ask(evidence, right_but(QUESTIONS[:4]))
+    for number in range(2, done + 1):
+        start_again(evidence, number, right_but(QUESTIONS[:5]))
+    assert starts_for(plan, evidence) == ([loss_gate().label] if again else [])
+
+
+def test_a_release_that_surely_fails_is_not_started_again(evidence: Path) -> None:
+    keep_baseline(evidence, right_but(QUESTIONS[:4]))
+    ask(evidence, right_but(QUESTIONS[:39]))
+    assert starts_for(cell_plan([loss_gate()], starts=2), evidence) == []
+
+
+def test_a_release_that_surely_fails_another_gate_is_not_started_again(evidence: Path) -> None:
+    keep_baseline(evidence, right_but(QUESTIONS[:4]))
+    ask(evidence, right_but(QUESTIONS[:5]))
+    assert starts_for(cell_plan([loss_gate(0.5)], starts=2), evidence) == [loss_gate().label]
+    assert starts_for(cell_plan([loss_gate(0.5), score_gate(0.999)], starts=2), evidence) == []
+
+
+def test_a_gate_that_passes_by_one_start_of_each_needs_another(evidence: Path) -> None:
+    """How much starts differ is not known then."""
+    keep_baseline(evidence, right_but(QUESTIONS[:4]))
+    ask(evidence, right_but(QUESTIONS[:4]), steps=2 * BLOCKS)
+    plan = cell_plan([loss_gate(0.5)], starts=2)
+    measured = parse_unfinished("accuracy", plan, evidence)
+    (found,) = compare(plan, evidence, measured)
+    assert is_decided(loss_gate(0.5), [found])
+    assert found.not_in_interval
+    assert starts_for(plan, evidence) == [loss_gate().label]
+    assert starts_for(plan.model_copy(update={"starts": 1}), evidence) == []
+    start_again(evidence, 2, right_but(QUESTIONS[:4]))
+    measured = [*measured, *parse_unfinished("starts", plan, evidence)]
+    (found,) = compare(plan, evidence, measured)
+    assert not found.not_in_interval
+
+
+def test_what_approved_runs_show_of_starts_makes_one_enough(evidence: Path) -> None:
+    keep_baseline(evidence, right_but(QUESTIONS[:4]))
+    ask(evidence, right_but(QUESTIONS[:4]), steps=2 * BLOCKS)
+    known = BetweenStarts(label="exact_match (gsm8k, strict-match)", variance=1e-6, noise=0.0, freedom=20.0, runs=["a", "b"])
+    assert starts_for(cell_plan([loss_gate(0.5)], starts=2, between=[known]), evidence) == []
+    other = known.model_copy(update={"label": "acc (other, none)"})
+    assert starts_for(cell_plan([loss_gate(0.5)], starts=2, between=[other]), evidence) == [loss_gate().label]
+
+
+def test_a_start_that_is_none_of_its_own_makes_the_comparison_invalid(evidence: Path) -> None:
+    keep_baseline(evidence, right_but(QUESTIONS[:4]))
+    ask(evidence, right_but(QUESTIONS[:4]))
+    start_again(evidence, 2, right_but(QUESTIONS[:4]))
+    for path in (evidence / "starts/2").rglob("metrics-before.txt"):
+        path.write_text(page(stop=9000, length=9000))
+    plan = cell_plan([loss_gate(0.5)], starts=2)
+    measured = [*parse_unfinished("accuracy", plan, evidence), *parse_unfinished("starts", plan, evidence)]
+    (found,) = compare(plan, evidence, measured)
+    assert "start 2: the server's counts go on" in (found.invalid_because or "")
+    assert starts_for(plan.model_copy(update={"starts": 3}), evidence) == []
