@@ -38,8 +38,12 @@ def with_between(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
         return plan
     found = _between(plan, store, _by_index(store))
     for known in found:
-        tell(f"{plan.cell.id}: {known.label} from start to start is known from {len(known.runs)} approved runs")
+        tell(f"{plan.cell.id}: {known.label} from start to start is known from {_counted(known.runs)}")
     return plan.model_copy(update={"between": found})
+
+
+def _counted(runs: Sequence[str]) -> str:
+    return f"{len(runs)} approved run{'' if len(runs) == 1 else 's'}"
 
 
 def between_by_pointers(run: PublishedRun, store: Store) -> list[BetweenStarts]:
