@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import variance
 
 import pytest
 
@@ -98,13 +98,16 @@ def test_starts_of_an_approved_run_are_known(store: DirectoryStore, tmp_path: Pa
     assert (found.freedom, found.runs) == (2.0, [RUNS[0]])
 
 
-def test_runs_of_one_release_in_a_cell_are_starts_of_one_build(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+def test_runs_of_one_release_in_a_cell_are_days_of_one_build(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
     publish(store, tmp_path, key, 1, started(1.10))
-    (found,) = known(store)
-    logs = [0.0, math.log(1.02), 0.0, math.log(1.10)]
-    assert found.freedom == 3.0
-    assert found.variance == pytest.approx(sum((log - fmean(logs)) ** 2 for log in logs) / 3)
+    starts, days = known(store)
+    logs = [math.log(1.02), math.log(1.10)]
+    assert (starts.of, starts.freedom) == ("start", 2.0)
+    assert starts.variance == pytest.approx((logs[0] ** 2 / 2 + logs[1] ** 2 / 2) / 2)
+    assert (days.of, days.freedom, days.runs) == ("day", 1.0, RUNS[:2])
+    assert days.variance == pytest.approx(variance(log / 2 for log in logs))
+    assert days.noise == pytest.approx(starts.noise / 2)
 
 
 def test_cells_of_a_gpu_type_are_pooled_around_their_own_means(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
@@ -142,7 +145,7 @@ def test_one_start_of_each_build_tells_nothing(store: DirectoryStore, tmp_path: 
 def test_only_the_newest_runs_of_a_cell_are_read(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     for number in range(MOST_RUNS + 2):
         publish(store, tmp_path, key, number, started(1.02))
-    (found,) = known(store)
+    found, _ = known(store)
     assert found.runs == RUNS[2 : MOST_RUNS + 2]
 
 
@@ -175,12 +178,14 @@ def test_the_variance_is_that_of_starts_around_their_builds_mean() -> None:
             StartMeans(label="n", means=[1.0, 2.0], noises=[0.0, 0.0]),
         ],
     }
-    found = between_starts("m", builds, ["a"])
-    assert found is not None
-    assert found.freedom == 3.0
-    assert found.variance == pytest.approx(((1 + 1) + (9 + 0 + 9)) / 3)
-    assert found.noise == pytest.approx((1 * 0.6 + 2 * 0.2) / 3)
-    assert between_starts("n", {"one": builds["one"]}, ["a"]) is None
+    starts, days = between_starts("m", builds, ["a"])
+    assert (starts.freedom, days.freedom) == (2.0, 1.0)
+    assert starts.variance == pytest.approx(((1 + 1) + (1.5**2 + 1.5**2)) / 2)
+    assert starts.noise == pytest.approx((0.6 + 0.25) / 2)
+    # Of the two runs of one build, with the means 10 and 14.5.
+    assert days.variance == pytest.approx(2 * 2.25**2)
+    assert days.noise == pytest.approx((0.1 + 0.25 / 2) / 2)
+    assert between_starts("n", {"one": builds["one"]}, ["a"]) == []
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def _further_of_baseline(evidence: Path, gate: Gate) -> list[Measurement]:
 def _history_of_starts(plan: CellPlan, gate: Gate) -> Between | None:
     """What earlier runs on this GPU type showed of starts."""
     own = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
-    known = next((each for each in plan.between if each.label == own), None)
+    known = next((each for each in plan.between if (each.label, each.of) == (own, "start")), None)
     if known is None:
         return None
     return Between(variance=known.variance, noise=known.noise, freedom=known.freedom, runs=len(known.runs))

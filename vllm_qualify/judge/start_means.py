@@ -54,24 +54,36 @@ def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement])
     return found
 
 
-def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs: Sequence[str]) -> BetweenStarts | None:
-    """How much starts of one build differ in a metric, over builds; None if no build was started twice.
+def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs: Sequence[str]) -> list[BetweenStarts]:
+    """How much starts of a run differ in a metric, and how much runs of a build do; what nothing shows is left out.
 
-    Each build comes with what its runs showed. The variance is that of the means around their own build's mean.
+    Each build comes with what its runs showed.
     """
-    groups = [
-        [_Start(*pair) for found in of_build if found.label == label for pair in zip(found.means, found.noises, strict=True)]
-        for of_build in builds.values()
-    ]
-    groups = [group for group in groups if len(group) > 1]
-    freedom = sum(len(group) - 1 for group in groups)
+    of_builds = [[_starts(found) for found in of_build if found.label == label] for of_build in builds.values()]
+    of_runs = [run for of_build in of_builds for run in of_build]
+    of_days = [[_whole(run) for run in of_build] for of_build in of_builds]
+    found = {"start": _around_means(of_runs), "day": _around_means(of_days)}
+    return [BetweenStarts(label=label, of=of, runs=list(runs), **part) for of, part in found.items() if part]
+
+
+def _starts(found: StartMeans) -> list[_Start]:
+    return [_Start(*pair) for pair in zip(found.means, found.noises, strict=True)]
+
+
+def _whole(run: Sequence[_Start]) -> _Start:
+    """The mean of a run."""
+    return _Start(fmean(start.mean for start in run), fmean(start.noise for start in run) / len(run))
+
+
+def _around_means(groups: Sequence[Sequence[_Start]]) -> dict[str, float]:
+    """The variance around each group's own mean; empty if no group has two."""
+    several = [group for group in groups if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in several)
     if not freedom:
-        return None
-    squares = math.fsum(len(group) * pvariance([start.mean for start in group]) for group in groups)
-    noise = math.fsum((len(group) - 1) * fmean(start.noise for start in group) for group in groups)
-    return BetweenStarts(
-        label=label, variance=squares / freedom, noise=noise / freedom, freedom=float(freedom), runs=list(runs)
-    )
+        return {}
+    squares = math.fsum(len(group) * pvariance([start.mean for start in group]) for group in several)
+    noise = math.fsum((len(group) - 1) * fmean(start.noise for start in group) for group in several)
+    return {"variance": squares / freedom, "noise": noise / freedom, "freedom": float(freedom)}
 
 
 def _own(gate: Gate) -> str:

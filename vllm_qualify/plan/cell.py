@@ -3,6 +3,7 @@
 import hashlib
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
@@ -87,13 +88,15 @@ class EarlierTry(Frozen):
 
 
 class BetweenStarts(Frozen):
-    """How much the means of starts of one build differ in a metric, by approved `runs` on the same GPU type.
+    """How much one build differs in a metric, by approved `runs` on the same GPU type: from start to start within a run, or from
+    day to day between runs.
 
-    `variance` is that of the means, with so many degrees of `freedom`, and `noise` the part of it that comes from within the
-    starts. Both are in squared shares of the questions, or of squared logarithms of times and rates.
+    `variance` is that of the means of starts, or of runs, with so many degrees of `freedom`, and `noise` the part of it that
+    comes from within the starts. Both are in squared shares of the questions, or of squared logarithms of times and rates.
     """
 
     label: str
+    of: Literal["start", "day"] = "start"
     variance: NotNegative
     noise: NotNegative
     freedom: Positive
@@ -114,7 +117,7 @@ class CellPlan(Frozen):
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
     - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
     - `tries` are the earlier runs of this release in this cell that the store shows, the oldest first.
-    - `between` is what the store shows of how much starts differ, by metric.
+    - `between` is what the store shows of how much starts and days differ, by metric.
     - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
     """
 

@@ -38,7 +38,7 @@ def with_between(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
         return plan
     found = _between(plan, store, _by_index(store))
     for known in found:
-        tell(f"{plan.cell.id}: {known.label} from start to start is known from {_counted(known.runs)}")
+        tell(f"{plan.cell.id}: {known.label} from {known.of} to {known.of} is known from {_counted(known.runs)}")
     return plan.model_copy(update={"between": found})
 
 
@@ -64,7 +64,7 @@ def _between(plan: CellPlan, store: Store, approved: Iterable[_Approved]) -> lis
     newest = sorted(alike, key=lambda each: (each.at, each.cell))[-MOST_CELLS:]
     manifests = [found for each in newest for found in _manifests(store, each.cell) if found.run_id != plan.run_id]
     labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in plan.comparing}
-    return [found for label in labels if (found := _of(label, manifests))]
+    return [found for label in labels for found in _of(label, manifests)]
 
 
 def _manifests(store: Store, cell: str) -> list[Manifest]:
@@ -80,8 +80,8 @@ def _manifests(store: Store, cell: str) -> list[Manifest]:
     return found
 
 
-def _of(label: str, manifests: Sequence[Manifest]) -> BetweenStarts | None:
-    """Runs of one release in one cell are starts of one build."""
+def _of(label: str, manifests: Sequence[Manifest]) -> list[BetweenStarts]:
+    """Runs of one release in one cell are runs of one build."""
     builds: dict[str, list[StartMeans]] = {}
     runs = []
     for manifest in manifests:
