@@ -29,7 +29,6 @@ TITLES = {
     "sweep": "Sweep",
     "speculation": "Speculative decoding",
     "startup": "Start-up",
-    "starts": "Starts of the server",
     "idle": "Idle GPUs",
     "fit": "Fit",
 }
