@@ -3,9 +3,11 @@
 from tests.report.builder import compared_report, page_link, passed_report
 from vllm_qualify.evidence.measurement import invalid
 from vllm_qualify.report import starts
+from vllm_qualify.report.diff import diff
 from vllm_qualify.report.head import facts
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
+from vllm_qualify.report.points import strips
 
 RATE, SCORE = "output_throughput_tok_s", "exact_match (gsm8k, strict-match)"
 
@@ -45,6 +47,15 @@ def test_one_start_that_was_enough_is_told() -> None:
     plan = report.plan.model_copy(update={"starts": 2})
     assert dict(facts(report.model_copy(update={"plan": plan})))["Starts"] == "1 of at most 2"
     assert starts.rows(report) == []
+
+
+def test_other_figures_are_those_of_the_first_start() -> None:
+    report = compared_report()
+    assert [strip.ours for strip in strips(started(report))] == [strip.ours for strip in strips(report)]
+    found = diff(report, started(report))
+    assert not any(
+        "start 2" in label for label in (*found.alone_a, *found.alone_b, *(each.label for each in found.measurements))
+    )
 
 
 def test_the_page_has_them_with_outside_text_escaped() -> None:
