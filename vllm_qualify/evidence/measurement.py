@@ -43,6 +43,7 @@ class Measurement(Frozen):
     baseline. With it, the value says how much worse the cell is: the share of questions lost, or how many times worse, less 1.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
     measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
+    `is_history` says that the baseline was measured on another day.
     """
 
     metric: str
@@ -57,6 +58,7 @@ class Measurement(Frozen):
     invalid_because: str | None = None
     ended_because: str | None = None
     not_in_interval: list[str] = []
+    is_history: bool = False
     source: str
     traced_to: list[str] = []
     fingerprint: str = ""

@@ -21,15 +21,16 @@ from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, S
 from vllm_qualify.evidence.sequential import Levels, Sides, levels_for
 from vllm_qualify.evidence.stages import parse_beside
 from vllm_qualify.judge import paired, relative
-from vllm_qualify.judge.between import Between, History
+from vllm_qualify.judge.between import History
 from vllm_qualify.judge.paired import Record
+from vllm_qualify.judge.relative import Known
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
 RATE = "output_throughput_tok_s"
-BASELINE, LOAD_STAGE, STARTS_FILE = "baseline", "load.json", "starts.json"
+BASELINE, LOAD_STAGE, KNOWN_FILE = "baseline", "load.json", "known.json"
 # What an interval does not have, in the words of reports.
 STARTS = "what differs from start to start of a server: each build was started once"
 DAYS = "what differs from day to day: each build was measured on one day"
@@ -152,14 +153,12 @@ def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
     """
     if plan.establishes:
         return task.repetitions
-    if not paired_gates(plan, task):
-        return 1
-    try:
-        answers.load(evidence / BASELINE / answers_path(task.name))
-    except UNUSABLE:
-        # The comparison will say why it is invalid. More answers would not mend the baseline.
-        return 1
-    return task.settings.most_repetitions
+    for gate in paired_gates(plan, task):
+        # Nothing can be compared with a baseline that is gone or shows no noise, and the comparison will say so.
+        with suppress(*UNUSABLE):
+            repetitions_to_establish(answers.load(evidence / BASELINE / answers_path(task.name)), task, gate, levels_for(plan))
+            return task.settings.most_repetitions
+    return 1
 
 
 def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, levels: Levels) -> int:
@@ -192,7 +191,10 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}"
     if problem := task_differs(plan, task):
         return invalid(gate.metric, problem, source, **about)
-    look, old, new = _looked(gate, plan, evidence, task)
+    try:
+        look, old, new = _looked(gate, plan, evidence, task)
+    except UnlikeError as error:
+        return invalid(gate.metric, str(error), source, **about)
     found, interval, asked = look.found, look.interval, len(new.answers)
     length = _length_ratio(new.answers, old.answers)
     # A sure loss stays a loss, whatever the length of the replies.
@@ -229,14 +231,15 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
     if len(ours.score) not in planned:
         raise UnlikeError(f"{len(ours.score)} answers, where the gates are looked at after {planned}")
     growing = (paired.answers_of(ours.until(asked)) for asked in planned if asked <= len(ours.score))
-    *_, last = paired.looks(theirs, growing, _margin(gate), levels_for(plan), len(planned), _history_of_starts(evidence, gate))
+    starts = _known(evidence).starts.get(gate.label)
+    *_, last = paired.looks(theirs, growing, _margin(gate), levels_for(plan), len(planned), starts)
     return last, old, new
 
 
-def _history_of_starts(evidence: Path, gate: Gate) -> Between | None:
-    """What earlier runs on this GPU type showed of starts, if it was brought with the baseline."""
-    path = evidence / BASELINE / STARTS_FILE
-    return History.model_validate_json(path.read_bytes()).starts.get(gate.label) if path.exists() else None
+def _known(evidence: Path) -> History:
+    """What earlier runs on this GPU type showed, if it was brought with the baseline."""
+    path = evidence / BASELINE / KNOWN_FILE
+    return History.model_validate_json(path.read_bytes(), strict=True) if path.exists() else History()
 
 
 def _margin(gate: Gate) -> float:
@@ -332,12 +335,13 @@ def _worsening(
     count = result.count_of(evidence / figures.STAGE)
     if plan.beside:
         ours, theirs = _paired(ours, theirs)
-    direction = METRICS[gate.metric].direction
+    direction, history = METRICS[gate.metric].direction, _known(evidence)
+    known = Known(*(parts.get(gate.label) for parts in (history.noise, history.starts, history.days)))
 
     def at_look(used: int, at: Sides) -> Interval:
         if plan.beside:
-            return relative.in_turns(ours.repeats[:used], theirs.repeats[:used], direction, at).interval
-        return relative.from_history(ours.repeats[:used], theirs.repeats, direction, at).interval
+            return relative.in_turns(ours.repeats[:used], theirs.repeats[:used], direction, at, known=known).interval
+        return relative.from_history(ours.repeats[:used], theirs.repeats, direction, at, known).interval
 
     value, left_out = relative.without_noise(ours.repeats, theirs.repeats, direction), count - len(ours.repeats)
     levels, looks = levels_for(plan), plan.load.looks
@@ -348,9 +352,17 @@ def _worsening(
         sample_count=ours.sample_count + theirs.sample_count,
         interval=interval_over_looks(value, at_look, "lower", levels, looks, count, left_out=left_out),
         ended_because=ours.ended_because,
+        not_in_interval=_not_known(known, is_history=plan.beside is None),
+        is_history=plan.beside is None,
         traced_to=[*ours.traced_to, *theirs.traced_to],
         **about,
     )
+
+
+def _not_known(known: Known, *, is_history: bool) -> list[str]:
+    if is_history:
+        return [DAYS] if known.days is None else []
+    return [STARTS] if known.starts is None else []
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:
