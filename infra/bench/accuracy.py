@@ -17,7 +17,7 @@ from vllm_qualify.evidence import answers
 from vllm_qualify.evidence.measurement import Interval, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.judge import paired
-from vllm_qualify.judge.between import Between
+from vllm_qualify.judge.between import Between, with_history
 from vllm_qualify.judge.paired import Answers, Record
 from vllm_qualify.judge.verdict import Checks, verdict_from
 from vllm_qualify.recipe.gates import Verdict
@@ -50,7 +50,7 @@ class Ended(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """How answers are asked for: with `restarted` each repetition is on a start of its own."""
+    """How answers are asked for: with `restarted` each repetition is on a start of its own. `history` is its GPU type's."""
 
     restarted: bool = False
     most: int = MOST_REPETITIONS
@@ -121,7 +121,8 @@ def establish(rng: np.random.Generator, build: Build, margin: float, asked: Aske
 def _needed(baseline: Answers, margin: float, levels: Levels, asked: Asked) -> int:
     """As `compare.repetitions_to_establish`."""
     needed = paired.repetitions_for(margin, baseline.noise, len(baseline.asked))
-    for between in baseline.between:
+    between = with_history(baseline.between, asked.history)
+    if between and asked.restarted:
         needed = max(needed, paired.starts_for(margin, baseline.noise, len(baseline.asked), between, levels, asked.most))
     return min(needed, asked.most)
 
@@ -134,6 +135,17 @@ def _repetitions(rng: np.random.Generator, build: Build, asked: Asked) -> Iterat
         started = build.started(rng) if asked.restarted else started
 
 
+def history(rng: np.random.Generator, build: Build, starts: int) -> Between:
+    """What so many starts of a build show of how much they differ, each asked everything twice."""
+    record, order = None, np.arange(len(build.chance))
+    for start in range(starts):
+        started = build.started(rng)
+        for _ in range(2):
+            record = _added(record, build, order, started.answered(rng), start, Asked(restarted=True))
+    (found,) = paired.answers_of(record).between if record else []
+    return found.model_copy(update={"runs": starts})
+
+
 def _added(
     record: Record | None, build: Build, block: NDArray[np.int64], scores: worlds.Chances, repetition: int, asked: Asked
 ) -> Record:
@@ -142,8 +154,12 @@ def _added(
     new = Record(block, scores[block], same, start, len(scores), build.topics)
     if record is None:
         return new
-    joined = [np.concatenate(pair) for pair in zip(record[:4], new[:4], strict=True)]
-    return Record(*joined, len(scores), build.topics)
+    return new._replace(
+        question=np.concatenate([record.question, new.question]),
+        score=np.concatenate([record.score, new.score]),
+        repetition=np.concatenate([record.repetition, new.repetition]),
+        start=np.concatenate([record.start, new.start]),
+    )
 
 
 @cache

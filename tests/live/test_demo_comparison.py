@@ -66,8 +66,8 @@ def test_a_baseline_is_started_twice(approved: Qualified) -> None:
     inside = approved.folder / "evidence/starts/2"
     lines = (inside / "accuracy/gsm8k/answers.jsonl").read_text().splitlines()
     assert {json.loads(line)["start"] for line in lines[1:]} == {2}
-    launched = [float((folder / "launched_at").read_text()) for folder in (approved.folder / "evidence/serve", inside / "serve")]
-    assert launched[0] < launched[1]
+    first, second = (float((root / "serve/launched_at").read_text()) for root in (approved.folder / "evidence", inside))
+    assert first < second
     assert f"Starts: 2 of at most 2; {found.label.removesuffix(' of start 2')}" in " ".join(approved.done.stdout.split())
     assert processes_of(approved.home) == []
 

@@ -78,7 +78,15 @@ def silent(_: str) -> None:
 
 def known(store: DirectoryStore, **changes: object) -> list[BetweenStarts]:
     plan = started(1.0)(passed_report()).plan.model_copy(update=changes)
-    return with_between(plan, store, silent).between
+    return [found for found in with_between(plan, store, silent).between if found.of != "repeat"]
+
+
+def test_repeats_of_all_starts_show_their_own_noise(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started(1.02))
+    plan = started(1.0)(passed_report()).plan
+    (found,) = (known for known in with_between(plan, store, silent).between if known.of == "repeat")
+    assert found.variance == pytest.approx(3 * noise_of(passed_report()))
+    assert (found.noise, found.freedom) == (0.0, 4.0)
 
 
 def noise_of(report: Report) -> float:
@@ -152,7 +160,7 @@ def test_only_the_newest_runs_of_a_cell_are_read(store: DirectoryStore, tmp_path
 def test_the_approver_finds_the_same_without_the_index(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
     run = publish_report(store, tmp_path / "runs", RUNS[1], started(1.02))
-    assert between_by_pointers(run, store) == known(store)
+    assert [found for found in between_by_pointers(run, store) if found.of != "repeat"] == known(store)
     (tmp_path / "store" / "index.json").unlink()
     assert between_by_pointers(run, store) != []
     assert known(store) == []
@@ -163,7 +171,7 @@ def test_whoever_qualifies_is_told(store: DirectoryStore, tmp_path: Path, key: P
     said: list[str] = []
     plan: CellPlan = started(1.0)(passed_report()).plan
     with_between(plan, store, said.append)
-    assert said == [f"{CELL}: {RATE} from start to start is known from 1 approved run"]
+    assert said == [f"{CELL}: {RATE} from {of} to {of} is known from 1 approved run" for of in ("start", "repeat")]
 
 
 def test_the_variance_is_that_of_starts_around_their_builds_mean() -> None:
@@ -193,6 +201,8 @@ def test_the_variance_is_that_of_starts_around_their_builds_mean() -> None:
     [
         {"label": "m", "means": [1.0], "noises": [0.1, 0.1]},
         {"label": "m", "means": [], "noises": []},
+        {"label": "m", "means": [1.0, 2.0], "noises": [0.1, 0.1], "repeats": [3]},
+        {"label": "m", "means": [1.0], "noises": [0.1], "repeats": [0]},
         {"label": "m", "means": [float("nan")], "noises": [0.1]},
         {"label": "m", "means": [1.0], "noises": [-0.1]},
         {"label": "m", "means": [1.0] * 11, "noises": [0.1] * 11},

@@ -44,6 +44,7 @@ class Measurement(Frozen):
     `start` is the further start of the server that it is of, from 2 on; None is the first, which the other stages measure.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
     measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
+    `is_history` says that the baseline was measured on another day.
     """
 
     metric: str
@@ -59,6 +60,7 @@ class Measurement(Frozen):
     invalid_because: str | None = None
     ended_because: str | None = None
     not_in_interval: list[str] = []
+    is_history: bool = False
     source: str
     traced_to: list[str] = []
     fingerprint: str = ""

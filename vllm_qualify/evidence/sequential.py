@@ -35,7 +35,7 @@ REACH = 6.0
 NODES, WIDTHS = np.polynomial.legendre.leggauss(128)
 # Shares of the information that are found are rounded down to these, so that looks that are nearly alike are integrated once.
 # Each look has at least so much more than the one before it.
-ROUNDED, LEAST_STEP = 1 / 64, 1 / 1024
+ROUNDED, LEAST_STEP = 1 / 64, 1 / 128
 RISES = "the information must rise above 0 from look to look, and alpha lie between 0 and 0.5"
 
 
@@ -78,10 +78,12 @@ def sides(direction: Direction, levels: Levels, information: Sequence[float], lo
 
 def sides_after(direction: Direction, levels: Levels, shares: Sequence[float]) -> Sides:
     """The sides of an interval at the last of the looks so far, which had these rising shares of the whole information."""
-    passing, failing = (
-        float(special.ndtr(-_look(tuple(shares), alpha).critical)) for alpha in (levels.false_pass, levels.false_fail)
-    )
-    return sides_of(direction, passing, failing)
+
+    def nominal(alpha: float) -> float:
+        """The level that the bound of this look would have if it were the only look."""
+        return float(special.ndtr(-_look(tuple(shares), alpha).critical))
+
+    return sides_of(direction, nominal(levels.false_pass), nominal(levels.false_fail))
 
 
 def rising(shares: Sequence[float]) -> list[float]:

@@ -80,6 +80,12 @@ def _took_s(evidence: Path, number: int) -> list[float]:
     return [seconds for load in loads if load.is_dir() for seconds in took_s(load)]
 
 
+def looks_of(plan: CellPlan) -> range:
+    """The numbers of repeats, of all starts together, after which a comparison of loads may be looked at."""
+    looks = plan.load.looks
+    return range(looks.start, looks.stop + (plan.starts - FIRST) * min(REPEATS, plan.load.repeats))
+
+
 def too_long(load: Load, evidence: Path, number: int) -> str | None:
     """Why a start's `load`, as `plan_of` gives it, is not begun: not even one repeat would end within what is left. Else None.
 

@@ -1,11 +1,11 @@
 """What differs from start to start of a server, as a part of an interval.
 
-Each start shifts what a build shows: by other kernels, another placement, another neighbour. More answers or repeats of one start
-do not show that; only a second start does. Its variance is estimated from the means of starts, less what their own noise
-explains, and so from few degrees of freedom. A plug-in would make intervals too narrow, just where chance made it small. So
-every variance that the estimate allows counts, each with its chance: σ² is distributed as s²·f/χ² with f degrees of freedom, and
-the error as a mixture of normal distributions (generalized confidence intervals: Weerahandi 1993, JASA 88). If there is no
-other noise this is Student's t, and with many degrees of freedom it is the normal distribution.
+Each start shifts what a build shows: by other kernels, another placement, another neighbour. More answers or repeats of one
+start do not show that; only a second start does. Its variance is estimated from the means of starts, less what their own noise
+explains, and so from few degrees of freedom. To take the estimate for the truth would make intervals too narrow, just where
+chance made it small. So every variance that the estimate allows counts, each with its chance: σ² is distributed as s²·f/χ² with
+f degrees of freedom, and the error as a mixture of normal distributions (generalized confidence intervals: Weerahandi 1993,
+JASA 88). Without other noise this is Student's t, and with many degrees of freedom it is the normal distribution.
 """
 
 import math
@@ -54,9 +54,14 @@ class Between(Frozen):
 
 
 class History(Frozen):
-    """What earlier runs on a GPU type showed of the starts of servers, by the labels of gates."""
+    """What earlier runs on a GPU type showed, by the labels of gates: how much starts of a server differ, and days.
+
+    Of loads also the `noise`, the variance of one repeat within a start. All are of one build.
+    """
 
     starts: dict[str, Between] = {}
+    days: dict[str, Between] = {}
+    noise: dict[str, Between] = {}
 
 
 def pooled(parts: Iterable[Between]) -> Between | None:
@@ -89,7 +94,8 @@ def likely(variance: float, freedom: float, points: int = POINTS) -> tuple[Array
 def _inverse(freedom: float, points: int) -> tuple[Array, Array]:
     middles = (np.arange(points) + 0.5) / points
     chances = 3 * middles**2
-    return freedom / special.chdtri(freedom, 1 - middles**3), chances / chances.sum()
+    inverse: Array = np.asarray(freedom / special.chdtri(freedom, 1 - middles**3), dtype=np.float64)
+    return inverse, chances / chances.sum()
 
 
 def reach(alpha: float, variances: Array, chances: Array) -> float:
@@ -110,7 +116,8 @@ def reach(alpha: float, variances: Array, chances: Array) -> float:
     def excess(bound: float) -> float:
         return float(chances @ special.ndtr(-bound / deviations)) - alpha
 
-    most = -float(special.ndtri(alpha))
+    # A little more than the normal distribution with the largest of them, for rounding.
+    most = -float(special.ndtri(alpha)) + 1e-6
     # If most of the variances are 0, an error above 0 may be rarer than `alpha`.
     return 0.0 if excess(0.0) <= 0 else scale * float(optimize.brentq(excess, 0.0, most, xtol=1e-9))
 

@@ -5,6 +5,7 @@ Otherwise the comparison is invalid and says what differs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -18,10 +19,11 @@ from vllm_qualify.evidence.load import figures, result, speculation
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, levels_for
-from vllm_qualify.evidence.stages import parse_beside
+from vllm_qualify.evidence.stages import parse_beside, parse_beside_in
 from vllm_qualify.judge import paired, relative
-from vllm_qualify.judge.between import Between
+from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.paired import Record
+from vllm_qualify.judge.relative import Known
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1, Stage
@@ -73,7 +75,7 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
             case "answers":
                 return _loss(gate, plan, evidence, about)
             case "load":
-                return _worsening(gate, plan, evidence, ours, loads, about)
+                return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], loads, about)
             case None:
                 raise ValueError(f"{gate.label} is a gate on the metric itself")
     except UNUSABLE as error:
@@ -161,14 +163,12 @@ def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
     """
     if plan.establishes:
         return task.repetitions
-    if not paired_gates(plan, task):
-        return 1
-    try:
-        answers.load(evidence / BASELINE / answers_path(task.name))
-    except UNUSABLE:
-        # The comparison will say why it is invalid. More answers would not mend the baseline.
-        return 1
-    return task.settings.most_repetitions
+    for gate in paired_gates(plan, task):
+        # Nothing can be compared with a baseline that is gone or shows no noise, and the comparison will say so.
+        with suppress(*UNUSABLE):
+            repetitions_to_establish(answers.load(evidence / BASELINE / answers_path(task.name)), task, gate, levels_for(plan))
+            return task.settings.most_repetitions
+    return 1
 
 
 def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, levels: Levels) -> int:
@@ -201,7 +201,10 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}"
     if problem := task_differs(plan, task):
         return invalid(gate.metric, problem, source, **about)
-    look, old, new = _looked(gate, plan, evidence, task)
+    try:
+        look, old, new = _looked(gate, plan, evidence, task)
+    except UnlikeError as error:
+        return invalid(gate.metric, str(error), source, **about)
     found, interval, asked = look.found, look.interval, len(new.answers)
     length = _length_ratio(new.answers, old.answers)
     # A sure loss stays a loss, whatever the length of the replies.
@@ -245,7 +248,7 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
     # The last look that there can be is at the last start that may be made.
     most = len(planned) if plan.starts == starts.FIRST else len(taken) + plan.starts - starts.FIRST - len(others)
     growing = (paired.answers_of(ours.until(asked)) for asked in taken)
-    *_, last = paired.looks(theirs, growing, _margin(gate), levels_for(plan), most, _history_of_starts(plan, gate))
+    *_, last = paired.looks(theirs, growing, _margin(gate), levels_for(plan), most, _known(plan).starts.get(gate.label))
     return last, old, new
 
 
@@ -263,13 +266,15 @@ def _further_of_baseline(evidence: Path, gate: Gate) -> list[Measurement]:
     return _in_starts(gate, found)
 
 
-def _history_of_starts(plan: CellPlan, gate: Gate) -> Between | None:
-    """What earlier runs on this GPU type showed of starts."""
-    own = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
-    known = next((each for each in plan.between if (each.label, each.of) == (own, "start")), None)
-    if known is None:
-        return None
-    return Between(variance=known.variance, noise=known.noise, freedom=known.freedom, runs=len(known.runs))
+def _known(plan: CellPlan) -> History:
+    """What earlier runs on this GPU type showed, by the labels of the plan's gates."""
+    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): gate.label for gate in plan.comparing}
+    found: dict[str, dict[str, Between]] = {"start": {}, "day": {}, "repeat": {}}
+    for known in plan.between:
+        about = known.model_dump(include={"variance", "noise", "freedom"})
+        if known.label in labels:
+            found[known.of][labels[known.label]] = Between(**about, runs=len(known.runs))
+    return History(starts=found["start"], days=found["day"], noise=found["repeat"])
 
 
 def _margin(gate: Gate) -> float:
@@ -355,35 +360,74 @@ def _worsening(
     gate: Gate,
     plan: CellPlan,
     evidence: Path,
-    ours: Measurement,
+    ours: list[Measurement],
     loads: Loads,
     about: dict[str, str | None],
 ) -> Measurement:
-    theirs = _only(loads(), gate.metric)
-    if theirs.invalid_because is not None:
-        return invalid(gate.metric, f"the baseline's: {theirs.invalid_because}", theirs.source, **about)
-    count = result.count_of(evidence / figures.STAGE)
+    """From the cell's measurements of each start, the first one first."""
+    theirs = _of_baseline_load(gate, plan, evidence, loads, ours)
+    if told := next((row for row in theirs if row.invalid_because is not None), None):
+        return invalid(gate.metric, f"the baseline's: {told.invalid_because}", told.source, **about)
     if plan.beside:
-        ours, theirs = _paired(ours, theirs)
-    direction = METRICS[gate.metric].direction
+        ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
+    direction, history = METRICS[gate.metric].direction, _known(plan)
+    known = Known(*(parts.get(gate.label) for parts in (history.noise, history.starts, history.days)))
+    (repeats, started), (others, others_started) = _together(ours), _together(theirs)
+    first = len(ours[0].repeats)
 
-    def at_look(used: int, at: Sides) -> Interval:
+    def at_look(used: int, at: Sides) -> Interval | None:
+        if used <= first < len(repeats) and known.starts is None:
+            # What differs from start to start was not known yet.
+            return None
         if plan.beside:
-            return relative.in_turns(ours.repeats[:used], theirs.repeats[:used], direction, at).interval
-        return relative.from_history(ours.repeats[:used], theirs.repeats, direction, at).interval
+            return relative.in_turns(repeats[:used], others[:used], direction, at, started[:used], known).interval
+        return relative.from_history(repeats[:used], others, direction, at, known, (started[:used], others_started)).interval
 
-    value, left_out = relative.without_noise(ours.repeats, theirs.repeats, direction), count - len(ours.repeats)
-    levels, looks = levels_for(plan), plan.load.looks
+    count = sum(result.count_of(starts.root(evidence, row.start or starts.FIRST) / figures.STAGE) for row in ours)
+    value, looks = relative.without_noise(repeats, others, direction), starts.looks_of(plan)
+    interval = interval_over_looks(value, at_look, "lower", levels_for(plan), looks, count, left_out=count - len(repeats))
+    several = len(ours) > 1 or (plan.beside is None and len(theirs) > 1)
     return valid(
         gate.metric,
         value,
-        f"{ours.source} beside {theirs.source}",
-        sample_count=ours.sample_count + theirs.sample_count,
-        interval=interval_over_looks(value, at_look, "lower", levels, looks, count, left_out=left_out),
-        ended_because=ours.ended_because,
-        traced_to=[*ours.traced_to, *theirs.traced_to],
+        f"{ours[-1].source} beside {theirs[-1].source}",
+        sample_count=sum(row.sample_count for row in (*ours, *theirs)),
+        interval=interval,
+        ended_because=ours[0].ended_because or _no_time(plan, evidence),
+        not_in_interval=_not_known(known, several=several, is_history=plan.beside is None),
+        is_history=plan.beside is None,
+        traced_to=[path for row in (*ours, *theirs) for path in row.traced_to],
         **about,
     )
+
+
+def _of_baseline_load(
+    gate: Gate, plan: CellPlan, evidence: Path, loads: Loads, ours: Sequence[Measurement]
+) -> list[Measurement]:
+    """The baseline's, by start: in turns of the same starts as ours, else of its own that count. Raises one of UNUSABLE."""
+    first = _only(loads(), gate.metric)
+    if plan.beside is None:
+        return [first, *(row for row in _further_of_baseline(evidence, gate) if row.invalid_because is None)]
+    numbers = [row.start for row in ours if row.start]
+    return [first, *(_only(parse_beside_in(plan, evidence, number), gate.metric) for number in numbers)]
+
+
+def _together(rows: Sequence[Measurement]) -> tuple[list[float], list[int]]:
+    """The repeats of all starts, and the start of each."""
+    found = [(repeat, row.start or starts.FIRST) for row in rows for repeat in row.repeats]
+    return [repeat for repeat, _ in found], [start for _, start in found]
+
+
+def _no_time(plan: CellPlan, evidence: Path) -> str | None:
+    """Why the budget allows no further start's load, if starts are left; else None. Raises one of UNUSABLE."""
+    number = len(starts.further(evidence)) + starts.FIRST + 1
+    return starts.too_long(starts.plan_of(plan, evidence, number).load, evidence, number) if number <= plan.starts else None
+
+
+def _not_known(known: Known, *, several: bool, is_history: bool) -> list[str]:
+    """What the interval does not have. `several` says that one of the builds was started more than once."""
+    days = [DAYS] if is_history and known.days is None else []
+    return days if several or known.starts or (is_history and known.days) else [STARTS, *days]
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:

@@ -1,9 +1,9 @@
 """The paired comparison: a candidate's answers against the baseline's, question by question.
 
-The questions are the whole population: the loss is judged on just these questions. If each build always gave the same answers,
-the loss would be known exactly after each question was asked once. Three sources of uncertainty remain. One is the noise between
-repetitions, also where the questions of a topic share it. One is what differs from start to start of a server. The last is which
-questions were not asked yet: they are asked in a random order, so that it does not matter which of them change together.
+The questions are the whole population: the loss is judged on just these questions. If each build always gave the same
+answers, the loss would be known exactly after each question was asked once. Three sources of uncertainty remain. One is the
+noise between repetitions, also where the questions of a topic share it. One is what differs from start to start of a server.
+The last is which questions were not asked yet: their order is random, so that it does not matter which of them change together.
 """
 
 import math
@@ -28,15 +28,16 @@ LEAST_OF_A_CANDIDATE = 2
 # A comparison knows enough when the margin is so many standard errors. `make bench-gates` shows the rates that follow: the last
 # critical value of a plan with some 20 looks is 2.11, and 1.645 more leave 5 % of the releases without a loss undecided.
 MARGIN_IN_ERRORS = 3.95
-# The share of a comparison's information that a look has at most while the candidate is asked the first LEAST_OF_A_CANDIDATE times.
+# The most of a comparison's information that a look has while questions were asked fewer than LEAST_OF_A_CANDIDATE times.
 MOST_OF_FEW = 0.98
 # The share of the questions that a start must have answered, so that its mean counts among those of starts.
 WHOLE = 0.9
 
 
 class Record(NamedTuple):
-    """A build's answers in the order in which they were asked: for each its question, its score, the repetition and the server's
-    start. `topics` has the topic of each of the `questions`, None if they have none. All but scores are numbered from 0.
+    """A build's answers in the order in which they were asked: for each its question, its score, the repetition and the start.
+
+    `topics` has the topic of each of the `questions`, None if they have none. All but scores are numbered from 0.
     """
 
     question: Counts
@@ -217,11 +218,14 @@ def share(found: Loss, candidate: Answers, margin: float, levels: Levels) -> flo
     It depends on how exactly the loss is known and not on the loss. So asking can go on until it is complete, whatever that
     takes, and hold its error rates (information-based monitoring: Lan & DeMets 1983; Mehta & Tsiatis 2001, Drug Inf. J. 35).
     """
+    few = int(candidate.asked.min()) < LEAST_OF_A_CANDIDATE
+    return min(_known(found, margin, levels), MOST_OF_FEW if few else 1.0)
+
+
+def _known(found: Loss, margin: float, levels: Levels) -> float:
     # With few degrees of freedom a small chance reaches further out than the normal distribution has it.
     error = max(found.reach(alpha) / _z(alpha) for alpha in (levels.false_pass, levels.false_fail))
-    complete = (margin / MARGIN_IN_ERRORS) ** 2 / error**2 if error else 1.0
-    few = int(candidate.asked.min()) < LEAST_OF_A_CANDIDATE
-    return min(complete, MOST_OF_FEW if few else 1.0)
+    return (margin / MARGIN_IN_ERRORS / error) ** 2 if error else 1.0
 
 
 class Look(NamedTuple):
@@ -260,13 +264,11 @@ def repetitions_for(margin: float, noise: float, questions: int) -> int:
 def starts_for(margin: float, noise: float, questions: int, between: Between, levels: Levels, most: int) -> int:
     """As `repetitions_for`, if each repetition is on a start of its own; `most` if more would be needed."""
 
-    def is_enough(number: int) -> bool:
-        found = Loss(0.0, math.sqrt(2 * noise / questions / number), 0, between, 2 / number)
-        return (
-            max(found.reach(alpha) / _z(alpha) for alpha in (levels.false_pass, levels.false_fail)) <= margin / MARGIN_IN_ERRORS
-        )
+    def after(number: int) -> Loss:
+        return Loss(0.0, math.sqrt(2 * noise / questions / number), 0, between, 2 / number)
 
-    return next((number for number in range(LEAST_OF_A_CANDIDATE, most) if is_enough(number)), most)
+    enough = (number for number in range(LEAST_OF_A_CANDIDATE, most) if _known(after(number), margin, levels) >= 1)
+    return next(enough, most)
 
 
 def interval_of(found: Loss, at: Sides) -> Interval:

@@ -14,29 +14,32 @@ from vllm_qualify.evidence.measurement import UNUSABLE, Measurement
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.recipe import MOST_STARTS
-from vllm_qualify.recipe.values import Frozen, NotNegative, Number
+from vllm_qualify.recipe.values import Count, Frozen, NotNegative, Number
 
 
 class StartMeans(Frozen):
     """The mean of each start in one metric, and the variance that the noise within each start gives it.
 
-    Both are in shares of the questions, or in logarithms of times and rates. `label` is that of the metric itself.
+    Both are in shares of the questions, or in logarithms of times and rates. `label` is that of the metric itself. `repeats` is
+    how many repeats of the load each start had; empty for answers.
     """
 
     label: str
     means: Annotated[list[Number], Field(min_length=1, max_length=MOST_STARTS)]
     noises: Annotated[list[NotNegative], Field(min_length=1, max_length=MOST_STARTS)]
+    repeats: Annotated[list[Count], Field(max_length=MOST_STARTS)] = []
 
     @model_validator(mode="after")
     def _are_of_the_same_starts(self) -> Self:
-        if len(self.means) != len(self.noises):
-            raise ValueError("each start has a mean and a noise")
+        if len(self.means) != len(self.noises) or (self.repeats and len(self.repeats) != len(self.means)):
+            raise ValueError("each start has a mean and a noise, and all have their repeats or none")
         return self
 
 
 class _Start(NamedTuple):
     mean: float
     noise: float
+    repeats: int = 0
 
 
 def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[StartMeans]:
@@ -49,13 +52,14 @@ def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement])
             # The report says what is wrong with the evidence.
             continue
         if each:
-            means, noises = ([getattr(start, name) for start in each] for name in _Start._fields)
-            found.append(StartMeans(label=_own(gate), means=means, noises=noises))
+            means, noises = [start.mean for start in each], [start.noise for start in each]
+            repeats = [start.repeats for start in each if start.repeats]
+            found.append(StartMeans(label=_own(gate), means=means, noises=noises, repeats=repeats))
     return found
 
 
 def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs: Sequence[str]) -> list[BetweenStarts]:
-    """How much starts of a run differ in a metric, and how much runs of a build do; what nothing shows is left out.
+    """How much starts of a run differ in a metric, runs of a build, and repeats of a start; what nothing shows is left out.
 
     Each build comes with what its runs showed.
     """
@@ -63,11 +67,12 @@ def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs:
     of_runs = [run for of_build in of_builds for run in of_build]
     of_days = [[_whole(run) for run in of_build] for of_build in of_builds]
     found = {"start": _around_means(of_runs), "day": _around_means(of_days)}
+    found |= {"repeat": _of_repeats([start for run in of_runs for start in run])}
     return [BetweenStarts(label=label, of=of, runs=list(runs), **part) for of, part in found.items() if part]
 
 
 def _starts(found: StartMeans) -> list[_Start]:
-    return [_Start(*pair) for pair in zip(found.means, found.noises, strict=True)]
+    return [_Start(*each) for each in zip(found.means, found.noises, found.repeats or [0] * len(found.means), strict=True)]
 
 
 def _whole(run: Sequence[_Start]) -> _Start:
@@ -84,6 +89,15 @@ def _around_means(groups: Sequence[Sequence[_Start]]) -> dict[str, float]:
     squares = math.fsum(len(group) * pvariance([start.mean for start in group]) for group in several)
     noise = math.fsum((len(group) - 1) * fmean(start.noise for start in group) for group in several)
     return {"variance": squares / freedom, "noise": noise / freedom, "freedom": float(freedom)}
+
+
+def _of_repeats(found: Sequence[_Start]) -> dict[str, float]:
+    """The variance of one repeat; empty without repeats."""
+    freedom = sum(max(0, start.repeats - 1) for start in found)
+    if not freedom:
+        return {}
+    squares = math.fsum((start.repeats - 1) * start.repeats * start.noise for start in found if start.repeats)
+    return {"variance": squares / freedom, "noise": 0.0, "freedom": float(freedom)}
 
 
 def _own(gate: Gate) -> str:
@@ -132,5 +146,5 @@ def _of_loads(gate: Gate, measured: Sequence[Measurement]) -> list[_Start]:
     found = []
     for row in sorted(rows, key=lambda row: row.start or starts.FIRST):
         logs = [math.log(repeat) for repeat in row.repeats]
-        found.append(_Start(fmean(logs), variance(logs) / len(logs)))
+        found.append(_Start(fmean(logs), variance(logs) / len(logs), len(logs)))
     return found

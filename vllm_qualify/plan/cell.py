@@ -88,15 +88,16 @@ class EarlierTry(Frozen):
 
 
 class BetweenStarts(Frozen):
-    """How much one build differs in a metric, by approved `runs` on the same GPU type: from start to start within a run, or from
-    day to day between runs.
+    """How much one build differs in a metric, by approved `runs` on the same GPU type.
 
-    `variance` is that of the means of starts, or of runs, with so many degrees of `freedom`, and `noise` the part of it that
-    comes from within the starts. Both are in squared shares of the questions, or of squared logarithms of times and rates.
+    It is from start to start within a run, from day to day between runs, or of loads from repeat to repeat within a start.
+    `variance` is that of the means of starts or of runs, or of repeats, with so many degrees of `freedom`, and `noise` the part
+    of it that comes from within the starts. Both are in squared shares of the questions, or of squared logarithms of times and
+    rates.
     """
 
     label: str
-    of: Literal["start", "day"] = "start"
+    of: Literal["start", "day", "repeat"] = "start"
     variance: NotNegative
     noise: NotNegative
     freedom: Positive

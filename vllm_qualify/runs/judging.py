@@ -105,7 +105,7 @@ def _are_close(told: Sequence[StartMeans], again: Sequence[StartMeans]) -> bool:
     """As `_is_close`. Older manifests say nothing of starts."""
     if not told:
         return True
-    ours, theirs = ({each.label: [*each.means, *each.noises] for each in found} for found in (again, told))
+    ours, theirs = ({each.label: [*each.means, *each.noises, *each.repeats] for each in found} for found in (again, told))
     return ours.keys() >= theirs.keys() and all(
         len(numbers) == len(ours[label]) and all(map(_is_close, numbers, ours[label])) for label, numbers in theirs.items()
     )
