@@ -250,9 +250,8 @@ def test_more_answers_than_a_margin_calls_for_can_be_judged(evidence: Path) -> N
     """As when a run is judged again by a wider margin: two repetitions would have done, and three were made."""
     keep_baseline(evidence, right_but([]))
     plan = cell_plan([loss_gate(0.5)])
-    ask(evidence, right_but([]), steps=2 * BLOCKS)
-    assert knows_enough(plan, evidence, plan.accuracy[0])
     ask(evidence, right_but([]), steps=3 * BLOCKS)
+    assert knows_enough(plan, evidence, plan.accuracy[0])
     assert one(plan, evidence).value == 0
 
 

@@ -1,6 +1,7 @@
 """The paired comparison, on answers that are made up by a stated chance."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from vllm_qualify.judge.paired import (
     Answers,
     Loss,
     Record,
+    Starts,
     answers_of,
     interval_of,
     looks,
@@ -168,7 +170,7 @@ def test_topics_whose_answers_differ_alone_add_nothing() -> None:
 def of_starts(number: int, variance: float, freedom: int) -> Answers:
     """Questions that are always right, of so many starts with means of this variance."""
     found = answers([4] * 1000, [4] * 1000)
-    return found._replace(starts=found.starts._replace(weight=1 / number, variance=variance, freedom=freedom))
+    return replace(found, starts=Starts(weight=1 / number, variance=variance, freedom=freedom))
 
 
 def test_starts_add_their_variance_by_their_numbers() -> None:

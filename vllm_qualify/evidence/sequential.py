@@ -32,7 +32,7 @@ FALSE_PASS = 0.05
 
 # How many standard errors the integration reaches below zero, and its points.
 REACH = 6.0
-NODES, WIDTHS = np.polynomial.legendre.leggauss(128)
+NODES, WIDTHS = np.polynomial.legendre.leggauss(112)
 # Shares of the information that are found are rounded down to these, so that looks that are nearly alike are integrated once.
 # Each look has at least so much more than the one before it.
 ROUNDED, LEAST_STEP = 1 / 64, 1 / 128
@@ -81,7 +81,7 @@ def sides_after(direction: Direction, levels: Levels, shares: Sequence[float]) -
 
     def nominal(alpha: float) -> float:
         """The level that the bound of this look would have if it were the only look."""
-        return float(special.ndtr(-_look(tuple(shares), alpha).critical))
+        return float(special.ndtr(-_critical(tuple(shares), alpha)))
 
     return sides_of(direction, nominal(levels.false_pass), nominal(levels.false_fail))
 
@@ -114,7 +114,7 @@ def critical_values(information: Sequence[float], alpha: float) -> list[float]:
         ValueError: the information does not rise, or `alpha` is not between 0 and 0.5.
     """
     shares = _shares(information)
-    return [_look(shares[:number], alpha).critical for number in range(1, len(shares) + 1)]
+    return [_critical(shares[:number], alpha) for number in range(1, len(shares) + 1)]
 
 
 def _shares(information: Sequence[float]) -> tuple[float, ...]:
@@ -123,49 +123,33 @@ def _shares(information: Sequence[float]) -> tuple[float, ...]:
     return tuple(value / information[-1] for value in information)
 
 
-class _Look(NamedTuple):
-    """A look's critical value, and how likely the comparison goes on with each score, at the points of a quadrature.
-
-    A score is z times √information.
-    """
-
-    critical: float
-    scores: np.ndarray
-    masses: np.ndarray
-
-
 @lru_cache(maxsize=2**15)
-def _look(shares: tuple[float, ...], alpha: float) -> _Look:
+def _critical(shares: tuple[float, ...], alpha: float) -> float:
+    """The critical value at the last of the looks: the score exceeds it there for the first time with this look's chance."""
     share, before = shares[-1], shares[-2] if len(shares) > 1 else 0.0
     if not (0 <= before < share <= 1 and 0 < alpha < 0.5):
         raise ValueError(RISES)
-    step, root = math.sqrt(share - before), math.sqrt(share)
-    if len(shares) == 1:
-        scores, masses = np.zeros(1), np.ones(1)
-    else:
-        _, scores, masses = _look(shares[:-1], alpha)
-    critical = _critical(scores, masses, step, root, alpha * (share - before))
-    points, widths = _points(share, critical * root)
-    density = _density(points[:, None] - scores[None, :], step) @ masses
-    return _Look(critical, points, widths * density)
+    (scores, masses), step, root = _going_on(shares[:-1], alpha), math.sqrt(share - before), math.sqrt(share)
+
+    def excess(critical: float) -> float:
+        return float(special.ndtr((scores - critical * root) / step) @ masses) - alpha * (share - before)
+
+    return float(optimize.brentq(excess, -REACH, 2 * REACH, xtol=1e-6))
+
+
+@lru_cache(maxsize=2**15)
+def _going_on(shares: tuple[float, ...], alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scores after looks that did not end the comparison, and how likely each is. A score is z times √information."""
+    if not shares:
+        return np.zeros(1), np.ones(1)
+    scores, masses = _going_on(shares[:-1], alpha)
+    share, before = shares[-1], shares[-2] if len(shares) > 1 else 0.0
+    start, stop = -REACH * math.sqrt(share), _critical(shares, alpha) * math.sqrt(share)
+    # Gauss-Legendre's points and widths from far below zero to the critical value.
+    points, widths = start + (stop - start) / 2 * (NODES + 1), (stop - start) / 2 * WIDTHS
+    return points, widths * (_density(points[:, None] - scores[None, :], math.sqrt(share - before)) @ masses)
 
 
 def _density(scores: np.ndarray, scale: float) -> np.ndarray:
     """The density of a normal distribution around zero."""
     return np.asarray(np.exp(-((scores / scale) ** 2) / 2) / math.sqrt(2 * math.pi) / scale)
-
-
-def _points(share: float, stop: float) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre's points and widths from far below zero to `stop`."""
-    start = -REACH * math.sqrt(share)
-    half = (stop - start) / 2
-    return start + half * (NODES + 1), half * WIDTHS
-
-
-def _critical(scores: np.ndarray, masses: np.ndarray, step: float, root: float, spent: float) -> float:
-    """The critical value that the score exceeds with the chance `spent`."""
-
-    def excess(critical: float) -> float:
-        return float(special.ndtr((scores - critical * root) / step) @ masses) - spent
-
-    return float(optimize.brentq(excess, -REACH, 2 * REACH, xtol=1e-6))

@@ -8,6 +8,8 @@ The last is which questions were not asked yet: their order is random, so that i
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +69,11 @@ class Starts(NamedTuple):
     freedom: int = 0
 
 
-class Answers(NamedTuple):
+ONE_START = Starts()
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
     """For each question how often it was asked, and the sums of its answers' scores and of their squares; shape (questions,).
 
     A score is between 0 and 1. If all scores are 0 or 1, both sums are the number of right answers. `shared` is the variance of
@@ -77,21 +83,21 @@ class Answers(NamedTuple):
     total: Scores
     squares: Scores
     asked: Counts
-    starts: Starts = Starts()
+    starts: Starts = ONE_START
     shared: float = 0.0
 
-    @property
+    @cached_property
     def mean(self) -> Scores:
         """The score of each question that was asked, NaN for the others."""
         with np.errstate(invalid="ignore"):
             return self.total / np.where(self.asked > 0, self.asked, np.nan)
 
-    @property
+    @cached_property
     def spare(self) -> int:
         """The number of answers beyond the first of each question: only these show the noise."""
-        return int(np.maximum(self.asked - 1, 0).sum())
+        return int(self.asked.sum()) - int(np.count_nonzero(self.asked))
 
-    @property
+    @cached_property
     def noise(self) -> float:
         """Variance of one answer to a question around that question's own share, over the questions asked more than once.
 
@@ -123,7 +129,7 @@ def answers_of(record: Record) -> Answers:
     found = Answers(total, squares, asked.astype(np.int64), _starts(record))
     if record.topics is None or found.spare == 0:
         return found
-    return found._replace(shared=_shared(record, found))
+    return replace(found, shared=_shared(record, found))
 
 
 def _starts(record: Record) -> Starts:
