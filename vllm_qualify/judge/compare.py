@@ -419,9 +419,13 @@ def _together(rows: Sequence[Measurement]) -> tuple[list[float], list[int]]:
 
 
 def _no_time(plan: CellPlan, evidence: Path) -> str | None:
-    """Why the budget allows no further start's load, if starts are left; else None. Raises one of UNUSABLE."""
-    number = len(starts.further(evidence)) + starts.FIRST + 1
-    return starts.too_long(starts.plan_of(plan, evidence, number).load, evidence, number) if number <= plan.starts else None
+    """Why the budget allows no further start's load, if starts are left; else None."""
+    with suppress(*UNUSABLE):
+        number = len(starts.further(evidence)) + starts.FIRST + 1
+        if number <= plan.starts:
+            return starts.too_long(starts.plan_of(plan, evidence, number).load, evidence, number)
+    # It is not known how long the load took. Its own measurements say so.
+    return None
 
 
 def _not_known(known: Known, *, several: bool, is_history: bool) -> list[str]:
