@@ -25,6 +25,7 @@ from tasks.measure import (
 from tasks.orchestrator import provide_server
 from tasks.outcome import nothing_to_do, outcome_state, was_qualified
 from tasks.reuse import begin_attempt, published_before, reuse_finished, still_to_do
+from tasks.starts import measure_starts
 from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.evidence.serving import Served
@@ -176,16 +177,20 @@ def fit_and_reuse(run: Run, request: QualifyHost, question: Question) -> Run:
 
 
 def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> None:
-    """Measure all stages that are missing. If none is, no server starts, but the report still has the drift check's answer."""
+    """Measure all stages that are missing. If none is, no server starts, but the report still has the drift check's answer.
+
+    Then the server is started again, if gates against a baseline need that.
+    """
     for run in runs:
         if run.plan.baseline:
             bring_baseline(run, request.store)
     if all(run.stage("serve") and not lacking(run) for run in runs):
         answered(runs, question)
-        return
-    with serve_cells(runs, request.port, request.store, question) as served:
-        for run in runs:
-            measure(served, run, runs[0], request.store)
+    else:
+        with serve_cells(runs, request.port, request.store, question) as served:
+            for run in runs:
+                measure(served, run, runs[0], request.store)
+    measure_starts(runs, request.store)
 
 
 def measure(served: Served, run: Run, first: Run, store: str) -> None:

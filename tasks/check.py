@@ -28,6 +28,7 @@ from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.runs.baseline import Against, with_baseline
 from vllm_qualify.runs.home import engine_cache
+from vllm_qualify.runs.known_starts import with_between
 from vllm_qualify.runs.tries import with_tries
 
 
@@ -97,13 +98,14 @@ def plan(
 
 @step("baselines")
 def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[CellPlan]:
-    """The plans, each with the baseline run that it is compared with, and with the earlier tries of its release.
+    """The plans, each with its baseline run, the earlier tries of its release, and what is known of how much starts differ.
 
     Raises:
-        CallerError, StoreError, TamperedError: as `with_baseline` and `with_tries`.
+        CallerError, StoreError, TamperedError: as `with_baseline`, `with_tries` and `with_between`.
     """
     opened, tell = open_store(store), get_run_logger().info
-    return [with_tries(with_baseline(cell, opened, against, tell), opened, tell) for cell in plans]
+    compared = [with_tries(with_baseline(cell, opened, against, tell), opened, tell) for cell in plans]
+    return [with_between(cell, opened, tell) for cell in compared]
 
 
 @step("models")

@@ -1,4 +1,7 @@
-"""The stages that need the server: serve, smoke, accuracy, load. A stage that was reused is not measured again."""
+"""The stages that need the server: serve, smoke, accuracy, load. A stage that was reused is not measured again.
+
+Further starts of the server, which follow when it was stopped, are in `tasks/starts.py`.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -67,7 +70,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
     check_unchanged(first.plan.server, first.plan.cell.release.revision, "serve")
     held_s = time.monotonic() - started
     for run in runs:
-        _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, held_s, folder), store)
+        save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, held_s, folder), store)
     get_run_logger().info("server stopped")
 
 
@@ -155,10 +158,11 @@ def measure_sweep(served: Served, run: Run, store: str) -> StageEvidence:
 
 def _once(run: Run, stage: Stage, store: str, measure: Callable[[], StageEvidence]) -> StageEvidence:
     """The run's stage. If the run does not have it yet, it is measured and kept in the store."""
-    return run.stage(stage) or _save(run, measure(), store)
+    return run.stage(stage) or save(run, measure(), store)
 
 
-def _save(run: Run, stage: StageEvidence, store: str) -> StageEvidence:
+def save(run: Run, stage: StageEvidence, store: str) -> StageEvidence:
+    """Save a finished stage in its run, and keep it in the store if that answers. Raises HostError."""
     save_finished(run, stage)
     get_run_logger().info(f"{stage.stage} done in {stage.duration_s:.0f} s, {len(stage.files)} files of evidence")
     try:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from infra.bench import accuracy, peers, simulation, speed, worlds
+from infra.bench import accuracy, answer_worlds, other_worlds, peers, simulation, speed, speed_worlds, worlds
 from vllm_qualify.evidence.answers import BLOCKS
-from vllm_qualify.evidence.sequential import Sides
 
 HERE = Path(__file__).parent.parent
 QUESTIONS = 1319
@@ -25,6 +24,12 @@ KEYS = {
     "questions_share",
     "slowdown_detected",
     "slowdown_false_alarm",
+    "worlds",
+    "pass_past_margin",
+    "fail_no_loss",
+    "caught_1_5_points",
+    "undecided_no_loss",
+    "caught_5_percent_slowdown",
 }
 
 
@@ -111,4 +116,43 @@ def test_looks_are_after_each_block_of_the_products_steps() -> None:
     looks = accuracy.looks(QUESTIONS, 3)
     assert len(looks) == 3 * BLOCKS
     assert looks[BLOCKS - 1 :: BLOCKS] == (QUESTIONS, 2 * QUESTIONS, 3 * QUESTIONS)
-    assert accuracy.bounds(looks, QUESTIONS, 3, simulation.levels()["alone"])[0] < Sides(0.01, 0.01)
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.0076, 0.015])
+@pytest.mark.parametrize("world", other_worlds.ANSWERS)
+def test_a_world_of_answers_loses_just_what_it_says(world: str, lost: float) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        baseline, candidate = other_worlds.ANSWERS[world][0](rng, QUESTIONS, lost)
+        # Builds that always answer alike lose whole questions.
+        rounded = 0.5 / QUESTIONS if world == "deterministic" else 1e-5
+        assert baseline.chance.mean() - candidate.chance.mean() == pytest.approx(lost, abs=rounded)
+        for build in (baseline, candidate):
+            assert ((build.chance > -1e-9) & (build.chance < 1 + 1e-9)).all()
+
+
+def test_starts_shift_a_build_and_repetitions_shift_topics() -> None:
+    rng = np.random.default_rng(1)
+    build = answer_worlds.starts(rng, QUESTIONS, 0.0).baseline
+    means = [build.started(rng).chance.mean() for _ in range(400)]
+    assert np.std(means) == pytest.approx(answer_worlds.BETWEEN_STARTS, rel=0.15)
+    build = answer_worlds.topics_noise(rng, QUESTIONS, 0.0).baseline
+    alone = np.sqrt((build.chance * (1 - build.chance)).sum()) / QUESTIONS
+    assert np.std([build.answered(rng).mean() for _ in range(400)]) > 1.15 * alone
+
+
+def test_a_history_of_starts_shows_how_much_they_differ() -> None:
+    rng = np.random.default_rng(1)
+    build = answer_worlds.starts(rng, QUESTIONS, 0.0).baseline
+    found = accuracy.history(rng, build, 200)
+    assert np.sqrt(found.part) == pytest.approx(answer_worlds.BETWEEN_STARTS, rel=0.15)
+    assert (found.freedom, found.runs) == (199, 200)
+
+
+@pytest.mark.parametrize("world", speed_worlds.WORLDS)
+def test_a_world_of_loads_has_its_noise_and_no_slowdown_of_its_own(world: str) -> None:
+    rng, machine = np.random.default_rng(1), speed_worlds.WORLDS[world].machine
+    apart = [float((machine.started(rng, 10) - machine.started(rng, 10)).mean()) for _ in range(2000)]
+    assert np.mean(apart) == pytest.approx(0, abs=0.001)
+    repeats = np.concatenate([machine.own(rng, 10) for _ in range(500)])
+    assert repeats.std() == pytest.approx({"neighbours": 0.018, "twelve gates": 0.015}.get(world, 0.01), rel=0.1)

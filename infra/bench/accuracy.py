@@ -8,14 +8,17 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from infra.bench import peers, worlds
+from infra.bench.answer_worlds import Build
 from vllm_qualify.evidence import answers
 from vllm_qualify.evidence.measurement import Interval, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.judge import paired
-from vllm_qualify.judge.paired import Answers
+from vllm_qualify.judge.between import Between, with_history
+from vllm_qualify.judge.paired import Answers, Record
 from vllm_qualify.judge.verdict import Checks, verdict_from
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
@@ -43,6 +46,15 @@ class Ended(NamedTuple):
     asked: int
     allowed: int
     baseline_repetitions: int = 1
+    starts: int = 1
+
+
+class Asked(NamedTuple):
+    """How answers are asked for: with `restarted` each repetition is on a start of its own. `history` is its GPU type's."""
+
+    restarted: bool = False
+    most: int = MOST_REPETITIONS
+    history: Between | None = None
 
 
 def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels], *, beside_peers: bool) -> dict[Gate, Ended]:
@@ -61,44 +73,93 @@ def _of_one_run(rng: np.random.Generator, chances: worlds.Pair, levels: dict[str
 
 
 def compared(rng: np.random.Generator, setting: Setting, chances: worlds.Pair, levels: dict[str, Levels]) -> dict[Gate, Ended]:
-    """The paired comparison, with a new baseline."""
-    return against(rng, setting, establish(rng, chances.baseline, setting.margin), chances.candidate, levels)
+    """The paired comparison of builds of one start each, with a new baseline."""
+    asked = Asked()
+    baseline = establish(rng, Build(chances.baseline), setting.margin, asked, next(iter(levels.values())))
+    return against(rng, setting, baseline, Build(chances.candidate), levels, asked)
 
 
 def against(
-    rng: np.random.Generator, setting: Setting, baseline: Answers, chance: worlds.Chances, levels: dict[str, Levels]
+    rng: np.random.Generator, setting: Setting, baseline: Answers, build: Build, levels: dict[str, Levels], asked: Asked
 ) -> dict[Gate, Ended]:
-    """The paired comparison with a baseline. It ends when it is decided at each of the levels."""
-    asked_before = int(baseline.asked.max())
-    planned = looks(setting.questions, _needed(baseline, setting.margin))
-    ended: dict[Gate, Ended] = {}
-    for look, candidate in enumerate(_growing(rng, chance, planned)):
-        found = paired.loss(baseline, candidate, setting.margin)
-        for name, level in levels.items():
-            gate = f"paired, {name}"
-            if gate in ended and ended[gate].verdict != "inconclusive":
-                continue
-            at = bounds(planned, setting.questions, asked_before, level)[look]
-            verdict = below(paired.interval_of(found, at), setting.margin)
-            ended[gate] = Ended(verdict, found.asked, planned[-1], asked_before)
-        if all(one.verdict != "inconclusive" for one in ended.values()):
-            break
+    """The paired comparison with a baseline. It ends when it is decided at each of the levels, or knows enough."""
+    planned = looks(setting.questions, asked.most)
+    growing = list[Answers]()
+    more = _growing(rng, build, planned, asked)
+
+    def answers_at_each_look() -> Iterator[Answers]:
+        for number in itertools.count():
+            if number == len(growing):
+                growing.append(next(more))
+            yield growing[number]
+
+    ended = {}
+    for name, level in levels.items():
+        found = paired.looks(baseline, answers_at_each_look(), setting.margin, level, len(planned), asked.history)
+        for look in found:
+            verdict = below(look.interval, setting.margin)
+            if verdict != "inconclusive" or look.is_last:
+                break
+        starts = math.ceil(look.found.asked / setting.questions) if asked.restarted else 1
+        ended[f"paired, {name}"] = Ended(verdict, look.found.asked, planned[-1], int(baseline.asked.max()), starts)
     return ended
 
 
-def establish(rng: np.random.Generator, chance: worlds.Chances, margin: float) -> Answers:
+def establish(rng: np.random.Generator, build: Build, margin: float, asked: Asked, levels: Levels) -> Answers:
     """A baseline: all questions LEAST_REPETITIONS times, then again until its repetitions are enough for its own noise."""
-    total, repetitions = np.zeros(len(chance)), 0
+    record = None
+    for repetition, scores in enumerate(_repetitions(rng, build, asked), start=1):
+        order = np.arange(len(scores))
+        record = _added(record, build, order, scores, repetition - 1, asked)
+        if repetition >= LEAST_REPETITIONS:
+            found = paired.answers_of(record)
+            if repetition >= _needed(found, margin, levels, asked):
+                return found
+    raise AssertionError("repetitions go on")
+
+
+def _needed(baseline: Answers, margin: float, levels: Levels, asked: Asked) -> int:
+    """As `compare.repetitions_to_establish`."""
+    needed = paired.repetitions_for(margin, baseline.noise, len(baseline.asked))
+    between = with_history(baseline.between, asked.history)
+    if between and asked.restarted:
+        needed = max(needed, paired.starts_for(margin, baseline.noise, len(baseline.asked), between, levels, asked.most))
+    return min(needed, asked.most)
+
+
+def _repetitions(rng: np.random.Generator, build: Build, asked: Asked) -> Iterator[worlds.Chances]:
+    """The scores of each repetition."""
+    started = build.started(rng)
     while True:
-        total, repetitions = total + worlds.answered(rng, chance), repetitions + 1
-        found = Answers(total, total, np.full(len(chance), repetitions))
-        if repetitions >= LEAST_REPETITIONS and repetitions >= _needed(found, margin):
-            return found
+        yield started.answered(rng)
+        started = build.started(rng) if asked.restarted else started
 
 
-def _needed(baseline: Answers, margin: float) -> int:
-    """As `compare.baseline_repetitions`."""
-    return min(paired.repetitions_for(margin, baseline.noise, len(baseline.asked)), MOST_REPETITIONS)
+def history(rng: np.random.Generator, build: Build, starts: int) -> Between:
+    """What so many starts of a build show of how much they differ, each asked everything twice."""
+    record, order = None, np.arange(len(build.chance))
+    for start in range(starts):
+        started = build.started(rng)
+        for _ in range(2):
+            record = _added(record, build, order, started.answered(rng), start, Asked(restarted=True))
+    (found,) = paired.answers_of(record).between if record else []
+    return found.model_copy(update={"runs": starts})
+
+
+def _added(
+    record: Record | None, build: Build, block: NDArray[np.int64], scores: worlds.Chances, repetition: int, asked: Asked
+) -> Record:
+    same = np.full(len(block), repetition)
+    start = same if asked.restarted else np.zeros_like(same)
+    new = Record(block, scores[block], same, start, len(scores), build.topics)
+    if record is None:
+        return new
+    return new._replace(
+        question=np.concatenate([record.question, new.question]),
+        score=np.concatenate([record.score, new.score]),
+        repetition=np.concatenate([record.repetition, new.repetition]),
+        start=np.concatenate([record.start, new.start]),
+    )
 
 
 @cache
@@ -109,20 +170,15 @@ def looks(questions: int, repetitions: int) -> tuple[int, ...]:
     return tuple(itertools.accumulate(len(step.questions) for step in found))
 
 
-def _growing(rng: np.random.Generator, chance: worlds.Chances, planned: Sequence[int]) -> Iterator[Answers]:
+def _growing(rng: np.random.Generator, build: Build, planned: Sequence[int], asked: Asked) -> Iterator[Answers]:
     """The candidate's answers at each look: the questions in a random order, a new one in each repetition."""
-    total, asked = np.zeros(len(chance)), np.zeros(len(chance), dtype=np.int64)
-    orders = [rng.permutation(len(chance)) for _ in range(planned[-1] // len(chance))]
-    for block in np.split(np.concatenate(orders), planned[:-1]):
-        total[block] += worlds.answered(rng, chance[block])
-        asked[block] += 1
-        yield Answers(total, total, asked)
-
-
-@cache
-def bounds(planned: Sequence[int], questions: int, baseline_repetitions: int, levels: Levels) -> list[Sides]:
-    known = paired.information(planned, questions, baseline_repetitions)
-    return [sides("lower", levels, known, look) for look in range(len(planned))]
+    record = None
+    for repetition, scores in enumerate(_repetitions(rng, build, asked)):
+        before, order = repetition * len(scores), rng.permutation(len(scores))
+        cuts = [look - before for look in planned if before < look < before + len(scores)]
+        for block in np.split(order, cuts):
+            record = _added(record, build, block, scores, repetition, asked)
+            yield paired.answers_of(record)
 
 
 def below(interval: Interval, bound: float) -> Verdict:
@@ -159,4 +215,9 @@ def fixed_answers(setting: Setting, wrong_pass: float, undecided: float, baselin
 
 
 def _known(asked: int, setting: Setting, baseline_repetitions: int) -> float:
-    return paired.information([asked], setting.questions, baseline_repetitions)[0]
+    """One over the loss's variance, in units of one answer's variance divided by the number of questions."""
+    whole, rest = divmod(asked, setting.questions)
+    if not whole:
+        return asked / setting.questions / ((1 + 1 / baseline_repetitions) * (2 - asked / setting.questions))
+    inverse = (rest / (whole + 1) + (setting.questions - rest) / whole) / setting.questions
+    return 1 / (1 / baseline_repetitions + inverse)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infra.bench import accuracy, speed, tries
+from infra.bench import accuracy, other_worlds, speed, tries
 from infra.bench.accuracy import Ended, Gate
 from vllm_qualify.evidence.sequential import Levels, levels_of
 from vllm_qualify.recipe.gates import Gate as RecipeGate
@@ -25,7 +25,7 @@ LOSSES, FEWER_LOSSES = (0.0, 0.005, 0.015, 0.02, 0.03, 0.04, 0.06), (0.0, 0.015,
 NOISES, SLOWDOWNS = (0.005, 0.01, 0.03), (0.0, 0.05, 0.10)
 ALONE, RELEASE = "alone", "in a release"
 
-Setting = accuracy.Setting | speed.Setting | tries.Setting
+Setting = accuracy.Setting | speed.Setting | tries.Setting | other_worlds.Setting
 
 
 @lru_cache(maxsize=1)
@@ -44,7 +44,10 @@ def _gates() -> list[RecipeGate]:
 
 
 class Rates(NamedTuple):
-    """How releases ended at one gate. `asked` is in questions or repeats, `share` of those that were allowed."""
+    """How releases ended at one gate. `asked` is in questions or repeats, `share` of those that were allowed.
+
+    `baseline_repetitions` and `starts` are means.
+    """
 
     passed: float
     failed: float
@@ -52,10 +55,13 @@ class Rates(NamedTuple):
     asked: float
     share: float
     baseline_repetitions: float
+    starts: float
 
 
 def settings() -> list[Setting]:
-    return [*_accuracy_settings(), *_speed_settings(), *_settings_of_tries()]
+    slowdowns = (0.0, MARGIN_OF_SPEED + PAST_OF_SPEED, 0.05)
+    others = other_worlds.settings(MARGIN, (0.0, MARGIN + PAST, 0.015), MARGIN_OF_SPEED, slowdowns)
+    return [*_accuracy_settings(), *_speed_settings(), *_settings_of_tries(), *others]
 
 
 def _accuracy_settings() -> list[accuracy.Setting]:
@@ -87,6 +93,11 @@ def _settings_of_tries() -> list[tries.Setting]:
     return [tries.Setting(1319, flips, lost, MARGIN) for flips in (FLIPS[0], FLIPS[-1]) for lost in (0.0, MARGIN + PAST)]
 
 
+def _runs_of(setting: Setting, runs: int) -> int:
+    """Answers of other worlds are half as many: they take longest."""
+    return max(1, runs // 2) if isinstance(setting, other_worlds.OfAnswers) else runs
+
+
 class _Job(NamedTuple):
     setting: Setting
     runs: int
@@ -96,9 +107,10 @@ class _Job(NamedTuple):
 def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2) -> dict[Setting, dict[Gate, Rates]]:
     """The rates of each setting at every gate; they depend on the settings and their order, `runs` and `seed` alone."""
     jobs = [
-        _Job(setting, min(CHUNK, runs - start), (seed, line, start))
+        _Job(setting, min(CHUNK, wanted_runs - start), (seed, line, start))
         for line, setting in enumerate(wanted)
-        for start in range(0, runs, CHUNK)
+        for wanted_runs in [_runs_of(setting, runs)]
+        for start in range(0, wanted_runs, CHUNK)
     ]
     found: dict[Setting, list[dict[Gate, Ended]]] = {setting: [] for setting in wanted}
     with Pool(processes) as pool:
@@ -115,6 +127,8 @@ def _releases(job: _Job) -> list[dict[Gate, Ended]]:
     beside, of_release = _is_beside_peers(job.setting), {RELEASE: both[RELEASE]}
     if isinstance(job.setting, speed.Setting):
         return [speed.release(rng, job.setting, of_release) for _ in range(job.runs)]
+    if isinstance(job.setting, other_worlds.OfAnswers | other_worlds.OfLoads):
+        return [other_worlds.release(rng, job.setting, both[RELEASE], _gates()) for _ in range(job.runs)]
     if isinstance(job.setting, tries.Setting):
         return [tries.release(rng, job.setting, _gates()) for _ in range(job.runs)]
     named = both if beside else of_release
@@ -139,4 +153,5 @@ def _rates(ended: Sequence[Ended]) -> Rates:
         asked=mean(lambda one: one.asked),
         share=mean(lambda one: one.asked / one.allowed),
         baseline_repetitions=mean(lambda one: one.baseline_repetitions),
+        starts=mean(lambda one: one.starts),
     )

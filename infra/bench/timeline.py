@@ -29,10 +29,10 @@ def of_flow(run: Path) -> list[Span]:
     began = smoke.started_at.timestamp()
     blocks = [(f"accuracy {path.name}", path / BEFORE, path / AFTER) for path in (evidence / "accuracy").glob("*/r*-b*")]
     load = evidence / "load"
-    numbers = [found[1] for path in load.iterdir() if (found := re.fullmatch(r"bench-([0-9]+)\.json", path.name))]
+    numbers = [match[1] for path in load.iterdir() if (match := re.fullmatch(r"bench-([0-9]+)\.json", path.name))]
     repeats = [(f"repeat {each}", load / f"metrics-{each}-before.txt", load / f"metrics-{each}-after.txt") for each in numbers]
-    found = [Span(name, *(path.stat().st_mtime for path in paths)) for name, *paths in (*blocks, *repeats)]
-    return sorted([Span("smoke", began, began + smoke.duration_s), *found], key=lambda span: span.began)
+    spans = [Span(name, *(path.stat().st_mtime for path in paths)) for name, *paths in (*blocks, *repeats)]
+    return sorted([Span("smoke", began, began + smoke.duration_s), *spans], key=lambda span: span.began)
 
 
 def by_hand(folder: Path) -> list[Span]:

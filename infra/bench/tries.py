@@ -6,6 +6,7 @@ import numpy as np
 
 from infra.bench import accuracy, worlds
 from infra.bench.accuracy import Ended, Gate
+from infra.bench.answer_worlds import Build
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.recipe.gates import Gate as RecipeGate
 
@@ -27,15 +28,16 @@ def release(rng: np.random.Generator, setting: Setting, gates: list[RecipeGate])
     """One candidate and one baseline; the candidate answers anew in each try. The answers of all tries are counted."""
     alike = accuracy.Setting(setting.questions, setting.flips, setting.lost, setting.margin)
     chances = worlds.builds(rng, setting.questions, setting.flips, setting.lost)
-    baseline = accuracy.establish(rng, chances.baseline, setting.margin)
+    asked = accuracy.Asked()
+    baseline = accuracy.establish(rng, Build(chances.baseline), setting.margin, asked, levels_of(gates))
     found = {}
     for name, counts in ((COUNTED, True), (UNCOUNTED, False)):
-        asked = allowed = 0
+        used = allowed = 0
         for tries in range(setting.most):
             level = levels_of(gates, tries if counts else 0)
-            (ended,) = accuracy.against(rng, alike, baseline, chances.candidate, {name: level}).values()
-            asked, allowed = asked + ended.asked, allowed + ended.allowed
+            (ended,) = accuracy.against(rng, alike, baseline, Build(chances.candidate), {name: level}, asked).values()
+            used, allowed = used + ended.asked, allowed + ended.allowed
             if ended.verdict == "pass":
                 break
-        found[name] = Ended(ended.verdict, asked, allowed, ended.baseline_repetitions)
+        found[name] = Ended(ended.verdict, used, allowed, ended.baseline_repetitions)
     return found

@@ -135,7 +135,7 @@ def _write_task(folder: Path, questions: dict[str, str]) -> None:
 def flow(place: Place, *, sequential: bool) -> Took:
     """The work by the flow. Raises subprocess.CalledProcessError if it failed."""
     (place.folder / "engines").symlink_to(place.engines)
-    command = [Path(sys.executable).parent / "vllm-qualify", "run", recipe(place.folder, sequential=sequential)]
+    command = [str(Path(sys.executable).parent / "vllm-qualify"), "run", str(recipe(place.folder, sequential=sequential))]
     environment = os.environ | {"VLLM_QUALIFY_HOME": str(place.folder)}
     began = time.monotonic()
     with _polled(place.port) as samples, (place.folder / "log").open("w") as log:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,13 @@ from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.approver.watch import approve_new
 from vllm_qualify.errors import StoreError
-from vllm_qualify.plan.cell import EarlierTry
+from vllm_qualify.plan.cell import BetweenStarts, EarlierTry
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.report.model import Report
+from vllm_qualify.runs import judging
 
 __all__ = ["key", "run", "store"]
 
@@ -173,6 +175,33 @@ def test_a_plan_that_leaves_out_its_releases_earlier_tries_is_for_a_person(
 
     honest = publish_report(store, tmp_path / "runs", NEWER, counting(EarlierTry(run_id=OLDER, verdict="fail")))
     assert desk.why_by_hand(honest) == ""
+
+
+def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(
+    store: Store, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The approver judges by what the store's approved runs show, here nothing. What they show may do for the gates, too."""
+    monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
+    desk = Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe})
+    known = BetweenStarts(label="ttft_p50_ms", variance=0.0, noise=0.0, freedom=1000.0, runs=[OLDER])
+
+    def claiming(report: Report) -> Report:
+        return automatic(report.model_copy(update={"plan": report.plan.model_copy(update={"between": [known]})}))
+
+    run = publish_report(store, tmp_path / "runs", RUN, claiming)
+    judged_by: list[object] = []
+
+    def passes_with(_store: Store, _run: object, between: object, *, passes: bool) -> bool:
+        judged_by.append(between)
+        return passes
+
+    monkeypatch.setattr(judging, "passes_with", partial(passes_with, passes=False))
+    assert desk.why_by_hand(run).startswith("rests on how much starts of the server differ")
+    assert "a person decides" in desk.approve_automatically(CELL, RUN)
+    assert not list(store.keys("approvals/"))
+    monkeypatch.setattr(judging, "passes_with", partial(passes_with, passes=True))
+    assert desk.why_by_hand(run) == ""
+    assert judged_by == [[], [], []]
 
 
 # --- a GPU host's rights to the store

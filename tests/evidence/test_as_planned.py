@@ -1,5 +1,6 @@
 """Whether the server of the evidence is the plan's: its config file and its log."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def test_what_the_plans_server_left_is_the_plans(evidence: Path) -> None:
 )
 def test_another_plan_is_told(evidence: Path, changes: dict[str, object], told: str) -> None:
     assert served_otherwise(plan_of(**changes), evidence, taken_over=False) == told
+
+
+def test_each_further_start_was_of_the_plans_server_too(evidence: Path) -> None:
+    """A host that measured another server in a later start is found out by that start's own files."""
+    later = evidence / "starts" / "2" / "serve"
+    shutil.copytree(evidence / "serve", later)
+    assert served_otherwise(plan_of(), evidence, taken_over=False) == ""
+    (later / "server.yaml").write_text(config_text(plan_of(arguments={"max-model-len": 7}), 41234))
+    assert served_otherwise(plan_of(), evidence, taken_over=False) == "its server had another max-model-len than the plan"
+    (later / "server.yaml").unlink()
+    assert "left no usable file" in served_otherwise(plan_of(), evidence, taken_over=False)
 
 
 def test_what_was_taken_over_may_have_another_path_and_nothing_else(evidence: Path) -> None:

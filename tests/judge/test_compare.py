@@ -27,7 +27,7 @@ from vllm_qualify.evidence.load.result import key_of
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.stages import parse_unfinished
-from vllm_qualify.judge.compare import LOAD_STAGE, SAME_QUESTIONS, answers_path, compare, load_differs, repetitions
+from vllm_qualify.judge.compare import LOAD_STAGE, SAME_QUESTIONS, answers_path, compare, knows_enough, load_differs
 from vllm_qualify.judge.verdict import surely_misses
 from vllm_qualify.plan.cell import Baseline, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
@@ -249,9 +249,9 @@ def test_the_interval_shrinks_with_every_repetition(tmp_path: Path) -> None:
 def test_more_answers_than_a_margin_calls_for_can_be_judged(evidence: Path) -> None:
     """As when a run is judged again by a wider margin: two repetitions would have done, and three were made."""
     keep_baseline(evidence, right_but([]))
-    ask(evidence, right_but([]), steps=3 * BLOCKS)
     plan = cell_plan([loss_gate(0.5)])
-    assert repetitions(plan, evidence, plan.accuracy[0]) == 2
+    ask(evidence, right_but([]), steps=3 * BLOCKS)
+    assert knows_enough(plan, evidence, plan.accuracy[0])
     assert one(plan, evidence).value == 0
 
 

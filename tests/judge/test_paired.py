@@ -1,15 +1,33 @@
 """The paired comparison, on answers that are made up by a stated chance."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from infra.bench import accuracy, worlds
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides
-from vllm_qualify.judge.paired import Answers, Loss, information, interval_of, loss, noise, repetitions_for
+from vllm_qualify.judge.between import Between, pooled
+from vllm_qualify.judge.paired import (
+    MARGIN_IN_ERRORS,
+    Answers,
+    Loss,
+    Record,
+    Starts,
+    answers_of,
+    interval_of,
+    looks,
+    loss,
+    noise,
+    repetitions_for,
+    share,
+    starts_for,
+)
 
 QUESTIONS = 1319
 MARGIN = 0.0075
@@ -44,7 +62,7 @@ def test_a_loss_is_the_mean_of_the_differences_and_its_error_is_the_noise() -> N
     candidate = answers([2] * 880 + [0] * 80 + [1] * 40, [2] * 1000)
     found = loss(baseline, candidate, MARGIN)
     assert found.value == pytest.approx((900 + 40 * 0.6 - 880 - 40 * 0.5) / 1000)
-    assert found.error == pytest.approx(math.sqrt(noise(baseline, candidate) * (1 / 5 + 1 / 2) / 1000))
+    assert found.error == pytest.approx(math.sqrt((baseline.noise / 5 + noise(baseline, candidate) / 2) / 1000))
     assert found.asked == 2000
 
 
@@ -90,25 +108,158 @@ def test_no_loss_lies_outside_of_all_questions() -> None:
     assert interval_of(Loss(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
 
 
-def test_information_rises_with_each_block_and_is_that_of_the_loss() -> None:
-    """After whole repetitions it is one over the variance that `loss` finds, in units of one answer's over the questions."""
-    looks = list(range(330, 5 * QUESTIONS + 1, 330))
-    known = information(looks, QUESTIONS, 5)
-    assert known == sorted(set(known))
-    assert information([2 * 1000], 1000, 5)[0] == pytest.approx(1 / (1 / 5 + 1 / 2))
-    baseline = answers([5] * 900 + [0] * 60 + [3] * 40, [5] * 1000)
-    candidate = answers([2] * 880 + [0] * 80 + [1] * 40, [2] * 1000)
-    variance = noise(baseline, candidate) / information([2000], 1000, 5)[0] / 1000
-    assert loss(baseline, candidate, MARGIN).error ** 2 == pytest.approx(variance)
+def record(scores: list[list[float]], starts: list[int] | None = None, topics: list[int] | None = None) -> Record:
+    """Whole repetitions, each with the score of every question; by default all of one start."""
+    questions = len(scores[0])
+    repetitions = np.repeat(np.arange(len(scores)), questions)
+    return Record(
+        question=np.tile(np.arange(questions), len(scores)),
+        score=np.array(scores, dtype=float).ravel(),
+        repetition=repetitions,
+        start=np.array([0] * len(scores) if starts is None else starts)[repetitions],
+        questions=questions,
+        topics=None if topics is None else np.array(topics),
+    )
+
+
+def test_a_record_is_summed_by_its_questions() -> None:
+    found = answers_of(record([[1, 0, 0.5], [1, 1, 0.5]]))
+    assert found.total.tolist() == [2, 1, 1]
+    assert found.squares.tolist() == [2, 1, 0.5]
+    assert found.asked.tolist() == [2, 2, 2]
+    assert (found.starts.weight, found.starts.freedom, found.between) == (1, 0, [])
+    assert answers_of(record([[1, 0, 0.5], [1, 1, 0.5]]).until(4)).asked.tolist() == [2, 1, 1]
+
+
+def test_the_means_of_starts_show_their_variance() -> None:
+    """By hand: three starts of ten questions with 8, 9 and 7 right: the variance of .8, .9 and .7 is .01."""
+    rows = [[1] * right + [0] * (10 - right) for right in (8, 9, 7)]
+    found = answers_of(record([[float(score) for score in row] for row in rows], starts=[0, 1, 2])).starts
+    assert found.weight == pytest.approx(1 / 3)
+    assert (found.variance, found.repeated, found.freedom) == (pytest.approx(0.01), 1, 2)
+
+
+def test_a_start_that_was_asked_only_some_questions_weighs_less_and_shows_no_mean() -> None:
+    """Of two starts, the second had 4 of 10 questions: shares of 10 and 4 of 14 answers."""
+    found = answers_of(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]).until(14)).starts
+    assert found.weight == pytest.approx((10 / 14) ** 2 + (4 / 14) ** 2)
+    assert found.freedom == 0
+
+
+def test_what_a_topics_answers_share_counts_together() -> None:
+    """By hand: of two topics of two questions, one is right in the first of two repetitions and wrong in the second.
+
+    Each of its four answers is 0.5 off, or 0.5 · √2 for the answers' part in their mean. In a repetition both are off together,
+    by √2. The four squares are 2, 2, 0 and 0, over 8 answers: 0.5. Taken alone, the variance is (2 · 0.5 + 0.5) / 4.
+    """
+    both = [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]
+    alone, together = answers_of(record(both)), answers_of(record(both, topics=[0, 0, 1, 1]))
+    assert alone.noise == pytest.approx(0.375)
+    assert together.shared == pytest.approx(0.5)
+    assert together.noise == pytest.approx(0.5)
+
+
+def test_topics_whose_answers_differ_alone_add_nothing() -> None:
+    rng = np.random.default_rng(1)
+    chance = rng.random(600)
+    scores = [(rng.random(600) < chance).astype(float).tolist() for _ in range(40)]
+    found = answers_of(record(scores, topics=[place // 20 for place in range(600)]))
+    assert found.shared == pytest.approx(answers_of(record(scores)).noise, rel=0.1)
+
+
+def of_starts(number: int, variance: float, freedom: int) -> Answers:
+    """Questions that are always right, of so many starts with means of this variance."""
+    found = answers([4] * 1000, [4] * 1000)
+    return replace(found, starts=Starts(weight=1 / number, variance=variance, freedom=freedom))
+
+
+def test_starts_add_their_variance_by_their_numbers() -> None:
+    """4 and 2 starts: a quarter and a half of the variance, which is that of both by their degrees of freedom."""
+    found = loss(of_starts(4, 4e-6, 3), of_starts(2, 8e-6, 1), MARGIN)
+    assert found.weight == pytest.approx(1 / 4 + 1 / 2)
+    assert found.between is not None
+    assert (found.between.variance, found.between.freedom) == (pytest.approx(5e-6), 4)
+
+
+def test_one_start_of_each_does_not_show_how_much_starts_differ() -> None:
+    one = answers([4] * 1000, [4] * 1000)
+    assert loss(one, one, MARGIN).between is None
+    known = Between(variance=9e-6, noise=1e-6, freedom=20.0)
+    found = loss(one, one, MARGIN, known)
+    assert (found.between, found.weight) == (known, 2)
+    assert found.reach(0.05) > math.sqrt(2 * known.part) * stats.norm.isf(0.05)
+
+
+def test_a_loss_is_known_enough_when_the_margin_is_so_many_errors() -> None:
+    twice, once = answers([2] * 1000, [2] * 1000), answers([1] * 1000, [1] * 1000)
+    error = MARGIN / MARGIN_IN_ERRORS
+    assert share(Loss(0.5, error, 2000), twice, MARGIN, Levels()) == pytest.approx(1)
+    assert share(Loss(-0.5, 2 * error, 2000), twice, MARGIN, Levels()) == pytest.approx(1 / 4)
+    assert share(Loss(0.0, error / 9, 1000), once, MARGIN, Levels()) < 1
+    assert share(Loss(0.0, error, 2000, Between(variance=1e-6, noise=0.0, freedom=2.0), 1), twice, MARGIN, Levels()) < 0.9
+
+
+def test_looking_ends_when_enough_is_known() -> None:
+    """Builds that always answer alike: after two repetitions, of which the first was asked in halves."""
+    baseline, half = answers([4] * 1000, [4] * 1000), [1] * 500 + [0] * 500
+    lost = [0] * 7 + [1] * 993
+    growing = [
+        answers([0] * 3 + [1] * 497 + [0] * 500, half),
+        answers(lost, [1] * 1000),
+        answers([2 * right for right in lost], [2] * 1000),
+    ]
+    found = list(looks(baseline, growing, MARGIN, Levels(), most=20))
+    assert [look.is_last for look in found] == [False, False, True]
+    assert all(look.interval.lower <= MARGIN <= look.interval.upper for look in found)
+    assert [look.is_last for look in looks(baseline, growing[:2], MARGIN, Levels(), most=2)] == [False, True]
 
 
 def test_the_repetitions_follow_from_noise_and_margin() -> None:
-    """3 % flips on gsm8k and a margin of 0.8 points: 6. As few questions as 250 need as many answers in all."""
+    """3 % flips on gsm8k and a margin of 0.8 points: by hand 2 · 0.015 · (3.95 / 0.008)² / 1319 = 5.5."""
     assert repetitions_for(0.008, 0.015, QUESTIONS) == 6
-    assert repetitions_for(0.008, 0.025, QUESTIONS) == 9
+    assert repetitions_for(0.008, 0.025, QUESTIONS) == 10
     assert repetitions_for(0.008, 0.005, QUESTIONS) == 2
     assert repetitions_for(0.008, 0.0, QUESTIONS) == 2
-    assert repetitions_for(0.008, 0.015, 250) * 250 == pytest.approx(5 * QUESTIONS, rel=0.05)
+    assert repetitions_for(0.008, 0.015, 250) * 250 == pytest.approx(5.5 * QUESTIONS, rel=0.05)
+
+
+@pytest.mark.parametrize(("part", "needed"), [(0.0, 2), (0.003**2, 8), (0.01**2, 12)])
+def test_the_starts_follow_from_how_much_they_differ(part: float, needed: int) -> None:
+    """By hand, if it were known for sure: 2 · (0.005 / 1319 + 0.003²) · (3.95 / 0.0075)² = 7.1."""
+    known = Between(variance=part, noise=0.0, freedom=1e6)
+    assert starts_for(MARGIN, 0.005 if part else 0.0, QUESTIONS, known, Levels(), most=12) == needed
+    vague = known.model_copy(update={"freedom": 4.0})
+    assert starts_for(MARGIN, 0.005 if part else 0.0, QUESTIONS, vague, Levels(), most=30) >= needed
+
+
+@given(
+    parts=st.lists(st.tuples(st.floats(1e-9, 1e-3), st.floats(0, 1e-3), st.integers(1, 40)), min_size=1, max_size=3),
+    error=st.floats(0, 0.1),
+    alpha=st.floats(0.0005, 0.4),
+)
+def test_what_starts_add_makes_no_interval_narrower(parts: list[tuple[float, float, int]], error: float, alpha: float) -> None:
+    known = pooled(Between(variance=one, noise=other, freedom=float(freedom)) for one, other, freedom in parts)
+    assert known is not None
+    alone, with_starts = Loss(0.0, error, 1), Loss(0.0, error, 1, known, 1.0)
+    assert with_starts.reach(alpha) >= alone.reach(alpha) * (1 - 1e-6) - 1e-12
+    assert Loss(0.0, error, 1, known, 2.0).reach(alpha) >= with_starts.reach(alpha) * (1 - 1e-6) - 1e-12
+
+
+@given(data=st.data(), questions=st.integers(2, 30), repetitions=st.integers(2, 6))
+def test_a_loss_does_not_depend_on_the_order_of_the_questions(data: st.DataObject, questions: int, repetitions: int) -> None:
+    def scores() -> list[list[float]]:
+        row = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=questions, max_size=questions)
+        return data.draw(st.lists(row, min_size=repetitions, max_size=repetitions))
+
+    both, starts, topics = [scores(), scores()], list(range(repetitions)), [place // 2 for place in range(questions)]
+    order = data.draw(st.permutations(range(questions)))
+    moved = [[[row[place] for place in order] for row in one] for one in both]
+    one, other = (
+        loss(answers_of(record(before, starts, of)), answers_of(record(after, starts, of)), MARGIN)
+        for (before, after), of in ((both, topics), (moved, [topics[place] for place in order]))
+    )
+    assert one.value == pytest.approx(other.value)
+    assert one.reach(0.05) == pytest.approx(other.reach(0.05), rel=1e-6)
 
 
 def rates(flips: float, lost: float, runs: int = 300) -> dict[str, float]:

@@ -57,6 +57,21 @@ def test_the_first_run_of_a_store_becomes_its_baseline(approved: Qualified) -> N
     assert json.loads(answers[0])["answers"] == len(answers) - 1 >= 3 * 500
 
 
+def test_a_baseline_is_started_twice(approved: Qualified) -> None:
+    (stage,) = (stage for stage in approved.report.stages if stage.stage == "starts")
+    (found,) = (row for row in stage.measurements if row.label == "exact_match (gsm8k, strict-match) of start 2")
+    assert found.sample_count == 500
+    assert found.value is not None
+    assert found.value > 0.9
+    inside = approved.folder / "evidence/starts/2"
+    lines = (inside / "accuracy/gsm8k/answers.jsonl").read_text().splitlines()
+    assert {json.loads(line)["start"] for line in lines[1:]} == {2}
+    first, second = (float((root / "serve/launched_at").read_text()) for root in (approved.folder / "evidence", inside))
+    assert first < second
+    assert f"Starts: 2 of at most 2; {found.label.removesuffix(' of start 2')}" in " ".join(approved.done.stdout.split())
+    assert processes_of(approved.home) == []
+
+
 def test_a_second_run_of_the_same_release_passes_and_asks_less(approved: Qualified, again: Qualified) -> None:
     assert again.done.returncode == 0, again.done.stdout + again.done.stderr
     result = gate_of(again.report, PAIRED)
@@ -126,5 +141,9 @@ def test_loads_in_turns_and_tasks_of_every_kind(approved: Qualified, everything:
     for label in ("acc (choices, none)", "exact_match (chatted, none)"):
         gate = gate_of(report, label)
         assert (gate.verdict, gate.sample_count) == ("pass", 10), gate
-    assert {"load/beside/server.yaml", "load/beside/server.log"} <= {file.path for file in report.files}
+    inside = {file.path for file in report.files}
+    assert {"load/beside/server.yaml", "load/beside/server.log"} <= inside
+    # both servers were started again, and no task: none is compared
+    assert {"starts/2/load/beside/server.log", "starts/2/load/bench-3.json", "starts/2/serve/server.log"} <= inside
+    assert not any(path.startswith("starts/2/accuracy") for path in inside)
     assert processes_of(home) == []

@@ -62,6 +62,7 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda plan: {"gates": plan.gates[:-1]}, "gates: not as"),
         (lambda _: {"approval": Approval(automatic=True, valid_days=3650)}, "approval: not as"),
         (lambda plan: {"smoke": plan.smoke.model_copy(update={"prompt": "1"})}, "smoke and accuracy settings"),
+        (lambda _: {"starts": 1}, "starts: not as"),
         (lambda _: {"accuracy": []}, "smoke and accuracy settings"),
         (lambda plan: {"load": plan.load.model_copy(update={"num_prompts": 5})}, "load settings"),
         (lambda plan: served(plan, arguments=plan.server.arguments | {"max-model-len": 7}), "server options"),

@@ -26,6 +26,7 @@ from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.dry_run import scripts
 from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 DOCKER = Launch(launcher="docker", image=IMAGE)
@@ -161,6 +162,18 @@ def test_the_process_launcher_is_shown_with_its_environment(tmp_path: Path, monk
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3" in script.words
     assert script.words[-4:] == [f"{tmp_path}/engine/bin/vllm", "serve", "--config", script.config_file]
     assert script.config["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("starts", "told"), [(2, True), (4, True), (1, False)])
+def test_it_says_how_often_the_server_may_be_started(starts: int, told: bool, tmp_path: Path) -> None:
+    document = reference()
+    document["gpu_types"]["cpu"]["starts"] = starts
+    for gates, compares in ((document["gates"], True), (document["gates"][:1], False)):
+        document["gates"] = gates
+        loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=tmp_path)
+        (script,) = scripts(loaded, Choice(gpu_type="cpu"), DOCKER, None, Path("/runs"))
+        line = f"# The server is started up to {starts} times, for the gates against the baseline."
+        assert (line in script.splitlines()) is (told and compares)
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:

@@ -83,6 +83,15 @@ def test_another_machine_has_its_own_profiles_and_default_variant(document: Docu
     assert found.cell.release.engine.version == "0.32.0"
 
 
+def test_only_a_cell_that_is_compared_is_started_again(document: Document, engine: EngineEnvironment) -> None:
+    compared = [gate for gate in document["gates"] if "max_loss" in gate]
+    document["gates"] = [gate for gate in document["gates"] if gate not in compared]
+    document["gpu_types"]["cpu"]["starts"] = 3
+    document["gpu_types"]["cpu"]["profiles"]["latency"]["gates"] = compared
+    found = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
+    assert {plan.cell.profile: plan.starts for plan in found} == {"latency": 3, "throughput": 1}
+
+
 def test_a_choice_takes_one_profile_and_another_variant(document: Document, engine: EngineEnvironment) -> None:
     choice = Choice(gpu_type="cpu", variant="fp8", profile="throughput")
     assert only(plan_cells(loaded(document), choice, Engines(engine=engine), CPU)).cell.id == "reference/fp8/cpu/throughput"

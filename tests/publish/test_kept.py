@@ -11,11 +11,14 @@ import pytest
 from tests.runs.test_runs import captured_plan, captured_stage, store_in
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.plan.cell import CellPlan, EarlierTry
+from vllm_qualify.evidence.stages import begin_start, starts_stage
+from vllm_qualify.evidence.starts import further
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan, EarlierTry
 from vllm_qualify.plan.cells import new_run_id, within
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_stage, stage_key
 from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.runs.folder import Run, lacking, start_run
 from vllm_qualify.runs.stored import reuse_stages, save_finished
@@ -118,6 +121,52 @@ def test_what_a_finished_run_took_over_is_finished_with_it(
     taken(store, second)
     finish(store, second, outcome)
     assert bool(taken(store, again(broken_off.plan), reuse)) is is_taken
+
+
+@pytest.fixture
+def started_again(plan: CellPlan, store: Store) -> Run:
+    """All is kept but further starts, of which three are planned."""
+    gate = gate_of(metric="ttft_p50_ms", max_worsening=0.1, unit="fraction")
+    run = start_run(plan.model_copy(update={"gates": [*plan.gates, gate], "establishes": True, "starts": 4}))
+    for stage in [*MEASURED, "serve"]:
+        keep(store, run.plan, captured_stage(run, stage), run.evidence)
+    return run
+
+
+def start(run: Run, number: int) -> StageEvidence:
+    """One more start, saved with those before it. It left nothing but a log."""
+    folder = begin_start(run.evidence, number)
+    (folder / "server.log").write_text(f"start {number}\n")
+    found = starts_stage(run.plan, run.evidence, datetime(2026, 11, 20, tzinfo=UTC), 60.0, [["vllm"]], run.stage("starts"))
+    save_finished(run, found)
+    return found
+
+
+def test_finished_starts_are_taken_over_one_by_one(started_again: Run, store: Store) -> None:
+    plan = started_again.plan
+    for number in (2, 3):
+        keep(store, plan, start(started_again, number), started_again.evidence)
+    shutil.rmtree(started_again.folder)
+    run = again(plan)
+    assert taken(store, run)[-1] == "starts"
+    assert further(run.evidence) == [2, 3]
+    grown = start(run, 4)
+    assert (grown.taken_from, grown.duration_s) == (started_again.id, 180.0)
+    keep(store, run.plan, grown, run.evidence)
+    shutil.rmtree(run.folder)
+    last = again(plan)
+    assert taken(store, last)[-1] == "starts"
+    logs = [(last.evidence / f"starts/{number}/serve/server.log").read_text() for number in (2, 3, 4)]
+    assert logs == ["start 2\n", "start 3\n", "start 4\n"]
+
+
+def test_starts_wait_for_the_stages_that_they_follow(started_again: Run, store: Store) -> None:
+    plan = started_again.plan
+    keep(store, plan, start(started_again, 2), started_again.evidence)
+    shutil.rmtree(started_again.folder)
+    (key,) = store.keys("stages/load/")
+    (Path(store.url.removeprefix("file://")) / key).unlink()
+    assert "starts" not in taken(store, again(plan))
 
 
 def test_old_evidence_is_measured_once_more(broken_off: Run, store: Store) -> None:
@@ -226,8 +275,9 @@ def of_task(**changes: object) -> Change:
     return changed
 
 
-EVERY: list[Stage] = ["fit", "serve", "smoke", "accuracy", "load", "speculation", "sweep"]
-JUDGED: list[Stage] = ["fit", "accuracy", "load", "speculation", "sweep"]
+EVERY: list[Stage] = ["fit", "serve", "smoke", "accuracy", "load", "speculation", "sweep", "starts"]
+JUDGED: list[Stage] = ["fit", "accuracy", "load", "speculation", "sweep", "starts"]
+KNOWN = BetweenStarts(label="ttft_p50_ms", variance=1e-4, noise=1e-5, freedom=7.0, runs=["run-1"])
 CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "image": (of_engine(digest="sha256:" + "f" * 64), EVERY),
     "vllm": (of_engine(version="0.99.0"), EVERY),
@@ -240,9 +290,11 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "number of GPUs": (of_server(gpus=[0, 1]), EVERY),
     "driver": (of("fingerprint", name="Another CPU"), EVERY),
     "smoke": (of("smoke", prompt="Who?"), ["smoke"]),
-    "questions": (of_task(num_concurrent=3), ["accuracy"]),
-    "load": (of("load", num_prompts=41), ["fit", "load", "speculation", "sweep"]),
+    "questions": (of_task(num_concurrent=3), ["accuracy", "starts"]),
+    "load": (of("load", num_prompts=41), ["fit", "load", "speculation", "sweep", "starts"]),
     "warm starts": (lambda plan: plan.model_copy(update={"warm_starts": 3}), ["serve"]),
+    "starts": (lambda plan: plan.model_copy(update={"starts": 3}), ["starts"]),
+    "known starts": (lambda plan: plan.model_copy(update={"between": [KNOWN]}), ["starts"]),
     "gates": (lambda plan: plan.model_copy(update={"gates": plan.gates[:-1]}), JUDGED),
     "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), JUDGED),
     "tries": (lambda plan: plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}), JUDGED),
@@ -285,6 +337,8 @@ def test_a_plan_is_the_same_whatever_it_is_compared_with(plan: CellPlan) -> None
     establishing = plan.model_copy(update={"establishes": True, "accuracy": [task.model_copy(update={"sequential": False})]})
     assert is_the_same(plan, establishing)
     assert is_the_same(plan, within(plan, 900.0))
+    assert is_the_same(plan, plan.model_copy(update={"between": [KNOWN]}))
+    assert not is_the_same(plan, plan.model_copy(update={"starts": 3}))
     assert is_the_same(plan, plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}))
     assert not is_the_same(plan, of_server(arguments={"max-num-seqs": 7})(plan))
 

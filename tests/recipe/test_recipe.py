@@ -128,6 +128,8 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         ),
         (f"{CPU}.warm_starts", -1, f"{CPU}.warm_starts", "greater than or equal to 0"),
         (f"{CPU}.warm_starts", 1.5, f"{CPU}.warm_starts", "valid integer"),
+        (f"{CPU}.starts", 0, f"{CPU}.starts", "greater than or equal to 1"),
+        (f"{CPU}.starts", 11, f"{CPU}.starts", "less than or equal to 10"),
         (f"{CPU}.price_usd_gpu_hour", 0, f"{CPU}.price_usd_gpu_hour", "greater than 0"),
         (f"{CPU}.memory_limit_gib", 0.01, f"{CPU}.memory_limit_gib", "greater than or equal to 0.0625"),
         (

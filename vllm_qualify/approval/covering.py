@@ -46,6 +46,7 @@ def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
             (ours.load, ours.workload, ours.sweep, ours.fit),
             (theirs.load, theirs.workload, theirs.sweep, theirs.fit),
         ),
+        "how often the server is started": (ours.starts, theirs.starts),
         "the questions": ([task.settings for task in ours.accuracy], [task.settings for task in theirs.accuracy]),
     }
     return [name for name, (one, two) in parts.items() if one != two] or ["the recipe or a tool's version"]

@@ -17,6 +17,7 @@ from vllm_qualify.publish.store import Store, present
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.runs import judging
 from vllm_qualify.runs.baseline import compared_otherwise
+from vllm_qualify.runs.known_starts import between_by_pointers
 from vllm_qualify.runs.tries import not_counted
 
 
@@ -97,6 +98,12 @@ class Desk:
             yield f"does not count {', '.join(left_out)}, in which its release did not pass"
         if reason := compared_otherwise(plan, self.store):
             yield reason
+        if plan.between and not self._passes_by_pointers(run):
+            yield "rests on how much starts of the server differ, and passes only by other approved runs than the store's"
+
+    def _passes_by_pointers(self, run: PublishedRun) -> bool:
+        found = between_by_pointers(run, self.store)
+        return found == run.report.plan.between or judging.passes_with(self.store, run, found)
 
     def approve_automatically(self, cell: str, run_id: str) -> str:
         """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""

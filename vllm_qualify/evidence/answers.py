@@ -15,7 +15,7 @@ from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.memory import Memory, digest_together
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Share
 from vllm_qualify.recipe.workload import Accuracy
 
 BLOCKS, LEAST_BLOCK = 5, 2
@@ -25,16 +25,19 @@ COPIES_ALLOWED = 0.05
 STEPS = Memory(files=128)
 # The parts of a task's configuration that say where its data is, not how it asks and scores. Each question has its own hash.
 WHERE = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata")
+# The fields of a document that say what a question is about: MMLU has `subject`, MMLU-Pro `category`.
+TOPICS = ("subject", "category", "topic")
 # If lm-eval has no source of a function, it writes the function's address in memory.
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class QuestionBlock(NamedTuple):
-    """A block of questions that are asked together. Repetitions and the blocks in them count from 1."""
+    """A block of questions that are asked together. Repetitions, the blocks in them and the server's starts count from 1."""
 
     repetition: int
     block: int
     questions: list[int]
+    start: int = 1
 
     @property
     def folder(self) -> str:
@@ -45,11 +48,14 @@ class Answer(Frozen):
     """One answer to a question. `scores` are by `<metric>,<filter>`. The hashes are lm-eval's own.
 
     `length` is that of the reply in characters, None if likelihoods were compared. An answer is `unanswered` if its reply was
-    empty, whatever the task made of that. `traced_to` is relative to the task's folder.
+    empty, whatever the task made of that. `traced_to` is relative to the task's folder. `start` is the server's start that it
+    comes from, `topic` what the task's own document says that the question is about, if it says so.
     """
 
     question: CountOrNone
     repetition: int
+    start: Count = 1
+    topic: str | None = None
     doc_hash: str
     prompt_hash: str
     target_hash: str
@@ -115,15 +121,16 @@ def _split(order: list[int], parts: int) -> list[list[int]]:
     return [block for block in blocks if block]
 
 
-def planned(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
-    """The steps of a task that was begun, from the files in its folder."""
+def planned(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
+    """The steps of a task that was begun, from the files in its folder. `start` is the server's."""
     told = TaskReply.model_validate_json((folder / TASK).read_bytes())
-    return steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
+    found = steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
+    return [step._replace(start=start) for step in found]
 
 
-def finished(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
+def finished(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
     """The planned steps that have a folder. Raises one of UNUSABLE if they are not the first ones."""
-    all_steps = planned(folder, task)
+    all_steps = planned(folder, task, start)
     found = {path.name for path in folder.glob("r*-b*")}
     done = all_steps[: len(found)]
     if not found or found != {step.folder for step in done}:
@@ -133,15 +140,15 @@ def finished(folder: Path, task: TaskPlan) -> list[QuestionBlock]:
     return done
 
 
-def read_answers(folder: Path, task: TaskPlan) -> Answered:
-    """The answers of a task from lm-eval's files of its finished steps.
+def read_answers(folder: Path, task: TaskPlan, start: int = 1) -> Answered:
+    """The answers of a task from lm-eval's files of its finished steps, all of one start of the server.
 
     Raises one of UNUSABLE unless each filter scored every question of each step once, a question has the same prompt in all
     repetitions, questions are no copies of others, each hash is that of its content, and lm-eval's own scores are those of its
     samples.
     """
     available = TaskReply.model_validate_json((folder / TASK).read_bytes()).available
-    parts = [_read_step(folder, step, task.name, available) for step in finished(folder, task)]
+    parts = [_read_step(folder, step, task.name, available) for step in finished(folder, task, start)]
     heads = {head for head, _ in parts}
     if len(heads) != 1:
         raise ValueError("the blocks were not measured with one version of the task")
@@ -162,7 +169,7 @@ def _read_step(folder: Path, step: QuestionBlock, task: str, available: int) -> 
     results = only(folder / step.folder, "results_*.json").read_bytes()
     path = only(folder / step.folder, "samples_*.jsonl")
     samples = path.read_bytes()
-    what = (step.repetition, step.block, tuple(step.questions), task, available, path.name)
+    what = (step.repetition, step.block, step.start, tuple(step.questions), task, available, path.name)
     return STEPS.find(
         digest_together(results, samples), what, lambda: _parse_step(results, samples, path, step, task, available)
     )
@@ -267,6 +274,8 @@ def _answer(
     return Answer(
         question=row["doc_id"],
         repetition=step.repetition,
+        start=step.start,
+        topic=_topic(row["doc"]),
         doc_hash=row["doc_hash"],
         prompt_hash=row["prompt_hash"],
         target_hash=row["target_hash"],
@@ -275,6 +284,12 @@ def _answer(
         unanswered=replies is not None and not all(reply.strip() for reply in replies),
         traced_to=f"{step.folder}/{path.name}:{number}",
     )
+
+
+def _topic(document: object) -> str | None:
+    """What a question is about, by the first field of its document that says so."""
+    fields = document if isinstance(document, dict) else {}
+    return next((fields[name] for name in TOPICS if isinstance(fields.get(name), str)), None)
 
 
 def _replies(row: dict[str, Any]) -> list[str]:

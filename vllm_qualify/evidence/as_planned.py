@@ -8,6 +8,7 @@ from ruamel.yaml.error import YAMLError
 from vllm_qualify.engine.identity import check_identity
 from vllm_qualify.engine.server import CONFIG_FILE, LOG, ServerPlan, config_text
 from vllm_qualify.errors import RecipeError
+from vllm_qualify.evidence import starts
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
 from vllm_qualify.recipe.yaml_text import load_yaml
 
@@ -16,13 +17,22 @@ _OF_THE_START = ("port",)
 
 
 def served_otherwise(plan: ServerPlan, evidence: Path, *, taken_over: bool) -> str:
-    """In what the server of the evidence is another one than the plan's, in words; empty if it is the plan's.
+    """In what a server of the evidence is another one than the plan's, in words; empty if each start was of the plan's.
 
     Evidence that was `taken_over` from another run may be of a host on which the model's folder has another path.
     """
     try:
-        told = _document((evidence / "serve" / CONFIG_FILE).read_text(encoding="utf-8"))
-        log = (evidence / "serve" / LOG).read_text(encoding="utf-8", errors="replace")
+        folders = [starts.root(evidence, number) / "serve" for number in (starts.FIRST, *starts.further(evidence))]
+    except UNUSABLE as error:
+        return in_words(error)
+    return next((problem for folder in folders if (problem := _served_otherwise(plan, folder, taken_over))), "")
+
+
+def _served_otherwise(plan: ServerPlan, folder: Path, taken_over: bool) -> str:
+    """As `served_otherwise`, of the start that left its files in `folder`."""
+    try:
+        told = _document((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        log = (folder / LOG).read_text(encoding="utf-8", errors="replace")
     except (*UNUSABLE, YAMLError) as error:
         return f"its server left no usable file: {in_words(error)}"
     planned = _where_it_was(plan, told) if taken_over else plan

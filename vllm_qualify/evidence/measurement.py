@@ -14,7 +14,7 @@ from scipy import special
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number
 
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
 """The errors of reading evidence if a file is missing, cut or not as its tool writes it. They make the measurement invalid."""
@@ -41,14 +41,17 @@ class Measurement(Frozen):
 
     `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). `against` is the run that is the
     baseline. With it, the value says how much worse the cell is: the share of questions lost, or how many times worse, less 1.
+    `start` is the further start of the server that it is of, from 2 on; None is the first, which the other stages measure.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
-    measured than planned.
+    measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
+    `is_history` says that the baseline was measured on another day.
     """
 
     metric: str
     task: str | None = None
     filter: str | None = None
     against: str | None = None
+    start: Count | None = None
     value: Number | None
     unit: str
     sample_count: CountOrNone
@@ -56,13 +59,16 @@ class Measurement(Frozen):
     interval: Interval | None = None
     invalid_because: str | None = None
     ended_because: str | None = None
+    not_in_interval: list[str] = []
+    is_history: bool = False
     source: str
     traced_to: list[str] = []
     fingerprint: str = ""
 
     @property
     def label(self) -> str:
-        return label_of(self.metric, self.task, self.filter, against_baseline=self.against is not None)
+        found = label_of(self.metric, self.task, self.filter, against_baseline=self.against is not None)
+        return found if self.start is None else f"{found} of start {self.start}"
 
     @property
     def range(self) -> tuple[float, float]:

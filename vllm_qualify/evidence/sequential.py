@@ -9,7 +9,6 @@ critical value follows from the ones before it by numerical integration (Armitag
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,9 +30,13 @@ FALSE_FAIL_OF_RELEASE = 0.05
 # The chance that a gate is passed though its bound is missed. A release must pass all gates, so this is not shared out.
 FALSE_PASS = 0.05
 
-# How many standard errors the grid reaches below zero, and its number of points.
-REACH, POINTS = 8.0, 401
-Grid = tuple[np.ndarray, np.ndarray]
+# How many standard errors the integration reaches below zero, and its points.
+REACH = 6.0
+NODES, WIDTHS = np.polynomial.legendre.leggauss(112)
+# Shares of the information that are found are rounded down to these, so that looks that are nearly alike are integrated once.
+# Each look has at least so much more than the one before it.
+ROUNDED, LEAST_STEP = 1 / 64, 1 / 128
+RISES = "the information must rise above 0 from look to look, and alpha lie between 0 and 0.5"
 
 
 class Levels(Frozen):
@@ -70,18 +73,35 @@ def sides(direction: Direction, levels: Levels, information: Sequence[float], lo
 
     The bound on the bad side decides `pass`, that on the good side decides `fail`. `information` is as for `critical_values`.
     """
-    passing, failing = (_nominal(information, look, alpha) for alpha in (levels.false_pass, levels.false_fail))
-    return sides_of(direction, passing, failing)
+    return sides_after(direction, levels, _shares(information)[: look + 1])
+
+
+def sides_after(direction: Direction, levels: Levels, shares: Sequence[float]) -> Sides:
+    """The sides of an interval at the last of the looks so far, which had these rising shares of the whole information."""
+
+    def nominal(alpha: float) -> float:
+        """The level that the bound of this look would have if it were the only look."""
+        return float(special.ndtr(-_critical(tuple(shares), alpha)))
+
+    return sides_of(direction, nominal(levels.false_pass), nominal(levels.false_fail))
+
+
+def rising(shares: Sequence[float]) -> list[float]:
+    """Shares of the information, as they were found at the looks so far, as shares that rise.
+
+    What is found varies with chance, and each look spends something. If the information was already complete before the last
+    of these looks, the last one has the whole: looking could have ended before, and did not.
+    """
+    found: list[float] = []
+    for share in shares:
+        whole = share if share >= 1 else math.floor(share / ROUNDED) * ROUNDED
+        found.append(max(whole, (found[-1] if found else 0.0) + LEAST_STEP))
+    return [min(share, 1 - left * LEAST_STEP) for left, share in zip(range(len(found) - 1, -1, -1), found, strict=True)]
 
 
 def sides_of(direction: Direction, passing: float, failing: float) -> Sides:
     """The sides that have these chances of a wrong `pass` and of a wrong `fail`."""
     return Sides(passing, failing) if direction == "higher" else Sides(failing, passing)
-
-
-def _nominal(information: Sequence[float], look: int, alpha: float) -> float:
-    """The level that the bound of this look would have if it were the only look."""
-    return float(special.ndtr(-critical_values(information, alpha)[look]))
 
 
 def critical_values(information: Sequence[float], alpha: float) -> list[float]:
@@ -93,52 +113,43 @@ def critical_values(information: Sequence[float], alpha: float) -> list[float]:
     Raises:
         ValueError: the information does not rise, or `alpha` is not between 0 and 0.5.
     """
-    rising = all(one < other for one, other in zip((0.0, *information), information, strict=False))
-    if not information or not rising or not 0 < alpha < 0.5:
-        raise ValueError("the information must rise above 0 from look to look, and alpha lie between 0 and 0.5")
-    return list(_critical_values(tuple(value / information[-1] for value in information), alpha))
+    shares = _shares(information)
+    return [_critical(shares[:number], alpha) for number in range(1, len(shares) + 1)]
 
 
-@lru_cache(maxsize=256)
-def _critical_values(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
-    found = [-float(special.ndtri(alpha * shares[0]))]
-    grid = _first(shares[0], found[0])
-    for before, share in pairwise(shares):
-        step = math.sqrt(share - before)
-        critical = _solve(grid, step, math.sqrt(share), alpha * (share - before))
-        grid = _next(grid, step, critical * math.sqrt(share), share)
-        found.append(critical)
-    return tuple(found)
+def _shares(information: Sequence[float]) -> tuple[float, ...]:
+    if not information or information[-1] <= 0:
+        raise ValueError(RISES)
+    return tuple(value / information[-1] for value in information)
 
 
-def _first(share: float, critical: float) -> Grid:
-    """The density of the score if the comparison goes on after the first look. A score is z times √information."""
-    scores = _points(share, critical * math.sqrt(share))
-    return scores, _density(scores, math.sqrt(share))
+@lru_cache(maxsize=2**15)
+def _critical(shares: tuple[float, ...], alpha: float) -> float:
+    """The critical value at the last of the looks: the score exceeds it there for the first time with this look's chance."""
+    share, before = shares[-1], shares[-2] if len(shares) > 1 else 0.0
+    if not (0 <= before < share <= 1 and 0 < alpha < 0.5):
+        raise ValueError(RISES)
+    (scores, masses), step, root = _going_on(shares[:-1], alpha), math.sqrt(share - before), math.sqrt(share)
+
+    def excess(critical: float) -> float:
+        return float(special.ndtr((scores - critical * root) / step) @ masses) - alpha * (share - before)
+
+    return float(optimize.brentq(excess, -REACH, 2 * REACH, xtol=1e-6))
 
 
-def _next(grid: Grid, step: float, stop: float, share: float) -> Grid:
-    scores, density = grid
-    wanted = _points(share, stop)
-    spread = _density(wanted[:, None] - scores[None, :], step)
-    return wanted, np.asarray(np.trapezoid(spread * density[None, :], scores, axis=1))
+@lru_cache(maxsize=2**15)
+def _going_on(shares: tuple[float, ...], alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scores after looks that did not end the comparison, and how likely each is. A score is z times √information."""
+    if not shares:
+        return np.zeros(1), np.ones(1)
+    scores, masses = _going_on(shares[:-1], alpha)
+    share, before = shares[-1], shares[-2] if len(shares) > 1 else 0.0
+    start, stop = -REACH * math.sqrt(share), _critical(shares, alpha) * math.sqrt(share)
+    # Gauss-Legendre's points and widths from far below zero to the critical value.
+    points, widths = start + (stop - start) / 2 * (NODES + 1), (stop - start) / 2 * WIDTHS
+    return points, widths * (_density(points[:, None] - scores[None, :], math.sqrt(share - before)) @ masses)
 
 
 def _density(scores: np.ndarray, scale: float) -> np.ndarray:
     """The density of a normal distribution around zero."""
     return np.asarray(np.exp(-((scores / scale) ** 2) / 2) / math.sqrt(2 * math.pi) / scale)
-
-
-def _points(share: float, stop: float) -> np.ndarray:
-    return np.linspace(-REACH * math.sqrt(share), stop, POINTS)
-
-
-def _solve(grid: Grid, step: float, root: float, spent: float) -> float:
-    """The critical value that the score exceeds with the chance `spent`."""
-    scores, density = grid
-
-    def excess(critical: float) -> float:
-        above = special.ndtr((scores - critical * root) / step)
-        return float(np.trapezoid(above * density, scores)) - spent
-
-    return float(optimize.brentq(excess, -REACH, REACH, xtol=1e-6))

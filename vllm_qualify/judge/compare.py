@@ -13,22 +13,29 @@ from statistics import fmean
 import numpy as np
 
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence import accuracy, answers
+from vllm_qualify.evidence import accuracy, answers, starts
 from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.load import figures, result, speculation
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import Sides, levels_for, sides
-from vllm_qualify.evidence.stages import parse_beside
+from vllm_qualify.evidence.sequential import Levels, Sides, levels_for
+from vllm_qualify.evidence.stages import parse_beside, parse_beside_in
 from vllm_qualify.judge import paired, relative
-from vllm_qualify.judge.paired import Answers
+from vllm_qualify.judge.between import Between, History
+from vllm_qualify.judge.paired import Record
+from vllm_qualify.judge.relative import Known
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1, Stage
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
 RATE = "output_throughput_tok_s"
-BASELINE, LOAD_STAGE = "baseline", "load.json"
+BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
+# The baseline's stages whose measurements are compared, each with its file in the folder `baseline`.
+MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
+# What an interval does not have, in the words of reports.
+STARTS = "what differs from start to start of a server: each build was started once"
+DAYS = "what differs from day to day: each build was measured on one day"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.
@@ -62,11 +69,13 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
         ours = _own(gate, measurements)
         if ours.invalid_because is not None:
             return invalid(gate.metric, ours.invalid_because, ours.source, **about)
+        if told := next((row for row in _in_starts(gate, measurements) if row.invalid_because), None):
+            return invalid(gate.metric, f"start {told.start}: {told.invalid_because}", told.source, **about)
         match gate.against:
             case "answers":
                 return _loss(gate, plan, evidence, about)
             case "load":
-                return _worsening(gate, plan, evidence, ours, loads, about)
+                return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], loads, about)
             case None:
                 raise ValueError(f"{gate.label} is a gate on the metric itself")
     except UNUSABLE as error:
@@ -81,6 +90,12 @@ def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
     if len(found) != 1:
         raise ValueError(f"{len(found)} measurements of {own}")
     return found[0]
+
+
+def _in_starts(gate: Gate, measurements: Iterable[Measurement]) -> list[Measurement]:
+    """What further starts measured for a gate. What failed before its filter was known counts for all filters."""
+    found = [row for row in measurements if row.start and (row.metric, row.task) == (gate.metric, gate.task)]
+    return [row for row in found if row.filter in (gate.filter, None)]
 
 
 class UnlikeError(ValueError):
@@ -126,7 +141,7 @@ def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
     for task in plan.accuracy:
         for gate in paired_gates(plan, task):
             try:
-                repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate)
+                repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate, levels_for(plan))
             except UNUSABLE as error:
                 return in_words(error)
     return None
@@ -142,35 +157,43 @@ def paired_gates(plan: CellPlan, task: TaskPlan) -> list[Gate]:
 
 
 def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
-    """How often all questions of a task may be asked: as its most demanding comparison needs, within the recipe's bound.
+    """How often all questions of a task may be asked: within the recipe's bound if they are compared, else once.
 
-    That follows from the baseline's noise. A run that establishes a baseline finds its own noise while it runs.
+    Asking ends sooner, when the comparison knows enough (`knows_enough`).
     """
     if plan.establishes:
         return task.repetitions
-    try:
-        old = answers.load(evidence / BASELINE / answers_path(task.name)) if paired_gates(plan, task) else None
-    except UNUSABLE:
-        # The comparison will say why it is invalid. More answers would not mend the baseline.
-        old = None
-    needed = [1]
     for gate in paired_gates(plan, task):
+        # Nothing can be compared with a baseline that is gone or shows no noise, and the comparison will say so.
         with suppress(*UNUSABLE):
-            needed += [repetitions_to_establish(old, task, gate)] if old else []
-    return max(needed)
+            repetitions_to_establish(answers.load(evidence / BASELINE / answers_path(task.name)), task, gate, levels_for(plan))
+            return task.settings.most_repetitions
+    return 1
 
 
-def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate) -> int:
-    """How often all questions must be asked for the gate's margin, by the noise of these answers.
+def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, levels: Levels) -> int:
+    """How often all questions must be asked for the gate's margin, by the noise of these answers and of their starts.
 
     Raises:
         ValueError: no question was answered twice.
     """
-    scores = _sums(_answered(answered), _key(gate), _questions(answered.answers))
+    scores = paired.answers_of(_record(_answered(answered), _key(gate), _questions(answered.answers)))
     if scores.spare == 0:
         raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
-    needed = paired.repetitions_for(_margin(gate), scores.noise, len(scores.asked))
-    return min(needed, task.settings.most_repetitions)
+    margin, questions, most = _margin(gate), len(scores.asked), task.settings.most_repetitions
+    needed = paired.repetitions_for(margin, scores.noise, questions)
+    for between in scores.between:
+        needed = max(needed, paired.starts_for(margin, scores.noise, questions, between, levels, most))
+    return min(needed, most)
+
+
+def knows_enough(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
+    """Whether more answers of the same starts would tell a task's comparisons nothing that they need."""
+    try:
+        return all(_looked(gate, plan, evidence, task)[0].is_last_of_start for gate in paired_gates(plan, task))
+    except UNUSABLE:
+        # The comparison says why it is invalid, and its gate is decided by that.
+        return False
 
 
 def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | None]) -> Measurement:
@@ -178,27 +201,15 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}"
     if problem := task_differs(plan, task):
         return invalid(gate.metric, problem, source, **about)
-    new = answers.read_answers(evidence / "accuracy" / task.name, task)
-    old = answers.load(evidence / BASELINE / answers_path(task.name))
-    if problem := _unlike(old, new):
-        return invalid(gate.metric, problem, source, **about)
-    questions = _questions(old.answers)
-    ours, theirs = _sums(new.answers, _key(gate), questions), _sums(_answered(old), _key(gate), questions)
-    if theirs.spare == 0:
-        raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
-    # With a wider margin at a later judging, fewer repetitions may be needed than there are.
-    planned = max(repetitions(plan, evidence, task), max(answer.repetition for answer in new.answers))
-    looks = _looks(task, len(questions), planned)
-    asked = len(new.answers)
-    if asked not in looks:
-        return invalid(gate.metric, f"{asked} answers, where the gates are looked at after {looks}", source, **about)
-    found = paired.loss(theirs, ours, _margin(gate))
-    known = paired.information(looks, len(questions), int(theirs.asked.max()))
-    interval = paired.interval_of(found, sides("lower", levels_for(plan), known, looks.index(asked)))
+    try:
+        look, old, new = _looked(gate, plan, evidence, task)
+    except UnlikeError as error:
+        return invalid(gate.metric, str(error), source, **about)
+    found, interval, asked = look.found, look.interval, len(new.answers)
     length = _length_ratio(new.answers, old.answers)
     # A sure loss stays a loss, whatever the length of the replies.
     is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
-    if not is_comparable and asked >= len(questions):
+    if not is_comparable and asked >= len(_questions(old.answers)):
         problem = f"replies are {length:.2f} times as long as the baseline's, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
     traced = sorted({answer.traced_to.rpartition(":")[0] for answer in new.answers})
@@ -210,8 +221,60 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
         # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
         traced_to=[f"accuracy/{task.name}/{path}" for path in traced],
+        not_in_interval=[STARTS] if found.between is None else [],
         **about,
     )
+
+
+def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple[paired.Look, Answered, Answered]:
+    """The look at all answers of the cell, with the baseline's and the cell's. Raises one of UNUSABLE if there is none.
+
+    The first start is looked at after each block of questions, and further ones when they have asked every question.
+    """
+    new, old = starts.answers_of(evidence, task), _of_baseline(evidence, gate, task)
+    if problem := _unlike(old, new):
+        raise UnlikeError(problem)
+    questions = _questions(old.answers)
+    theirs = paired.answers_of(_record(_answered(old), _key(gate), questions))
+    if theirs.spare == 0:
+        raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
+    ours = _record(new.answers, _key(gate), questions)
+    planned = _looks(task, len(questions), max(task.settings.most_repetitions, *ours.repetition + 1))
+    first, *others = np.bincount(ours.start).tolist()
+    if first not in planned:
+        raise UnlikeError(f"{first} answers, where the gates are looked at after {planned}")
+    taken = [asked for asked in planned if asked <= first]
+    taken += [first + further for further in np.cumsum(others).tolist()]
+    # The last look that there can be is at the last start that may be made.
+    most = len(planned) if plan.starts == starts.FIRST else len(taken) + plan.starts - starts.FIRST - len(others)
+    growing = (paired.answers_of(ours.until(asked)) for asked in taken)
+    *_, last = paired.looks(theirs, growing, _margin(gate), levels_for(plan), most, _known(plan).starts.get(gate.label))
+    return last, old, new
+
+
+def _of_baseline(evidence: Path, gate: Gate, task: TaskPlan) -> Answered:
+    """The baseline's answers of all starts that count. Raises one of UNUSABLE."""
+    found = starts.kept_answers(evidence / BASELINE, task.name)
+    invalid_ones = {row.start for row in _further_of_baseline(evidence, gate) if row.invalid_because}
+    return found.model_copy(update={"answers": [answer for answer in found.answers if answer.start not in invalid_ones]})
+
+
+def _further_of_baseline(evidence: Path, gate: Gate) -> list[Measurement]:
+    """What the baseline's further starts measured for a gate. Older baselines have none. Raises one of UNUSABLE."""
+    path = evidence / BASELINE / STARTS_STAGE
+    found = StageEvidence.model_validate_json(path.read_bytes()).measurements if path.exists() else []
+    return _in_starts(gate, found)
+
+
+def _known(plan: CellPlan) -> History:
+    """What earlier runs on this GPU type showed, by the labels of the plan's gates."""
+    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): gate.label for gate in plan.comparing}
+    found: dict[str, dict[str, Between]] = {"start": {}, "day": {}, "repeat": {}}
+    for known in plan.between:
+        about = known.model_dump(include={"variance", "noise", "freedom"})
+        if known.label in labels:
+            found[known.of][labels[known.label]] = Between(**about, runs=len(known.runs))
+    return History(starts=found["start"], days=found["day"], noise=found["repeat"])
 
 
 def _margin(gate: Gate) -> float:
@@ -251,16 +314,25 @@ def _unlike(old: Answered, new: Answered) -> str | None:
     )
 
 
-def _sums(found: Iterable[Answer], key: str, questions: Sequence[int]) -> Answers:
-    """The sums of the answers' scores by question. An empty answer counts as wrong."""
+def _record(found: Sequence[Answer], key: str, questions: Sequence[int]) -> Record:
+    """The answers' scores in their order. An empty answer counts as wrong."""
     places = {question: place for place, question in enumerate(questions)}
-    total, squares, asked = np.zeros(len(questions)), np.zeros(len(questions)), np.zeros(len(questions), dtype=np.int64)
-    for answer in found:
-        place, score = places[answer.question], answer.score(key)
-        total[place] += score
-        squares[place] += score**2
-        asked[place] += 1
-    return Answers(total, squares, asked)
+    topics = {answer.question: answer.topic for answer in found}
+    known = None not in topics.values() and topics.keys() == places.keys()
+    return Record(
+        question=np.array([places[answer.question] for answer in found], dtype=np.int64),
+        score=np.array([answer.score(key) for answer in found], dtype=np.float64),
+        repetition=_numbered([answer.repetition for answer in found]),
+        start=_numbered([answer.start for answer in found]),
+        questions=len(questions),
+        topics=_numbered([topics[question] for question in questions]) if known else None,
+    )
+
+
+def _numbered(values: Sequence[object]) -> paired.Counts:
+    """The values as numbers from 0, in the order in which they appear."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return np.array([numbers[value] for value in values], dtype=np.int64)
 
 
 def _answered(baseline: Answered) -> list[Answer]:
@@ -288,35 +360,78 @@ def _worsening(
     gate: Gate,
     plan: CellPlan,
     evidence: Path,
-    ours: Measurement,
+    ours: list[Measurement],
     loads: Loads,
     about: dict[str, str | None],
 ) -> Measurement:
-    theirs = _only(loads(), gate.metric)
-    if theirs.invalid_because is not None:
-        return invalid(gate.metric, f"the baseline's: {theirs.invalid_because}", theirs.source, **about)
-    count = result.count_of(evidence / figures.STAGE)
+    """From the cell's measurements of each start, the first one first."""
+    theirs = _of_baseline_load(gate, plan, evidence, loads, ours)
+    if told := next((row for row in theirs if row.invalid_because is not None), None):
+        return invalid(gate.metric, f"the baseline's: {told.invalid_because}", told.source, **about)
     if plan.beside:
-        ours, theirs = _paired(ours, theirs)
-    direction = METRICS[gate.metric].direction
+        ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
+    direction, history = METRICS[gate.metric].direction, _known(plan)
+    known = Known(*(parts.get(gate.label) for parts in (history.noise, history.starts, history.days)))
+    (repeats, started), (others, others_started) = _together(ours), _together(theirs)
+    first = len(ours[0].repeats)
 
-    def at_look(used: int, at: Sides) -> Interval:
+    def at_look(used: int, at: Sides) -> Interval | None:
+        if used <= first < len(repeats) and known.starts is None:
+            # What differs from start to start was not known yet.
+            return None
         if plan.beside:
-            return relative.in_turns(ours.repeats[:used], theirs.repeats[:used], direction, at).interval
-        return relative.from_history(ours.repeats[:used], theirs.repeats, direction, at).interval
+            return relative.in_turns(repeats[:used], others[:used], direction, at, started[:used], known).interval
+        return relative.from_history(repeats[:used], others, direction, at, known, (started[:used], others_started)).interval
 
-    value, left_out = relative.without_noise(ours.repeats, theirs.repeats, direction), count - len(ours.repeats)
-    levels, looks = levels_for(plan), plan.load.looks
+    count = sum(result.count_of(starts.root(evidence, row.start or starts.FIRST) / figures.STAGE) for row in ours)
+    value, looks = relative.without_noise(repeats, others, direction), starts.looks_of(plan)
+    interval = interval_over_looks(value, at_look, "lower", levels_for(plan), looks, count, left_out=count - len(repeats))
+    several = len(ours) > 1 or (plan.beside is None and len(theirs) > 1)
     return valid(
         gate.metric,
         value,
-        f"{ours.source} beside {theirs.source}",
-        sample_count=ours.sample_count + theirs.sample_count,
-        interval=interval_over_looks(value, at_look, "lower", levels, looks, count, left_out=left_out),
-        ended_because=ours.ended_because,
-        traced_to=[*ours.traced_to, *theirs.traced_to],
+        f"{ours[-1].source} beside {theirs[-1].source}",
+        sample_count=sum(row.sample_count for row in (*ours, *theirs)),
+        interval=interval,
+        ended_because=ours[0].ended_because or _no_time(plan, evidence),
+        not_in_interval=_not_known(known, several=several, is_history=plan.beside is None),
+        is_history=plan.beside is None,
+        traced_to=[path for row in (*ours, *theirs) for path in row.traced_to],
         **about,
     )
+
+
+def _of_baseline_load(
+    gate: Gate, plan: CellPlan, evidence: Path, loads: Loads, ours: Sequence[Measurement]
+) -> list[Measurement]:
+    """The baseline's, by start: in turns of the same starts as ours, else of its own that count. Raises one of UNUSABLE."""
+    first = _only(loads(), gate.metric)
+    if plan.beside is None:
+        return [first, *(row for row in _further_of_baseline(evidence, gate) if row.invalid_because is None)]
+    numbers = [row.start for row in ours if row.start]
+    return [first, *(_only(parse_beside_in(plan, evidence, number), gate.metric) for number in numbers)]
+
+
+def _together(rows: Sequence[Measurement]) -> tuple[list[float], list[int]]:
+    """The repeats of all starts, and the start of each."""
+    found = [(repeat, row.start or starts.FIRST) for row in rows for repeat in row.repeats]
+    return [repeat for repeat, _ in found], [start for _, start in found]
+
+
+def _no_time(plan: CellPlan, evidence: Path) -> str | None:
+    """Why the budget allows no further start's load, if starts are left; else None."""
+    with suppress(*UNUSABLE):
+        number = len(starts.further(evidence)) + starts.FIRST + 1
+        if number <= plan.starts:
+            return starts.too_long(starts.plan_of(plan, evidence, number).load, evidence, number)
+    # It is not known how long the load took. Its own measurements say so.
+    return None
+
+
+def _not_known(known: Known, *, several: bool, is_history: bool) -> list[str]:
+    """What the interval does not have. `several` says that one of the builds was started more than once."""
+    days = [DAYS] if is_history and known.days is None else []
+    return days if several or known.starts or (is_history and known.days) else [STARTS, *days]
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:

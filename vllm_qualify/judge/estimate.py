@@ -1,6 +1,6 @@
 """What a load takes, reported before it starts and at each look: repeats, minutes, GPU-minutes, and with a price its cost."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vllm_qualify.evidence.load.client import Made
@@ -8,6 +8,7 @@ from vllm_qualify.evidence.load.figures import OUTPUT
 from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.workload import Load
 
 # Settings that must be the same in two loads, so that the throughput of one says how long the other takes.
@@ -27,6 +28,12 @@ def line_before(plan: CellPlan, evidence: Path) -> str:
     repeat_s, why = known
     times = taken(plan, looks[0] * repeat_s, looks[-1] * repeat_s)
     return f"load: {repeats} of about {repeat_s:.0f} s, {why}: {times}{_budget(plan.load)}"
+
+
+def line_before_start(plan: CellPlan, number: int, gates: Sequence[Gate]) -> str:
+    """The line before a further start of the server: for which gates, and of how many starts."""
+    waiting = ", ".join(gate.label for gate in gates)
+    return f"starts: the server is started again, as start {number} of at most {plan.starts}, for {waiting}"
 
 
 def after(plan: CellPlan, made: Made) -> str | None:

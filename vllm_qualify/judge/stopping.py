@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vllm_qualify.evidence import answers
-from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.evidence import answers, starts
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement
+from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.stages import parse_unfinished
-from vllm_qualify.judge.compare import UnlikeError, compare, paired_gates, repetitions_to_establish
-from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.judge.compare import STARTS, UnlikeError, compare, knows_enough, paired_gates, repetitions_to_establish
+from vllm_qualify.judge.verdict import is_decided, measurements_of, surely_misses
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
@@ -21,13 +22,13 @@ def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
     measured = [found for found in parse_unfinished("accuracy", plan, evidence) if found.task == task.name]
     paired = paired_gates(plan, task)
     if plan.establishes and paired:
-        return any(surely_misses(gate, measured) for gate in gates) or _is_established(evidence, task, paired)
+        return any(surely_misses(gate, measured) for gate in gates) or _is_established(plan, evidence, task, paired)
     known = [*measured, *compare(plan, evidence, measured, gates)]
     if any(surely_misses(gate, known) for gate in gates):
         return True
     # To ask the same questions again would not help an absolute gate.
     waiting = [gate for gate in gates if gate.is_against_baseline] if _all_were_asked(evidence, task) else gates
-    return all(is_decided(gate, known) for gate in waiting)
+    return all(is_decided(gate, known) for gate in waiting) or (bool(paired) and knows_enough(plan, evidence, task))
 
 
 def _all_were_asked(evidence: Path, task: TaskPlan) -> bool:
@@ -47,6 +48,33 @@ def load_undecided(plan: CellPlan, evidence: Path) -> list[str]:
     return [gate.label for gate in gates if not is_decided(gate, known)]
 
 
+def another_start(plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[Gate]:
+    """The gates against the baseline for which the server should be started once more; empty if it was started often enough.
+
+    `measured` are the measurements of all finished stages. A run that becomes a baseline is started as often as planned. A gate
+    that surely fails ends the starts, whatever the others say. So does the budget, for the gates on the load.
+    """
+    number = len(starts.further(evidence)) + starts.FIRST + 1
+    if number > plan.starts:
+        return []
+    deciding = _deciding(plan)
+    known = [*measured, *compare(plan, evidence, measured, deciding)]
+    if any(surely_misses(gate, known) for gate in deciding):
+        return []
+    undecided = [gate for gate in deciding if gate.is_against_baseline and not _is_surely_decided(gate, known)]
+    waiting = plan.comparing if plan.establishes else undecided
+    return [gate for gate in waiting if gate.against != "load" or _has_time(plan, evidence, number)]
+
+
+def _is_surely_decided(gate: Gate, known: Sequence[Measurement]) -> bool:
+    """Whether a gate is decided, and how much starts differ was part of that."""
+    return is_decided(gate, known) and not any(STARTS in found.not_in_interval for found in measurements_of(gate, known))
+
+
+def _has_time(plan: CellPlan, evidence: Path, number: int) -> bool:
+    return starts.too_long(starts.plan_of(plan, evidence, number).load, evidence, number) is None
+
+
 def _deciding(plan: CellPlan) -> list[Gate]:
     """The gates that are not waived today. Waived gates do not change the cell's verdict."""
     today = datetime.now(UTC).date()
@@ -54,11 +82,11 @@ def _deciding(plan: CellPlan) -> list[Gate]:
     return [gate for gate in plan.judged if gate.label not in waived]
 
 
-def _is_established(evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
+def _is_established(plan: CellPlan, evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
     """Whether the questions were asked as often as their own noise requires, or their answers will stay unusable."""
     try:
         answered = answers.read_answers(evidence / "accuracy" / task.name, task)
-        needed = max(repetitions_to_establish(answered, task, gate) for gate in gates)
+        needed = max(repetitions_to_establish(answered, task, gate, levels_for(plan)) for gate in gates)
     except UnlikeError:
         # One repetition shows no noise.
         return False

@@ -3,6 +3,7 @@
 import hashlib
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
@@ -11,7 +12,7 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.recipe.code import TASKS_CODE, code_of_server
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
-from vllm_qualify.recipe.values import Frozen, Name
+from vllm_qualify.recipe.values import Count, Frozen, Name, NotNegative, Positive
 from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smoke, Sweep
 
 
@@ -87,6 +88,23 @@ class EarlierTry(Frozen):
     verdict: Verdict
 
 
+class BetweenStarts(Frozen):
+    """How much one build differs in a metric, by approved `runs` on the same GPU type.
+
+    It is from start to start within a run, from day to day between runs, or of loads from repeat to repeat within a start.
+    `variance` is that of the means of starts or of runs, or of repeats, with so many degrees of `freedom`, and `noise` the part
+    of it that comes from within the starts. Both are in squared shares of the questions, or of squared logarithms of times and
+    rates.
+    """
+
+    label: str
+    of: Literal["start", "day", "repeat"] = "start"
+    variance: NotNegative
+    noise: NotNegative
+    freedom: Positive
+    runs: list[str]
+
+
 class CellPlan(Frozen):
     """Everything that one qualification of one cell will do; written to the run's folder before anything starts.
 
@@ -96,10 +114,12 @@ class CellPlan(Frozen):
     - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
     - `prompts` is the workload's file.
     - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
+    - `starts` is how often the server is started at most, for the gates against the baseline.
     - `pulled_s` is how long the pull of the image took; None without a pull.
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
     - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
     - `tries` are the earlier runs of this release in this cell that the store shows, the oldest first.
+    - `between` is what the store shows of how much starts and days differ, by metric.
     - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
     """
 
@@ -116,6 +136,7 @@ class CellPlan(Frozen):
     fit: Fit | None = None
     workload: LoadSettings | None = None
     warm_starts: int = 0
+    starts: Count = 1
     price_usd_gpu_hour: float | None = None
     undrafted: ServerPlan | None = None
     pulled_s: float | None = None
@@ -130,6 +151,7 @@ class CellPlan(Frozen):
     establishes: bool = False
     beside: ServerPlan | None = None
     tries: list[EarlierTry] = []
+    between: list[BetweenStarts] = []
     client_image: EngineImage | None = None
     client: EngineIdentity | None = None
 

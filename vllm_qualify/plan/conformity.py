@@ -9,7 +9,7 @@ from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Selection, pick
 from vllm_qualify.plan.gates import judged_by
 from vllm_qualify.plan.workload import most_clients, prompts_needed
-from vllm_qualify.recipe.recipe import Profile, Recipe
+from vllm_qualify.recipe.recipe import Profile, Recipe, Serving
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 from vllm_qualify.recipe.workload import Workload
 
@@ -22,7 +22,8 @@ def difference(plan: CellPlan, recipe: Recipe) -> str:
     try:
         expected, selection = judged_by(plan, recipe), _selection(plan, recipe)
         profile = selection.profiles[plan.cell.profile]
-        different = [*_judged(plan, expected, selection), *_measured(plan, recipe, profile), *_served(plan, selection, recipe)]
+        measured = _measured(plan, recipe, selection.serving, profile)
+        different = [*_judged(plan, expected, selection), *measured, *_served(plan, selection, recipe)]
     except CallerError as error:
         return error.problem
     return f"{', '.join(different)}: not as in the recipe" if different else ""
@@ -53,11 +54,13 @@ def _judged(plan: CellPlan, expected: CellPlan, selection: Selection) -> Iterato
         yield "baseline's variant"
 
 
-def _measured(plan: CellPlan, recipe: Recipe, profile: Profile) -> Iterator[str]:
+def _measured(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile) -> Iterator[str]:
     if (plan.smoke, [task.settings for task in plan.accuracy]) != (recipe.smoke, recipe.accuracy):
         yield "smoke and accuracy settings"
     if (plan.fit, plan.sweep) != (profile.fit, profile.sweep):
         yield "fit and sweep"
+    if any(gate.is_against_baseline for gate in plan.gates) and plan.starts != serving.starts:
+        yield "starts"
     if not _is_load_of(plan, profile):
         yield "load settings"
 

@@ -92,7 +92,8 @@ def _script(
     run = new_run_id()
     config = runs / run / "evidence" / "serve" / CONFIG_FILE
     command = launcher_of(engine).shell_command(plan, config, port, {"run": run, "cell": cell})
-    return "\n".join([f"# {cell}", *_notes(plan, branch), *_write_config(plan, config, port), command])
+    notes = [*_notes(plan, branch), *_starts(loaded, selection, profile)]
+    return "\n".join([f"# {cell}", *notes, *_write_config(plan, config, port), command])
 
 
 def _notes(plan: ServerPlan, branch: str) -> list[str]:
@@ -101,6 +102,13 @@ def _notes(plan: ServerPlan, branch: str) -> list[str]:
         names.append(f"{plan.engine.reference} {'' if names else 'becomes '}its digest")
     fetched = [f"# It first fetches and checks what is read of the hub: {_fetching(part)}" for part in plan.repositories]
     return [f"# When a run starts, {' and '.join(names)}.", *fetched] if names else fetched
+
+
+def _starts(loaded: LoadedRecipe, selection: Selection, profile: str) -> list[str]:
+    gates = loaded.recipe.gates_of(selection.profiles[profile])
+    if selection.serving.starts == 1 or not any(gate.is_against_baseline for gate in gates):
+        return []
+    return [f"# The server is started up to {selection.serving.starts} times, for the gates against the baseline."]
 
 
 def _fetching(part: Part) -> str:

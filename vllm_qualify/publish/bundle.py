@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
+from vllm_qualify.judge.start_means import StartMeans
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.layout import begin, put_place
@@ -31,6 +32,9 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 PLAIN = "text/plain; charset=utf-8"
+
+# Of metrics whose starts a manifest tells: no more than gates that compare.
+MOST_MEANS = 100
 
 
 class StoredObject(Frozen):
@@ -74,6 +78,7 @@ class ManifestHead(Frozen):
     """A run and its outcome. A run that `establishes` was made to be a baseline.
 
     `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
+    `starts` is what each start of the server showed of what is compared; older manifests have none.
     `tried` is None for what is no try of a release: a run that becomes a baseline, or is judged again.
     """
 
@@ -84,6 +89,7 @@ class ManifestHead(Frozen):
     summary: Summary | None = None
     tried: ReleaseTry | None = None
     sequence: Count | None = None
+    starts: Annotated[list[StartMeans], Field(max_length=MOST_MEANS)] = []
 
 
 class Manifest(ManifestHead):

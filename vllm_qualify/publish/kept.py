@@ -7,6 +7,7 @@ folder of its run.
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
@@ -25,7 +26,7 @@ from vllm_qualify.plan.cells import within
 from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.metrics import METRICS, Stage
+from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.recipe.values import Frozen
 
 # The stages that can be reused, each with the function that gives its inputs.
@@ -64,8 +65,8 @@ class Candidate(NamedTuple):
 
 
 def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
-    """Store a finished stage, unless it was reused from another run. Raises StoreError, HostError."""
-    if stage.stage not in INPUTS or stage.taken_from:
+    """Store a finished stage, unless it was reused from another run and has not grown since. Raises StoreError, HostError."""
+    if stage.stage not in INPUTS or (stage.taken_from and not TABLE[stage.stage].grows):
         return
     check_open(store)
     for file in stage.files:
@@ -76,7 +77,9 @@ def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> 
 def _note(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
     """Record that the run has this stage. The run's outcome then decides whether other runs may use the measurement."""
     kept = kept_stage(plan, stage)
-    key = f"{_folder(stage.stage, plan)}{plan.run_id}.json"
+    # A note is written once, so a stage that grows has one for each size.
+    size = f"-{len(stage.files):06}" if TABLE[stage.stage].grows else ""
+    key = f"{_folder(stage.stage, plan)}{plan.run_id}{size}.json"
     if not store.exists(key):
         store.put_new(key, kept.model_dump_json(indent=2).encode(), "application/json")
 
@@ -101,7 +104,7 @@ def reuse_stage(
     for kept, read in _usable(store, [*here, *_newest_first(store, stage, plan)], reuse):
         _bring(store, kept, read, evidence)
         measurements = parse(stage, plan, evidence)
-        if not _lacks(plan, stage, measurements):
+        if not _lacks(plan, measurements):
             taken = kept.stage.model_copy(update={"measurements": measurements, "taken_from": kept.measured_by})
             _complete(store, taken, evidence)
             _note(store, plan, taken)
@@ -125,7 +128,7 @@ def stage_key(stage: Stage, plan: CellPlan) -> str:
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
     """Whether two plans qualify the same thing in the same way. Their baselines, deadlines and tries do not count."""
-    alone: dict[str, Any] = {"baseline": None, "beside": None, "establishes": False, "tries": []}
+    alone: dict[str, Any] = {"baseline": None, "beside": None, "establishes": False, "tries": [], "between": []}
     mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
     return all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
 
@@ -182,9 +185,9 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
     return reuse.of == "all" and read_manifest(store, manifest).outcome == "passed"
 
 
-def _lacks(plan: CellPlan, stage: Stage, measurements: list[Any]) -> bool:
+def _lacks(plan: CellPlan, measurements: list[Any]) -> bool:
     """Whether the measurement of a gate is invalid: then the stage is better measured again."""
-    gated = {gate.metric for gate in plan.judged if METRICS[gate.metric].stage == stage}
+    gated = {gate.metric for gate in plan.judged}
     return any(measurement.metric in gated and measurement.invalid_because for measurement in measurements)
 
 
@@ -200,5 +203,5 @@ def _bring(store: Store, kept: KeptStage, read: Callable[[EvidenceFile], bytes],
 
 
 def _remove(kept: KeptStage, evidence: Path) -> None:
-    for file in kept.stage.files:
-        (evidence / file.path).unlink()
+    with writing(kept.stage.stage):
+        shutil.rmtree(evidence / kept.stage.stage)

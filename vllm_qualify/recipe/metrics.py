@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Stage = Literal["fit", "baseline", "serve", "smoke", "accuracy", "load", "speculation", "sweep"]
+Stage = Literal["fit", "baseline", "serve", "smoke", "accuracy", "load", "speculation", "sweep", "starts"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 Direction = Literal["higher", "lower"]
 

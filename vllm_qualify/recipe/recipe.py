@@ -12,8 +12,11 @@ from pydantic import Field, model_validator
 from vllm_qualify.recipe.gates import Gate, Gates, Waiver
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS
 from vllm_qualify.recipe.serving import Arguments, Variant
-from vllm_qualify.recipe.values import CountOrNone, Frozen, Gibibytes, Name, Seconds, TaskName, Text
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Seconds, TaskName, Text
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, LoadSettings, Smoke, Sweep
+
+# More starts of a server would hardly make a verdict more certain, and each takes minutes.
+MOST_STARTS = 10
 
 
 class Approval(Frozen):
@@ -58,6 +61,12 @@ class Serving(Arguments):
     default_variant: Name = Field(description="one of `variants`; `--variant` chooses another")
     warm_starts: CountOrNone = Field(
         default=0, description="how often the server is started once more after the load, now that its caches are full"
+    )
+    starts: Count = Field(
+        default=2,
+        le=MOST_STARTS,
+        description="how often the server is started at most, where gates compare with a baseline: starts of one build differ."
+        " A run that becomes a baseline is started so often",
     )
     price_usd_gpu_hour: Annotated[float, Field(strict=True, gt=0)] | None = Field(
         default=None, description="what one GPU costs an hour; `--price-usd-gpu-hour` replaces it"

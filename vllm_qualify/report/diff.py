@@ -245,8 +245,12 @@ def _verdicts(a: Report, b: Report) -> list[VerdictChange]:
 
 
 def _measurements(report: Report) -> dict[tuple[Stage, str], Measurement]:
-    """The measurements by stage and label, in the order of the stages. Comparisons have the stage of what they compare."""
-    own = {(stage.stage, measurement.label): measurement for stage in report.stages for measurement in stage.measurements}
+    """The measurements by stage and label, in the order of the stages. Comparisons have the stage of what they compare.
+
+    What further starts measured is left out: there may be more of them in one report than in the other.
+    """
+    stages = [stage for stage in report.stages if TABLE[stage.stage].has_measurements]
+    own = {(stage.stage, measurement.label): measurement for stage in stages for measurement in stage.measurements}
     others = [*report.judgement.comparisons, *report.details.speedups]
     measurements = own | {(_stage_of(each), each.label): each for each in others}
     return dict(sorted(measurements.items(), key=lambda entry: STAGES.index(entry[0][0])))

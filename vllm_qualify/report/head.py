@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from vllm_qualify.report import points, words
+from vllm_qualify.report import points, starts, words
 from vllm_qualify.report.changes import changes_of
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
@@ -21,6 +21,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Run", f"{report.run_id}{_origin(report)}"),
         ("Load", "; ".join(filter(None, (points.effort(report), points.window(report))))),
         ("Baseline", words.compared(plan)),
+        ("Starts", starts.sentence(report)),
         ("Tries", words.tries(plan)),
         ("Trusts code", "; ".join(plan.foreign_code)),
         ("Since then", changed.brief if changed else ""),

@@ -15,7 +15,7 @@ from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEv
 from vllm_qualify.evidence.stages import TABLE, sweep_plan, wanted
 from vllm_qualify.judge.verdict import Checks
 from vllm_qualify.recipe.metrics import STAGES, Stage
-from vllm_qualify.report import points, sections, words
+from vllm_qualify.report import points, sections, starts, words
 from vllm_qualify.report.changes import changes_of, why_none
 from vllm_qualify.report.diff import server_options
 from vllm_qualify.report.head import deciding
@@ -81,6 +81,8 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         statistics=_flat(report.judgement.validation.get("statistics")),
         levels=words.levels(report.judgement),
         compared=words.compared(report.plan),
+        starts=starts.rows(report),
+        started=starts.sentence(report),
         earlier_tries=words.tries(report.plan),
         rerun=rerun(report.plan),
         waived=[row for row in rows if row.waiver],

@@ -76,8 +76,8 @@ def _before(report: Report) -> list[Measurement]:
 
 
 def _by_metric(measurements: Sequence[Measurement]) -> dict[str, Measurement]:
-    """The valid measurements by metric. Measurements of tasks have no repeats and are left out."""
-    return {row.metric: row for row in measurements if row.task is None and row.value is not None}
+    """The valid measurements of the first start by metric. Measurements of tasks have no repeats and are left out."""
+    return {row.metric: row for row in measurements if (row.task, row.start) == (None, None) and row.value is not None}
 
 
 def _strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> Strip:

@@ -6,8 +6,9 @@ itself, so a cell that has an approved baseline gets a new one only by an approv
 """
 
 import os
+import re
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 from vllm_qualify.approval.index import baseline_of, decided_against
@@ -20,7 +21,7 @@ from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, describe
-from vllm_qualify.judge.compare import LOAD_STAGE, answers_path, load_differs, task_differs, unusable_baseline
+from vllm_qualify.judge.compare import MEASURED, answers_path, load_differs, task_differs, unusable_baseline
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.choice import Selection
 from vllm_qualify.publish.bundle import evidence_key
@@ -266,7 +267,7 @@ def _is_unchanged(folder: Path, revision: str) -> bool:
 
 
 def bring(plan: CellPlan, store: Store, folder: Path) -> None:
-    """Copy what the comparison needs of the baseline's run into `folder`: its report, answers and load measurements.
+    """Copy what the comparison needs of the baseline's run into `folder`: its report, and answers and load of all starts.
 
     lm-eval's samples of the first repetition are copied too: a report shows the text of answers that flipped.
 
@@ -276,8 +277,8 @@ def bring(plan: CellPlan, store: Store, folder: Path) -> None:
     report, read = _source(plan.compared_with, store)
     (folder / "report.json").write_text(report.model_dump_json(indent=2))
     for stage in report.stages:
-        if stage.stage == "load":
-            (folder / LOAD_STAGE).write_text(stage.model_dump_json(indent=2))
+        if stage.stage in MEASURED:
+            (folder / MEASURED[stage.stage]).write_text(stage.model_dump_json(indent=2))
     for file in (file for task in plan.accuracy for file in report.files if _is_brought(file.path, task.name)):
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -289,7 +290,8 @@ def bring(plan: CellPlan, store: Store, folder: Path) -> None:
 
 
 def _is_brought(path: str, task: str) -> bool:
-    return path == answers_path(task) or PurePosixPath(path).match(f"accuracy/{task}/r1-b*/samples_*.jsonl")
+    of_task, answers = f"accuracy/{re.escape(task)}", re.escape(answers_path(task))
+    return re.fullmatch(rf"(starts/\d+/)?{answers}|{of_task}/r1-b\d+/samples_[^/]*\.jsonl", path) is not None
 
 
 def _source(baseline: Baseline, store: Store) -> tuple[Report, Callable[[EvidenceFile], bytes]]:

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +15,9 @@ from vllm_qualify.evidence.measurement import Measurement, StageEvidence, descri
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
+from vllm_qualify.judge.start_means import StartMeans, start_means
 from vllm_qualify.judge.verdict import Judgement
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan
 from vllm_qualify.plan.cells import new_run_id
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.details import details_of
@@ -52,23 +53,40 @@ def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
 def check_judgement(store: Store, run: PublishedRun) -> None:
     """Judge a published run again, from its evidence in the store and by its plan, and compare with what its report says.
 
+    What its manifest says of its starts must follow from the evidence too: later runs are judged by that.
+
     Raises:
         TamperedError: a stage of the plan has no evidence, the evidence is of another server than the plan's, or it gives
             other verdicts than the report.
         StoreError: the evidence cannot be read, or is not what the report says.
     """
-    report, place = run.report, store.locate(run.report_object.key)
+    place = store.locate(run.report_object.key)
+    again, means = _judged_again(store, run, run.report.plan)
+    problem = _difference(run.report.judgement, again)
+    if problem or not _are_close(run.manifest.starts, means):
+        told = f"its evidence does not give its {f'verdicts: {problem}' if problem else 'means of each start'}"
+        raise TamperedError(told, _QUALIFY_AGAIN, place)
+
+
+def passes_with(store: Store, run: PublishedRun, between: list[BetweenStarts]) -> bool:
+    """Whether a published run passes if this is what is known of how much starts differ. Raises StoreError."""
+    again, _ = _judged_again(store, run, run.report.plan.model_copy(update={"between": between}))
+    return again.passed
+
+
+def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judgement, list[StartMeans]]:
+    """The judgement by a plan, and what each start showed. Raises StoreError."""
+    report = run.report
     with TemporaryDirectory(prefix="vllm-qualify-judge-") as folder:
         evidence = Path(folder)
         fetch_evidence(store, report, evidence)
         taken_over = any(stage.taken_from for stage in report.stages if stage.stage == "serve")
-        if told := served_otherwise(report.plan.server, evidence, taken_over=taken_over):
-            raise TamperedError(f"its evidence is of another server: {told}", _QUALIFY_AGAIN, place)
-        stages = _parsed_again(report.stages, report.plan, evidence)
-        again, _ = _judged(report.plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
-    if problem := _difference(report.judgement, again):
-        told = f"its evidence does not give its verdicts: {problem}"
-        raise TamperedError(told, _QUALIFY_AGAIN, place)
+        if problem := served_otherwise(plan.server, evidence, taken_over=taken_over):
+            place = store.locate(run.report_object.key)
+            raise TamperedError(f"its evidence is of another server: {problem}", _QUALIFY_AGAIN, place)
+        stages = _parsed_again(report.stages, plan, evidence)
+        again, _ = _judged(plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
+        return again, start_means(plan, evidence, [found for stage in stages for found in stage.measurements])
 
 
 def _parsed_again(stages: Iterable[StageEvidence], plan: CellPlan, evidence: Path) -> list[StageEvidence]:
@@ -91,6 +109,16 @@ def _difference(told: Judgement, again: Judgement) -> str:
     if told.not_judged != again.not_judged:
         return "other gates are said not to be judged"
     return "" if told.verdict == again.verdict else f"the verdict is said to be {told.verdict}, and is {again.verdict}"
+
+
+def _are_close(told: Sequence[StartMeans], again: Sequence[StartMeans]) -> bool:
+    """As `_is_close`. Older manifests say nothing of starts."""
+    if not told:
+        return True
+    ours, theirs = ({each.label: [*each.means, *each.noises, *each.repeats] for each in found} for found in (again, told))
+    return ours.keys() >= theirs.keys() and all(
+        len(numbers) == len(ours[label]) and all(map(_is_close, numbers, ours[label])) for label, numbers in theirs.items()
+    )
 
 
 def _is_close(told: float | None, again: float | None) -> bool:

@@ -5,15 +5,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 from vllm_qualify.approval.index import announce, index_problem
 from vllm_qualify.approval.layout import JSON
 from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement
+from vllm_qualify.judge.start_means import StartMeans, start_means
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.publish.bundle import ManifestHead, ReleaseTry, Score, Summary, evidence_key, publish
+from vllm_qualify.publish.bundle import MOST_MEANS, ManifestHead, ReleaseTry, Score, Summary, evidence_key, publish
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import label_of
@@ -59,6 +61,7 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         establishes=report.is_baseline,
         summary=_summary(report),
         tried=_tried(report),
+        starts=starts_of(report, run.evidence),
     )
     coming = partial(announce, store, head.cell, head.run_id)
     manifest = publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
@@ -66,6 +69,11 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
     page = store.locate(f"{report.prefix}/report.html")
     told = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}
     return Published(run=run, page=page, manifest=manifest, **told)
+
+
+def starts_of(report: Report, evidence: Path) -> list[StartMeans]:
+    """What each start showed of what is compared, by a report and its evidence."""
+    return start_means(report.plan, evidence, [row for stage in report.stages for row in stage.measurements])[:MOST_MEANS]
 
 
 def _tried(report: Report) -> ReleaseTry | None:

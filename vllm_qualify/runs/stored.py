@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
+from vllm_qualify.evidence.stages import wanted
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.layout import cell_of, manifest_key, no_run
@@ -60,15 +61,21 @@ def _read_here(run: Run, file: EvidenceFile) -> bytes:
 def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidence]:
     """Take over other runs' finished stages that have the same inputs as this run's.
 
-    If nothing is left to measure then, the stage `serve` is reused too.
+    If nothing is left to measure then, the stage `serve` is reused too, and further starts of the server.
 
     Raises:
         StoreError: as `kept.reuse_stage`.
     """
     taken = [found for stage in lacking(run) if (found := reuse_stage(run, stage, store, reuse))]
-    if not lacking(run) and (found := reuse_stage(run, "serve", store, reuse)):
-        taken.append(found)
+    if not lacking(run):
+        taken += [found for stage in _afterwards(run) if (found := reuse_stage(run, stage, store, reuse))]
     return taken
+
+
+def _afterwards(run: Run) -> list[Stage]:
+    """The stages of a run that end after those on its server."""
+    of_server: list[Stage] = ["serve", "starts"]
+    return [stage for stage in wanted(run.plan) if stage in of_server and run.stage(stage) is None]
 
 
 def reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:

@@ -10,7 +10,7 @@ the server.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,6 +153,11 @@ def repeat_problems(repeats: Sequence[Repeat]) -> list[str]:
         for (one, first), (other, second) in combinations(runs, 2)
         if first.overlaps(second)
     ]
+
+
+def share_requests(ours: Iterable[Repeat], theirs: Iterable[Repeat]) -> bool:
+    """Whether a repeat of ours is a copy of one of theirs, or ran at the same time. Raises one of UNUSABLE."""
+    return any(_run(one).overlaps(_run(other)) for one, other in product(ours, theirs))
 
 
 class _Run(NamedTuple):

@@ -12,7 +12,7 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Conditions, Counted, Totals
 from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.agreement import Asked
-from vllm_qualify.evidence.load.result import RESET, Repeat
+from vllm_qualify.evidence.load.result import BESIDE, RESET, Repeat, count_of
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
     in_words,
@@ -36,6 +36,10 @@ class ClientUse(Frozen):
     cpu_s: list[tuple[Number, Number]] = Field(min_length=1)
     max_rss_mib: CountOrNone
 
+    @property
+    def seconds(self) -> float:
+        return self.cpu_s[-1][0] - self.cpu_s[0][0]
+
     def cores(self, began: float, ended: float) -> float | None:
         """How many cores the thread used on average between two times; None if the samples cover too little of it."""
         seen = [sample for sample in self.cpu_s if began <= sample[0] <= ended]
@@ -44,6 +48,19 @@ class ClientUse(Frozen):
         (first, before), (last, after) = seen[0], seen[-1]
         seen_s = last - first
         return (after - before) / seen_s if seen_s >= LEAST_SEEN * (ended - began) else None
+
+
+def took_s(folder: Path) -> list[float]:
+    """How long each repeat of a load took, in s, by its client's samples; in turns, both servers' together.
+
+    Raises one of UNUSABLE.
+    """
+    sides = [side for side in (folder, folder / BESIDE) if side.is_dir()]
+    return [sum(_use(side, repeat).seconds for side in sides) for repeat in range(1, count_of(folder) + 1)]
+
+
+def _use(folder: Path, repeat: int) -> ClientUse:
+    return ClientUse.model_validate_json((folder / f"client-{repeat}.json").read_bytes())
 
 
 def problems_of(
@@ -118,7 +135,7 @@ def _problems_meanwhile(
         # `request_problems` reports it.
         return []
     try:
-        use = ClientUse.model_validate_json((folder / f"client-{repeat.number}.json").read_bytes())
+        use = _use(folder, repeat.number)
     except UNUSABLE as error:
         # Older runs, in which nothing was watched, have no such file.
         return [f"it is not known when its client was busy, and how much: {in_words(error)}"] if watched else []

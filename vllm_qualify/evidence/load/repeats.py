@@ -33,6 +33,8 @@ else:
 LEAST_REPEATS = 2
 # Cells of the numerical integration. Twice as many would change no level by a hundredth of it.
 CELLS = 150
+# A plan for more than so many repeats spends this share of its chance until then.
+USUAL, EARLY = 10, 0.85
 Array = np.ndarray
 
 
@@ -47,10 +49,10 @@ class _State(NamedTuple):
 def repeat_sides(direction: Direction, levels: Levels, looks: range, count: int, *, left_out: int = 0) -> Sides | None:
     """The sides of an interval by Student's t after `count` repeats, one of the planned `looks`; None if there is no such look.
 
-    After n of the N repeats, n/N of each side's chance is spent. Over all looks the chance is held for the mean of normal
-    logarithms: for the repeats of one build, and for pairs in turns. It is also held if only some of the looks are taken, as in
-    older runs, which looked after the first repeats and after the last ones. For two builds of which one is not measured
-    further, see `relative.from_history`.
+    At each look a part of each side's chance is `spent`. Over all looks the chance is held for the mean of normal logarithms:
+    for the repeats of one build, and for pairs in turns. It is also held if only some of the looks are taken, as in older runs,
+    which looked after the first repeats and after the last ones. For two builds of which one is not measured further, see
+    `relative.from_history`.
 
     Repeats that were `left_out` as warm-up do not count: the plan is then made for so many fewer. One repeat shows no noise,
     and spends nothing.
@@ -86,6 +88,17 @@ def interval_over_looks(
     return around(value, max(each.lower for each in found), min(each.upper for each in found))
 
 
+def spent(count: int, most: int) -> float:
+    """The share of the chance of an error that is spent after `count` of at most so many repeats.
+
+    A plan for more than USUAL repeats is for what is noisy, or has many gates. Most releases are decided before, with looks
+    that are nearly those of a plan for USUAL repeats.
+    """
+    if most <= USUAL:
+        return count / most
+    return EARLY * count / USUAL if count <= USUAL else EARLY + (1 - EARLY) * (count - USUAL) / (most - USUAL)
+
+
 def level(looks: range, count: int, alpha: float) -> float:
     """The one-sided level of Student's t after `count` repeats: `alpha` is the chance that t exceeds it at any of the looks.
 
@@ -102,12 +115,12 @@ def level(looks: range, count: int, alpha: float) -> float:
 @lru_cache(maxsize=4096)
 def _state(first: int, most: int, count: int, alpha: float) -> _State:
     if count == first:
-        found = alpha * first / most
+        found = alpha * spent(first, most)
         edges = _edges(count, found)
         above = special.stdtr(count - 1, -math.sqrt(count - 1) * np.tan(edges))
     else:
         before = _state(first, most, count - 1, alpha)
-        found = _spending(before, count, alpha / most)
+        found = _spending(before, count, alpha * (spent(count, most) - spent(count - 1, most)))
         edges = _edges(count, found)
         above = before.masses @ _above(before.ratios, count - 1, math.sqrt(count) * np.sin(edges))
     middles = (edges[1:] + edges[:-1]) / 2

@@ -8,6 +8,14 @@ from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_star
 from vllm_qualify.evidence.stages.smoke import smoke_stage
 from vllm_qualify.evidence.stages.speculation import speculation_stage
 from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder
+from vllm_qualify.evidence.stages.starts import (
+    begin_start,
+    end_start,
+    measure_start,
+    parse_beside_in,
+    plan_of_start,
+    starts_stage,
+)
 from vllm_qualify.evidence.stages.sweep import sweep_plan, sweep_stage
 from vllm_qualify.evidence.stages.table import TABLE, on_the_server, parse, parse_unfinished, taken_over, wanted
 
@@ -19,19 +27,25 @@ __all__ = [
     "accuracy_stage",
     "asks_alike",
     "baseline_stage",
+    "begin_start",
+    "end_start",
     "fit_stage",
     "found_by_fit",
     "idle_gpus",
     "load_stage",
     "loads_of",
+    "measure_start",
     "on_the_server",
     "parse",
     "parse_beside",
+    "parse_beside_in",
     "parse_unfinished",
+    "plan_of_start",
     "serve_stage",
     "smoke_stage",
     "speculation_stage",
     "stage_folder",
+    "starts_stage",
     "sweep_plan",
     "sweep_stage",
     "taken_over",

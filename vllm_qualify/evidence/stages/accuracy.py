@@ -34,13 +34,14 @@ def accuracy_stage(served: Served, plan: CellPlan, evidence: Path, progress: Pro
 
     def measure(folder: Path) -> Commands:
         for task in plan.accuracy:
-            _ask(served, task, folder / task.name, progress, asking)
+            ask(served, task, folder / task.name, progress, asking)
         return [served.lm_eval[task.name].command for task in plan.accuracy]
 
     return ACCURACY.run(plan, evidence, measure, accuracy.tools())
 
 
-def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking: AskingLimits) -> None:
+def ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking: AskingLimits, start: int = 1) -> None:
+    """Ask a task in this start of the server, into the task's folder. Raises as `accuracy_stage`."""
     repetitions = asking.repetitions(task)
     lm_eval = accuracy.prepare_task(served.server, served.lm_eval[task.name], folder, progress)
     for step in lm_eval.steps:
@@ -50,7 +51,7 @@ def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, askin
         if asking.is_decided(task):
             break
     try:
-        answers.write(answers.read_answers(folder, task), folder / accuracy.ANSWERS)
+        answers.write(answers.read_answers(folder, task, start), folder / accuracy.ANSWERS)
     except UNUSABLE as error:
         # The measurements say so too; nothing can be compared with these answers.
         (folder / "unusable.txt").write_text(f"{in_words(error)}\n")
@@ -100,6 +101,7 @@ ACCURACY = StageKind(
     needs_server=True,
     is_timed=False,
     uses_bench=False,
+    grows=False,
     settings=_settings,
     inputs=_inputs,
     parse=_parse,

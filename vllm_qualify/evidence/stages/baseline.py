@@ -24,6 +24,7 @@ BASELINE = StageKind(
     needs_server=False,
     is_timed=False,
     uses_bench=False,
+    grows=False,
     settings=lambda _: {},
     # Every run brings it again: that is cheap, and the store has it anyway.
     inputs=None,

@@ -101,6 +101,7 @@ FIT = StageKind(
     needs_server=False,
     is_timed=False,
     uses_bench=True,
+    grows=False,
     settings=lambda plan: {"fit": plan.fit.model_dump()} if plan.fit else {},
     inputs=bench.search_inputs,
     parse=lambda _plan, _evidence: [],

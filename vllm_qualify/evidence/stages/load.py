@@ -29,10 +29,17 @@ def load_stage(
     """
 
     def measure(folder: Path) -> Commands:
-        with bench.meanwhile(plan, evidence, folder), _beside(served, plan, folder, tell) as other:
-            return client.measure_load(served.driven(plan), plan.load, folder, progress, following, other)
+        return run_load(served, plan, evidence, folder, progress, following, tell)
 
     return LOAD.run(plan, evidence, measure, bench.tools(plan))
+
+
+def run_load(
+    served: Served, plan: CellPlan, evidence: Path, folder: Path, progress: Progress, following: Following, tell: Tell
+) -> Commands:
+    """Run the plan's load into its folder below `evidence`, which has what is watched of the server. Raises as `load_stage`."""
+    with bench.meanwhile(plan, evidence, folder), _beside(served, plan, folder, tell) as other:
+        return client.measure_load(served.driven(plan), plan.load, folder, progress, following, other)
 
 
 def loads_of(plans: Iterable[tuple[CellPlan, Path]]) -> list[tuple[Load, Path, Path | None]]:
@@ -80,6 +87,7 @@ LOAD = StageKind(
     needs_server=True,
     is_timed=True,
     uses_bench=True,
+    grows=False,
     settings=lambda plan: {"load": plan.load.model_dump()},
     inputs=_inputs,
     parse=_parse,

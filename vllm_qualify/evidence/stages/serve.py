@@ -135,6 +135,7 @@ SERVE = StageKind(
     needs_server=False,
     is_timed=True,
     uses_bench=False,
+    grows=False,
     settings=lambda _: {},
     inputs=lambda plan: plan.warm_starts,
     parse=_parse,

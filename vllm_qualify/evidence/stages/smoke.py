@@ -34,6 +34,7 @@ SMOKE = StageKind(
     needs_server=True,
     is_timed=False,
     uses_bench=False,
+    grows=False,
     settings=_settings,
     inputs=lambda plan: dumped(plan.smoke),
     parse=_parse,

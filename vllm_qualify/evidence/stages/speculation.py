@@ -69,6 +69,7 @@ SPECULATION = StageKind(
     needs_server=True,
     is_timed=True,
     uses_bench=True,
+    grows=False,
     settings=lambda _: {},
     inputs=bench.search_inputs,
     parse=_parse,

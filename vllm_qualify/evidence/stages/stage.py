@@ -35,6 +35,8 @@ class StageKind:
     """whether it measures only times and rates, which depend on the machine"""
     uses_bench: bool
     """whether `vllm bench serve` measures it: a comparison then needs the same version of the client and the same load"""
+    grows: bool
+    """whether it is saved part by part, so that a run that was broken off need not measure the finished parts again"""
     settings: Callable[[CellPlan], dict[str, dict[str, Any]]]
     """the settings of the plan that it follows, for the report: by title, each setting with its value"""
     inputs: Callable[[CellPlan], Any] | None

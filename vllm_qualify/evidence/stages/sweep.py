@@ -58,6 +58,7 @@ SWEEP = StageKind(
     needs_server=True,
     is_timed=True,
     uses_bench=True,
+    grows=False,
     settings=lambda plan: {"sweep": plan.sweep.model_dump()} if plan.sweep else {},
     inputs=bench.search_inputs,
     parse=_parse,

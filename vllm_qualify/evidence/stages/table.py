@@ -13,11 +13,12 @@ from vllm_qualify.evidence.stages.serve import SERVE
 from vllm_qualify.evidence.stages.smoke import SMOKE
 from vllm_qualify.evidence.stages.speculation import SPECULATION
 from vllm_qualify.evidence.stages.stage import StageKind
+from vllm_qualify.evidence.stages.starts import STARTS
 from vllm_qualify.evidence.stages.sweep import SWEEP
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import Stage
 
-_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, ACCURACY, LOAD, SPECULATION, SWEEP)
+_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, ACCURACY, LOAD, SPECULATION, SWEEP, STARTS)
 TABLE: dict[Stage, StageKind] = {kind.name: kind for kind in _IN_ORDER}
 
 

@@ -1,0 +1,172 @@
+"""A load compared over several starts of the server: all repeats count, and so does what differs between starts."""
+
+import json
+import math
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.evidence.test_load import change
+from tests.evidence.test_starts import taken
+from tests.judge.test_compare import LOAD, captured_load, cell_plan, in_turns, keep_history, reason, worsening_gate
+from vllm_qualify.evidence import starts
+from vllm_qualify.evidence.load import result
+from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
+from vllm_qualify.evidence.stages import parse_unfinished
+from vllm_qualify.judge.compare import DAYS, STARTS, STARTS_STAGE, compare
+from vllm_qualify.judge.stopping import another_start
+from vllm_qualify.judge.verdict import is_decided
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan
+
+GATE = worsening_gate()
+IN_TURNS, HISTORY = in_turns([GATE], starts=3), cell_plan([GATE], starts=3)
+KNOWN = BetweenStarts(label="ttft_p50_ms", variance=1e-10, noise=0.0, freedom=30.0, runs=["one", "another"])
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    return tmp_path / "evidence"
+
+
+def start(evidence: Path, number: int, slower: float, beside: float | None = None) -> None:
+    """The captured repeats so many times as slow, long after those of the start before; and the baseline's beside them."""
+    folder = starts.root(evidence, number) / "load"
+    captured_load(folder, slower)
+    if beside is not None:
+        captured_load(folder / result.BESIDE, beside)
+    for place in (folder, folder / result.BESIDE):
+        for path in place.glob("bench-*.json"):
+            repeat, told = int(path.stem.removeprefix("bench-")), json.loads(path.read_text())
+            ttfts = [time * (1 + 1e-9 * number) for time in told["ttfts"]]
+            change(place, repeat, ttfts=ttfts, start_times=[at + 1e6 * number for at in told["start_times"]])
+
+
+def keep_further(evidence: Path, folder: Path, plan: CellPlan) -> None:
+    """The further starts of a baseline, as a run leaves them."""
+    stage = StageEvidence(
+        stage="starts",
+        started_at=datetime(2026, 3, 1, 8, tzinfo=UTC),
+        duration_s=8.0,
+        files=[EvidenceFile(path="starts/machine.json", sha256="0" * 64, size=1)],
+        measurements=parse_unfinished("starts", plan, folder),
+    )
+    (evidence / "baseline" / STARTS_STAGE).write_text(stage.model_dump_json(indent=2))
+
+
+def measured(plan: CellPlan, evidence: Path) -> list[Measurement]:
+    return [*parse_unfinished("load", plan, evidence), *parse_unfinished("starts", plan, evidence)]
+
+
+def compared(plan: CellPlan, evidence: Path) -> Measurement:
+    (found,) = compare(plan, evidence, measured(plan, evidence))
+    return found
+
+
+def test_in_turns_the_pairs_of_all_starts_count(evidence: Path) -> None:
+    start(evidence, 1, 1.1, 1.0)
+    start(evidence, 2, 1.2 * 1.5, 1.5)
+    found = compared(IN_TURNS, evidence)
+    assert found.value == pytest.approx(math.sqrt(1.1 * 1.2) - 1, rel=1e-6)
+    assert found.sample_count == 2 * 2 * (32 + 20)
+    files = {path.split(":")[0] for path in found.traced_to}
+    assert {f"{root}load/{side}bench-2.json" for root in ("", "starts/2/") for side in ("", "beside/")} <= files
+    assert all((evidence / file).is_file() for file in files)
+    assert found.not_in_interval == []
+
+
+def test_what_differs_between_starts_is_in_the_interval(evidence: Path) -> None:
+    """The pairs of a start agree, so that one start alone would be sure of its own value."""
+    start(evidence, 1, 1.1, 1.0)
+    alone = compared(IN_TURNS, evidence)
+    assert alone.interval is not None
+    assert alone.interval.upper < 0.11
+    assert alone.not_in_interval == [STARTS]
+    start(evidence, 2, 1.2, 1.0)
+    found = compared(IN_TURNS, evidence)
+    assert found.interval is not None
+    assert found.interval.lower < 0.1 < 0.2 < found.interval.upper
+
+
+def test_more_starts_that_agree_make_it_surer(evidence: Path) -> None:
+    widths = []
+    for number, slower in ((1, 1.1), (2, 1.12), (3, 1.11)):
+        start(evidence, number, slower, 1.0)
+        found = compared(IN_TURNS, evidence)
+        assert found.interval is not None
+        widths.append(found.interval.upper - found.interval.lower)
+    assert widths[2] < widths[1]
+
+
+@pytest.mark.parametrize("plan", [IN_TURNS, HISTORY], ids=["in turns", "history"])
+def test_a_sure_gain_by_one_start_needs_another(plan: CellPlan, evidence: Path, tmp_path: Path) -> None:
+    """Also where nothing else is open, unless approved runs show how little starts differ. A sure loss needs none."""
+    keep_history(evidence, captured_load(tmp_path / "before" / "load"))
+    start(evidence, 1, 0.2, 1.0)
+    found = compared(plan, evidence)
+    assert STARTS in found.not_in_interval
+    if is_decided(GATE, [found]):
+        assert another_start(plan, evidence, measured(plan, evidence)) == [GATE]
+    known = plan.model_copy(update={"between": [KNOWN]})
+    assert STARTS not in compared(known, evidence).not_in_interval
+
+
+def test_a_sure_loss_needs_no_other_start(evidence: Path) -> None:
+    start(evidence, 1, 2.0, 1.0)
+    assert another_start(IN_TURNS, evidence, measured(IN_TURNS, evidence)) == []
+
+
+def test_beside_history_the_starts_of_either_count(evidence: Path, tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    start(before, 1, 1.0)
+    start(before, 2, 1.3)
+    start(evidence, 1, 1.2)
+    keep_history(evidence, before / "load")
+    alone = compared(HISTORY, evidence)
+    assert alone.not_in_interval == [STARTS, DAYS]
+    keep_further(evidence, before, HISTORY)
+    found = compared(HISTORY, evidence)
+    assert found.value == pytest.approx(1.2 / math.sqrt(1.3) - 1, rel=1e-6)
+    assert found.not_in_interval == [DAYS]
+    assert found.interval is not None
+    assert alone.interval is not None
+    assert found.interval.upper > alone.interval.upper
+    start(evidence, 2, 1.25)
+    assert compared(HISTORY, evidence).value == pytest.approx(math.sqrt(1.2 * 1.25 / 1.3) - 1, rel=1e-6)
+
+
+def test_a_start_of_the_baseline_that_does_not_count_is_left_out(evidence: Path, tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    start(before, 1, 1.0)
+    shutil.copytree(before / "load", before / "starts/2/load")
+    start(evidence, 1, 1.2)
+    keep_history(evidence, before / "load")
+    keep_further(evidence, before, HISTORY)
+    assert STARTS in compared(HISTORY, evidence).not_in_interval
+
+
+def test_a_start_without_the_baseline_beside_it_is_invalid(evidence: Path) -> None:
+    start(evidence, 1, 1.1, 1.0)
+    start(evidence, 2, 1.1)
+    assert "the baseline's: " in reason(compared(IN_TURNS, evidence))
+
+
+def test_a_copied_start_is_invalid(evidence: Path) -> None:
+    start(evidence, 1, 1.1, 1.0)
+    shutil.copytree(evidence / "load", evidence / "starts/2/load")
+    assert "start 2: the load of start 2 has the requests of an earlier start's" in reason(compared(IN_TURNS, evidence))
+
+
+def test_a_budget_that_leaves_no_time_for_another_start_is_told(evidence: Path) -> None:
+    start(evidence, 1, 1.02, 1.0)
+    for side in (evidence / "load", evidence / "load" / result.BESIDE):
+        for repeat in (1, 2):
+            taken(side, repeat, 30.0)
+    plan = IN_TURNS.model_copy(update={"load": LOAD.model_copy(update={"time_budget_s": 150.0})})
+    found = compared(plan, evidence)
+    assert found.ended_because == "time_budget_s leaves 30 s for the load of start 2, and a repeat may take 60 s"
+    assert another_start(plan, evidence, measured(plan, evidence)) == []
+    longer = plan.model_copy(update={"load": LOAD.model_copy(update={"time_budget_s": 500.0})})
+    assert compared(longer, evidence).ended_because is None
+    assert another_start(longer, evidence, measured(longer, evidence)) == [GATE]

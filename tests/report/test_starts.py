@@ -1,0 +1,67 @@
+"""The report says how often the server was started, and what each start measured of what is compared."""
+
+from tests.report.builder import compared_report, page_link, passed_report
+from vllm_qualify.evidence.measurement import invalid
+from vllm_qualify.report import starts
+from vllm_qualify.report.diff import diff
+from vllm_qualify.report.head import facts
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.page import render_page
+from vllm_qualify.report.points import strips
+
+RATE, SCORE = "output_throughput_tok_s", "exact_match (gsm8k, strict-match)"
+
+
+def started(report: Report, planned: int = 3) -> Report:
+    """The report with a second start: a third slower, its answers spoiled, and nothing about the time to the first token."""
+    (load,) = (stage for stage in report.stages if stage.stage == "load")
+    (rate,) = (row for row in load.measurements if row.metric == RATE)
+    assert rate.value is not None
+    slower = rate.model_copy(update={"start": 2, "value": rate.value * 2 / 3, "interval": None})
+    spoiled = invalid(
+        "exact_match", "the answers of start 2 are <b>a copy</b>", "", task="gsm8k", filter="strict-match", start=2
+    )
+    stage = load.model_copy(update={"stage": "starts", "measurements": [slower, spoiled]})
+    plan = report.plan.model_copy(update={"starts": planned})
+    return report.model_copy(update={"stages": [*report.stages, stage], "plan": plan})
+
+
+def test_each_compared_metric_has_a_value_for_each_start() -> None:
+    rows = {row.metric: row for row in starts.rows(started(compared_report()))}
+    assert list(rows) == [SCORE, RATE, "ttft_p99_ms"]
+    first, second = (float(value.split()[0].replace(",", "")) for value in rows[RATE].values)
+    assert abs(second / first - 2 / 3) < 0.01
+    assert [row.values[1] for row in rows.values()][::2] == ["—", "—"]
+    assert rows[SCORE].notes == ["the answers of start 2 are <b>a copy</b>"]
+
+
+def test_the_first_screen_has_the_number_of_starts_and_their_values() -> None:
+    told = dict(facts(started(compared_report())))["Starts"]
+    assert told.startswith("2 of at most 3; ")
+    assert RATE in told
+    assert "Starts" not in dict(facts(passed_report()))
+
+
+def test_one_start_that_was_enough_is_told() -> None:
+    report = compared_report()
+    plan = report.plan.model_copy(update={"starts": 2})
+    assert dict(facts(report.model_copy(update={"plan": plan})))["Starts"] == "1 of at most 2"
+    assert starts.rows(report) == []
+
+
+def test_other_figures_are_those_of_the_first_start() -> None:
+    report = compared_report()
+    assert [strip.ours for strip in strips(started(report))] == [strip.ours for strip in strips(report)]
+    found = diff(report, started(report))
+    assert not any(
+        "start 2" in label for label in (*found.alone_a, *found.alone_b, *(each.label for each in found.measurements))
+    )
+
+
+def test_the_page_has_them_with_outside_text_escaped() -> None:
+    page = render_page(started(compared_report()), page_link)
+    assert "Starts of the server" in page
+    assert "start 2</th>" in page
+    assert "<b>a copy</b>" not in page
+    assert "&lt;b&gt;a copy&lt;/b&gt;" in page
+    assert "Starts of the server" not in render_page(compared_report(), page_link)

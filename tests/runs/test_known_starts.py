@@ -1,0 +1,213 @@
+"""What the store's approved runs show of how much starts differ: by GPU type and metric, and of no other runs."""
+
+import math
+from pathlib import Path
+from statistics import variance
+
+import pytest
+
+from tests.approval.builder import CELL, Change, approved, made_key, of_variant, publish_report
+from tests.report.builder import passed_report
+from vllm_qualify.approval.actions import revoke
+from vllm_qualify.approval.pointer import revocation
+from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.judge.start_means import StartMeans, between_starts
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan
+from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.layout import prepare
+from vllm_qualify.publish.store import present
+from vllm_qualify.recipe.gates import gate_of
+from vllm_qualify.report.model import Report
+from vllm_qualify.runs.known_starts import MOST_RUNS, between_by_pointers, with_between
+
+RUNS = [f"20260314T0926{second}Z-5f3d19" for second in range(10, 60)]
+RATE = "output_throughput_tok_s"
+GATE = gate_of(metric=RATE, max_worsening=0.05, unit="fraction")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    found = DirectoryStore(tmp_path / "store")
+    prepare(found)
+    return found
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> PrivateKey:
+    return made_key(tmp_path / "key")
+
+
+def started(*slower: float) -> Change:
+    """Further starts of the server, each so many times as slow as the first."""
+
+    def change(report: Report) -> Report:
+        (load,) = (stage for stage in report.stages if stage.stage == "load")
+        (first,) = (row for row in load.measurements if row.metric == RATE)
+        rows = [
+            first.model_copy(update={"start": number, "repeats": [repeat / times for repeat in first.repeats]})
+            for number, times in enumerate(slower, start=2)
+        ]
+        stage = load.model_copy(update={"stage": "starts", "measurements": rows})
+        plan = report.plan.model_copy(update={"gates": [*report.plan.gates, GATE], "starts": 3})
+        passed = report.judgement.gates[0].model_copy(update={"gate": GATE})
+        judgement = report.judgement.model_copy(update={"gates": [*report.judgement.gates, passed]})
+        return report.model_copy(update={"stages": [*report.stages, stage], "plan": plan, "judgement": judgement})
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(report: Report) -> Report:
+        for one in changes:
+            report = one(report)
+        return report
+
+    return change
+
+
+def publish(store: DirectoryStore, tmp_path: Path, key: PrivateKey, number: int, change: Change) -> PublishedRun:
+    run = publish_report(store, tmp_path / "runs", RUNS[number], change)
+    approved(store, run, key)
+    return run
+
+
+def silent(_: str) -> None:
+    return None
+
+
+def known(store: DirectoryStore, **changes: object) -> list[BetweenStarts]:
+    plan = started(1.0)(passed_report()).plan.model_copy(update=changes)
+    return [found for found in with_between(plan, store, silent).between if found.of != "repeat"]
+
+
+def test_repeats_of_all_starts_show_their_own_noise(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started(1.02))
+    plan = started(1.0)(passed_report()).plan
+    (found,) = (known for known in with_between(plan, store, silent).between if known.of == "repeat")
+    assert found.variance == pytest.approx(3 * noise_of(passed_report()))
+    assert (found.noise, found.freedom) == (0.0, 4.0)
+
+
+def noise_of(report: Report) -> float:
+    """The variance that the repeats of one start give its mean logarithm."""
+    (first,) = (row for stage in report.stages for row in stage.measurements if row.metric == RATE and row.start is None)
+    logs = [math.log(repeat) for repeat in first.repeats]
+    return variance(logs) / len(logs)
+
+
+def test_starts_of_an_approved_run_are_known(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started(1.02, 1.04))
+    (found,) = known(store)
+    logs = [0.0, math.log(1.02), math.log(1.04)]
+    assert found.label == RATE
+    assert found.variance == pytest.approx(variance(logs))
+    assert found.noise == pytest.approx(noise_of(passed_report()))
+    assert (found.freedom, found.runs) == (2.0, [RUNS[0]])
+
+
+def test_runs_of_one_release_in_a_cell_are_days_of_one_build(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started(1.02))
+    publish(store, tmp_path, key, 1, started(1.10))
+    starts, days = known(store)
+    logs = [math.log(1.02), math.log(1.10)]
+    assert (starts.of, starts.freedom) == ("start", 2.0)
+    assert starts.variance == pytest.approx((logs[0] ** 2 / 2 + logs[1] ** 2 / 2) / 2)
+    assert (days.of, days.freedom, days.runs) == ("day", 1.0, RUNS[:2])
+    assert days.variance == pytest.approx(variance(log / 2 for log in logs))
+    assert days.noise == pytest.approx(starts.noise / 2)
+
+
+def test_cells_of_a_gpu_type_are_pooled_around_their_own_means(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started(1.02))
+    publish(store, tmp_path, key, 1, both(started(1.10), of_variant("other")))
+    (found,) = known(store)
+    assert found.freedom == 2.0
+    assert found.variance == pytest.approx((math.log(1.02) ** 2 / 2 + math.log(1.10) ** 2 / 2) / 2)
+    assert sorted(found.runs) == RUNS[:2]
+
+
+def test_what_nobody_approved_or_what_was_revoked_tells_nothing(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish_report(store, tmp_path / "runs", RUNS[0], started(1.02))
+    assert known(store) == []
+    run = publish(store, tmp_path, key, 1, started(1.02))
+    assert known(store) != []
+    revoke(store, run.cell, run.run_id, revocation("Ada", "it was too slow", present(store)))
+    assert known(store) == []
+
+
+def test_another_gpu_type_or_metric_tells_nothing(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started(1.02))
+    plan = passed_report().plan
+    assert known(store, cell=plan.cell.model_copy(update={"gpu_type": "b200"})) == []
+    assert known(store, gates=[gate_of(metric="ttft_p50_ms", max_worsening=0.05, unit="fraction")]) == []
+    assert known(store, gates=plan.gates) == []
+    assert known(store, establishes=True) == []
+
+
+def test_one_start_of_each_build_tells_nothing(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started())
+    assert known(store) == []
+
+
+def test_only_the_newest_runs_of_a_cell_are_read(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    for number in range(MOST_RUNS + 2):
+        publish(store, tmp_path, key, number, started(1.02))
+    found, _ = known(store)
+    assert found.runs == RUNS[2 : MOST_RUNS + 2]
+
+
+def test_the_approver_finds_the_same_without_the_index(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started(1.02))
+    run = publish_report(store, tmp_path / "runs", RUNS[1], started(1.02))
+    assert [found for found in between_by_pointers(run, store) if found.of != "repeat"] == known(store)
+    (tmp_path / "store" / "index.json").unlink()
+    assert between_by_pointers(run, store) != []
+    assert known(store) == []
+
+
+def test_whoever_qualifies_is_told(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+    publish(store, tmp_path, key, 0, started(1.02))
+    said: list[str] = []
+    plan: CellPlan = started(1.0)(passed_report()).plan
+    with_between(plan, store, said.append)
+    assert said == [f"{CELL}: {RATE} from {of} to {of} is known from 1 approved run" for of in ("start", "repeat")]
+
+
+def test_the_variance_is_that_of_starts_around_their_builds_mean() -> None:
+    builds = {
+        "one": [StartMeans(label="m", means=[1.0, 3.0], noises=[0.5, 0.7])],
+        "two": [
+            StartMeans(label="m", means=[10.0], noises=[0.1]),
+            StartMeans(label="m", means=[13.0, 16.0], noises=[0.2, 0.3]),
+        ],
+        "alone": [
+            StartMeans(label="m", means=[99.0], noises=[9.0]),
+            StartMeans(label="n", means=[1.0, 2.0], noises=[0.0, 0.0]),
+        ],
+    }
+    starts, days = between_starts("m", builds, ["a"])
+    assert (starts.freedom, days.freedom) == (2.0, 1.0)
+    assert starts.variance == pytest.approx(((1 + 1) + (1.5**2 + 1.5**2)) / 2)
+    assert starts.noise == pytest.approx((0.6 + 0.25) / 2)
+    # Of the two runs of one build, with the means 10 and 14.5.
+    assert days.variance == pytest.approx(2 * 2.25**2)
+    assert days.noise == pytest.approx((0.1 + 0.25 / 2) / 2)
+    assert between_starts("n", {"one": builds["one"]}, ["a"]) == []
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"label": "m", "means": [1.0], "noises": [0.1, 0.1]},
+        {"label": "m", "means": [], "noises": []},
+        {"label": "m", "means": [1.0, 2.0], "noises": [0.1, 0.1], "repeats": [3]},
+        {"label": "m", "means": [1.0], "noises": [0.1], "repeats": [0]},
+        {"label": "m", "means": [float("nan")], "noises": [0.1]},
+        {"label": "m", "means": [1.0], "noises": [-0.1]},
+        {"label": "m", "means": [1.0] * 11, "noises": [0.1] * 11},
+    ],
+)
+def test_a_manifest_with_other_means_is_refused(spoiled: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        StartMeans.model_validate(spoiled)

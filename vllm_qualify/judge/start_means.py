@@ -1,0 +1,150 @@
+"""What each start of a server showed of what is compared, so that other runs know how much starts of one build differ."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, pvariance, variance
+from typing import Annotated, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from vllm_qualify.evidence import starts
+from vllm_qualify.evidence.answers import Answer, Answered
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan
+from vllm_qualify.recipe.gates import Gate, label_of
+from vllm_qualify.recipe.recipe import MOST_STARTS
+from vllm_qualify.recipe.values import Count, Frozen, NotNegative, Number
+
+
+class StartMeans(Frozen):
+    """The mean of each start in one metric, and the variance that the noise within each start gives it.
+
+    Both are in shares of the questions, or in logarithms of times and rates. `label` is that of the metric itself. `repeats` is
+    how many repeats of the load each start had; empty for answers.
+    """
+
+    label: str
+    means: Annotated[list[Number], Field(min_length=1, max_length=MOST_STARTS)]
+    noises: Annotated[list[NotNegative], Field(min_length=1, max_length=MOST_STARTS)]
+    repeats: Annotated[list[Count], Field(max_length=MOST_STARTS)] = []
+
+    @model_validator(mode="after")
+    def _are_of_the_same_starts(self) -> Self:
+        if len(self.means) != len(self.noises) or (self.repeats and len(self.repeats) != len(self.means)):
+            raise ValueError("each start has a mean and a noise, and all have their repeats or none")
+        return self
+
+
+class _Start(NamedTuple):
+    mean: float
+    noise: float
+    repeats: int = 0
+
+
+def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[StartMeans]:
+    """The means of all starts in each metric that a gate compares. A metric whose noise is not known is left out."""
+    found = []
+    for gate in plan.comparing:
+        try:
+            each = _of_answers(gate, plan, evidence) if gate.against == "answers" else _of_loads(gate, measured)
+        except UNUSABLE:
+            # The report says what is wrong with the evidence.
+            continue
+        if each:
+            means, noises = [start.mean for start in each], [start.noise for start in each]
+            repeats = [start.repeats for start in each if start.repeats]
+            found.append(StartMeans(label=_own(gate), means=means, noises=noises, repeats=repeats))
+    return found
+
+
+def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs: Sequence[str]) -> list[BetweenStarts]:
+    """How much starts of a run differ in a metric, runs of a build, and repeats of a start; what nothing shows is left out.
+
+    Each build comes with what its runs showed.
+    """
+    of_builds = [[_starts(found) for found in of_build if found.label == label] for of_build in builds.values()]
+    of_runs = [run for of_build in of_builds for run in of_build]
+    of_days = [[_whole(run) for run in of_build] for of_build in of_builds]
+    found = {"start": _around_means(of_runs), "day": _around_means(of_days)}
+    found |= {"repeat": _of_repeats([start for run in of_runs for start in run])}
+    return [BetweenStarts(label=label, of=of, runs=list(runs), **part) for of, part in found.items() if part]
+
+
+def _starts(found: StartMeans) -> list[_Start]:
+    return [_Start(*each) for each in zip(found.means, found.noises, found.repeats or [0] * len(found.means), strict=True)]
+
+
+def _whole(run: Sequence[_Start]) -> _Start:
+    """The mean of a run."""
+    return _Start(fmean(start.mean for start in run), fmean(start.noise for start in run) / len(run))
+
+
+def _around_means(groups: Sequence[Sequence[_Start]]) -> dict[str, float]:
+    """The variance around each group's own mean; empty if no group has two."""
+    several = [group for group in groups if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in several)
+    if not freedom:
+        return {}
+    squares = math.fsum(len(group) * pvariance([start.mean for start in group]) for group in several)
+    noise = math.fsum((len(group) - 1) * fmean(start.noise for start in group) for group in several)
+    return {"variance": squares / freedom, "noise": noise / freedom, "freedom": float(freedom)}
+
+
+def _of_repeats(found: Sequence[_Start]) -> dict[str, float]:
+    """The variance of one repeat; empty without repeats."""
+    freedom = sum(max(0, start.repeats - 1) for start in found)
+    if not freedom:
+        return {}
+    squares = math.fsum((start.repeats - 1) * start.repeats * start.noise for start in found if start.repeats)
+    return {"variance": squares / freedom, "noise": 0.0, "freedom": float(freedom)}
+
+
+def _own(gate: Gate) -> str:
+    return label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
+
+
+def _of_answers(gate: Gate, plan: CellPlan, evidence: Path) -> list[_Start]:
+    """By start. The noise is that of the first start, which alone has repetitions. Raises one of UNUSABLE."""
+    (task,) = (task for task in plan.accuracy if task.name == gate.task)
+    found, key = starts.answers_of(evidence, task), f"{gate.metric},{gate.filter}"
+    noise = _noise(_by_question(answer for answer in found.answers if answer.start == starts.FIRST), key)
+    return [_mean(list(of_start), key, noise) for of_start in _by_start(found)] if noise is not None else []
+
+
+def _by_start(found: Answered) -> Iterable[Iterable[Answer]]:
+    by_start: dict[int, list[Answer]] = {}
+    for answer in found.answers:
+        by_start.setdefault(answer.start, []).append(answer)
+    return by_start.values()
+
+
+def _by_question(found: Iterable[Answer]) -> list[list[Answer]]:
+    by_question: dict[int, list[Answer]] = {}
+    for answer in found:
+        by_question.setdefault(answer.question, []).append(answer)
+    return list(by_question.values())
+
+
+def _noise(by_question: Sequence[Sequence[Answer]], key: str) -> float | None:
+    """The variance of one answer around its question's share, as in `paired.Answers.noise`; None if none was asked twice."""
+    spare = sum(len(answers) - 1 for answers in by_question)
+    within = math.fsum(len(answers) * pvariance([answer.score(key) for answer in answers]) for answers in by_question)
+    return (within + 0.5) / spare if spare else None
+
+
+def _mean(found: Sequence[Answer], key: str, noise: float) -> _Start:
+    """Each question counts once, however often it was asked."""
+    questions = _by_question(found)
+    means = [fmean(answer.score(key) for answer in answers) for answers in questions]
+    return _Start(fmean(means), noise * math.fsum(1 / len(answers) for answers in questions) / len(questions) ** 2)
+
+
+def _of_loads(gate: Gate, measured: Sequence[Measurement]) -> list[_Start]:
+    """By start, the first one first. A start with one repeat shows no noise, and is left out. Raises ValueError."""
+    rows = [row for row in measured if row.metric == gate.metric and row.against is None and len(row.repeats) > 1]
+    found = []
+    for row in sorted(rows, key=lambda row: row.start or starts.FIRST):
+        logs = [math.log(repeat) for repeat in row.repeats]
+        found.append(_Start(fmean(logs), variance(logs) / len(logs), len(logs)))
+    return found

@@ -1,0 +1,92 @@
+"""What the store's approved runs show of how much starts of one build differ, for each GPU type."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from vllm_qualify.approval.index import read_index
+from vllm_qualify.approval.matrix import matrix
+from vllm_qualify.approval.pointer import read_pointer
+from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.engine.process import Tell
+from vllm_qualify.judge.start_means import StartMeans, between_starts
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan
+from vllm_qualify.publish.bundle import Manifest, UnreadableError, read_manifest
+from vllm_qualify.publish.layout import manifest_key
+from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.recipe.gates import label_of
+
+# So many cells of a GPU type, and the newest runs of each: more would tell little more, and each is read for each plan.
+MOST_CELLS, MOST_RUNS = 20, 5
+
+
+class _Approved(NamedTuple):
+    """A cell of which a run is approved, and when the last one was."""
+
+    cell: str
+    at: datetime
+
+
+def with_between(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
+    """The plan, with what approved runs on its GPU type show of how much starts differ.
+
+    Raises:
+        TamperedError: a cell's pointer is not as it was written.
+        StoreError: the store cannot be read.
+    """
+    if not plan.comparing or plan.establishes:
+        return plan
+    found = _between(plan, store, _by_index(store))
+    for known in found:
+        tell(f"{plan.cell.id}: {known.label} from {known.of} to {known.of} is known from {_counted(known.runs)}")
+    return plan.model_copy(update={"between": found})
+
+
+def _counted(runs: Sequence[str]) -> str:
+    return f"{len(runs)} approved run{'' if len(runs) == 1 else 's'}"
+
+
+def between_by_pointers(run: PublishedRun, store: Store) -> list[BetweenStarts]:
+    """The same for the plan of a run, without the index, which whoever may publish can change. Raises as `with_between`."""
+    cells = matrix(store, datetime.now(UTC).date())
+    approved = [_Approved(found.cell, found.last.at) for found in cells if found.state != "revoked"]
+    return _between(run.report.plan, store, approved)
+
+
+def _by_index(store: Store) -> list[_Approved]:
+    cells = read_index(store).cells
+    return [_Approved(found.cell, found.last.at) for found in cells if found.last and not found.last.is_revoked]
+
+
+def _between(plan: CellPlan, store: Store, approved: Iterable[_Approved]) -> list[BetweenStarts]:
+    """By metric of the plan's gates. The plan's own run does not count."""
+    alike = [each for each in approved if each.cell.split("/")[2] == plan.cell.gpu_type]
+    newest = sorted(alike, key=lambda each: (each.at, each.cell))[-MOST_CELLS:]
+    manifests = [found for each in newest for found in _manifests(store, each.cell) if found.run_id != plan.run_id]
+    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in plan.comparing}
+    return [found for label in labels for found in _of(label, manifests)]
+
+
+def _manifests(store: Store, cell: str) -> list[Manifest]:
+    """Those of a cell's newest approved runs."""
+    pointer = read_pointer(store, cell)
+    runs = [entry.run_id for entry in (pointer.entries if pointer else []) if not entry.revoked]
+    found = []
+    for run_id in runs[-MOST_RUNS:]:
+        try:
+            found.append(read_manifest(store, manifest_key(cell, run_id)))
+        except (MissingObjectError, UnreadableError):
+            continue
+    return found
+
+
+def _of(label: str, manifests: Sequence[Manifest]) -> list[BetweenStarts]:
+    """Runs of one release in one cell are runs of one build."""
+    builds: dict[str, list[StartMeans]] = {}
+    runs = []
+    for manifest in manifests:
+        if found := [each for each in manifest.starts if each.label == label]:
+            release = manifest.tried.release if manifest.tried else manifest.run_id
+            builds.setdefault(f"{manifest.cell} {release}", []).extend(found)
+            runs.append(manifest.run_id)
+    return between_starts(label, builds, runs)
