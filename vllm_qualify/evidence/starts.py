@@ -61,8 +61,13 @@ def is_compared(gates: Sequence[Gate], task: TaskPlan) -> bool:
     return any(gate.against == "answers" and gate.task == task.name for gate in gates)
 
 
+def repeats_of(settings: Load) -> int:
+    """How often the load is run in a further start."""
+    return min(REPEATS, settings.repeats)
+
+
 def _load_of(settings: Load, evidence: Path, number: int) -> Load:
-    repeats = min(REPEATS, settings.repeats)
+    repeats = repeats_of(settings)
     left_s = _left_s(settings, evidence, number)
     return settings.model_copy(update={"repeats": repeats, "most_repeats": repeats, "time_budget_s": left_s})
 
@@ -83,7 +88,7 @@ def _took_s(evidence: Path, number: int) -> list[float]:
 def looks_of(plan: CellPlan) -> range:
     """The numbers of repeats, of all starts together, after which a comparison of loads may be looked at."""
     looks = plan.load.looks
-    return range(looks.start, looks.stop + (plan.starts - FIRST) * min(REPEATS, plan.load.repeats))
+    return range(looks.start, looks.stop + (plan.starts - FIRST) * repeats_of(plan.load))
 
 
 def too_long(load: Load, evidence: Path, number: int) -> str | None:
