@@ -38,9 +38,10 @@ def root(evidence: Path, number: int) -> Path:
 def further(evidence: Path) -> list[int]:
     """The numbers of the further starts. Raises ValueError if they are not counted on from 2."""
     folder = evidence / STARTS
-    found = sorted(int(path.name) for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    if found != list(range(FIRST + 1, FIRST + 1 + len(found))):
-        raise ValueError(f"the further starts are {found}, and not counted on from {FIRST + 1}")
+    names = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
+    found = list(range(FIRST + 1, FIRST + 1 + len(names)))
+    if names != set(map(str, found)):
+        raise ValueError(f"the further starts are {', '.join(sorted(names))}, and not counted on from {FIRST + 1}")
     return found
 
 
