@@ -114,7 +114,8 @@ def same_server(evidence: Path) -> None:
         (copied_repeat, "the load of start 2 has the requests of an earlier start's"),
         (same_server, "it was not started again"),
         (lambda evidence: (evidence / "starts/2").rename(evidence / "starts/3"), "not counted on from 2"),
-        (lambda evidence: (evidence / "starts/two").mkdir(), "two"),
+        (lambda evidence: (evidence / "starts/two").mkdir(), "not counted on from 2"),
+        (lambda evidence: (evidence / "starts/2").rename(evidence / "starts/02"), "not counted on from 2"),
         (lambda evidence: (evidence / "load/bench-1.json").write_text("{"), "JSON"),
     ],
 )

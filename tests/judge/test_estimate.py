@@ -72,6 +72,21 @@ def test_without_anything_known_the_first_repeat_will_tell(tmp_path: Path) -> No
     assert told == f"load: 5 to 10 repeats; the first one will show how long they take, and by time_limit_s up to {bound}"
 
 
+@pytest.mark.parametrize(
+    ("starts", "repeats", "told"),
+    [
+        (1, 5, ""),
+        (2, 5, "; then 3 repeats on each of up to 1 more start of the server"),
+        (4, 1, "; then 1 repeat on each of up to 3 more starts of the server"),
+    ],
+)
+def test_it_says_how_often_the_server_may_be_started_again(tmp_path: Path, starts: int, repeats: int, told: str) -> None:
+    compared = gate_of(metric="output_throughput_tok_s", max_worsening=0.05, unit="fraction")
+    for gates, expected in (((THROUGHPUT, compared), told), ((THROUGHPUT,), "")):
+        found = plan(*gates, repeats=repeats, most_repeats=10).model_copy(update={"starts": starts})
+        assert line_before(found, tmp_path).partition("; then")[2] == expected.partition("; then")[2]
+
+
 def test_a_single_repeat_is_one(tmp_path: Path) -> None:
     assert line_before(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
 

@@ -15,7 +15,7 @@ from vllm_qualify.evidence import starts
 from vllm_qualify.evidence.load import result
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
 from vllm_qualify.evidence.stages import parse_unfinished
-from vllm_qualify.judge.compare import DAYS, STARTS, STARTS_STAGE, compare
+from vllm_qualify.judge.compare import DAYS, STARTS, STARTS_STAGE, compare, not_established
 from vllm_qualify.judge.stopping import another_start
 from vllm_qualify.judge.verdict import is_decided
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan
@@ -170,3 +170,34 @@ def test_a_budget_that_leaves_no_time_for_another_start_is_told(evidence: Path) 
     longer = plan.model_copy(update={"load": LOAD.model_copy(update={"time_budget_s": 500.0})})
     assert compared(longer, evidence).ended_because is None
     assert another_start(longer, evidence, measured(longer, evidence)) == [GATE]
+
+
+def lacking(plan: CellPlan, evidence: Path) -> list[str]:
+    return [found.invalid_because or "" for _, found in not_established(plan, evidence, measured(plan, evidence))]
+
+
+def test_a_baseline_needs_each_of_its_starts(evidence: Path) -> None:
+    plan = cell_plan([GATE], baseline=None, starts=2)
+    start(evidence, 1, 1.0)
+    assert lacking(plan, evidence) == ["it cannot be a baseline for this: start 2 did not measure it"]
+    assert lacking(plan.model_copy(update={"starts": 1}), evidence) == []
+    start(evidence, 2, 1.1)
+    assert lacking(plan, evidence) == []
+    change(evidence / "starts/2/load", 1, failed=1)
+    (told,) = lacking(plan, evidence)
+    assert told.startswith("it cannot be a baseline for this: start 2: repeat 1: ")
+
+
+def test_a_baseline_needs_no_load_that_its_budget_left_out(evidence: Path) -> None:
+    start(evidence, 1, 1.0)
+    for repeat in (1, 2):
+        taken(evidence / "load", repeat, 30.0)
+    settings = LOAD.model_copy(update={"time_budget_s": 70.0})
+    assert lacking(cell_plan([GATE], baseline=None, starts=2, load=settings), evidence) == []
+
+
+def test_the_verdict_says_by_which_runs_starts_are_known(evidence: Path) -> None:
+    start(evidence, 1, 1.1, 1.0)
+    found = compared(IN_TURNS.model_copy(update={"between": [KNOWN]}), evidence)
+    assert found.source.endswith("; how much starts differ, by 2 approved runs too")
+    assert "approved" not in compared(IN_TURNS, evidence).source

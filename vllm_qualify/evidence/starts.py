@@ -38,9 +38,10 @@ def root(evidence: Path, number: int) -> Path:
 def further(evidence: Path) -> list[int]:
     """The numbers of the further starts. Raises ValueError if they are not counted on from 2."""
     folder = evidence / STARTS
-    found = sorted(int(path.name) for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    if found != list(range(FIRST + 1, FIRST + 1 + len(found))):
-        raise ValueError(f"the further starts are {found}, and not counted on from {FIRST + 1}")
+    names = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
+    found = list(range(FIRST + 1, FIRST + 1 + len(names)))
+    if names != set(map(str, found)):
+        raise ValueError(f"the further starts are {', '.join(sorted(names))}, and not counted on from {FIRST + 1}")
     return found
 
 
@@ -61,8 +62,13 @@ def is_compared(gates: Sequence[Gate], task: TaskPlan) -> bool:
     return any(gate.against == "answers" and gate.task == task.name for gate in gates)
 
 
+def repeats_of(settings: Load) -> int:
+    """How often the load is run in a further start."""
+    return min(REPEATS, settings.repeats)
+
+
 def _load_of(settings: Load, evidence: Path, number: int) -> Load:
-    repeats = min(REPEATS, settings.repeats)
+    repeats = repeats_of(settings)
     left_s = _left_s(settings, evidence, number)
     return settings.model_copy(update={"repeats": repeats, "most_repeats": repeats, "time_budget_s": left_s})
 
@@ -83,7 +89,7 @@ def _took_s(evidence: Path, number: int) -> list[float]:
 def looks_of(plan: CellPlan) -> range:
     """The numbers of repeats, of all starts together, after which a comparison of loads may be looked at."""
     looks = plan.load.looks
-    return range(looks.start, looks.stop + (plan.starts - FIRST) * min(REPEATS, plan.load.repeats))
+    return range(looks.start, looks.stop + (plan.starts - FIRST) * repeats_of(plan.load))
 
 
 def too_long(load: Load, evidence: Path, number: int) -> str | None:

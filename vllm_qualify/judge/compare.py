@@ -121,6 +121,7 @@ def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measu
         try:
             own = _own(gate, measurements)
             problem = own.invalid_because
+            problem = problem or _lacking_start(gate, plan, evidence, measurements)
             if problem is None and gate.against == "answers":
                 problem = _too_seldom(answers.read_answers(evidence / "accuracy" / str(gate.task), _task_of(plan, gate)))
         except UNUSABLE as error:
@@ -129,6 +130,17 @@ def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measu
             about = {"task": gate.task, "filter": gate.filter, "against": plan.run_id}
             found.append((gate, invalid(gate.metric, f"it cannot be a baseline for this: {problem}", "", **about)))
     return found
+
+
+def _lacking_start(gate: Gate, plan: CellPlan, evidence: Path, measurements: Iterable[Measurement]) -> str | None:
+    """Which of the planned starts does not count for a gate, and why; None if all do, or the budget ended their loads."""
+    found = {row.start: row.invalid_because for row in _in_starts(gate, measurements)}
+    for number in range(starts.FIRST + 1, plan.starts + 1):
+        if number not in found and not (gate.against == "load" and _no_time(plan, evidence, number)):
+            return f"start {number} did not measure it"
+        if found.get(number):
+            return f"start {number}: {found[number]}"
+    return None
 
 
 def _too_seldom(answered: Answered) -> str | None:
@@ -198,7 +210,8 @@ def knows_enough(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
 
 def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | None]) -> Measurement:
     task = _task_of(plan, gate)
-    source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}"
+    history = _known(plan).starts.get(gate.label)
+    source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}{_by_history([history])}"
     if problem := task_differs(plan, task):
         return invalid(gate.metric, problem, source, **about)
     try:
@@ -390,10 +403,10 @@ def _worsening(
     return valid(
         gate.metric,
         value,
-        f"{ours[-1].source} beside {theirs[-1].source}",
+        f"{ours[-1].source} beside {theirs[-1].source}{_by_history((known.starts, known.days))}",
         sample_count=sum(row.sample_count for row in (*ours, *theirs)),
         interval=interval,
-        ended_because=ours[0].ended_because or _no_time(plan, evidence),
+        ended_because=ours[0].ended_because or _no_time(plan, evidence, len(starts.further(evidence)) + starts.FIRST + 1),
         not_in_interval=_not_known(known, several=several, is_history=plan.beside is None),
         is_history=plan.beside is None,
         traced_to=[path for row in (*ours, *theirs) for path in row.traced_to],
@@ -418,14 +431,19 @@ def _together(rows: Sequence[Measurement]) -> tuple[list[float], list[int]]:
     return [repeat for repeat, _ in found], [start for _, start in found]
 
 
-def _no_time(plan: CellPlan, evidence: Path) -> str | None:
-    """Why the budget allows no further start's load, if starts are left; else None."""
+def _no_time(plan: CellPlan, evidence: Path, number: int) -> str | None:
+    """Why the budget allows no load in a start, if it may be made; else None."""
     with suppress(*UNUSABLE):
-        number = len(starts.further(evidence)) + starts.FIRST + 1
         if number <= plan.starts:
             return starts.too_long(starts.plan_of(plan, evidence, number).load, evidence, number)
     # It is not known how long the load took. Its own measurements say so.
     return None
+
+
+def _by_history(known: Iterable[Between | None]) -> str:
+    """From what it is known how much starts and days differ, in words; empty if from the comparison's own starts alone."""
+    runs = max((found.runs for found in known if found), default=0)
+    return f"; how much starts differ, by {runs} approved run{'' if runs == 1 else 's'} too" if runs else ""
 
 
 def _not_known(known: Known, *, several: bool, is_history: bool) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from vllm_qualify.evidence.load.client import Made
 from vllm_qualify.evidence.load.figures import OUTPUT
 from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
+from vllm_qualify.evidence.starts import FIRST, repeats_of
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate
@@ -24,10 +25,10 @@ def line_before(plan: CellPlan, evidence: Path) -> str:
     if known is None:
         most = taken(plan, looks[-1] * _turns(plan) * plan.load.time_limit_s)
         told = f"the first one will show how long they take, and by time_limit_s up to {most}"
-        return f"load: {repeats}; {told}{_budget(plan.load)}"
+        return f"load: {repeats}; {told}{_budget(plan.load)}{_starts(plan)}"
     repeat_s, why = known
     times = taken(plan, looks[0] * repeat_s, looks[-1] * repeat_s)
-    return f"load: {repeats} of about {repeat_s:.0f} s, {why}: {times}{_budget(plan.load)}"
+    return f"load: {repeats} of about {repeat_s:.0f} s, {why}: {times}{_budget(plan.load)}{_starts(plan)}"
 
 
 def line_before_start(plan: CellPlan, number: int, gates: Sequence[Gate]) -> str:
@@ -81,6 +82,15 @@ def _turns(plan: CellPlan) -> int:
 
 def _budget(settings: Load) -> str:
     return "" if settings.time_budget_s is None else f"; within time_budget_s {settings.time_budget_s:g}"
+
+
+def _starts(plan: CellPlan) -> str:
+    """How often the server may be started again for a load that is compared, and with how many repeats each time."""
+    if plan.starts == FIRST or not any(gate.against == "load" for gate in plan.gates):
+        return ""
+    repeats, more = repeats_of(plan.load), plan.starts - FIRST
+    again = f"{repeats} repeat{'s' if repeats > 1 else ''} on each of up to {more} more start{'s' if more > 1 else ''}"
+    return f"; then {again} of the server"
 
 
 def _expected(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:

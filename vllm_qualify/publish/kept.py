@@ -101,7 +101,11 @@ def reuse_stage(
     """
     if reuse.of == "none":
         return None
-    for kept, read in _usable(store, [*here, *_newest_first(store, stage, plan)], reuse):
+    usable = _usable(store, [*here, *_newest_first(store, stage, plan)], reuse)
+    if TABLE[stage].grows:
+        # The one with most parts first, and of equally many the newest.
+        usable.sort(key=lambda each: len(each.kept.stage.files), reverse=True)
+    for kept, read in usable:
         _bring(store, kept, read, evidence)
         measurements = parse(stage, plan, evidence)
         if not _lacks(plan, measurements):

@@ -125,7 +125,8 @@ class Workload(Frozen):
     time_budget_s: Seconds | None = Field(
         default=None,
         description="no repeat begins that would not end within it, by the longest so far; what is undecided then is"
-        " `inconclusive`. The first repeat is always run; `--time-budget` replaces it",
+        " `inconclusive`. The first repeat is always run. It is for the loads of all starts of the server together;"
+        " `--time-budget` replaces it",
     )
     window: Literal["steady", "whole"] = Field(
         default="steady",

@@ -12,7 +12,7 @@ from vllm_qualify.evidence import accuracy, answers
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served
-from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, comparing_inputs
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
@@ -60,7 +60,8 @@ def ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking
 def asks_alike(ours: CellPlan, theirs: CellPlan) -> bool:
     """Whether one cell's answers can serve the other: both ask the same server the same questions, equally often."""
     return (
-        (ours.server, ours.accuracy, ours.baseline) == (theirs.server, theirs.accuracy, theirs.baseline)
+        (ours.server, ours.accuracy, ours.baseline, ours.starts)
+        == (theirs.server, theirs.accuracy, theirs.baseline, theirs.starts)
         and _scores(ours) == _scores(theirs)
         and levels_for(ours) == levels_for(theirs)
     )
@@ -77,7 +78,7 @@ def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
 
 
 def _inputs(plan: CellPlan) -> list[Any]:
-    return [[_task(task) for task in plan.accuracy], metadata.version("lm-eval"), *judging_inputs(plan)]
+    return [[_task(task) for task in plan.accuracy], metadata.version("lm-eval"), *comparing_inputs(plan)]
 
 
 def _task(task: TaskPlan) -> Any:

@@ -13,7 +13,7 @@ from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
-from vllm_qualify.evidence.stages.stage import Commands, StageKind, judging_inputs, server_inputs
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, comparing_inputs, server_inputs
 from vllm_qualify.evidence.watched import watched_in
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
@@ -78,7 +78,7 @@ def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
 
 
 def _inputs(plan: CellPlan) -> list[Any]:
-    return [bench.load_inputs(plan), plan.beside and server_inputs(plan.beside), *judging_inputs(plan)]
+    return [bench.load_inputs(plan), plan.beside and server_inputs(plan.beside), *comparing_inputs(plan)]
 
 
 LOAD = StageKind(

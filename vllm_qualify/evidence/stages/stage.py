@@ -131,6 +131,11 @@ def server_inputs(server: ServerPlan) -> dict[str, Any]:
     return server.model_dump(mode="json", exclude=without) | {"gpus": len(server.gpus)}
 
 
+def comparing_inputs(plan: CellPlan) -> list[Any]:
+    """The same for a stage that is compared with a baseline: its looks follow from how often the server may be started, too."""
+    return [*judging_inputs(plan), plan.starts, [known.model_dump(mode="json") for known in plan.between]]
+
+
 def judging_inputs(plan: CellPlan) -> list[Any]:
     """The inputs that decide when enough was measured."""
     gates = [gate.model_dump(mode="json") for gate in plan.judged]

@@ -166,8 +166,7 @@ def _invalid(plan: CellPlan, number: int, because: str) -> list[Measurement]:
 
 
 def _inputs(plan: CellPlan) -> list[Any]:
-    between = [known.model_dump(mode="json") for known in plan.between]
-    return [plan.starts, between, *(kind.inputs(plan) for kind in (accuracy.ACCURACY, load.LOAD) if kind.inputs)]
+    return [kind.inputs(plan) for kind in (accuracy.ACCURACY, load.LOAD) if kind.inputs]
 
 
 STARTS = StageKind(
