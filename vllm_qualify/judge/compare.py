@@ -18,15 +18,16 @@ from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.load import figures, result, speculation
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import Sides, levels_for, sides
-from vllm_qualify.evidence.stages import parse_beside
-from vllm_qualify.judge import paired, relative
+from vllm_qualify.evidence.sequential import Sides, levels_for, sides, sides_of
+from vllm_qualify.evidence.stages import parse_beside, scored_answers, scored_texts
+from vllm_qualify.judge import likelihood, paired, relative
 from vllm_qualify.judge.paired import Answers
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
+from vllm_qualify.recipe.metrics import ANSWER_NLL, ANSWER_TOP1, GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1, TOP1_SHARES
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
+OF_ANSWERS = (ANSWER_NLL, ANSWER_TOP1)
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE = "baseline", "load.json"
 # The settings of a task that its answers depend on. Hashes identify its questions.
@@ -67,6 +68,8 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
                 return _loss(gate, plan, evidence, about)
             case "load":
                 return _worsening(gate, plan, evidence, ours, loads, about)
+            case "likelihood":
+                return _unlikelier(gate, plan, evidence, ours, about)
             case None:
                 raise ValueError(f"{gate.label} is a gate on the metric itself")
     except UNUSABLE as error:
@@ -129,6 +132,18 @@ def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
                 repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate)
             except UNUSABLE as error:
                 return in_words(error)
+    return None
+
+
+def likelihood_differs(plan: CellPlan) -> str | None:
+    """Why the baseline's likelihoods cannot be compared with the cell's; else None. The other way round nothing is compared."""
+    if not any(gate.against == "likelihood" for gate in plan.gates):
+        return None
+    then, now = plan.compared_with.likelihood, plan.likelihood
+    if then is None:
+        return "the baseline scored no texts"
+    if now is None or then.scored != now.scored:
+        return "the baseline scored other texts, or another number of answers"
     return None
 
 
@@ -317,6 +332,20 @@ def _worsening(
         traced_to=[*ours.traced_to, *theirs.traced_to],
         **about,
     )
+
+
+def _unlikelier(gate: Gate, plan: CellPlan, evidence: Path, ours: Measurement, about: dict[str, str | None]) -> Measurement:
+    """The increase of the negative log-likelihood of answers or texts, or the agreement about the likeliest token."""
+    read = scored_answers if gate.metric in OF_ANSWERS else scored_texts
+    mine, theirs = read(plan, evidence), read(plan, evidence, of_baseline=True)
+    if problem := likelihood.unlike(theirs, mine):
+        raise UnlikeError(problem)
+    levels = levels_for(plan)
+    at = sides_of(METRICS[gate.metric].compared_direction, levels.false_pass, levels.false_fail)
+    compared = likelihood.top1_agreement if gate.metric in TOP1_SHARES else likelihood.nll_increase
+    value, interval = compared(theirs, mine, at)
+    source = f"{ours.source} beside {BASELINE}/{ours.source}"
+    return valid(gate.metric, value, source, sample_count=len(mine), interval=interval, traced_to=[ours.source], **about)
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:

@@ -48,6 +48,9 @@ def _judged(plan: CellPlan, expected: CellPlan) -> Iterator[str]:
 def _measured(plan: CellPlan, recipe: Recipe, profile: Profile) -> Iterator[str]:
     if (plan.smoke, [task.settings for task in plan.accuracy]) != (recipe.smoke, recipe.accuracy):
         yield "smoke and accuracy settings"
+    scored = plan.likelihood.settings if plan.likelihood else None
+    if scored != (recipe.likelihood if plan.server.engine_kind.scores_prompts else None):
+        yield "likelihood settings"
     if (plan.fit, plan.sweep) != (profile.fit, profile.sweep):
         yield "fit and sweep"
     if not _is_load_of(plan, profile):

@@ -183,8 +183,8 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
 
 
 def _lacks(plan: CellPlan, stage: Stage, found: list[Any]) -> bool:
-    """Whether the measurement of a gate is invalid: then the stage is better measured again."""
-    gated = {gate.metric for gate in plan.judged if METRICS[gate.metric].stage == stage}
+    """Whether a gate's own measurement is invalid: then it is better measured again, also for a run that becomes a baseline."""
+    gated = {gate.metric for gate in plan.gates if METRICS[gate.metric].stage == stage}
     return any(measurement.metric in gated and measurement.invalid_because for measurement in found)
 
 

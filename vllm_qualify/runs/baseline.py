@@ -19,8 +19,16 @@ from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreBusyError, StoreError
+from vllm_qualify.evidence import likelihood
 from vllm_qualify.evidence.measurement import EvidenceFile, describe
-from vllm_qualify.judge.compare import LOAD_STAGE, answers_path, load_differs, task_differs, unusable_baseline
+from vllm_qualify.judge.compare import (
+    LOAD_STAGE,
+    answers_path,
+    likelihood_differs,
+    load_differs,
+    task_differs,
+    unusable_baseline,
+)
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.choice import Selection
 from vllm_qualify.publish.bundle import evidence_key
@@ -35,6 +43,8 @@ from vllm_qualify.runs.folder import find_run
 from vllm_qualify.runs.stored import trusted_report
 
 PLACE = "--baseline"
+# The baseline's scores of its own answers, and of the recipe's texts.
+SCORES = tuple(f"{likelihood.STAGE}/{file}" for file in (likelihood.ANSWERS, likelihood.TEXTS))
 
 
 class Against(Frozen):
@@ -180,6 +190,8 @@ def _baseline(report: Report, folder: Path | None) -> Baseline:
         client_version=report.plan.client_version,
         accuracy=[task.settings for task in report.plan.accuracy],
         load=report.plan.load,
+        likelihood=report.plan.likelihood,
+        served_model_name=report.plan.server.served_model_name,
     )
 
 
@@ -191,6 +203,8 @@ def _check_accuracy(plan: CellPlan) -> None:
     for task in plan.accuracy:
         if problem := task_differs(plan, task):
             raise CallerError(problem, "make a new baseline with --establish-baseline, or mend the recipe", PLACE)
+    if problem := likelihood_differs(plan):
+        raise CallerError(problem, "make a new baseline with --establish-baseline, or mend the recipe", PLACE)
 
 
 def _check_history(plan: CellPlan, why_not: str) -> None:
@@ -255,9 +269,9 @@ def _is_unchanged(folder: Path, revision: str) -> bool:
 
 
 def bring(plan: CellPlan, store: Store, folder: Path) -> None:
-    """Copy what the comparison needs of the baseline's run into `folder`: its report, answers and load measurements.
+    """Copy what the comparison needs of the baseline's run into `folder`: its report, answers, scores and load measurements.
 
-    lm-eval's samples of the first repetition are copied too: a report shows the text of answers that flipped.
+    lm-eval's samples of the first repetition are copied too: their texts are scored, and a report shows answers that flipped.
 
     Raises:
         StoreError: the store lacks a file, or a file is not what the report says.
@@ -267,7 +281,7 @@ def bring(plan: CellPlan, store: Store, folder: Path) -> None:
     for stage in report.stages:
         if stage.stage == "load":
             (folder / LOAD_STAGE).write_text(stage.model_dump_json(indent=2))
-    for file in (file for task in plan.accuracy for file in report.files if _is_brought(file.path, task.name)):
+    for file in (file for file in report.files if _is_brought(file.path, plan)):
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(read(file))
@@ -277,8 +291,13 @@ def bring(plan: CellPlan, store: Store, folder: Path) -> None:
         raise CallerError(f"run {report.run_id} cannot be a baseline here: {problem}", "make a new one", PLACE)
 
 
-def _is_brought(path: str, task: str) -> bool:
-    return path == answers_path(task) or PurePosixPath(path).match(f"accuracy/{task}/r1-b*/samples_*.jsonl")
+def _is_brought(path: str, plan: CellPlan) -> bool:
+    if path in SCORES:
+        return plan.likelihood is not None
+    return any(
+        path == answers_path(task.name) or PurePosixPath(path).match(f"accuracy/{task.name}/r1-b*/samples_*.jsonl")
+        for task in plan.accuracy
+    )
 
 
 def _source(baseline: Baseline, store: Store) -> tuple[Report, Callable[[EvidenceFile], bytes]]:

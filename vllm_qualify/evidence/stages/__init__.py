@@ -3,6 +3,7 @@
 from vllm_qualify.evidence.stages.accuracy import AskingLimits, accuracy_stage, asks_alike
 from vllm_qualify.evidence.stages.baseline import baseline_stage
 from vllm_qualify.evidence.stages.fit import fit_stage, found_by_fit
+from vllm_qualify.evidence.stages.likelihood import likelihood_stage, scored_answers, scored_texts, scores_alike
 from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
 from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
 from vllm_qualify.evidence.stages.smoke import smoke_stage
@@ -22,12 +23,16 @@ __all__ = [
     "fit_stage",
     "found_by_fit",
     "idle_gpus",
+    "likelihood_stage",
     "load_stage",
     "loads_of",
     "on_the_server",
     "parse",
     "parse_beside",
     "parse_unfinished",
+    "scored_answers",
+    "scored_texts",
+    "scores_alike",
     "serve_stage",
     "smoke_stage",
     "speculation_stage",
