@@ -34,6 +34,8 @@ ALTERNATIVES = 1
 IMPOSSIBLE_NAT = -9999.0
 # Two numbers of a reply can differ by rounding.
 ROUNDING = 1e-5
+# In characters; the longest tokens of some hundred are runs of spaces and signs.
+LONGEST_TOKEN = 64
 READ = Memory(files=16)
 
 
@@ -212,7 +214,7 @@ def _checked(line: Written, passage: Passage, model: str) -> Scored:
     if not tokens or len(likelihoods) != len(tokens):
         raise ValueError(f"{where} has {len(tokens)} tokens and {len(likelihoods)} likelihoods")
     own = [_own(token, at, where) for token, at in zip(tokens, likelihoods, strict=True)]
-    _check_text("".join(found.decoded_token for found in own), passage.text, where)
+    _check_text("".join(found.decoded_token for found in own), passage, where)
     return Scored(
         identity=passage.identity,
         tokens=tuple(tokens),
@@ -245,9 +247,14 @@ def _likeliest(at: dict[str, _Likely]) -> int:
     return int(token)
 
 
-def _check_text(decoded: str, text: str, where: str) -> None:
-    """Check that the tokens are the text's, by its plain letters and digits: other characters may be parts of tokens."""
-    if _plain(text) not in _plain(decoded):
+def _check_text(decoded: str, passage: Passage, where: str) -> None:
+    """Check that the tokens are the text's, by its plain letters and digits: other characters may be parts of tokens.
+
+    Without a prompt and a token before it, the first token of a text is not scored, and its letters are missing.
+    """
+    text, found = _plain(passage.text), _plain(decoded)
+    lacks_first = not passage.prompt and text.endswith(found) and len(text) - len(found) <= LONGEST_TOKEN
+    if text not in found and not lacks_first:
         raise ValueError(f"the tokens of {where} are not those of its text")
 
 
@@ -274,7 +281,17 @@ def per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides, least: 
 def share_per_token(hits: Sequence[int], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:
     """The share of tokens that are hits, with bounds as in `per_token`, as if one more token had been none."""
     value, found = per_token(hits, tokens, at, least=1.0)
-    return value, found and Interval(lower=max(0.0, found.lower), upper=min(1.0, found.upper))
+    return value, found and _within(found, 1.0)
+
+
+def _nll_per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:
+    value, found = per_token(totals, tokens, at)
+    return value, found and _within(found, math.inf)
+
+
+def _within(found: Interval, most: float) -> Interval:
+    """The interval without what lies below 0 or above `most`, where no value can be."""
+    return Interval(lower=max(0.0, found.lower), upper=min(most, found.upper))
 
 
 def parse_likelihood(scored: Sequence[Scored], metrics: tuple[str, str], levels: Levels, source: str) -> list[Measurement]:
@@ -283,7 +300,7 @@ def parse_likelihood(scored: Sequence[Scored], metrics: tuple[str, str], levels:
     tokens = [len(passage.tokens) for passage in scored]
     at = {metric: sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail) for metric in metrics}
     found = {
-        nll: per_token([passage.nll_nat for passage in scored], tokens, at[nll]),
+        nll: _nll_per_token([passage.nll_nat for passage in scored], tokens, at[nll]),
         top1: share_per_token([passage.hits for passage in scored], tokens, at[top1]),
     }
     return [
