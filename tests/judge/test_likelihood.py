@@ -107,7 +107,7 @@ def test_the_regressed_copy_finds_the_answers_less_likely(evidence: Path) -> Non
     assert found.verdict == "pass"
     assert found.value is not None
     assert 0.003 < found.value < 0.01
-    assert verdict(increase(bound=1e-9), evidence).verdict == "fail"
+    assert verdict(increase("text_nll_nat_per_tok", 1e-9), evidence).verdict == "fail"
     # Most of the increase is of one answer of eight, so that it is far from sure.
     assert verdict(increase(bound=0.005), evidence).verdict == "inconclusive"
 

@@ -11,12 +11,13 @@ import pytest
 from tests.runs.test_runs import captured_plan, captured_stage, store_in
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.plan.cell import CellPlan, EarlierTry
+from vllm_qualify.plan.cell import CellPlan, EarlierTry, LikelihoodPlan
 from vllm_qualify.plan.cells import new_run_id, within
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_stage, stage_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.workload import Likelihood
 from vllm_qualify.runs.folder import Run, lacking, start_run
 from vllm_qualify.runs.stored import reuse_stages, save_finished
 
@@ -226,7 +227,11 @@ def of_task(**changes: object) -> Change:
     return changed
 
 
-EVERY: list[Stage] = ["fit", "serve", "smoke", "accuracy", "load", "speculation", "sweep"]
+def scoring(planned: LikelihoodPlan) -> Change:
+    return lambda plan: plan.model_copy(update={"likelihood": planned})
+
+
+EVERY: list[Stage] = ["fit", "serve", "smoke", "accuracy", "likelihood", "load", "speculation", "sweep"]
 JUDGED: list[Stage] = ["fit", "accuracy", "load", "speculation", "sweep"]
 CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "image": (of_engine(digest="sha256:" + "f" * 64), EVERY),
@@ -239,11 +244,14 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "number of GPUs": (of_server(gpus=[0, 1]), EVERY),
     "driver": (of("fingerprint", name="Another CPU"), EVERY),
     "smoke": (of("smoke", prompt="Who?"), ["smoke"]),
-    "questions": (of_task(num_concurrent=3), ["accuracy"]),
+    # Another run's own answers may differ then, which are scored.
+    "questions": (of_task(num_concurrent=3), ["accuracy", "likelihood"]),
+    "texts": (scoring(LikelihoodPlan(settings=Likelihood(), texts_sha256="0" * 64)), ["likelihood"]),
+    "number of scored answers": (scoring(LikelihoodPlan(settings=Likelihood(num_answers=3))), ["likelihood"]),
     "load": (of("load", num_prompts=41), ["fit", "load", "speculation", "sweep"]),
     "warm starts": (lambda plan: plan.model_copy(update={"warm_starts": 3}), ["serve"]),
     "gates": (lambda plan: plan.model_copy(update={"gates": plan.gates[:-1]}), JUDGED),
-    "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), JUDGED),
+    "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), ["fit", "accuracy", "likelihood", *JUDGED[2:]]),
     "tries": (lambda plan: plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}), JUDGED),
 }
 

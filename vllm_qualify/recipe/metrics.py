@@ -25,9 +25,14 @@ class Metric:
     quantile: float | None = None
 
     @property
+    def is_only_compared(self) -> bool:
+        """Whether it is measured only beside a baseline, so that it has no absolute gate."""
+        return self.stage == "likelihood"
+
+    @property
     def compared_unit(self) -> str:
         """The unit of a comparison with the baseline: a share, or how many times worse, less 1. Likelihoods keep their own."""
-        return self.unit if self.stage == "likelihood" else "fraction"
+        return self.unit if self.is_only_compared else "fraction"
 
     @property
     def compared_direction(self) -> Direction:
