@@ -90,7 +90,7 @@ def test_a_file_that_is_not_there_is_told(loaded: LoadedRecipe) -> None:
 def test_tensorrt_llm_gives_no_likelihoods(loaded: LoadedRecipe) -> None:
     """A gate that needs them is the recipe's error, before anything starts; without one nothing is scored."""
     server = server_plan().model_copy(update={"kind": "tensorrt-llm"})
-    with pytest.raises(RecipeError, match="TensorRT-LLM does not give the likelihood .* answer_nll_nat_per_tok") as raised:
+    with pytest.raises(RecipeError, match=r"TensorRT-LLM does not give the likelihood .* answer_nll_nat_per_tok") as raised:
         likelihood_plan(loaded, Likelihood(), server, [gate_of(**ANSWERS)])
     assert raised.value.place == "likelihood"
     assert likelihood_plan(loaded, Likelihood(), server, []) is None
