@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,10 +31,10 @@ from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.evidence.serving import started
 from vllm_qualify.judge.likelihood import nll_increase, top1_agreement
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.serving import ServerArguments
 
 REFERENCE, SCRIPTS = catalog_folder() / "reference", Path(__file__).parents[1] / "reference_model"
 NAME, GOOD, STOP = "reference", "good", "Question:"
+REPLIES, SCORES = "replies.json", "scores.jsonl"
 SHOTS, MOST_TOKENS, CLIENTS, LIMIT_S = 5, 128, 32, 300.0
 # gsm8k's strict-match, as lm-eval has it.
 ANSWER = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -44,26 +45,38 @@ ANSWERS, DRAWS, SURELY = (10, 25, 50, 100, 200, 400), 400, 0.95
 
 
 class Build(NamedTuple):
-    """One build: how its weights are made, its server's options, how its prompts are put together, and how it answers."""
+    """One build: how its weights are made, its KV cache, how its prompts are put together, and how it answers.
+
+    Builds whose `server` is the same are asked of one. `start` tells starts of the same one apart.
+    """
 
     name: str
     weights: tuple[str, ...] = ()
-    options: ServerArguments = {}
+    kv_cache: str = "auto"
     between: str = "\n\n"
     temperature: float = 0.0
     stop: tuple[str, ...] = (STOP,)
+    start: int = 1
+
+    @property
+    def server(self) -> tuple[object, ...]:
+        return (self.weights, self.kv_cache, self.start)
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"\W+", "-", self.name)
 
 
-FP8: ServerArguments = {"kv-cache-dtype": "fp8_e4m3"}
+FP8 = "fp8_e4m3"
 BUILDS = (
     Build(GOOD),
-    Build("started again"),
-    *(Build(f"rounded to {levels} steps", ("regress.py", "--levels", f"{levels}")) for levels in (31, 15, 9, 7, 6, 5)),
-    Build("FP8 KV cache", options=FP8),
-    *(Build(f"FP8 KV cache, scale off by {2**n}", ("rescale.py", "--factor", f"{2.0**-n}"), FP8) for n in (7, 8, 9)),
     Build("another template", between="\n"),
     Build("temperature 1 by default", temperature=1.0),
     Build("never stops", stop=()),
+    Build("started again", start=2),
+    *(Build(f"rounded to {levels} steps", ("regress.py", "--levels", f"{levels}")) for levels in (15, 9, 7, 6, 5)),
+    Build("FP8 KV cache", kv_cache=FP8),
+    *(Build(f"FP8 KV cache, scale off by {2**n}", ("rescale.py", "--factor", f"{2.0**-n}"), FP8) for n in (7, 9)),
 )
 
 
@@ -79,10 +92,9 @@ class Problem(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Whether each question was answered exactly, the replies, and the scores of the good build's replies."""
+    """Whether each question was answered exactly, and the scores of the good build's replies."""
 
     right: list[float]
-    replies: list[str]
     scores: list[Scored]
 
 
@@ -114,25 +126,29 @@ def _read(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def measure(builds: Sequence[Build], folder: Path, asked_for: Sequence[Problem]) -> None:
+    """Measure builds of one server that FOLDER does not have yet. The good build comes before all others."""
+    missing = [build for build in builds if not (folder / build.folder / SCORES).exists()]
+    if not missing:
+        return
+    first = folder / missing[0].folder
+    first.mkdir(parents=True, exist_ok=True)
+    with started(_server_plan(missing[0], first), first, {"run": f"screen-{first.name}"}, _tell) as server:
+        for build in missing:
+            _tell(build.name)
+            inside = folder / build.folder
+            inside.mkdir(exist_ok=True)
+            (inside / REPLIES).write_text(json.dumps(_answered(server, build, asked_for)))
+            unfinished = inside / f"{SCORES}.unfinished"
+            measure_likelihood(server, _passages(folder, asked_for, build), unfinished, LIMIT_S, _silent)
+            unfinished.rename(inside / SCORES)
+
+
 def measured(build: Build, folder: Path, asked_for: Sequence[Problem]) -> Measured:
-    """Serve the build and measure it, unless FOLDER has it already."""
-    inside = folder / build.name.replace(" ", "-").replace(",", "")
-    replies, scores = inside / "replies.json", inside / "scores.jsonl"
-    good = replies if build.name == GOOD else folder / GOOD / replies.name
-    if not scores.exists():
-        inside.mkdir(parents=True, exist_ok=True)
-        with started(_server_plan(build, inside), inside, {"run": f"screen-{inside.name}"}, _tell) as server:
-            replies.write_text(json.dumps(_answered(server, build, asked_for)))
-            passages = _passages(asked_for, json.loads(good.read_text()), build.between)
-            unfinished = scores.with_suffix(".unfinished")
-            measure_likelihood(server, passages, unfinished, LIMIT_S, _silent)
-            unfinished.rename(scores)
-    given = json.loads(replies.read_text())
-    passages = _passages(asked_for, json.loads(good.read_text()), build.between)
+    given = _replies(folder / build.folder)
     return Measured(
         right=[float(_is_right(reply, problem)) for reply, problem in zip(given, asked_for, strict=True)],
-        replies=given,
-        scores=read_scored(scores, passages, NAME),
+        scores=read_scored(folder / build.folder / SCORES, _passages(folder, asked_for, build), NAME),
     )
 
 
@@ -144,19 +160,19 @@ def _server_plan(build: Build, folder: Path) -> ServerPlan:
         model = folder / "model"
         command = [str(engine.python), str(SCRIPTS / script), str(REFERENCE / "model"), str(model), *others]
         subprocess.run(command, check=True)
-    arguments: ServerArguments = {
-        "dtype": "float32",
-        "max-model-len": 2048,
-        "enforce-eager": True,
-        "no-enable-prefix-caching": True,
-        "max-num-seqs": CLIENTS,
-    }
     return ServerPlan(
         engine=engine,
         model=str(model),
         revision=None,
         served_model_name=NAME,
-        arguments=arguments | build.options,
+        arguments={
+            "dtype": "float32",
+            "max-model-len": 2048,
+            "enforce-eager": True,
+            "no-enable-prefix-caching": True,
+            "max-num-seqs": CLIENTS,
+            "kv-cache-dtype": build.kv_cache,
+        },
         environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
         startup_timeout_s=600.0,
     )
@@ -181,9 +197,15 @@ def _reply(server: Server, build: Build, problem: Problem) -> str:
     return text
 
 
-def _passages(asked_for: Sequence[Problem], replies: Sequence[str], between: str) -> list[Passage]:
-    pairs = enumerate(zip(asked_for, replies, strict=True))
-    return [Passage("gsm8k", number, problem.prompt(between), reply) for number, (problem, reply) in pairs]
+def _replies(folder: Path) -> list[str]:
+    found: list[str] = json.loads((folder / REPLIES).read_text())
+    return found
+
+
+def _passages(folder: Path, asked_for: Sequence[Problem], build: Build) -> list[Passage]:
+    """The good build's replies, after the prompts as this build puts them together."""
+    pairs = enumerate(zip(asked_for, _replies(folder / GOOD), strict=True))
+    return [Passage("gsm8k", number, problem.prompt(build.between), reply) for number, (problem, reply) in pairs]
 
 
 def _is_right(reply: str, problem: Problem) -> bool:
@@ -250,10 +272,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the measurements are kept")
     folder = parser.parse_args().folder.resolve()
     asked_for = problems()
-    found = []
-    for build in BUILDS:
-        _tell(build.name)
-        found.append(measured(build, folder, asked_for))
+    for _, builds in groupby(BUILDS, key=lambda build: build.server):
+        measure(list(builds), folder, asked_for)
+    found = [measured(build, folder, asked_for) for build in BUILDS]
     print("\n".join(table([row_of(build, found[0], other) for build, other in zip(BUILDS, found, strict=True)])))
 
 

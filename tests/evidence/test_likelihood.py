@@ -94,7 +94,8 @@ def test_the_captured_texts_are_scored_from_their_second_token_on(tmp_path: Path
 def at(line: int, token: int) -> Callable[[list[Document]], Document]:
     def entry(lines: list[Document]) -> Document:
         place = places(lines[line])[token]
-        return place[str(lines[line]["tokens"][lines[line]["begins"] + token])]
+        found: Document = place[str(lines[line]["tokens"][lines[line]["begins"] + token])]
+        return found
 
     return entry
 
@@ -127,6 +128,10 @@ def more_than_certain(lines: list[Document]) -> None:
     place[token] |= {"rank": 2, "logprob": -0.2}
 
 
+def nothing_at_a_place(lines: list[Document]) -> None:
+    lines[0]["reply"]["choices"][0]["prompt_logprobs"][5] = None
+
+
 def no_id(lines: list[Document]) -> None:
     place = places(lines[0])[3]
     (token,) = place
@@ -150,7 +155,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "no likelihoods": (lambda lines: lines[0]["reply"]["choices"][0].update(prompt_logprobs=None), "prompt_logprobs"),
     "too few": (lambda lines: places(lines[0]).pop(), "48 tokens and 47 likelihoods"),
     "too many": (lambda lines: places(lines[0]).append({}), "48 tokens and 49 likelihoods"),
-    "a null": (lambda lines: places(lines[0]).__setitem__(5, None), "prompt_logprobs"),
+    "a null": (nothing_at_a_place, "prompt_logprobs"),
     "an empty place": (lambda lines: places(lines[0]).__setitem__(5, {}), "about other tokens"),
     "NaN": (setting(at(0, 4), logprob=math.nan), "logprob"),
     "minus infinity": (setting(at(0, 4), logprob=-math.inf), "logprob"),
@@ -233,6 +238,7 @@ def test_no_random_change_of_the_replies_leaves_another_measurement(
     except UNUSABLE:
         return
     if how == "replaced" and way[-1] == "logprob":
+        assert isinstance(value, float | int)
         assert -9999 <= value <= 0
         found = [now._replace(nll_nat=then.nll_nat) for now, then in zip(found, unchanged, strict=True)]
     elif how == "renamed":
@@ -251,6 +257,7 @@ class Handler(BaseHTTPRequestHandler):
     most = 1000
     asked: list[tuple[str, Document]]
     refuses = ""
+    ids: Document | None = None
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -258,7 +265,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == self.refuses:
             self._send(400, {"error": {"message": "not here"}})
         elif self.path == "/tokenize":
-            self._send(200, {"tokens": tokens_of(text_of(request)), "max_model_len": self.most})
+            self._send(
+                200, self.ids if self.ids is not None else {"tokens": tokens_of(text_of(request)), "max_model_len": self.most}
+            )
         else:
             self._send(200, self._scored(request["prompt"]))
 
@@ -362,6 +371,16 @@ def test_a_text_is_scored_from_its_second_token_on(tmp_path: Path) -> None:
     assert "".join(map(piece, scored.tokens)) == "t is 7."
 
 
+@pytest.mark.parametrize(
+    "reply", [{}, {"tokens": [1.5], "max_model_len": 9}, {"tokens": ["a"], "max_model_len": 9}, {"tokens": [1]}]
+)
+def test_a_server_that_gives_no_ids_is_the_reason(reply: Document, tmp_path: Path) -> None:
+    given = [Passage("gsm8k", 1, "Q?", "A.")]
+    measured(tmp_path / "answers.jsonl", *given, ids=reply)
+    with pytest.raises(ValueError, match="_Tokenized"):
+        read_scored(tmp_path / "answers.jsonl", given, MODEL)
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
 def test_scoring_ends_at_the_first_refusal_which_is_the_reason(path: str, tmp_path: Path) -> None:
     given = [Passage("gsm8k", number, "Q?", "A.") for number in range(3)]
@@ -438,7 +457,9 @@ def test_a_longer_passage_counts_more() -> None:
 
 
 def test_one_passage_shows_no_noise() -> None:
-    assert per_token([1.0], [10], Sides(0.05, 0.05)) == (pytest.approx(0.1), None)
+    value, interval = per_token([1.0], [10], Sides(0.05, 0.05))
+    assert value == pytest.approx(0.1)
+    assert interval is None
 
 
 def test_the_bounds_miss_the_mean_of_all_texts_as_seldom_as_they_say() -> None:

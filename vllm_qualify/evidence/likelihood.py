@@ -58,6 +58,11 @@ class _Read(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class _Tokenized(_Read):
+    tokens: list[CountOrNone]
+    max_model_len: Count
+
+
 class _Likely(_Read):
     logprob: Annotated[float, Field(ge=IMPOSSIBLE_NAT, le=0)]
     rank: Count
@@ -153,12 +158,8 @@ def _whole(passage: Passage) -> dict[str, Any]:
 
 def _tokenized(server: Server, request: dict[str, Any], limit_s: float) -> tuple[list[int], int]:
     """The ids, and how many tokens the server takes. Raises ValueError if the reply is not of that form."""
-    found = _posted(server, "/tokenize", request, limit_s)
-    tokens, most = found.get("tokens"), found.get("max_model_len")
-    is_ids = isinstance(tokens, list) and all(type(token) is int and token >= 0 for token in tokens)
-    if not is_ids or type(most) is not int:
-        raise ValueError("the server's /tokenize gives no token ids")
-    return tokens, most
+    found = _Tokenized.model_validate(_posted(server, "/tokenize", request, limit_s))
+    return found.tokens, found.max_model_len
 
 
 def _posted(server: Server, path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
