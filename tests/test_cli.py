@@ -39,7 +39,7 @@ def fake_engine(tmp_path: Path) -> dict[str, str]:
 def document() -> Document:
     found = reference()
     found["gpu_types"]["cpu"]["startup_timeout_s"] = 2
-    found["gates"] = [gate for gate in found["gates"] if "max_loss" not in gate]
+    found["gates"] = [gate for gate in found["gates"] if not {"max_loss", "max_nll_increase"} & gate.keys()]
     return found
 
 

@@ -190,7 +190,6 @@ def _reply(server: Server, build: Build, problem: Problem) -> str:
         "max_tokens": MOST_TOKENS,
         "temperature": build.temperature,
         "stop": list(build.stop),
-        "seed": 0,
     }
     reply = asked("POST", f"{server.url}/v1/completions", LIMIT_S, json=request).raise_for_status().json()
     text: str = reply["choices"][0]["text"]
