@@ -114,12 +114,12 @@ class Row(NamedTuple):
 def problems() -> list[Problem]:
     """The reference's questions, each with other shots, the same ones in each call."""
     test, train = (_read(REFERENCE / f"{name}.jsonl") for name in ("test", "train"))
-    found = []
+    made = []
     for number, asked_for in enumerate(test):
         shots = random.Random(number).sample(train, SHOTS)
         solved = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
-        found.append(Problem(solved, asked_for["question"], asked_for["answer"]))
-    return found
+        made.append(Problem(solved, asked_for["question"], asked_for["answer"]))
+    return made
 
 
 def _read(path: Path) -> list[dict[str, str]]:
@@ -145,9 +145,9 @@ def measure(builds: Sequence[Build], folder: Path, asked_for: Sequence[Problem])
 
 
 def measured(build: Build, folder: Path, asked_for: Sequence[Problem]) -> Measured:
-    given = _replies(folder / build.folder)
+    replies = _replies(folder / build.folder)
     return Measured(
-        right=[float(_is_right(reply, problem)) for reply, problem in zip(given, asked_for, strict=True)],
+        right=[float(_is_right(reply, problem)) for reply, problem in zip(replies, asked_for, strict=True)],
         scores=read_scored(folder / build.folder / SCORES, _passages(folder, asked_for, build), NAME),
     )
 
@@ -197,8 +197,8 @@ def _reply(server: Server, build: Build, problem: Problem) -> str:
 
 
 def _replies(folder: Path) -> list[str]:
-    found: list[str] = json.loads((folder / REPLIES).read_text())
-    return found
+    replies: list[str] = json.loads((folder / REPLIES).read_text())
+    return replies
 
 
 def _passages(folder: Path, asked_for: Sequence[Problem], build: Build) -> list[Passage]:
@@ -208,9 +208,9 @@ def _passages(folder: Path, asked_for: Sequence[Problem], build: Build) -> list[
 
 
 def _is_right(reply: str, problem: Problem) -> bool:
-    found = ANSWER.search(reply)
+    answer = ANSWER.search(reply)
     wanted = ANSWER.search(problem.answer)
-    return found is not None and wanted is not None and found[1] == wanted[1]
+    return answer is not None and wanted is not None and answer[1] == wanted[1]
 
 
 def row_of(build: Build, good: Measured, other: Measured) -> Row:
@@ -273,8 +273,8 @@ def main() -> None:
     asked_for = problems()
     for _, builds in groupby(BUILDS, key=lambda build: build.server):
         measure(list(builds), folder, asked_for)
-    found = [measured(build, folder, asked_for) for build in BUILDS]
-    print("\n".join(table([row_of(build, found[0], other) for build, other in zip(BUILDS, found, strict=True)])))
+    results = [measured(build, folder, asked_for) for build in BUILDS]
+    print("\n".join(table([row_of(build, results[0], other) for build, other in zip(BUILDS, results, strict=True)])))
 
 
 if __name__ == "__main__":

@@ -51,25 +51,25 @@ def read(path: Path, lines: list[Document], wanted: list[Passage] | None = None)
 
 
 def places(line: Document) -> list[Document]:
-    found: list[Document] = line["reply"]["choices"][0]["prompt_logprobs"]
-    return found
+    at_tokens: list[Document] = line["reply"]["choices"][0]["prompt_logprobs"]
+    return at_tokens
 
 
 # --- the captured replies
 
 
 def test_the_answers_are_those_of_the_first_repetition_in_an_order_that_is_no_order() -> None:
-    found = answers_captured()
-    numbers = [passage.number for passage in found]
+    answers = answers_captured()
+    numbers = [passage.number for passage in answers]
     assert len(set(numbers)) == len(numbers) == 8
     assert numbers != sorted(numbers)
-    assert all(str(passage.prompt).startswith("Question: ") and passage.text.startswith(" ") for passage in found)
+    assert all(str(passage.prompt).startswith("Question: ") and passage.text.startswith(" ") for passage in answers)
 
 
 def test_the_captured_answers_have_the_likelihoods_of_their_own_tokens(tmp_path: Path) -> None:
     lines = lines_of()
-    found = read(tmp_path / "answers.jsonl", lines)
-    for line, scored in zip(lines, found, strict=True):
+    answers = read(tmp_path / "answers.jsonl", lines)
+    for line, scored in zip(lines, answers, strict=True):
         own = [at[str(token)]["logprob"] for token, at in zip(line["tokens"][line["begins"] :], places(line), strict=True)]
         assert scored.nll_nat == pytest.approx(-sum(own))
         assert "".join(at[str(token)]["decoded_token"] for token, at in zip(scored.tokens, places(line), strict=True)) in [
@@ -82,10 +82,21 @@ def test_the_captured_answers_have_the_likelihoods_of_their_own_tokens(tmp_path:
 
 def test_the_captured_texts_are_scored_from_their_second_token_on(tmp_path: Path) -> None:
     lines = lines_of(likelihood.TEXTS)
-    found = read(tmp_path / "texts.jsonl", lines, texts_captured())
-    assert [len(scored.tokens) for scored in found] == [len(line["tokens"]) - 1 for line in lines]
+    texts = read(tmp_path / "texts.jsonl", lines, texts_captured())
+    assert [len(scored.tokens) for scored in texts] == [len(line["tokens"]) - 1 for line in lines]
     # Names and numbers of questions are drawn at random.
-    assert all(0.1 < scored.nll_nat / len(scored.tokens) < 0.3 and scored.hits < len(scored.tokens) for scored in found)
+    assert all(0.1 < scored.nll_nat / len(scored.tokens) < 0.3 and scored.hits < len(scored.tokens) for scored in texts)
+
+
+def test_of_two_tokens_that_are_equally_likely_the_texts_own_is_the_likeliest(tmp_path: Path) -> None:
+    lines = lines_of()
+    for line, rank in ((0, 1), (1, 2)):
+        place = places(lines[line])[3]
+        (token,) = place
+        place[token] |= {"logprob": -1.0, "rank": rank}
+        place["700"] = place[token] | {"rank": 1}
+    scores = read(tmp_path / "answers.jsonl", lines)
+    assert all(scored.hits == len(scored.tokens) for scored in scores)
 
 
 # --- hostile replies
@@ -94,8 +105,8 @@ def test_the_captured_texts_are_scored_from_their_second_token_on(tmp_path: Path
 def at(line: int, token: int) -> Callable[[list[Document]], Document]:
     def entry(lines: list[Document]) -> Document:
         place = places(lines[line])[token]
-        found: Document = place[str(lines[line]["tokens"][lines[line]["begins"] + token])]
-        return found
+        entry_of_token: Document = place[str(lines[line]["tokens"][lines[line]["begins"] + token])]
+        return entry_of_token
 
     return entry
 
@@ -196,10 +207,10 @@ def test_a_file_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
 Path_ = tuple[str | int, ...]
 
 
-def leaves(found: Any, way: Path_ = ()) -> Iterator[Path_]:
+def leaves(node: Any, way: Path_ = ()) -> Iterator[Path_]:
     """The place of each mapping, list and value."""
     yield way
-    inside = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    inside = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in inside:
         yield from leaves(value, (*way, key))
 
@@ -234,17 +245,17 @@ def test_no_random_change_of_the_replies_leaves_another_measurement(
     path = tmp_path_factory.mktemp("scores") / "texts.jsonl"
     wanted, unchanged = texts_captured(), read_scored(SCORES / likelihood.TEXTS, texts_captured(), MODEL)
     try:
-        found = read(path, lines, wanted)
+        scores = read(path, lines, wanted)
     except UNUSABLE:
         return
     if how == "replaced" and way[-1] == "logprob":
         assert isinstance(value, float | int)
         assert -9999 <= value <= 0
-        found = [now._replace(nll_nat=then.nll_nat) for now, then in zip(found, unchanged, strict=True)]
+        scores = [now._replace(nll_nat=then.nll_nat) for now, then in zip(scores, unchanged, strict=True)]
     elif how == "renamed":
-        assert [now.hits for now in found] == [then.hits for then in unchanged]
-        found = [now._replace(likeliest=then.likeliest) for now, then in zip(found, unchanged, strict=True)]
-    assert found == unchanged
+        assert [now.hits for now in scores] == [then.hits for then in unchanged]
+        scores = [now._replace(likeliest=then.likeliest) for now, then in zip(scores, unchanged, strict=True)]
+    assert scores == unchanged
 
 
 # --- what a server is asked
@@ -330,9 +341,9 @@ def serving(**behaviour: Any) -> Iterator[tuple[Server, list[tuple[str, Document
             http.shutdown()
 
 
-def measured(path: Path, *given: Passage, **behaviour: Any) -> tuple[list[Document], list[tuple[str, Document]]]:
+def measured(path: Path, *passages_given: Passage, **behaviour: Any) -> tuple[list[Document], list[tuple[str, Document]]]:
     with serving(**behaviour) as (server, asked):
-        measure_likelihood(server, given, path, 10.0, lambda *_: None)
+        measure_likelihood(server, passages_given, path, 10.0, lambda *_: None)
     return [json.loads(line) for line in path.read_text().splitlines()], asked
 
 
@@ -375,26 +386,26 @@ def test_a_text_is_scored_from_its_second_token_on(tmp_path: Path) -> None:
     "reply", [{}, {"tokens": [1.5], "max_model_len": 9}, {"tokens": ["a"], "max_model_len": 9}, {"tokens": [1]}]
 )
 def test_a_server_that_gives_no_ids_is_the_reason(reply: Document, tmp_path: Path) -> None:
-    given = [Passage("gsm8k", 1, "Q?", "A.")]
-    measured(tmp_path / "answers.jsonl", *given, ids=reply)
+    passages_given = [Passage("gsm8k", 1, "Q?", "A.")]
+    measured(tmp_path / "answers.jsonl", *passages_given, ids=reply)
     with pytest.raises(ValueError, match="_Tokenized"):
-        read_scored(tmp_path / "answers.jsonl", given, MODEL)
+        read_scored(tmp_path / "answers.jsonl", passages_given, MODEL)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
 def test_scoring_ends_at_the_first_refusal_which_is_the_reason(path: str, tmp_path: Path) -> None:
-    given = [Passage("gsm8k", number, "Q?", "A.") for number in range(3)]
-    lines, _ = measured(tmp_path / "answers.jsonl", *given, refuses=path)
+    passages_given = [Passage("gsm8k", number, "Q?", "A.") for number in range(3)]
+    lines, _ = measured(tmp_path / "answers.jsonl", *passages_given, refuses=path)
     assert len(lines) == 1
     with pytest.raises(ValueError, match=r"HTTP 400: .*not here"):
-        read_scored(tmp_path / "answers.jsonl", given, MODEL)
+        read_scored(tmp_path / "answers.jsonl", passages_given, MODEL)
 
 
 def test_a_server_that_does_not_answer_is_the_reason(tmp_path: Path) -> None:
-    given = [Passage("gsm8k", 1, "Q?", "A.")]
-    measure_likelihood(living("http://127.0.0.1:9"), given, tmp_path / "answers.jsonl", 5.0, lambda *_: None)
+    passages_given = [Passage("gsm8k", 1, "Q?", "A.")]
+    measure_likelihood(living("http://127.0.0.1:9"), passages_given, tmp_path / "answers.jsonl", 5.0, lambda *_: None)
     with pytest.raises(ValueError, match="ConnectError"):
-        read_scored(tmp_path / "answers.jsonl", given, MODEL)
+        read_scored(tmp_path / "answers.jsonl", passages_given, MODEL)
 
 
 def test_a_text_that_is_too_long_is_the_recipes_error(tmp_path: Path) -> None:

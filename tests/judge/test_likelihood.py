@@ -44,13 +44,13 @@ def plan_of(*gates: Gate, scored: LikelihoodPlan | None = SCORED, **changes: Any
 @pytest.fixture
 def evidence(tmp_path: Path) -> Path:
     """The regressed copy beside the reference model."""
-    found = tmp_path / "evidence"
-    shutil.copytree(ANSWERED, found / "baseline" / "accuracy" / "gsm8k")
-    shutil.copytree(CAPTURED / "bf16", found / "baseline" / "likelihood")
-    shutil.copytree(CAPTURED / "regressed", found / "likelihood")
-    shutil.copy(TEXTS, found / "likelihood")
-    (found / "likelihood" / MACHINE).write_text(CPU.model_dump_json())
-    return found
+    folder = tmp_path / "evidence"
+    shutil.copytree(ANSWERED, folder / "baseline" / "accuracy" / "gsm8k")
+    shutil.copytree(CAPTURED / "bf16", folder / "baseline" / "likelihood")
+    shutil.copytree(CAPTURED / "regressed", folder / "likelihood")
+    shutil.copy(TEXTS, folder / "likelihood")
+    (folder / "likelihood" / MACHINE).write_text(CPU.model_dump_json())
+    return folder
 
 
 def sums(folder: Path, file: str = "answers.jsonl") -> tuple[float, int, list[str]]:
@@ -71,22 +71,22 @@ def compared(plan: CellPlan, evidence: Path) -> list[Measurement]:
 
 def verdict(gate: Gate, evidence: Path) -> GateVerdict:
     plan = plan_of(gate)
-    (found,) = judge(plan.judged, compared(plan, evidence), "one").gates
-    return found
+    (gate_verdict,) = judge(plan.judged, compared(plan, evidence), "one").gates
+    return gate_verdict
 
 
 def reason(gate: Gate, evidence: Path, plan: CellPlan | None = None) -> str:
-    (found,) = compared(plan or plan_of(gate), evidence)
-    assert found.value is None
-    return found.invalid_because or ""
+    (comparison,) = compared(plan or plan_of(gate), evidence)
+    assert comparison.value is None
+    return comparison.invalid_because or ""
 
 
 def test_the_stage_measures_all_of_them(evidence: Path) -> None:
-    found = parse("likelihood", plan_of(), evidence)
-    assert sorted(row.metric for row in found) == sorted(METRICS)
-    assert all(row.value is not None and row.interval is not None for row in found)
+    measurements = parse("likelihood", plan_of(), evidence)
+    assert sorted(row.metric for row in measurements) == sorted(METRICS)
+    assert all(row.value is not None and row.interval is not None for row in measurements)
     nll, tokens, _ = sums(evidence / "likelihood")
-    (own,) = (row for row in found if row.metric == "answer_nll_nat_per_tok")
+    (own,) = (row for row in measurements if row.metric == "answer_nll_nat_per_tok")
     assert own.value == pytest.approx(nll / tokens)
     assert (own.sample_count, own.unit) == (8, "nat/tok")
 
@@ -104,10 +104,10 @@ def test_the_increase_and_the_agreement_are_those_of_the_replies(file: str, evid
 
 
 def test_the_regressed_copy_finds_the_answers_less_likely(evidence: Path) -> None:
-    found = verdict(increase(bound=0.1), evidence)
-    assert found.verdict == "pass"
-    assert found.value is not None
-    assert 0.003 < found.value < 0.01
+    gate_verdict = verdict(increase(bound=0.1), evidence)
+    assert gate_verdict.verdict == "pass"
+    assert gate_verdict.value is not None
+    assert 0.003 < gate_verdict.value < 0.01
     assert verdict(increase("text_nll_nat_per_tok", 1e-9), evidence).verdict == "fail"
     # Most of the increase is of one answer of eight, so that it is far from sure.
     assert verdict(increase(bound=0.005), evidence).verdict == "inconclusive"
@@ -122,17 +122,17 @@ def test_the_same_build_is_as_likely_as_itself(evidence: Path) -> None:
     for file in ("answers.jsonl", "texts.jsonl"):
         shutil.copy(CAPTURED / "bf16" / file, evidence / "likelihood" / file)
     assert verdict(increase(bound=1e-6), evidence).verdict == "pass"
-    found = verdict(agreement(bound=0.99), evidence)
-    assert (found.verdict, found.value) == ("pass", 1.0)
+    gate_verdict = verdict(agreement(bound=0.99), evidence)
+    assert (gate_verdict.verdict, gate_verdict.value) == ("pass", 1.0)
 
 
 def test_a_gain_is_below_zero_and_passes(evidence: Path) -> None:
     for mine, theirs in (("likelihood", "bf16"), ("baseline/likelihood", "regressed")):
         shutil.copy(CAPTURED / theirs / "answers.jsonl", evidence / mine / "answers.jsonl")
-    found = verdict(increase(bound=0.01), evidence)
-    assert found.verdict == "pass"
-    assert found.value is not None
-    assert found.value < 0
+    gate_verdict = verdict(increase(bound=0.01), evidence)
+    assert gate_verdict.verdict == "pass"
+    assert gate_verdict.value is not None
+    assert gate_verdict.value < 0
 
 
 def rewrite(path: Path, change: Any) -> None:
@@ -157,8 +157,8 @@ def test_another_tokenizer_is_told(evidence: Path) -> None:
 def test_another_context_is_compared(evidence: Path) -> None:
     """Of a chat, a server's own template comes before the answer: what a changed one does to the answer is to be seen."""
     rewrite(evidence / "likelihood" / "answers.jsonl", lambda lines: lines[0]["tokens"].__setitem__(2, 700))
-    (found,) = compared(plan_of(), evidence)
-    assert found.value is not None
+    (comparison,) = compared(plan_of(), evidence)
+    assert comparison.value is not None
 
 
 @pytest.mark.parametrize("where", ["likelihood", "baseline/likelihood"])
@@ -218,8 +218,8 @@ def test_a_run_without_a_baseline_that_becomes_none_scores_nothing() -> None:
     ],
 )
 def test_what_the_baseline_scored_must_be_the_same(then: LikelihoodPlan | None, told: str | None) -> None:
-    found = likelihood_differs(against(plan_of(), likelihood=then))
-    assert told in (found or "") if told else found is None
+    difference = likelihood_differs(against(plan_of(), likelihood=then))
+    assert told in (difference or "") if told else difference is None
 
 
 def test_without_a_gate_nothing_need_be_the_same() -> None:

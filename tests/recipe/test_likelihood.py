@@ -46,8 +46,8 @@ def test_a_recipe_that_does_not_say_what_is_scored_is_refused(
 
 
 def test_answers_need_no_settings(tmp_path: Path) -> None:
-    found = load_recipe(str(write(document_with(ANSWERS, {}), tmp_path / "mine.yaml"))).recipe
-    assert found.likelihood == Likelihood(num_answers=200, texts=None)
+    recipe = load_recipe(str(write(document_with(ANSWERS, {}), tmp_path / "mine.yaml"))).recipe
+    assert recipe.likelihood == Likelihood(num_answers=200, texts=None)
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def loaded(tmp_path: Path) -> LoadedRecipe:
 def test_texts_are_pinned_by_their_content(loaded: LoadedRecipe, tmp_path: Path) -> None:
     content = (json.dumps({"text": "One\u2028line."}, ensure_ascii=False) + "\n").encode()
     (tmp_path / "texts.jsonl").write_bytes(content)
-    found = likelihood_plan(loaded, loaded.recipe.likelihood, server_plan(), [])
-    assert found is not None
-    assert (found.texts, found.texts_sha256) == (tmp_path / "texts.jsonl", hashlib.sha256(content).hexdigest())
+    plan = likelihood_plan(loaded, loaded.recipe.likelihood, server_plan(), [])
+    assert plan is not None
+    assert (plan.texts, plan.texts_sha256) == (tmp_path / "texts.jsonl", hashlib.sha256(content).hexdigest())
 
 
 @pytest.mark.parametrize(

@@ -158,18 +158,18 @@ def _whole(passage: Passage) -> dict[str, Any]:
 
 def _tokenized(server: Server, request: dict[str, Any], limit_s: float) -> tuple[list[int], int]:
     """The ids, and how many tokens the server takes. Raises ValueError if the reply is not of that form."""
-    found = _Tokenized.model_validate(_posted(server, "/tokenize", request, limit_s))
-    return found.tokens, found.max_model_len
+    tokenized = _Tokenized.model_validate(_posted(server, "/tokenize", request, limit_s))
+    return tokenized.tokens, tokenized.max_model_len
 
 
 def _posted(server: Server, path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
     reply = asked("POST", f"{server.url}{path}", limit_s, json={"model": server.served_model_name} | request)
     if reply.status_code != httpx.codes.OK:
         raise ValueError(f"HTTP {reply.status_code}: {reply.text[:300]}")
-    found = json.loads(reply.text)
-    if not isinstance(found, dict):
+    document = json.loads(reply.text)
+    if not isinstance(document, dict):
         raise ValueError(f"the reply of {path} is not a JSON object")
-    return found
+    return document
 
 
 def _trimmed(reply: dict[str, Any], begins: int) -> dict[str, Any]:
@@ -198,9 +198,9 @@ def _read(content: bytes, passages: Sequence[Passage], model: str) -> list[Score
     for line in lines:
         if line.problem:
             raise ValueError(line.problem)
-    found = [Identity(line.of, line.number, line.digest) for line in lines]
-    if found != [passage.identity for passage in passages]:
-        raise ValueError(f"{len(found)} texts were scored, which are not the {len(passages)} that were to be scored")
+    scored = [Identity(line.of, line.number, line.digest) for line in lines]
+    if scored != [passage.identity for passage in passages]:
+        raise ValueError(f"{len(scored)} texts were scored, which are not the {len(passages)} that were to be scored")
     return [_checked(line, passage, model) for line, passage in zip(lines, passages, strict=True)]
 
 
@@ -214,38 +214,43 @@ def _checked(line: Written, passage: Passage, model: str) -> Scored:
     tokens, likelihoods = line.tokens[line.begins :], reply.choices[0].prompt_logprobs
     if not tokens or len(likelihoods) != len(tokens):
         raise ValueError(f"{where} has {len(tokens)} tokens and {len(likelihoods)} likelihoods")
-    own = [_own(token, at, where) for token, at in zip(tokens, likelihoods, strict=True)]
-    _check_text("".join(found.decoded_token for found in own), passage, where)
+    for token, at in zip(tokens, likelihoods, strict=True):
+        _check_place(token, at, where)
+    own = [at[str(token)] for token, at in zip(tokens, likelihoods, strict=True)]
+    _check_text("".join(token.decoded_token for token in own), passage, where)
     return Scored(
         identity=passage.identity,
         tokens=tuple(tokens),
-        nll_nat=-math.fsum(found.logprob for found in own),
-        likeliest=tuple(_likeliest(at) for at in likelihoods),
+        nll_nat=-math.fsum(token.logprob for token in own),
+        likeliest=tuple(_likeliest(token, at) for token, at in zip(tokens, likelihoods, strict=True)),
     )
 
 
-def _own(token: int, at: dict[str, _Likely], where: str) -> _Likely:
-    """The likelihood of the token itself, held against that of the likeliest one.
+def _check_place(token: int, at: dict[str, _Likely], where: str) -> None:
+    """Check that a reply has, for one token, itself and the likeliest one if that is another, and that the two fit together.
 
-    Raises ValueError unless the two are the token and the likeliest one, and fit together.
+    If two tokens are equally likely, each may have rank 1.
     """
-    own = at.get(str(token))
+    own, others = at.get(str(token)), [likelihood for name, likelihood in at.items() if name != str(token)]
     if own is None:
         raise ValueError(f"a reply to {where} is about other tokens")
-    first = [found for found in at.values() if found.rank == 1]
-    if len(first) != 1 or len(at) != (1 if own.rank == 1 else 2):
+    if own.rank == 1 and not others:
+        return
+    if len(others) != 1 or others[0].rank != 1 or (own.rank == 1 and own.logprob != others[0].logprob):
         raise ValueError(f"a reply to {where} does not say which token is the likeliest")
-    is_possible = own is first[0] or math.exp(own.logprob) + math.exp(first[0].logprob) <= 1 + ROUNDING
-    if not is_possible or own.logprob > first[0].logprob:
-        raise ValueError(f"a reply to {where} has likelihoods that cannot be: {own.logprob} beside {first[0].logprob}")
-    return own
+    first = others[0].logprob
+    if own.logprob > first or math.exp(own.logprob) + math.exp(first) > 1 + ROUNDING:
+        raise ValueError(f"a reply to {where} has likelihoods that cannot be: {own.logprob} beside {first}")
 
 
-def _likeliest(at: dict[str, _Likely]) -> int:
-    (token,) = (token for token, found in at.items() if found.rank == 1)
-    if str(int(token)) != token:
-        raise ValueError(f"{token!r} is no token id")
-    return int(token)
+def _likeliest(token: int, at: dict[str, _Likely]) -> int:
+    """The id of the likeliest token: the text's own, unless another is likelier."""
+    likelier = [name for name, likelihood in at.items() if likelihood.logprob > at[str(token)].logprob]
+    if not likelier:
+        return token
+    if str(int(likelier[0])) != likelier[0]:
+        raise ValueError(f"{likelier[0]!r} is no token id")
+    return int(likelier[0])
 
 
 def _check_text(decoded: str, passage: Passage, where: str) -> None:
@@ -253,9 +258,9 @@ def _check_text(decoded: str, passage: Passage, where: str) -> None:
 
     Without a prompt and a token before it, the first token of a text is not scored, and its letters are missing.
     """
-    text, found = _plain(passage.text), _plain(decoded)
-    lacks_first = not passage.prompt and text.endswith(found) and len(text) - len(found) <= LONGEST_TOKEN
-    if text not in found and not lacks_first:
+    text, scored = _plain(passage.text), _plain(decoded)
+    lacks_first = not passage.prompt and text.endswith(scored) and len(text) - len(scored) <= LONGEST_TOKEN
+    if text not in scored and not lacks_first:
         raise ValueError(f"the tokens of {where} are not those of its text")
 
 
@@ -281,18 +286,18 @@ def per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides, least: 
 
 def share_per_token(hits: Sequence[int], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:
     """The share of tokens that are hits, with bounds as in `per_token`, as if one more token had been none."""
-    value, found = per_token(hits, tokens, at, least=1.0)
-    return value, found and _within(found, 1.0)
+    value, interval = per_token(hits, tokens, at, least=1.0)
+    return value, interval and _within(interval, 1.0)
 
 
 def _nll_per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:
-    value, found = per_token(totals, tokens, at)
-    return value, found and _within(found, math.inf)
+    value, interval = per_token(totals, tokens, at)
+    return value, interval and _within(interval, math.inf)
 
 
-def _within(found: Interval, most: float) -> Interval:
+def _within(interval: Interval, most: float) -> Interval:
     """The interval without what lies below 0 or above `most`, where no value can be."""
-    return Interval(lower=max(0.0, found.lower), upper=min(most, found.upper))
+    return Interval(lower=max(0.0, interval.lower), upper=min(most, interval.upper))
 
 
 def parse_likelihood(scored: Sequence[Scored], metrics: tuple[str, str], levels: Levels, source: str) -> list[Measurement]:
@@ -300,11 +305,11 @@ def parse_likelihood(scored: Sequence[Scored], metrics: tuple[str, str], levels:
     nll, top1 = metrics
     tokens = [len(passage.tokens) for passage in scored]
     at = {metric: sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail) for metric in metrics}
-    found = {
+    values = {
         nll: _nll_per_token([passage.nll_nat for passage in scored], tokens, at[nll]),
         top1: share_per_token([passage.hits for passage in scored], tokens, at[top1]),
     }
     return [
         valid(metric, value, source, sample_count=len(scored), interval=interval, traced_to=[source])
-        for metric, (value, interval) in found.items()
+        for metric, (value, interval) in values.items()
     ]

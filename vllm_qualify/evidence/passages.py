@@ -48,23 +48,23 @@ def answered(plan: CellPlan, evidence: Path) -> list[Passage]:
     """
     folder = evidence / BASELINE / ACCURACY if plan.baseline else evidence / ACCURACY
     most = plan.likelihood.settings.num_answers if plan.likelihood else 0
-    found = [passage for task in plan.accuracy for passage in _of_task(folder / task.name, task.name)[:most]]
-    if not found:
+    passages = [passage for task in plan.accuracy for passage in _of_task(folder / task.name, task.name)[:most]]
+    if not passages:
         raise ValueError("no task has answers with a text, so nothing can be scored: give one that generates text")
-    return found
+    return passages
 
 
 def _of_task(folder: Path, task: str) -> list[Passage]:
     """One answer to each question, in the order of their digests: any first ones of them are a random draw."""
-    found: dict[int, Passage] = {}
+    by_question: dict[int, Passage] = {}
     for path in sorted(folder.glob("r1-b*/samples_*.jsonl")):
         # `splitlines` would also split at characters that replies may contain.
         for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
             row = json.loads(line)
             passage = _passage(task, row)
             if passage is not None:
-                found.setdefault(row["doc_id"], passage)
-    return sorted(found.values(), key=lambda passage: passage.identity.digest)
+                by_question.setdefault(row["doc_id"], passage)
+    return sorted(by_question.values(), key=lambda passage: passage.identity.digest)
 
 
 def _passage(task: str, row: dict[str, Any]) -> Passage | None:

@@ -33,8 +33,8 @@ def likelihood_stage(served: Served, plan: CellPlan, evidence: Path, progress: P
         limit_s = planned.settings.time_limit_s
         if planned.texts:
             content = _copied(planned, folder / passages.TEXTS)
-            given = list(passages.given(content))
-            likelihood.measure_likelihood(served.server, given, folder / likelihood.TEXTS, limit_s, progress)
+            texts = list(passages.given(content))
+            likelihood.measure_likelihood(served.server, texts, folder / likelihood.TEXTS, limit_s, progress)
         try:
             answered = passages.answered(plan, evidence)
         except UNUSABLE:
@@ -89,14 +89,14 @@ def _scored(plan: CellPlan, evidence: Path, file: str, wanted: list[Passage], *,
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     sources = [(OF_ANSWERS, scored_answers, likelihood.ANSWERS)]
     sources += [(OF_TEXTS, scored_texts, likelihood.TEXTS)] if _planned(plan).texts_sha256 else []
-    found = []
+    measurements = []
     for metrics, read, file in sources:
         source = f"{likelihood.STAGE}/{file}"
         try:
-            found += likelihood.parse_likelihood(read(plan, evidence), metrics, levels_for(plan), source)
+            measurements += likelihood.parse_likelihood(read(plan, evidence), metrics, levels_for(plan), source)
         except UNUSABLE as error:
-            found += [invalid(metric, f"no usable scores: {in_words(error)}", source) for metric in metrics]
-    return found
+            measurements += [invalid(metric, f"no usable scores: {in_words(error)}", source) for metric in metrics]
+    return measurements
 
 
 def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
