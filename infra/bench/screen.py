@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from vllm_qualify.recipe.loading import catalog_folder
 
 REFERENCE, SCRIPTS = catalog_folder() / "reference", Path(__file__).parents[1] / "reference_model"
 NAME, GOOD, STOP = "reference", "good", "Question:"
-REPLIES, SCORES = "replies.json", "scores.jsonl"
+WEIGHTS, REPLIES, SCORES = "model.safetensors", "replies.json", "scores.jsonl"
 SHOTS, MOST_TOKENS, CLIENTS, LIMIT_S = 5, 128, 32, 300.0
 # gsm8k's strict-match, as lm-eval has it.
 ANSWER = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -47,7 +48,7 @@ ANSWERS, DRAWS, SURELY = (10, 25, 50, 100, 200, 400), 400, 0.95
 class Build(NamedTuple):
     """One build: how its weights are made, its KV cache, how its prompts are put together, and how it answers.
 
-    Builds whose `server` is the same are asked of one. `start` tells starts of the same one apart.
+    Builds whose `server` is the same are asked of one, which loads their weights one after another. `start` tells starts apart.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Build(NamedTuple):
 
     @property
     def server(self) -> tuple[object, ...]:
-        return (self.weights, self.kv_cache, self.start)
+        return (self.kv_cache, self.start)
 
     @property
     def folder(self) -> str:
@@ -73,8 +74,8 @@ BUILDS = (
     Build("another template", between="\n"),
     Build("temperature 1 by default", temperature=1.0),
     Build("never stops", stop=()),
-    Build("started again", start=2),
     *(Build(f"rounded to {levels} steps", ("regress.py", "--levels", f"{levels}")) for levels in (15, 9, 7, 6, 5)),
+    Build("started again", start=2),
     Build("FP8 KV cache", kv_cache=FP8),
     *(Build(f"FP8 KV cache, scale off by {2**n}", ("rescale.py", "--factor", f"{2.0**-n}"), FP8) for n in (7, 9)),
 )
@@ -131,17 +132,38 @@ def measure(builds: Sequence[Build], folder: Path, asked_for: Sequence[Problem])
     missing = [build for build in builds if not (folder / build.folder / SCORES).exists()]
     if not missing:
         return
-    first = folder / missing[0].folder
-    first.mkdir(parents=True, exist_ok=True)
-    with started(_server_plan(missing[0], first), first, {"run": f"screen-{first.name}"}, _tell) as server:
+    of_server = folder / "server"
+    shutil.rmtree(of_server, ignore_errors=True)
+    served = of_server / "model"
+    shutil.copytree(REFERENCE / "model", served)
+    with started(_server_plan(missing[0], served), of_server, {"run": "screen"}, _tell) as server:
         for build in missing:
             _tell(build.name)
             inside = folder / build.folder
             inside.mkdir(exist_ok=True)
+            _load(server, _weights(build, inside), served)
             (inside / REPLIES).write_text(json.dumps(_answered(server, build, asked_for)))
             unfinished = inside / f"{SCORES}.unfinished"
             measure_likelihood(server, _passages(folder, asked_for, build), unfinished, LIMIT_S, _silent)
             unfinished.rename(inside / SCORES)
+
+
+def _weights(build: Build, folder: Path) -> Path:
+    """The folder with the build's weights, which are made first."""
+    if not build.weights:
+        return REFERENCE / "model"
+    script, *others = build.weights
+    model = folder / "model"
+    command = [str(find_engine().python), str(SCRIPTS / script), str(REFERENCE / "model"), str(model), *others]
+    subprocess.run(command, check=True)
+    return model
+
+
+def _load(server: Server, weights: Path, served: Path) -> None:
+    """Put other weights into the folder that the server reads, and let it load them: a start takes much longer."""
+    fresh = shutil.copy(weights / WEIGHTS, served / f".{WEIGHTS}")
+    Path(fresh).replace(served / WEIGHTS)
+    asked("POST", f"{server.url}/collective_rpc", LIMIT_S, json={"method": "reload_weights"}).raise_for_status()
 
 
 def measured(build: Build, folder: Path, asked_for: Sequence[Problem]) -> Measured:
@@ -152,17 +174,11 @@ def measured(build: Build, folder: Path, asked_for: Sequence[Problem]) -> Measur
     )
 
 
-def _server_plan(build: Build, folder: Path) -> ServerPlan:
+def _server_plan(build: Build, served: Path) -> ServerPlan:
     """As the reference's recipe serves it."""
-    engine, model = find_engine(), REFERENCE / "model"
-    if build.weights:
-        script, *others = build.weights
-        model = folder / "model"
-        command = [str(engine.python), str(SCRIPTS / script), str(REFERENCE / "model"), str(model), *others]
-        subprocess.run(command, check=True)
     return ServerPlan(
-        engine=engine,
-        model=str(model),
+        engine=find_engine(),
+        model=str(served),
         revision=None,
         served_model_name=NAME,
         arguments={
@@ -173,7 +189,8 @@ def _server_plan(build: Build, folder: Path) -> ServerPlan:
             "max-num-seqs": CLIENTS,
             "kv-cache-dtype": build.kv_cache,
         },
-        environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        # Its interface for developers lets it load other weights.
+        environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"},
         startup_timeout_s=600.0,
     )
 
