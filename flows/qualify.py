@@ -16,6 +16,7 @@ from tasks.measure import (
     bring_baseline,
     fit,
     measure_accuracy,
+    measure_likelihood,
     measure_load,
     measure_speculation,
     measure_sweep,
@@ -194,9 +195,11 @@ def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> No
 
 
 def measure(served: Served, run: Run, first: Run, store: str) -> None:
-    """Measure one cell's stages; accuracy answers that it shares with the server's first cell are reused."""
+    """Measure one cell's stages; answers and scores that it shares with the server's first cell are reused."""
     smoke_test(served, run, store)
     measure_accuracy(served, run, first, store)
+    if run.plan.scores_answers:
+        measure_likelihood(served, run, first, store)
     measure_load(served, run, store)
     if run.plan.is_speculative:
         measure_speculation(served, run, store)

@@ -1,4 +1,4 @@
-"""The stages that need the server: serve, smoke, accuracy, load. A stage that was reused is not measured again.
+"""The stages that need the server: serve, smoke, accuracy, likelihood, load. A stage that was reused is not measured again.
 
 Further starts of the server, which follow when it was stopped, are in `tasks/starts.py`.
 """
@@ -123,6 +123,19 @@ def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageE
         return stages.accuracy_stage(served, plan, evidence, counter("accuracy", "questions"), asking)
 
     return _once(run, "accuracy", store, measure)
+
+
+@step("likelihood", "likelihood {run.plan.cell.id}", once=True)
+def measure_likelihood(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
+    """Score the answers and texts; or reuse the scores of the server's first cell, if it scored the same ones."""
+    plan, evidence = run.plan, run.evidence
+
+    def measure() -> StageEvidence:
+        if run != first and first.stage("likelihood") and stages.scores_alike(plan, first.plan):
+            return stages.taken_over("likelihood", plan, evidence, first.evidence, first.stages())
+        return stages.likelihood_stage(served, plan, evidence, counter("likelihood", "texts"))
+
+    return _once(run, "likelihood", store, measure)
 
 
 @step("load", "load {run.plan.cell.id}", once=True)

@@ -17,6 +17,8 @@ HIGHER_IS_BETTER = {
     "em",
     "prompt_level_strict_acc",
     "prompt_level_loose_acc",
+    "answer_top1_share",
+    "text_top1_share",
     "request_throughput_req_s",
     "output_throughput_tok_s",
     "total_throughput_tok_s",
@@ -41,6 +43,8 @@ LOWER_IS_BETTER = {
     "startup_ready_s",
     "gpu_idle_share",
     "truncated_answers",
+    "answer_nll_nat_per_tok",
+    "text_nll_nat_per_tok",
     "slo_cost_usd_mtok",
     *(f"{time}_{at}_ms" for time in ("ttft", "tpot", "itl", "e2el") for at in ("mean", "p50", "p90", "p99")),
 }

@@ -39,7 +39,7 @@ def fake_engine(tmp_path: Path) -> dict[str, str]:
 def document() -> Document:
     edited = reference()
     edited["gpu_types"]["cpu"]["startup_timeout_s"] = 2
-    edited["gates"] = [gate for gate in edited["gates"] if "max_loss" not in gate]
+    edited["gates"] = [gate for gate in edited["gates"] if not {"max_loss", "max_nll_increase"} & gate.keys()]
     return edited
 
 

@@ -30,11 +30,11 @@ def test_the_readmes_recipe_is_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", re.findall(r"^```yaml\n(.*?)^```$", RECIPES, re.DOTALL | re.MULTILINE))
 def test_each_example_of_the_recipes_document_is_valid_in_a_recipe(example: str, tmp_path: Path) -> None:
-    """It is the README's recipe with the example's variants, GPU type or profile."""
+    """It is the README's recipe with the example's keys, GPU type or profile."""
     yaml = YAML(typ="safe")
     (whole,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     recipe, part = yaml.load(whole), yaml.load(example)
-    if "variants" in part:
+    if {"variants", "likelihood"} & part.keys():
         recipe |= part
     elif "gpu_types" in part:
         recipe["gpu_types"]["h200"] |= part["gpu_types"]["h200"]

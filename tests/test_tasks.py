@@ -46,7 +46,7 @@ PUBLISHED = Published(outcome="passed", passed=True, run=Run(folder=Path("run"))
 DIGEST = "sha256:" + "a" * 64
 HAS_IT = Answer(headers={"Docker-Content-Digest": DIGEST})
 # In its own words, not those of the code: what runs tools on a server, or starts it.
-MEASURES = ["fit", "smoke", "accuracy", "load", "speculation", "sweep", "warm starts", "further start"]
+MEASURES = ["fit", "smoke", "accuracy", "likelihood", "load", "speculation", "sweep", "warm starts", "further start"]
 
 
 @pytest.fixture(scope="module", autouse=True)

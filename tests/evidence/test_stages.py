@@ -7,11 +7,16 @@ import pytest
 
 from tests.evidence.test_sharing import cell
 from vllm_qualify.evidence.stages import TABLE, on_the_server, parse_unfinished, wanted
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
 from vllm_qualify.recipe.metrics import METRICS, STAGES, Stage
-from vllm_qualify.recipe.workload import Fit, Sweep
+from vllm_qualify.recipe.workload import Fit, Likelihood, Sweep
 
 ALWAYS: list[Stage] = ["serve", "smoke", "accuracy", "load"]
+
+
+def scoring(plan: CellPlan) -> CellPlan:
+    """Which becomes a baseline."""
+    return plan.model_copy(update={"likelihood": LikelihoodPlan(settings=Likelihood()), "establishes": True})
 
 
 def drafting(plan: CellPlan) -> CellPlan:
@@ -31,8 +36,9 @@ def test_every_stage_is_in_the_table_in_its_order() -> None:
         (lambda plan: plan.model_copy(update={"sweep": Sweep(concurrencies=[1])}), ["sweep"], ["sweep"]),
         (drafting, ["speculation"], ["speculation"]),
         (lambda plan: plan.model_copy(update={"fit": Fit(max_num_seqs=True)}), ["fit"], []),
+        (lambda plan: plan.model_copy(update={"likelihood": LikelihoodPlan(settings=Likelihood())}), [], []),
     ],
-    ids=["plain", "sweep", "draft", "fit"],
+    ids=["plain", "sweep", "draft", "fit", "likelihood without a baseline"],
 )
 def test_the_plan_tells_which_stages_are_part_of_its_run(
     change: Callable[[CellPlan], CellPlan], more: list[Stage], on_server: list[Stage]
@@ -42,15 +48,19 @@ def test_the_plan_tells_which_stages_are_part_of_its_run(
     assert on_the_server(plan) == [*ALWAYS[1:], *on_server]
 
 
+def test_a_run_that_becomes_a_baseline_scores_its_answers_before_its_load() -> None:
+    assert on_the_server(scoring(cell())) == ["smoke", "accuracy", "likelihood", "load"]
+
+
 def test_the_report_shows_the_settings_of_what_is_asked_for() -> None:
-    plan = cell().model_copy(update={"sweep": Sweep(concurrencies=[1, 2])})
+    plan = scoring(cell()).model_copy(update={"sweep": Sweep(concurrencies=[1, 2])})
     shown = {title: settings for kind in TABLE.values() for title, settings in kind.settings(plan).items()}
-    assert list(shown) == ["smoke", "accuracy: gsm8k", "load", "sweep"]
+    assert list(shown) == ["smoke", "accuracy: gsm8k", "likelihood", "load", "sweep"]
     assert shown["sweep"]["concurrencies"] == [1, 2]
 
 
-@pytest.mark.parametrize("stage", ["serve", "smoke", "accuracy", "load"])
+@pytest.mark.parametrize("stage", ["serve", "smoke", "accuracy", "likelihood", "load"])
 def test_a_stage_that_left_nothing_has_measurements_that_say_so(stage: Stage, tmp_path: Path) -> None:
-    found = parse_unfinished(stage, cell(), tmp_path)
+    found = parse_unfinished(stage, scoring(cell()), tmp_path)
     assert found
     assert all(row.invalid_because and METRICS[row.metric].stage == stage for row in found)

@@ -104,6 +104,8 @@ def test_every_row_of_a_table_has_a_cell_for_each_head(name: str) -> None:
         ("truncated_answers", ("`maximum`", "`reference` and `margin`")),
         ("output_throughput_tok_s", ("`minimum`", "`reference` and `margin`", "`max_worsening`")),
         ("ttft_p99_ms", ("`maximum`", "`reference` and `margin`", "`max_worsening`")),
+        ("answer_nll_nat_per_tok", ("`max_nll_increase`",)),
+        ("text_top1_share", ("`min_top1_agreement`",)),
         ("speculative_speedup", ("`minimum`", "`reference` and `margin`")),
     ],
 )

@@ -135,11 +135,13 @@ def test_a_worsening_of_20_percent_is_seen_in_every_metric(metric: Metric) -> No
     if metric.unit == "bool":
         good, bound, worsened = 1.0, 1.0, 0.0
     about = {"metric": metric.name, "unit": metric.unit, "filter": name_filter}
-    gate = gate_of(**{**about, "minimum" if higher else "maximum": bound})
+    absolute, compared = ("minimum", "min_top1_agreement") if higher else ("maximum", "max_nll_increase")
+    gate = gate_of(**{**about, compared if metric.stage == "likelihood" else absolute: bound})
+    others = {"against": "a run"} if metric.stage == "likelihood" else {}
 
     def measured(value: float) -> Measurement:
         interval = {"lower": value * 0.99, "upper": min(value * 1.01, 1.0)}
-        return valid(metric.name, value, "x", filter=name_filter, sample_count=500, interval=interval)
+        return valid(metric.name, value, "x", filter=name_filter, sample_count=500, interval=interval, **others)
 
     assert verdict_of(gate, measured(good)) == "pass"
     assert verdict_of(gate, measured(worsened)) == "fail"

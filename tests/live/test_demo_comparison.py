@@ -16,6 +16,7 @@ from vllm_qualify.runs.baseline import newest_baseline
 pytestmark = pytest.mark.engine
 
 PAIRED = "exact_match (gsm8k, strict-match) against the baseline"
+LIKELIER = "answer_nll_nat_per_tok against the baseline"
 THROUGHPUT = "output_throughput_tok_s against the baseline"
 
 CHOICES = """\
@@ -49,12 +50,17 @@ def gate_of(report: Report, label: str) -> GateVerdict:
 def test_the_first_run_of_a_store_becomes_its_baseline(approved: Qualified) -> None:
     report = approved.report
     assert report.plan.establishes
-    assert [gate.label for gate in report.judgement.not_judged] == [PAIRED]
+    assert [gate.label for gate in report.judgement.not_judged] == [PAIRED, LIKELIER]
     baseline = newest_baseline(open_store(approved.store), report.plan.cell.id)
     assert baseline is not None
     assert baseline.run_id == report.run_id
     answers = (approved.folder / "evidence/accuracy/gsm8k/answers.jsonl").read_text().splitlines()
     assert json.loads(answers[0])["answers"] == len(answers) - 1 >= 3 * 500
+    own = {row.metric: row for stage in report.stages for row in stage.measurements if stage.stage == "likelihood"}
+    # It answered greedily, so each of its tokens is the likeliest, but for noise.
+    assert (own["answer_top1_share"].value or 0) > 0.999
+    assert (own["answer_nll_nat_per_tok"].value or 1) < 0.01
+    assert {row.sample_count for row in own.values()} == {200}
 
 
 def test_a_baseline_is_started_twice(approved: Qualified) -> None:
@@ -83,6 +89,21 @@ def test_a_second_run_of_the_same_release_passes_and_asks_less(approved: Qualifi
     assert again.report.plan.baseline is not None
     assert again.report.plan.baseline.run_id == approved.report.run_id
     assert "is compared with run" in again.done.stderr
+
+
+def test_the_same_release_finds_the_baselines_answers_as_likely(again: Qualified) -> None:
+    found = gate_of(again.report, LIKELIER)
+    assert found.verdict == "pass"
+    assert found.value == pytest.approx(0.0, abs=1e-5)
+    assert found.sample_count == 200
+
+
+@pytest.mark.s3
+def test_the_regressed_model_finds_them_less_likely(refused: Qualified) -> None:
+    found = gate_of(refused.report, LIKELIER)
+    assert found.verdict == "fail"
+    assert found.interval is not None
+    assert found.interval.lower > 0.001
 
 
 @pytest.mark.s3

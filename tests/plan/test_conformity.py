@@ -9,11 +9,12 @@ from tests.recipes import Document
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
 from vllm_qualify.plan.cells import plan_cells, within
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.conformity import difference
 from vllm_qualify.recipe.recipe import Approval, Recipe
+from vllm_qualify.recipe.workload import Likelihood
 
 __all__ = ["document", "engine", "gpu_engine"]
 
@@ -64,6 +65,8 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda plan: {"smoke": plan.smoke.model_copy(update={"prompt": "1"})}, "smoke and accuracy settings"),
         (lambda _: {"starts": 1}, "starts: not as"),
         (lambda _: {"accuracy": []}, "smoke and accuracy settings"),
+        (lambda _: {"likelihood": None}, "likelihood settings"),
+        (lambda _: {"likelihood": LikelihoodPlan(settings=Likelihood(num_answers=1))}, "likelihood settings"),
         (lambda plan: {"load": plan.load.model_copy(update={"num_prompts": 5})}, "load settings"),
         (lambda plan: served(plan, arguments=plan.server.arguments | {"max-model-len": 7}), "server options"),
         (lambda plan: served(plan, environment={"VLLM_X": "1"}), "environment variables"),

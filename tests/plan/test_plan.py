@@ -16,7 +16,7 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch
 from vllm_qualify.engine.launchers.process import process_environment
 from vllm_qualify.engine.server import OFFLINE, gpu_count
-from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, new_run_id, plan_cells
 from vllm_qualify.plan.choice import Choice, select
@@ -28,7 +28,11 @@ from vllm_qualify.recipe.serving import EngineName, ServerArguments
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 H200 = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143_771, driver="580.159.04", devices=[0])
 LOAD = {"input_len": 8, "output_len": 4, "max_concurrency": 1, "num_prompts": 14, "num_warmups": 0}
-SCORES = ["exact_match (gsm8k, strict-match)", "exact_match (gsm8k, strict-match) against the baseline"]
+SCORES = [
+    "exact_match (gsm8k, strict-match)",
+    "exact_match (gsm8k, strict-match) against the baseline",
+    "answer_nll_nat_per_tok against the baseline",
+]
 TTFT = {"metric": "ttft_p50_ms", "maximum": 500.0, "unit": "ms"}
 
 
@@ -471,6 +475,7 @@ def on_tensorrt_llm(document: Document) -> Document:
         "environment": {"TLLM_A": "1"},
     }
     document["gpu_types"]["h200"] |= {"server": {"tensor-parallel-size": 3}, "environment": {"VLLM_B": "2"}}
+    document["gates"] = [gate for gate in document["gates"] if "max_nll_increase" not in gate]
     return document
 
 
@@ -482,6 +487,17 @@ def test_a_variant_for_tensorrt_llm_gets_its_own_arguments_alone(on_tensorrt_llm
     assert found.server.gpus == [2, 3]
     assert found.client_image == IMAGE
     assert CellPlan.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.usefixtures("pulled")
+def test_a_gate_on_likelihoods_is_refused_for_tensorrt_llm(document: Document, on_tensorrt_llm: Document) -> None:
+    assert (
+        only(plan_cells(loaded(on_tensorrt_llm), Choice(), Engines(engine=TENSORRT_LLM, client=IMAGE), THREE_H200)).likelihood
+        is None
+    )
+    document["gates"].append({"metric": "answer_nll_nat_per_tok", "max_nll_increase": 0.01, "unit": "nat/tok"})
+    with pytest.raises(RecipeError, match="TensorRT-LLM does not give the likelihood"):
+        plan_cells(loaded(document), Choice(), Engines(engine=TENSORRT_LLM, client=IMAGE), THREE_H200)
 
 
 OLD_TENSORRT_LLM = TENSORRT_LLM.model_copy(update={"tag": "1.2.1"})

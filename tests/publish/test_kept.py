@@ -13,13 +13,14 @@ from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import begin_start, starts_stage
 from vllm_qualify.evidence.starts import further
-from vllm_qualify.plan.cell import BetweenStarts, CellPlan, EarlierTry
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan, EarlierTry, LikelihoodPlan
 from vllm_qualify.plan.cells import new_run_id, within
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_stage, stage_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.workload import Likelihood
 from vllm_qualify.runs.folder import Run, lacking, start_run
 from vllm_qualify.runs.stored import reuse_stages, save_finished
 
@@ -275,7 +276,11 @@ def of_task(**changes: object) -> Change:
     return changed
 
 
-EVERY: list[Stage] = ["fit", "serve", "smoke", "accuracy", "load", "speculation", "sweep", "starts"]
+def scoring(planned: LikelihoodPlan) -> Change:
+    return lambda plan: plan.model_copy(update={"likelihood": planned})
+
+
+EVERY: list[Stage] = ["fit", "serve", "smoke", "accuracy", "likelihood", "load", "speculation", "sweep", "starts"]
 JUDGED: list[Stage] = ["fit", "accuracy", "load", "speculation", "sweep", "starts"]
 KNOWN = BetweenStarts(label="ttft_p50_ms", variance=1e-4, noise=1e-5, freedom=7.0, runs=["run-1"])
 CHANGES: dict[str, tuple[Change, list[Stage]]] = {
@@ -290,13 +295,16 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "number of GPUs": (of_server(gpus=[0, 1]), EVERY),
     "driver": (of("fingerprint", name="Another CPU"), EVERY),
     "smoke": (of("smoke", prompt="Who?"), ["smoke"]),
-    "questions": (of_task(num_concurrent=3), ["accuracy", "starts"]),
+    # Another run's own answers may differ then, which are scored.
+    "questions": (of_task(num_concurrent=3), ["accuracy", "likelihood", "starts"]),
+    "texts": (scoring(LikelihoodPlan(settings=Likelihood(), texts_sha256="0" * 64)), ["likelihood"]),
+    "number of scored answers": (scoring(LikelihoodPlan(settings=Likelihood(num_answers=3))), ["likelihood"]),
     "load": (of("load", num_prompts=41), ["fit", "load", "speculation", "sweep", "starts"]),
     "warm starts": (lambda plan: plan.model_copy(update={"warm_starts": 3}), ["serve"]),
     "starts": (lambda plan: plan.model_copy(update={"starts": 3}), ["accuracy", "load", "starts"]),
     "known starts": (lambda plan: plan.model_copy(update={"between": [KNOWN]}), ["accuracy", "load", "starts"]),
     "gates": (lambda plan: plan.model_copy(update={"gates": plan.gates[:-1]}), JUDGED),
-    "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), JUDGED),
+    "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), ["fit", "accuracy", "likelihood", *JUDGED[2:]]),
     "tries": (lambda plan: plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}), JUDGED),
 }
 

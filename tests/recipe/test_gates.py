@@ -10,11 +10,24 @@ from pydantic import TypeAdapter
 
 from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.gates import BaseGate, Gate, Maximum, MaxLoss, MaxWorsening, Minimum, Reference, gate_of
+from vllm_qualify.recipe.gates import (
+    BaseGate,
+    Gate,
+    Maximum,
+    MaxLoss,
+    MaxNllIncrease,
+    MaxWorsening,
+    Minimum,
+    MinTop1Agreement,
+    Reference,
+    gate_of,
+)
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS, least_requests
 
 PAIRED = {"metric": "exact_match", "filter": "strict-match", "max_loss": 0.008, "unit": "fraction"}
+UNLIKELIER = {"metric": "answer_nll_nat_per_tok", "max_nll_increase": 0.01, "unit": "nat/tok"}
+AGREEING = {"metric": "text_top1_share", "min_top1_agreement": 0.98, "unit": "fraction"}
 RELATIVE = {"metric": "ttft_p50_ms", "max_worsening": 0.05, "unit": "fraction"}
 WAIVER = {
     "gate": "exact_match (gsm8k, strict-match)",
@@ -40,6 +53,8 @@ PROFILE = "gpu_types.cpu.profiles.balanced"
         ({"metric": "ttft_p99_ms", "reference": 200, "margin": 10, "unit": "ms"}, (None, 210), "ttft_p99_ms"),
         (PAIRED, (None, 0.008), "exact_match (strict-match) against the baseline"),
         (RELATIVE, (None, 0.05), "ttft_p50_ms against the baseline"),
+        (UNLIKELIER, (None, 0.01), "answer_nll_nat_per_tok against the baseline"),
+        (AGREEING, (0.98, None), "text_top1_share against the baseline"),
     ],
 )
 def test_a_gate_has_a_range_and_a_label(gate: dict[str, Any], limits: tuple[float | None, float | None], label: str) -> None:
@@ -59,6 +74,13 @@ def test_a_gate_has_a_range_and_a_label(gate: dict[str, Any], limits: tuple[floa
         ({"metric": "ttft_p99_ms", "reference": 200, "unit": "ms"}, "'reference and margin'"),
         ({"metric": "ttft_p99_ms", "reference": 200, "margin": -1, "unit": "ms"}, "must be above 0"),
         ({"metric": "ttft_p99_ms", "maximum": 200, "unit": "ms", "task": "gsm8k"}, "is of no task"),
+        (UNLIKELIER | {"unit": "fraction"}, "'nat/tok', not 'fraction'"),
+        (UNLIKELIER | {"max_nll_increase": 0.0}, "must be above 0"),
+        (UNLIKELIER | {"task": "gsm8k"}, "is of no task"),
+        (UNLIKELIER | {"metric": "answer_top1_share"}, "give 'min_top1_agreement', and nothing beside"),
+        ({"metric": "answer_top1_share", "minimum": 0.9, "unit": "fraction"}, "give 'min_top1_agreement', and nothing"),
+        (AGREEING | {"min_top1_agreement": 1.0}, "less than 1"),
+        (AGREEING | {"metric": "exact_match", "filter": "f"}, "or 'max_loss'"),
         ({"metric": "truncated_answers", "filter": "f", "maximum": 0.1, "unit": "fraction"}, "has no filter"),
     ],
 )
@@ -105,8 +127,9 @@ def test_a_misspelled_key_is_told_with_the_keys_of_every_kind(tmp_path: Path) ->
     file = write(with_gate(reference(), P99 | {"maxmum": 5}), tmp_path / "mine.yaml")
     with pytest.raises(CallerError) as raised:
         load_recipe(str(file))
-    allowed = "metric, filter, task, unit, minimum, maximum, reference, margin, max_loss, max_worsening"
-    assert raised.value.remedy == f"allowed here: {allowed}"
+    common = "metric, filter, task, unit"
+    allowed = "minimum, maximum, reference, margin, max_loss, max_worsening, max_nll_increase, min_top1_agreement"
+    assert raised.value.remedy == f"allowed here: {common}, {allowed}"
 
 
 NULLS = dict.fromkeys(("filter", "task", "minimum", "maximum", "reference", "margin", "max_loss", "max_worsening"))
@@ -116,6 +139,8 @@ KINDS_AS_WRITTEN: list[tuple[dict[str, Any], type[BaseGate]]] = [
     (SCORE | {"reference": 0.92, "margin": 0.02}, Reference),
     (PAIRED, MaxLoss),
     (RELATIVE, MaxWorsening),
+    (UNLIKELIER, MaxNllIncrease),
+    (AGREEING, MinTop1Agreement),
 ]
 
 

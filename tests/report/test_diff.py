@@ -13,10 +13,10 @@ from tests.report.builder import HOSTILE, SCRIPT, detailed_report, image_report,
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, Measurement, invalid, valid
 from vllm_qualify.judge.compare import load_differs
-from vllm_qualify.plan.cell import Baseline, CellPlan
+from vllm_qualify.plan.cell import Baseline, CellPlan, LikelihoodPlan
 from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.workload import Load, Slo
+from vllm_qualify.recipe.workload import Likelihood, Load, Slo
 from vllm_qualify.report.diff import NO_NOISE_KNOWN, WITHIN_NOISE, Change, Moved, ReportDiff, changed_settings, diff
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_diff
@@ -203,6 +203,40 @@ def test_other_questions_are_another_test(approved: Report) -> None:
     assert trends == {"unclear"}
     assert _of(difference, RATE).trend == "equal"
     assert "num_fewshot 5 and 8" in difference.unlike[0].because
+
+
+def _compared(report: Report, run_id: str, **settings: Any) -> Report:
+    baseline = Baseline(
+        run_id=run_id,
+        cell=report.plan.cell,
+        fingerprint=report.plan.fingerprint,
+        client_version="0.32.0",
+        accuracy=[],
+        load=report.plan.load,
+    )
+    return _planned(report, baseline=baseline, likelihood=LikelihoodPlan(settings=Likelihood(**settings)))
+
+
+def test_likelihoods_of_other_texts_are_not_compared(approved: Report) -> None:
+    a = _compared(approved, "run-1")
+    assert diff(a, a).unlike == []
+    (other,) = diff(a, _compared(approved, "run-2")).unlike
+    assert (other.stages, other.because) == (["likelihood"], "A scored the answers of run run-1, B those of run-2")
+    (fewer,) = diff(a, _compared(approved, "run-1", num_answers=7)).unlike
+    assert (fewer.stages, fewer.because) == (["likelihood"], "other texts were scored: num_answers 200 and 7")
+
+
+@pytest.mark.parametrize(("metric", "trend"), [("answer_nll_nat_per_tok", "worse"), ("answer_top1_share", "better")])
+def test_more_of_a_comparison_is_worse_and_more_agreement_is_better(approved: Report, metric: str, trend: str) -> None:
+    less, more = (
+        valid(metric, value, "x", sample_count=9, against="run-1", interval={"lower": value, "upper": value})
+        for value in (0.2, 0.3)
+    )
+
+    def judged(row: Measurement) -> Report:
+        return approved.model_copy(update={"judgement": approved.judgement.model_copy(update={"comparisons": [row]})})
+
+    assert _of(diff(judged(less), judged(more)), f"{metric} against the baseline").trend == trend
 
 
 def test_another_slo_changes_goodput_alone(approved: Report) -> None:

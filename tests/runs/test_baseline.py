@@ -86,6 +86,7 @@ def store(tmp_path: Path) -> Store:
     return found
 
 
+SCORES = "likelihood/answers.jsonl"
 WORDS = "r1-b1/samples_gsm8k_2026-11-20.jsonl"
 
 
@@ -138,13 +139,15 @@ def made(plan: CellPlan, run_id: str, folder: Path, verdict: str = "pass") -> tu
         ("accuracy/gsm8k/lm-eval.log", b"log\n"),
         (f"accuracy/gsm8k/{WORDS}", b"{}\n"),
         ("accuracy/gsm8k/r2-b1/samples_gsm8k_2026-11-20.jsonl", b"{}\n"),
+        (SCORES, b"{}\n"),
+        ("likelihood/machine.json", b"{}\n"),
         ("load/bench-1.json", BENCH),
     ):
         (run.evidence / path).parent.mkdir(parents=True, exist_ok=True)
         (run.evidence / path).write_bytes(body)
     (run.folder / "plan.json").write_text(plan.model_dump_json(indent=2))
     judgement = Judgement.model_validate({"verdict": verdict, "gates": [], "levels": Levels(), "suite": {}, "validation": {}})
-    report = make_report(plan, [stage_of(run, "accuracy"), stage_of(run, "load")], judgement)
+    report = make_report(plan, [stage_of(run, stage) for stage in ("accuracy", "likelihood", "load")], judgement)
     run.save_report(report)
     return report, run
 
@@ -597,6 +600,16 @@ def test_a_task_without_a_gate_against_the_baseline_may_be_asked_in_another_way(
     assert found_in(store, plan)[0].baseline is not None
 
 
+def test_a_baseline_that_scored_other_texts_is_told_before_anything_starts(
+    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path
+) -> None:
+    assert now.likelihood is not None
+    established(store, then.model_copy(update={"likelihood": None}), tmp_path)
+    assert "the baseline scored no texts" in str(refused(store, now))
+    other = now.likelihood.model_copy(update={"texts_sha256": "0" * 64})
+    assert "the baseline scored no texts" in str(refused(store, now.model_copy(update={"likelihood": other})))
+
+
 # --- What is brought
 
 
@@ -612,11 +625,18 @@ def test_the_report_the_answers_and_the_loads_measurements_are_brought(
 ) -> None:
     bring(found_in(store, now)[0], store, folder)
     brought = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert brought == {"report.json", LOAD_STAGE, answers_path("gsm8k"), f"accuracy/gsm8k/{WORDS}"}
+    assert brought == {"report.json", LOAD_STAGE, answers_path("gsm8k"), f"accuracy/gsm8k/{WORDS}", SCORES}
     assert Report.model_validate_json((folder / "report.json").read_bytes()) == baseline
     stage = StageEvidence.model_validate_json((folder / LOAD_STAGE).read_bytes())
     assert stage == next(stage for stage in baseline.stages if stage.stage == "load")
     assert (folder / answers_path("gsm8k")).read_bytes() == ANSWERS
+
+
+@pytest.mark.usefixtures("baseline")
+def test_who_scores_nothing_needs_no_scores(store: Store, now: CellPlan, folder: Path) -> None:
+    plan, _ = found_in(store, now)
+    bring(plan.model_copy(update={"likelihood": None}), store, folder)
+    assert not (folder / SCORES).exists()
 
 
 def test_a_run_that_is_only_here_is_brought_from_its_folder(store: Store, then: CellPlan, now: CellPlan, folder: Path) -> None:

@@ -40,7 +40,8 @@ class Measurement(Frozen):
     """One row of evidence. `value` is None exactly when `invalid_because` says why no value can be trusted.
 
     `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). `against` is the run that is the
-    baseline. With it, the value says how much worse the cell is: the share of questions lost, or how many times worse, less 1.
+    baseline. With it, the value says how much worse the cell is: the share of questions lost, how many times worse, less 1, or
+    by how many nats per token less likely. Of likeliest tokens it is the share in which both agree.
     `start` is the further start of the server that it is of, from 2 on; None is the first, which the other stages measure.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
     measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
@@ -73,8 +74,11 @@ class Measurement(Frozen):
     @property
     def range(self) -> tuple[float, float]:
         """The least and the largest number that its metric can have."""
-        is_share = METRICS[self.metric].unit in ("fraction", "bool") if self.metric in METRICS else False
-        return (-1.0 if self.against is not None else 0.0, 1.0 if is_share else math.inf)
+        metric = METRICS.get(self.metric)
+        is_share = metric is not None and metric.unit in ("fraction", "bool")
+        is_difference = metric is not None and metric.compared_unit != "fraction"
+        least = -math.inf if is_difference else -1.0
+        return (least if self.against is not None else 0.0, 1.0 if is_share else math.inf)
 
     @model_validator(mode="after")
     def _value_or_reason(self) -> Self:
@@ -144,7 +148,7 @@ def invalid(metric: str, because: str, source: str, **others: object) -> Measure
 
 
 def _unit(metric: str, others: dict[str, object]) -> str:
-    return "fraction" if others.get("against") else METRICS[metric].unit
+    return METRICS[metric].compared_unit if others.get("against") else METRICS[metric].unit
 
 
 def share_interval(successes: float, trials: int, at: Sides) -> Interval:

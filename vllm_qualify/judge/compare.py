@@ -18,17 +18,27 @@ from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.load import figures, result, speculation
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import Levels, Sides, levels_for
-from vllm_qualify.evidence.stages import parse_beside, parse_beside_in
-from vllm_qualify.judge import paired, relative
+from vllm_qualify.evidence.sequential import Levels, Sides, levels_for, sides_of
+from vllm_qualify.evidence.stages import parse_beside, parse_beside_in, scored_answers, scored_texts
+from vllm_qualify.judge import likelihood, paired, relative
 from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.paired import Record
 from vllm_qualify.judge.relative import Known
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1, Stage
+from vllm_qualify.recipe.metrics import (
+    ANSWER_NLL,
+    ANSWER_TOP1,
+    GOODPUT,
+    METRICS,
+    SPEEDUP,
+    SPEEDUP_BATCH1,
+    TOP1_SHARES,
+    Stage,
+)
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
+OF_ANSWERS = (ANSWER_NLL, ANSWER_TOP1)
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
 # The baseline's stages whose measurements are compared, each with its file in the folder `baseline`.
@@ -76,6 +86,8 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
                 return _loss(gate, plan, evidence, about)
             case "load":
                 return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], loads, about)
+            case "likelihood":
+                return _unlikelier(gate, plan, evidence, ours, about)
             case None:
                 raise ValueError(f"{gate.label} is a gate on the metric itself")
     except UNUSABLE as error:
@@ -156,6 +168,18 @@ def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
                 repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate, levels_for(plan))
             except UNUSABLE as error:
                 return in_words(error)
+    return None
+
+
+def likelihood_differs(plan: CellPlan) -> str | None:
+    """Why the baseline's likelihoods cannot be compared with the cell's; else None. The other way round nothing is compared."""
+    if not any(gate.against == "likelihood" for gate in plan.gates):
+        return None
+    then, now = plan.compared_with.likelihood, plan.likelihood
+    if then is None:
+        return "the baseline scored no texts"
+    if now is None or then.scored != now.scored:
+        return "the baseline scored other texts, or another number of answers"
     return None
 
 
@@ -450,6 +474,20 @@ def _not_known(known: Known, *, several: bool, is_history: bool) -> list[str]:
     """What the interval does not have. `several` says that one of the builds was started more than once."""
     days = [DAYS] if is_history and known.days is None else []
     return days if several or known.starts or (is_history and known.days) else [STARTS, *days]
+
+
+def _unlikelier(gate: Gate, plan: CellPlan, evidence: Path, ours: Measurement, about: dict[str, str | None]) -> Measurement:
+    """The increase of the negative log-likelihood of answers or texts, or the agreement about the likeliest token."""
+    read = scored_answers if gate.metric in OF_ANSWERS else scored_texts
+    mine, theirs = read(plan, evidence), read(plan, evidence, of_baseline=True)
+    if problem := likelihood.unlike(theirs, mine):
+        raise UnlikeError(problem)
+    levels = levels_for(plan)
+    at = sides_of(METRICS[gate.metric].compared_direction, levels.false_pass, levels.false_fail)
+    compared = likelihood.top1_agreement if gate.metric in TOP1_SHARES else likelihood.nll_increase
+    value, interval = compared(theirs, mine, at)
+    source = f"{ours.source} beside {BASELINE}/{ours.source}"
+    return valid(gate.metric, value, source, sample_count=len(mine), interval=interval, traced_to=[ours.source], **about)
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:

@@ -13,7 +13,7 @@ from vllm_qualify.recipe.code import TASKS_CODE, code_of_server
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.recipe.values import Count, Frozen, Name, NotNegative, Positive
-from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings, Smoke, Sweep
+from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, LoadSettings, Smoke, Sweep
 
 
 class Release(Frozen):
@@ -66,6 +66,19 @@ class TaskPlan(Frozen):
         return self.settings.task
 
 
+class LikelihoodPlan(Frozen):
+    """What is scored: the settings, and the file of texts with the SHA-256 of its content, if there is one."""
+
+    settings: Likelihood
+    texts: Path | None = None
+    texts_sha256: str | None = None
+
+    @property
+    def scored(self) -> tuple[int, str | None]:
+        """What two runs must have alike to be compared: the number of answers, and the content of the texts."""
+        return self.settings.num_answers, self.texts_sha256
+
+
 class Baseline(Frozen):
     """The run that a cell is compared with, and what must be the same for that.
 
@@ -79,6 +92,8 @@ class Baseline(Frozen):
     client_version: str
     accuracy: list[Accuracy]
     load: Load
+    likelihood: LikelihoodPlan | None = None
+    served_model_name: str = ""
 
 
 class EarlierTry(Frozen):
@@ -130,6 +145,7 @@ class CellPlan(Frozen):
     smoke: Smoke
     smoke_golden: str | None
     accuracy: list[TaskPlan]
+    likelihood: LikelihoodPlan | None = None
     load: Load
     prompts: Path | None = None
     sweep: Sweep | None = None
@@ -194,6 +210,11 @@ class CellPlan(Frozen):
     def comparing(self) -> list[Gate]:
         """The gates against the baseline."""
         return [gate for gate in self.gates if gate.is_against_baseline]
+
+    @property
+    def scores_answers(self) -> bool:
+        """Whether it scores texts. Only runs that are compared do, and those that are made to be a baseline."""
+        return self.likelihood is not None and (self.baseline is not None or self.establishes)
 
     @property
     def is_speculative(self) -> bool:

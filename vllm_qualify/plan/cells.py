@@ -17,7 +17,15 @@ from vllm_qualify.plan.choice import Choice, Selection, repository_of, select
 from vllm_qualify.plan.gates import gates_of, waivers_of
 from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import check_memory_limit, server_plan
-from vllm_qualify.plan.workload import load_plan, most_clients, num_concurrent, prompts_file, prompts_needed, task_plan
+from vllm_qualify.plan.workload import (
+    likelihood_plan,
+    load_plan,
+    most_clients,
+    num_concurrent,
+    prompts_file,
+    prompts_needed,
+    task_plan,
+)
 from vllm_qualify.recipe.code import code_of_server, code_of_task
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments, Variant, covers
@@ -117,6 +125,7 @@ def _plan(
         smoke=recipe.smoke,
         smoke_golden=variant.smoke_golden,
         accuracy=accuracy,
+        likelihood=likelihood_plan(loaded, recipe.likelihood, server, gates),
         load=load_plan(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),
         prompts=prompts_file(loaded, profile.load),
         sweep=profile.sweep,

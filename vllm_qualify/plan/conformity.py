@@ -57,6 +57,9 @@ def _judged(plan: CellPlan, expected: CellPlan, selection: Selection) -> Iterato
 def _measured(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile) -> Iterator[str]:
     if (plan.smoke, [task.settings for task in plan.accuracy]) != (recipe.smoke, recipe.accuracy):
         yield "smoke and accuracy settings"
+    scored = plan.likelihood.settings if plan.likelihood else None
+    if scored != (recipe.likelihood if plan.server.engine_kind.scores_prompts else None):
+        yield "likelihood settings"
     if (plan.fit, plan.sweep) != (profile.fit, profile.sweep):
         yield "fit and sweep"
     if any(gate.is_against_baseline for gate in plan.gates) and plan.starts != serving.starts:

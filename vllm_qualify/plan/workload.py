@@ -1,4 +1,4 @@
-"""The plans of a cell's accuracy tasks and of its load."""
+"""The plans of a cell's accuracy tasks, of the texts that it scores, and of its load."""
 
 import hashlib
 import json
@@ -7,11 +7,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.errors import CallerError, HostError, RecipeError
+from vllm_qualify.plan.cell import LikelihoodPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
+from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile
-from vllm_qualify.recipe.workload import Accuracy, Fit, Load, LoadSettings
+from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, LoadSettings
 
 # Questions asked at once: as many as the server runs at once, if the recipe says so, and no more than a client can send.
 CONCURRENT_BY_DEFAULT, MOST_CONCURRENT = 64, 256
@@ -41,6 +42,31 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
 def num_concurrent(settings: Accuracy, server: ServerPlan | None) -> int:
     most = server.most_requests if server else None
     return settings.num_concurrent or min(most or CONCURRENT_BY_DEFAULT, MOST_CONCURRENT)
+
+
+def likelihood_plan(
+    loaded: LoadedRecipe, settings: Likelihood | None, server: ServerPlan, gates: list[Gate]
+) -> LikelihoodPlan | None:
+    """None if the recipe asks for no likelihoods, or if the engine gives none and no gate needs them.
+
+    Raises:
+        RecipeError: a gate needs likelihoods, and the engine gives none.
+        CallerError, HostError: the file of texts is not there, or is no such file.
+    """
+    if settings is None:
+        return None
+    if not server.engine_kind.scores_prompts:
+        if needing := next((gate.label for gate in gates if METRICS[gate.metric].stage == "likelihood"), None):
+            problem = f"{server.engine_kind.title} does not give the likelihood of a prompt's tokens, which {needing} needs"
+            raise RecipeError(problem, "leave the gate out for this engine, in a recipe of its own", "likelihood")
+        return None
+    if settings.texts is None:
+        return LikelihoodPlan(settings=settings)
+    texts = loaded.path(settings.texts)
+    digest, lines = _digest_of_lines(texts, "texts", "likelihood", "text")
+    if not lines:
+        raise CallerError("it has no text", 'write one {"text": "…"} in each line', str(texts))
+    return LikelihoodPlan(settings=settings, texts=texts, texts_sha256=digest)
 
 
 def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
@@ -79,24 +105,33 @@ def prompts_file(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
 
 def _digest_of(prompts: Path, load: Load) -> str:
     """Raises HostError without the file; CallerError if a line has no prompt, or prompts would come twice."""
-    if not prompts.is_file():
-        raise HostError(f"no prompts at {prompts}", "restore the file, or mend load.prompts in the recipe", "check")
-    body = prompts.read_bytes()
+    digest, lines = _digest_of_lines(prompts, "prompts", "load", "prompt")
+    if lines < load.num_prompts:
+        problem = f"it has {lines} prompts, and the load asks {load.num_prompts}: some would come twice"
+        raise CallerError(problem, "add prompts, or lower num_prompts", str(prompts))
+    return digest
+
+
+def _digest_of_lines(path: Path, name: str, section: str, key: str) -> tuple[str, int]:
+    """The SHA-256 of a file of JSON lines, each with a text under `key`, and the number of its lines.
+
+    Raises HostError without the file; CallerError if a line has no such text.
+    """
+    if not path.is_file():
+        raise HostError(f"no {name} at {path}", f"restore the file, or mend {section}.{name} in the recipe", "check")
+    body = path.read_bytes()
     # Split as bytes: in a text other characters end a line too.
     lines = body.splitlines()
     for number, line in enumerate(lines, start=1):
-        if not _is_prompt(line):
-            problem, remedy = f'line {number} is no {{"prompt": "…"}}', "write one JSON object in each line"
-            raise CallerError(problem, remedy, str(prompts))
-    if len(lines) < load.num_prompts:
-        problem = f"it has {len(lines)} prompts, and the load asks {load.num_prompts}: some would come twice"
-        raise CallerError(problem, "add prompts, or lower num_prompts", str(prompts))
-    return hashlib.sha256(body).hexdigest()
+        if not _has_text(line, key):
+            problem, remedy = f'line {number} is no {{"{key}": "…"}}', "write one JSON object in each line"
+            raise CallerError(problem, remedy, str(path))
+    return hashlib.sha256(body).hexdigest(), len(lines)
 
 
-def _is_prompt(line: bytes) -> bool:
+def _has_text(line: bytes, key: str) -> bool:
     try:
         found = json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict) and isinstance(found.get("prompt"), str) and bool(found["prompt"])
+    return isinstance(found, dict) and isinstance(found.get(key), str) and bool(found[key])

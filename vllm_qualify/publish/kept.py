@@ -190,8 +190,8 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
 
 
 def _lacks(plan: CellPlan, measurements: list[Any]) -> bool:
-    """Whether the measurement of a gate is invalid: then the stage is better measured again."""
-    gated = {gate.metric for gate in plan.judged}
+    """Whether a gate's own measurement is invalid: then it is better measured again, also for a run that becomes a baseline."""
+    gated = {gate.metric for gate in plan.gates}
     return any(measurement.metric in gated and measurement.invalid_because for measurement in measurements)
 
 

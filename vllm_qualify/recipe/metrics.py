@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Stage = Literal["fit", "baseline", "serve", "smoke", "accuracy", "load", "speculation", "sweep", "starts"]
+Stage = Literal["fit", "baseline", "serve", "smoke", "accuracy", "likelihood", "load", "speculation", "sweep", "starts"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 Direction = Literal["higher", "lower"]
 
@@ -23,6 +23,21 @@ class Metric:
     meaning: str
     is_score: bool = False
     quantile: float | None = None
+
+    @property
+    def is_only_compared(self) -> bool:
+        """Whether it is measured only beside a baseline, so that it has no absolute gate."""
+        return self.stage == "likelihood"
+
+    @property
+    def compared_unit(self) -> str:
+        """The unit of a comparison with the baseline: a share, or how many times worse, less 1. Likelihoods keep their own."""
+        return self.unit if self.is_only_compared else "fraction"
+
+    @property
+    def compared_direction(self) -> Direction:
+        """Which way a comparison with the baseline is better: a loss or a worsening is better small, an agreement large."""
+        return "higher" if self.name in TOP1_SHARES else "lower"
 
 
 _LATENCIES = {
@@ -48,6 +63,9 @@ _SCORES = {
     "prompt_level_loose_acc": "share of prompts all of whose instructions are followed, loosely read",
 }
 
+ANSWER_NLL, ANSWER_TOP1 = "answer_nll_nat_per_tok", "answer_top1_share"
+TEXT_NLL, TEXT_TOP1 = "text_nll_nat_per_tok", "text_top1_share"
+LIKELIHOODS, TOP1_SHARES = (ANSWER_NLL, TEXT_NLL), (ANSWER_TOP1, TEXT_TOP1)
 NCCL_INFINIBAND, GPU_IDLE = "nccl_infiniband", "gpu_idle_share"
 SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
@@ -81,6 +99,18 @@ _DECLARED = (
     Metric("smoke_golden", "smoke", "bool", "higher", "the text equals the recipe's golden text"),
     *(Metric(name, "accuracy", "fraction", "higher", meaning, is_score=True) for name, meaning in _SCORES.items()),
     Metric("truncated_answers", "accuracy", "fraction", "lower", "share of answers that were cut at the most tokens allowed"),
+    Metric(
+        ANSWER_NLL,
+        "likelihood",
+        "nat/tok",
+        "lower",
+        "negative log-likelihood of the baseline's answers, mean over their tokens",
+    ),
+    Metric(
+        ANSWER_TOP1, "likelihood", "fraction", "higher", "share of the tokens of the baseline's answers that are the likeliest"
+    ),
+    Metric(TEXT_NLL, "likelihood", "nat/tok", "lower", "negative log-likelihood of the recipe's texts, mean over their tokens"),
+    Metric(TEXT_TOP1, "likelihood", "fraction", "higher", "share of the tokens of the recipe's texts that are the likeliest"),
     Metric("request_throughput_req_s", "load", "req/s", "higher", "requests completed per second"),
     Metric("output_throughput_tok_s", "load", "tok/s", "higher", "output tokens per second"),
     Metric("total_throughput_tok_s", "load", "tok/s", "higher", "input and output tokens per second"),

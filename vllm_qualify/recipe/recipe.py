@@ -10,10 +10,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from vllm_qualify.recipe.gates import Gate, Gates, Waiver
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, TEXT_NLL, TEXT_TOP1
 from vllm_qualify.recipe.serving import Arguments, Variant
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Seconds, TaskName, Text
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, LoadSettings, Smoke, Sweep
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, Likelihood, LoadSettings, Smoke, Sweep
 
 # More starts of a server would hardly make a verdict more certain, and each takes minutes.
 MOST_STARTS = 10
@@ -100,6 +100,7 @@ class Recipe(Frozen):
     )
     smoke: Smoke = Field(description="the fixed prompt")
     accuracy: list[Accuracy] = Field(min_length=1, description="the lm-eval tasks")
+    likelihood: Likelihood | None = Field(default=None, description="texts whose likelihood is compared with the baseline's")
     gates: Gates = Field(min_length=1, description="gates of every cell")
     waivers: list[Waiver] = Field(default=[], description="gates that need not be passed for some time")
     approval: Approval = Field(
@@ -150,6 +151,16 @@ class Recipe(Frozen):
             if paired and accuracy.most_repetitions < LEAST_REPETITIONS:
                 problem = f"accuracy of {accuracy.task}: most_repetitions must be {LEAST_REPETITIONS} or more"
                 raise ValueError(f"{problem} for a gate with {paired[0].form()}, whose baseline is asked so often at least")
+        return self
+
+    @model_validator(mode="after")
+    def _likelihoods_have_texts(self) -> Self:
+        gates = [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]
+        for gate in (gate for gate in gates if METRICS[gate.metric].stage == "likelihood"):
+            if self.likelihood is None:
+                raise ValueError(f"the gate on {gate.label} needs 'likelihood', which says what is scored")
+            if gate.metric in (TEXT_NLL, TEXT_TOP1) and self.likelihood.texts is None:
+                raise ValueError(f"the gate on {gate.label} needs 'likelihood.texts', a file of texts")
         return self
 
     def _check_task(self, gate: Gate, tasks: list[TaskName]) -> None:

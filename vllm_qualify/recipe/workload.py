@@ -1,4 +1,4 @@
-"""The requests to a server: the smoke prompt, lm-eval's tasks, the load, and the searches beside it."""
+"""The requests to a server: the smoke prompt, lm-eval's tasks, texts to be scored, the load, and the searches beside it."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -82,6 +82,19 @@ class Accuracy(Frozen):
         default=None,
         description="a folder with lm-eval's YAML files of own tasks, and all files that they open: no others are readable",
     )
+
+
+class Likelihood(Frozen):
+    """How likely the server finds the baseline's answers, and texts of the recipe's own. Nothing is generated for it.
+
+    A run that is made to be a baseline scores its own answers.
+    """
+
+    num_answers: Count = Field(
+        default=200, description="of each task that generates text, how many of the baseline's answers are scored at most"
+    )
+    texts: Text | None = Field(default=None, description="path of texts to be scored too: JSON lines, each with a `text`")
+    time_limit_s: Seconds = Field(default=300.0, description="for each request; an engine compiles a kernel at the first one")
 
 
 class Slo(Frozen):

@@ -14,7 +14,7 @@ from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.stages import TABLE
 from vllm_qualify.judge.compare import NOT_OF_THE_WORKLOAD, SAME_QUESTIONS
 from vllm_qualify.judge.verdict import Outcome, bounds_of
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SLO_COST, STAGES, Direction, Stage
 from vllm_qualify.recipe.values import Frozen
@@ -201,6 +201,7 @@ def _workload(plan: CellPlan) -> dict[str, Any]:
     return {
         "smoke": _dumped(plan.smoke) | {"golden": plan.smoke_golden},
         "accuracy": {task.name: task.settings.model_dump(mode="json", exclude={"task"}) for task in plan.accuracy},
+        "likelihood": _scored(plan.likelihood),
         "load": _dumped(plan.load),
         "sweep": _dumped(plan.sweep),
         "fit": _dumped(plan.fit),
@@ -299,10 +300,11 @@ def _trend(a: Measurement, b: Measurement, unlike: str) -> tuple[Trend, str]:
 
 
 def _direction(measurement: Measurement) -> Direction | None:
-    """The better direction. Against a baseline, the value is a loss or a worsening, so lower is better."""
+    """The better direction. Against a baseline, the value mostly is a loss or a worsening, so lower is better."""
+    metric = METRICS.get(measurement.metric)
     if measurement.against is not None:
-        return "lower"
-    return METRICS[measurement.metric].direction if measurement.metric in METRICS else None
+        return metric.compared_direction if metric else "lower"
+    return metric.direction if metric else None
 
 
 def _noise(a: Interval | None, b: Interval | None) -> str:
@@ -329,7 +331,22 @@ def _unlike(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
     if a.sweep and b.sweep and a.price_usd_gpu_hour != b.price_usd_gpu_hour:
         prices = f"{_or_none(a.price_usd_gpu_hour)} and {_or_none(b.price_usd_gpu_hour)}"
         yield Unlike(stages=["sweep"], metric=SLO_COST, because=f"a GPU's price an hour was {prices}")
+    yield from _unlike_texts(a, b)
     yield from _unlike_tasks(a, b)
+
+
+def _unlike_texts(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
+    if not (a.scores_answers and b.scores_answers):
+        return
+    if (mine := _answers_of(a)) != (other := _answers_of(b)):
+        yield Unlike(stages=["likelihood"], because=f"A scored the answers of run {mine}, B those of {other}")
+    if changed := changed_settings(_scored(a.likelihood), _scored(b.likelihood)):
+        yield Unlike(stages=["likelihood"], because=f"other texts were scored: {_in_words(changed)}")
+
+
+def _answers_of(plan: CellPlan) -> str:
+    """The run that gave the answers that this one scores: its baseline, or itself."""
+    return plan.baseline.run_id if plan.baseline else plan.run_id
 
 
 def _unlike_tasks(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
@@ -352,6 +369,11 @@ def _unlike_tools(a: Report, b: Report) -> Iterator[Unlike]:
 
 def _requests(load: Load) -> dict[str, Any]:
     return load.model_dump(mode="json", exclude=NOT_OF_THE_REQUESTS)
+
+
+def _scored(plan: LikelihoodPlan | None) -> dict[str, Any]:
+    """What is scored; the place of the file of texts does not count."""
+    return _dumped(plan.settings) | {"texts": plan.texts_sha256} if plan else {}
 
 
 def _dumped(settings: Frozen | None) -> dict[str, Any]:

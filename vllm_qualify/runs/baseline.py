@@ -20,8 +20,16 @@ from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreBusyError, StoreError
+from vllm_qualify.evidence import likelihood
 from vllm_qualify.evidence.measurement import EvidenceFile, describe
-from vllm_qualify.judge.compare import MEASURED, answers_path, load_differs, task_differs, unusable_baseline
+from vllm_qualify.judge.compare import (
+    MEASURED,
+    answers_path,
+    likelihood_differs,
+    load_differs,
+    task_differs,
+    unusable_baseline,
+)
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.choice import Selection
 from vllm_qualify.publish.bundle import evidence_key
@@ -36,6 +44,8 @@ from vllm_qualify.runs.folder import find_run
 from vllm_qualify.runs.stored import trusted_report
 
 PLACE = "--baseline"
+# The baseline's scores of its own answers, and of the recipe's texts.
+SCORES = tuple(f"{likelihood.STAGE}/{file}" for file in (likelihood.ANSWERS, likelihood.TEXTS))
 
 
 class Against(Frozen):
@@ -192,6 +202,8 @@ def _baseline(report: Report, folder: Path | None) -> Baseline:
         client_version=report.plan.client_version,
         accuracy=[task.settings for task in report.plan.accuracy],
         load=report.plan.load,
+        likelihood=report.plan.likelihood,
+        served_model_name=report.plan.server.served_model_name,
     )
 
 
@@ -203,6 +215,8 @@ def _check_accuracy(plan: CellPlan) -> None:
     for task in plan.accuracy:
         if problem := task_differs(plan, task):
             raise CallerError(problem, "make a new baseline with --establish-baseline, or mend the recipe", PLACE)
+    if problem := likelihood_differs(plan):
+        raise CallerError(problem, "make a new baseline with --establish-baseline, or mend the recipe", PLACE)
 
 
 def _check_history(plan: CellPlan, why_not: str) -> None:
@@ -267,9 +281,9 @@ def _is_unchanged(folder: Path, revision: str) -> bool:
 
 
 def bring(plan: CellPlan, store: Store, folder: Path) -> None:
-    """Copy what the comparison needs of the baseline's run into `folder`: its report, and answers and load of all starts.
+    """Copy what the comparison needs of the baseline's run into `folder`: report, scores, and answers and load of all starts.
 
-    lm-eval's samples of the first repetition are copied too: a report shows the text of answers that flipped.
+    lm-eval's samples of the first repetition are copied too: their texts are scored, and a report shows answers that flipped.
 
     Raises:
         StoreError: the store lacks a file, or a file is not what the report says.
@@ -279,7 +293,7 @@ def bring(plan: CellPlan, store: Store, folder: Path) -> None:
     for stage in report.stages:
         if stage.stage in MEASURED:
             (folder / MEASURED[stage.stage]).write_text(stage.model_dump_json(indent=2))
-    for file in (file for task in plan.accuracy for file in report.files if _is_brought(file.path, task.name)):
+    for file in (file for file in report.files if _is_brought(file.path, plan)):
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(read(file))
@@ -289,7 +303,13 @@ def bring(plan: CellPlan, store: Store, folder: Path) -> None:
         raise CallerError(f"run {report.run_id} cannot be a baseline here: {problem}", "make a new one", PLACE)
 
 
-def _is_brought(path: str, task: str) -> bool:
+def _is_brought(path: str, plan: CellPlan) -> bool:
+    if path in SCORES:
+        return plan.likelihood is not None
+    return any(_is_of_task(path, task.name) for task in plan.accuracy)
+
+
+def _is_of_task(path: str, task: str) -> bool:
     of_task, answers = f"accuracy/{re.escape(task)}", re.escape(answers_path(task))
     return re.fullmatch(rf"(starts/\d+/)?{answers}|{of_task}/r1-b\d+/samples_[^/]*\.jsonl", path) is not None
 

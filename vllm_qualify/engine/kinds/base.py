@@ -141,6 +141,7 @@ class EngineKind:
 
     - `metrics_path` is the path of its counters for Prometheus. `counters` has the names that each counter has had, newest
       first and without `_total`. This kind does not report the other counters.
+    - With `scores_prompts` it gives the log-likelihood of each token of a prompt, and the ids of a text's tokens, as vLLM does.
     - `load_problems` says, from the counters, why a load's repeat does not count.
     - `queue_remedy` is what to do if requests wait although the server has room for them.
     - `start_log` finds the parts of a start in its log; None if they are not read.
@@ -171,6 +172,7 @@ class EngineKind:
     pins_draft: bool = False
     needs_image: bool = True
     has_client: bool = False
+    scores_prompts: bool = False
     has_tables: bool = False
     start_log: StartLog | None = None
     identities: Callable[[str], list[Identity]] | None = None

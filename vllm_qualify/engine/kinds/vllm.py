@@ -145,6 +145,7 @@ KIND = EngineKind(
     pins_draft=True,
     needs_image=False,
     has_client=True,
+    scores_prompts=True,
     has_tables=True,
     parallel=("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"),
     concurrency="max-num-seqs",

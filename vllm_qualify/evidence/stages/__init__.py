@@ -3,6 +3,7 @@
 from vllm_qualify.evidence.stages.accuracy import AskingLimits, accuracy_stage, asks_alike
 from vllm_qualify.evidence.stages.baseline import baseline_stage
 from vllm_qualify.evidence.stages.fit import fit_stage, found_by_fit
+from vllm_qualify.evidence.stages.likelihood import likelihood_stage, scored_answers, scored_texts, scores_alike
 from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
 from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
 from vllm_qualify.evidence.stages.smoke import smoke_stage
@@ -32,6 +33,7 @@ __all__ = [
     "fit_stage",
     "found_by_fit",
     "idle_gpus",
+    "likelihood_stage",
     "load_stage",
     "loads_of",
     "measure_start",
@@ -41,6 +43,9 @@ __all__ = [
     "parse_beside_in",
     "parse_unfinished",
     "plan_of_start",
+    "scored_answers",
+    "scored_texts",
+    "scores_alike",
     "serve_stage",
     "smoke_stage",
     "speculation_stage",

@@ -78,7 +78,12 @@ def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
 
 
 def _inputs(plan: CellPlan) -> list[Any]:
-    return [[_task(task) for task in plan.accuracy], metadata.version("lm-eval"), *comparing_inputs(plan)]
+    return [questions_of(plan), metadata.version("lm-eval"), *comparing_inputs(plan)]
+
+
+def questions_of(plan: CellPlan) -> list[Any]:
+    """The settings and the content of the plan's tasks, as inputs of a stage."""
+    return [_task(task) for task in plan.accuracy]
 
 
 def _task(task: TaskPlan) -> Any:

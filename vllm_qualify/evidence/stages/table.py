@@ -8,6 +8,7 @@ from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.stages.accuracy import ACCURACY
 from vllm_qualify.evidence.stages.baseline import BASELINE
 from vllm_qualify.evidence.stages.fit import FIT
+from vllm_qualify.evidence.stages.likelihood import LIKELIHOOD
 from vllm_qualify.evidence.stages.load import LOAD
 from vllm_qualify.evidence.stages.serve import SERVE
 from vllm_qualify.evidence.stages.smoke import SMOKE
@@ -18,7 +19,7 @@ from vllm_qualify.evidence.stages.sweep import SWEEP
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import Stage
 
-_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, ACCURACY, LOAD, SPECULATION, SWEEP, STARTS)
+_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, ACCURACY, LIKELIHOOD, LOAD, SPECULATION, SWEEP, STARTS)
 TABLE: dict[Stage, StageKind] = {kind.name: kind for kind in _IN_ORDER}
 
 

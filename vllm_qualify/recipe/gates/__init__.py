@@ -10,7 +10,9 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag, TypeAd
 from vllm_qualify.recipe.gates.bound import Maximum, Minimum
 from vllm_qualify.recipe.gates.gate import POINTS, BaseGate, Comparison, Limits, Verdict, label_of, metric_of
 from vllm_qualify.recipe.gates.max_loss import MaxLoss
+from vllm_qualify.recipe.gates.max_nll_increase import MaxNllIncrease
 from vllm_qualify.recipe.gates.max_worsening import MaxWorsening
+from vllm_qualify.recipe.gates.min_top1_agreement import MinTop1Agreement
 from vllm_qualify.recipe.gates.reference import Reference
 from vllm_qualify.recipe.gates.waiver import Waiver
 from vllm_qualify.recipe.metrics import METRICS, NCCL_INFINIBAND, Metric
@@ -25,8 +27,10 @@ __all__ = [
     "Gates",
     "Limits",
     "MaxLoss",
+    "MaxNllIncrease",
     "MaxWorsening",
     "Maximum",
+    "MinTop1Agreement",
     "Minimum",
     "Reference",
     "Verdict",
@@ -43,6 +47,8 @@ _AnyKind = (
     | Annotated[Reference, Tag("[Reference]")]
     | Annotated[MaxLoss, Tag("[MaxLoss]")]
     | Annotated[MaxWorsening, Tag("[MaxWorsening]")]
+    | Annotated[MaxNllIncrease, Tag("[MaxNllIncrease]")]
+    | Annotated[MinTop1Agreement, Tag("[MinTop1Agreement]")]
 )
 KINDS: tuple[type[BaseGate], ...] = tuple(get_args(tagged)[0] for tagged in get_args(_AnyKind))
 

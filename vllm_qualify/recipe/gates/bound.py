@@ -14,7 +14,7 @@ class Minimum(BaseGate):
 
     @classmethod
     def fits(cls, metric: Metric) -> bool:
-        return metric.direction == "higher"
+        return metric.direction == "higher" and not metric.is_only_compared
 
     @property
     def limits(self) -> Limits:
@@ -28,7 +28,7 @@ class Maximum(BaseGate):
 
     @classmethod
     def fits(cls, metric: Metric) -> bool:
-        return metric.direction == "lower"
+        return metric.direction == "lower" and not metric.is_only_compared
 
     @property
     def limits(self) -> Limits:

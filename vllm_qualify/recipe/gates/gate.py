@@ -12,8 +12,8 @@ AGAINST = " against the baseline"
 POINTS = "pp"
 """Percentage points: the unit of a difference between two shares."""
 
-Comparison = Literal["answers", "load"]
-"""What is compared with the baseline: the answers to each question, or the figures of the load."""
+Comparison = Literal["answers", "load", "likelihood"]
+"""What is compared with the baseline: the answers to each question, the figures of the load, or how likely texts are."""
 
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
@@ -39,7 +39,8 @@ AboveZero = Annotated[Number, AfterValidator(_above_zero)]
 class BaseGate(Frozen):
     """A rule over one metric.
 
-    The unit is the metric's unit; against a baseline it is `fraction`. Without a `task`, the gate is on the recipe's only task.
+    The unit is the metric's unit; of a loss or a worsening it is `fraction`. Without a `task`, the gate is on the recipe's only
+    task.
     """
 
     against: ClassVar[Comparison | None] = None
@@ -52,7 +53,7 @@ class BaseGate(Frozen):
         " a score, refused for others",
     )
     task: Text | None = Field(default=None, description="the task of a score; needed where `accuracy` has more than one")
-    unit: Text = Field(description="the metric's unit, exactly; against a baseline it is `fraction`")
+    unit: Text = Field(description="the metric's unit, exactly; of a loss or a worsening it is `fraction`")
 
     @classmethod
     @abstractmethod
@@ -111,7 +112,7 @@ class BaseGate(Frozen):
         metric = metric_of(self.metric)
         if not self.fits(metric):
             raise ValueError(f"{metric.name} takes no gate with {self.form()}")
-        unit = "fraction" if self.is_against_baseline else metric.unit
+        unit = metric.compared_unit if self.is_against_baseline else metric.unit
         if self.unit != unit:
             raise ValueError(f"the unit of {self.label} is '{unit}', not '{self.unit}'")
         if metric.is_score and self.filter is None:

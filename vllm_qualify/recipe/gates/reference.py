@@ -16,8 +16,8 @@ class Reference(BaseGate):
     margin: AboveZero = Field(description="above 0")
 
     @classmethod
-    def fits(cls, metric: Metric) -> bool:  # noqa: ARG003  (any metric)
-        return True
+    def fits(cls, metric: Metric) -> bool:
+        return not metric.is_only_compared
 
     @property
     def limits(self) -> Limits:

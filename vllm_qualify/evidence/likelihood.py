@@ -1,0 +1,315 @@
+"""Likelihood: the server scores given texts token by token, by prefill alone, and its replies are read and checked.
+
+The server is asked for a text's token ids, and then for the log-likelihood of each of these tokens. Where a text begins follows
+from the ids of its prompt alone: a token that holds the end of the prompt and the beginning of the text counts as the text's.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field
+from scipy import special
+
+from vllm_qualify.answers import asked
+from vllm_qualify.engine.process import Progress
+from vllm_qualify.engine.server import Server
+from vllm_qualify.errors import RecipeError
+from vllm_qualify.evidence.measurement import Interval, Measurement, around, valid
+from vllm_qualify.evidence.memory import Memory, digest_together
+from vllm_qualify.evidence.passages import OF_TEXTS, Identity, Passage
+from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
+from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
+
+STAGE = "likelihood"
+ANSWERS, TEXTS = "answers.jsonl", "texts.jsonl"
+# One is enough to see which token is the likeliest.
+ALTERNATIVES = 1
+# What vLLM writes for a token that is impossible, whose log-likelihood is minus infinity.
+IMPOSSIBLE_NAT = -9999.0
+# Two numbers of a reply can differ by rounding.
+ROUNDING = 1e-5
+# In characters; the longest tokens of some hundred are runs of spaces and signs.
+LONGEST_TOKEN = 64
+READ = Memory(files=16)
+
+
+class Written(Frozen):
+    """One passage as it is written: the ids of prompt and text together, and the server's reply to them.
+
+    The text begins at the token `begins`. In the reply the prompt's tokens are left out. `problem` says why there is no reply.
+    """
+
+    of: str
+    number: CountOrNone
+    digest: str
+    begins: CountOrNone = 0
+    tokens: list[CountOrNone] = []
+    reply: Any = None
+    problem: str = ""
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _Tokenized(_Read):
+    tokens: list[CountOrNone]
+    max_model_len: Count
+
+
+class _Likely(_Read):
+    logprob: Annotated[float, Field(ge=IMPOSSIBLE_NAT, le=0)]
+    rank: Count
+    decoded_token: str
+
+
+class _Choice(_Read):
+    prompt_logprobs: list[dict[str, _Likely]]
+
+
+class _Usage(_Read):
+    prompt_tokens: Count
+
+
+class _Reply(_Read):
+    model: str
+    choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
+    usage: _Usage
+
+
+class Scored(NamedTuple):
+    """A passage with its tokens' ids, the sum of their negative log-likelihoods, and the likeliest token at each place."""
+
+    identity: Identity
+    tokens: tuple[int, ...]
+    nll_nat: float
+    likeliest: tuple[int, ...]
+
+    @property
+    def hits(self) -> int:
+        """How many of its tokens are the likeliest."""
+        return sum(token == likeliest for token, likeliest in zip(self.tokens, self.likeliest, strict=True))
+
+
+def measure_likelihood(server: Server, passages: Sequence[Passage], path: Path, limit_s: float, progress: Progress) -> None:
+    """Have the server score the passages, and write a line for each to `path`. It ends at the first one without a reply.
+
+    One is asked at a time: what else is in a batch changes a kernel's sums. `limit_s` is for each request.
+
+    Raises:
+        RecipeError: a text of the recipe is longer than what the server takes.
+        ReleaseError: the server has ended.
+    """
+    with path.open("w", encoding="utf-8") as file:
+        for done, passage in enumerate(passages, start=1):
+            written = _scored(server, passage, limit_s)
+            file.write(f"{json.dumps(written.model_dump())}\n")
+            progress(done, len(passages))
+            if written.problem:
+                break
+    server.check_alive()
+
+
+def _scored(server: Server, passage: Passage, limit_s: float) -> Written:
+    of, number, digest = passage.identity
+    try:
+        begins, tokens = _tokens(server, passage, limit_s)
+        request = {"prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": ALTERNATIVES}
+        reply = _trimmed(_posted(server, "/v1/completions", request, limit_s), begins)
+    except (httpx.HTTPError, ValueError) as error:
+        server.check_alive()
+        return Written(of=of, number=number, digest=digest, problem=f"{type(error).__name__}: {error}"[:500])
+    return Written(of=of, number=number, digest=digest, begins=begins, tokens=tokens, reply=reply)
+
+
+def _tokens(server: Server, passage: Passage, limit_s: float) -> tuple[int, list[int]]:
+    """Where the text begins, and all ids. Raises ValueError if the server gives none, RecipeError for too long a text."""
+    before, _ = _tokenized(server, _prompt(passage), limit_s) if passage.prompt else ([], 0)
+    whole, most = _tokenized(server, _whole(passage), limit_s)
+    # Nothing comes before the first token, so that it has no likelihood.
+    begins = max(1, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False))))
+    # The server generates one token more.
+    if len(whole) >= most:
+        problem = f"{len(whole)} tokens, and the server takes {most} with the one that it must generate"
+        if passage.of == OF_TEXTS:
+            raise RecipeError(f"the text of line {passage.number} has {problem}", "shorten it", f"{STAGE}.{OF_TEXTS}")
+        raise ValueError(f"question {passage.number} of {passage.of} has with its answer {problem}")
+    return begins, whole
+
+
+def _prompt(passage: Passage) -> dict[str, Any]:
+    if isinstance(passage.prompt, str):
+        return {"prompt": passage.prompt}
+    return {"messages": passage.prompt, "add_generation_prompt": True}
+
+
+def _whole(passage: Passage) -> dict[str, Any]:
+    if isinstance(passage.prompt, str):
+        return {"prompt": passage.prompt + passage.text}
+    messages = [*passage.prompt, {"role": "assistant", "content": passage.text}]
+    return {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+
+
+def _tokenized(server: Server, request: dict[str, Any], limit_s: float) -> tuple[list[int], int]:
+    """The ids, and how many tokens the server takes. Raises ValueError if the reply is not of that form."""
+    tokenized = _Tokenized.model_validate(_posted(server, "/tokenize", request, limit_s))
+    return tokenized.tokens, tokenized.max_model_len
+
+
+def _posted(server: Server, path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    reply = asked("POST", f"{server.url}{path}", limit_s, json={"model": server.served_model_name} | request)
+    if reply.status_code != httpx.codes.OK:
+        raise ValueError(f"HTTP {reply.status_code}: {reply.text[:300]}")
+    document = json.loads(reply.text)
+    if not isinstance(document, dict):
+        raise ValueError(f"the reply of {path} is not a JSON object")
+    return document
+
+
+def _trimmed(reply: dict[str, Any], begins: int) -> dict[str, Any]:
+    """The reply without the likelihoods of the prompt's tokens, which mostly are the largest part of it."""
+    choices = [
+        choice | {"prompt_logprobs": choice["prompt_logprobs"][begins:]}
+        if isinstance(choice, dict) and isinstance(choice.get("prompt_logprobs"), list)
+        else choice
+        for choice in reply.get("choices") or []
+    ]
+    return reply | {"choices": choices}
+
+
+def read_scored(path: Path, passages: Sequence[Passage], model: str) -> list[Scored]:
+    """The scores of exactly these passages, from what `measure_likelihood` wrote.
+
+    Raises one of UNUSABLE unless each passage has one reply, in its order, of this model, to its tokens, and with a possible
+    log-likelihood and a likeliest token for each of the text's tokens.
+    """
+    content, wanted = path.read_bytes(), tuple(passage.identity for passage in passages)
+    return READ.find(digest_together(content), (wanted, model), lambda: _read(content, passages, model))
+
+
+def _read(content: bytes, passages: Sequence[Passage], model: str) -> list[Scored]:
+    lines = [Written.model_validate_json(line) for line in content.split(b"\n") if line]
+    for line in lines:
+        if line.problem:
+            raise ValueError(line.problem)
+    scored = [Identity(line.of, line.number, line.digest) for line in lines]
+    if scored != [passage.identity for passage in passages]:
+        raise ValueError(f"{len(scored)} texts were scored, which are not the {len(passages)} that were to be scored")
+    return [_checked(line, passage, model) for line, passage in zip(lines, passages, strict=True)]
+
+
+def _checked(line: Written, passage: Passage, model: str) -> Scored:
+    where = f"the text of {line.of} {line.number}"
+    reply = _Reply.model_validate(line.reply)
+    if reply.model != model:
+        raise ValueError(f"the reply to {where} is of the model {reply.model}, not {model}")
+    if reply.usage.prompt_tokens != len(line.tokens):
+        raise ValueError(f"{where} has {len(line.tokens)} tokens, and the server counts {reply.usage.prompt_tokens}")
+    tokens, likelihoods = line.tokens[line.begins :], reply.choices[0].prompt_logprobs
+    if not tokens or len(likelihoods) != len(tokens):
+        raise ValueError(f"{where} has {len(tokens)} tokens and {len(likelihoods)} likelihoods")
+    for token, at in zip(tokens, likelihoods, strict=True):
+        _check_place(token, at, where)
+    own = [at[str(token)] for token, at in zip(tokens, likelihoods, strict=True)]
+    _check_text("".join(token.decoded_token for token in own), passage, where)
+    return Scored(
+        identity=passage.identity,
+        tokens=tuple(tokens),
+        nll_nat=-math.fsum(token.logprob for token in own),
+        likeliest=tuple(_likeliest(token, at) for token, at in zip(tokens, likelihoods, strict=True)),
+    )
+
+
+def _check_place(token: int, at: dict[str, _Likely], where: str) -> None:
+    """Check that a reply has, for one token, itself and the likeliest one if that is another, and that the two fit together.
+
+    If two tokens are equally likely, each may have rank 1.
+    """
+    own, others = at.get(str(token)), [likelihood for name, likelihood in at.items() if name != str(token)]
+    if own is None:
+        raise ValueError(f"a reply to {where} is about other tokens")
+    if own.rank == 1 and not others:
+        return
+    if len(others) != 1 or others[0].rank != 1 or (own.rank == 1 and own.logprob != others[0].logprob):
+        raise ValueError(f"a reply to {where} does not say which token is the likeliest")
+    first = others[0].logprob
+    if own.logprob > first or math.exp(own.logprob) + math.exp(first) > 1 + ROUNDING:
+        raise ValueError(f"a reply to {where} has likelihoods that cannot be: {own.logprob} beside {first}")
+
+
+def _likeliest(token: int, at: dict[str, _Likely]) -> int:
+    """The id of the likeliest token: the text's own, unless another is likelier."""
+    likelier = [name for name, likelihood in at.items() if likelihood.logprob > at[str(token)].logprob]
+    if not likelier:
+        return token
+    if str(int(likelier[0])) != likelier[0]:
+        raise ValueError(f"{likelier[0]!r} is no token id")
+    return int(likelier[0])
+
+
+def _check_text(decoded: str, passage: Passage, where: str) -> None:
+    """Check that the tokens are the text's, by its plain letters and digits: other characters may be parts of tokens.
+
+    Without a prompt and a token before it, the first token of a text is not scored, and its letters are missing.
+    """
+    text, scored = _plain(passage.text), _plain(decoded)
+    lacks_first = not passage.prompt and text.endswith(scored) and len(text) - len(scored) <= LONGEST_TOKEN
+    if text not in scored and not lacks_first:
+        raise ValueError(f"the tokens of {where} are not those of its text")
+
+
+def _plain(text: str) -> str:
+    return "".join(letter for letter in text.casefold() if letter.isascii() and letter.isalnum())
+
+
+def per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides, least: float = 0.0) -> tuple[float, Interval | None]:
+    """The mean of `totals` per token, with Student's t bounds over the passages; no bounds for fewer than two.
+
+    It is a ratio of two sums over passages, with the variance of Cochran 1977, "Sampling Techniques", equation 6.13, without
+    the finite population. `least` is added to the sum of squares as one more deviation: no difference in a few passages
+    does not mean that there is none.
+    """
+    number, value = len(totals), math.fsum(totals) / sum(tokens)
+    if number < 2:
+        return value, None
+    squares = math.fsum((total - value * count) ** 2 for total, count in zip(totals, tokens, strict=True)) + least**2
+    error = math.sqrt(squares / (number * (number - 1))) / (sum(tokens) / number)
+    below, above = (-float(special.stdtrit(number - 1, alpha)) * error for alpha in at)
+    return value, around(value, value - below, value + above)
+
+
+def share_per_token(hits: Sequence[int], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:
+    """The share of tokens that are hits, with bounds as in `per_token`, as if one more token had been none."""
+    value, interval = per_token(hits, tokens, at, least=1.0)
+    return value, interval and _within(interval, 1.0)
+
+
+def _nll_per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:
+    value, interval = per_token(totals, tokens, at)
+    return value, interval and _within(interval, math.inf)
+
+
+def _within(interval: Interval, most: float) -> Interval:
+    """The interval without what lies below 0 or above `most`, where no value can be."""
+    return Interval(lower=max(0.0, interval.lower), upper=min(most, interval.upper))
+
+
+def parse_likelihood(scored: Sequence[Scored], metrics: tuple[str, str], levels: Levels, source: str) -> list[Measurement]:
+    """The mean negative log-likelihood per token and the share of likeliest tokens, by the names of their metrics."""
+    nll, top1 = metrics
+    tokens = [len(passage.tokens) for passage in scored]
+    at = {metric: sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail) for metric in metrics}
+    values = {
+        nll: _nll_per_token([passage.nll_nat for passage in scored], tokens, at[nll]),
+        top1: share_per_token([passage.hits for passage in scored], tokens, at[top1]),
+    }
+    return [
+        valid(metric, value, source, sample_count=len(scored), interval=interval, traced_to=[source])
+        for metric, (value, interval) in values.items()
+    ]

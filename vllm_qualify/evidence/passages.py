@@ -1,0 +1,83 @@
+"""Passages: the texts whose likelihood is measured, the baseline's answers after their prompts, and texts of the recipe's own.
+
+Each has an identity that covers its content, so that two builds are compared on the same passages only.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm_qualify.plan.cell import CellPlan
+
+ACCURACY, BASELINE = "accuracy", "baseline"
+# The copy of the recipe's file among the evidence.
+TEXTS = "given-texts.jsonl"
+OF_TEXTS = "texts"
+
+Messages = list[dict[str, Any]]
+
+
+class Identity(NamedTuple):
+    """The task or `texts`, lm-eval's number of the question or the text's line, and the SHA-256 of prompt and text."""
+
+    of: str
+    number: int
+    digest: str
+
+
+class Passage(NamedTuple):
+    """A text after its prompt: only the text's tokens are scored. The prompt of a chat is its messages."""
+
+    of: str
+    number: int
+    prompt: str | Messages
+    text: str
+
+    @property
+    def identity(self) -> Identity:
+        content = json.dumps([self.prompt, self.text], ensure_ascii=False)
+        return Identity(self.of, self.number, hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest())
+
+
+def answered(plan: CellPlan, evidence: Path) -> list[Passage]:
+    """The answers that the cell scores: the first ones of its baseline, or its own if it has none. Empty ones are left out.
+
+    Raises one of UNUSABLE if there are none, or a file is not as lm-eval writes it.
+    """
+    folder = evidence / BASELINE / ACCURACY if plan.baseline else evidence / ACCURACY
+    most = plan.likelihood.settings.num_answers if plan.likelihood else 0
+    passages = [passage for task in plan.accuracy for passage in _of_task(folder / task.name, task.name)[:most]]
+    if not passages:
+        raise ValueError("no task has answers with a text, so nothing can be scored: give one that generates text")
+    return passages
+
+
+def _of_task(folder: Path, task: str) -> list[Passage]:
+    """One answer to each question, in the order of their digests: any first ones of them are a random draw."""
+    by_question: dict[int, Passage] = {}
+    for path in sorted(folder.glob("r1-b*/samples_*.jsonl")):
+        # `splitlines` would also split at characters that replies may contain.
+        for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
+            row = json.loads(line)
+            passage = _passage(task, row)
+            if passage is not None:
+                by_question.setdefault(row["doc_id"], passage)
+    return sorted(by_question.values(), key=lambda passage: passage.identity.digest)
+
+
+def _passage(task: str, row: dict[str, Any]) -> Passage | None:
+    """A sample's prompt and first reply; None if the reply is empty, or the task compares likelihoods itself."""
+    arguments, reply = row["arguments"]["gen_args_0"], row["resps"][0][0]
+    if not isinstance(reply, str) or not reply.strip() or not isinstance(arguments.get("arg_1"), dict):
+        return None
+    prompt = arguments["arg_0"]
+    # lm-eval keeps a chat's messages as text in a list.
+    return Passage(task, row["doc_id"], prompt if isinstance(prompt, str) else json.loads(prompt[0]), reply)
+
+
+def given(content: bytes) -> Iterator[Passage]:
+    """The texts of a recipe's file, numbered by its lines from 1."""
+    for number, line in enumerate(content.splitlines(), start=1):
+        yield Passage(OF_TEXTS, number, "", json.loads(line)["text"])
