@@ -19,6 +19,7 @@ from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.evidence.stages.stage import Commands
 from vllm_qualify.evidence.stages.starts import is_wanted
 from vllm_qualify.judge import estimate, stopping
+from vllm_qualify.plan.parts import check_unchanged
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.runs.folder import Run
 
@@ -35,10 +36,14 @@ def measure_starts(runs: list[Run], store: str) -> None:
     """Start the server of these cells again and again, until no cell needs another start. Cells share each start.
 
     Raises:
-        QualifyError: the server does not start this time, or ended on its own.
+        QualifyError: the server does not start this time, or ended on its own; or as `check_unchanged` after the last one.
     """
+    began_again = False
     while waiting := [found for run in runs if (found := _waiting(run))]:
         _start_again(waiting, store)
+        began_again = True
+    if began_again:
+        check_unchanged(runs[0].plan.server, runs[0].plan.cell.release.revision, "starts")
     for run in runs:
         if is_wanted(run.plan) and run.stage("starts") is None:
             save(run, stages.starts_stage(run.plan, run.evidence, datetime.now(UTC), 0.0, [], None), store)

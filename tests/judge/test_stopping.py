@@ -443,6 +443,14 @@ def test_a_run_that_becomes_a_baseline_is_started_as_often_as_planned(
     assert starts_for(plan, evidence) == ([loss_gate().label] if again else [])
 
 
+def test_no_start_is_made_for_likelihoods_alone(evidence: Path) -> None:
+    """Their texts are scored on the first start only, so that another one would decide nothing."""
+    likelier = gate_of(metric="answer_nll_nat_per_tok", max_nll_increase=0.01, unit="nat/tok")
+    ask(evidence, right_but(QUESTIONS[:4]))
+    assert starts_for(cell_plan([likelier], baseline=None, starts=2), evidence) == []
+    assert starts_for(cell_plan([likelier, loss_gate()], baseline=None, starts=2), evidence) == [loss_gate().label]
+
+
 def test_a_release_that_surely_fails_is_not_started_again(evidence: Path) -> None:
     keep_baseline(evidence, right_but(QUESTIONS[:4]))
     ask(evidence, right_but(QUESTIONS[:39]))

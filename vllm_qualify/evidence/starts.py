@@ -50,7 +50,7 @@ def plan_of(plan: CellPlan, evidence: Path, number: int) -> CellPlan:
 
     Raises one of UNUSABLE if it is not known what is left of the budget.
     """
-    tasks = [once(task) for task in plan.accuracy if is_compared(plan.comparing, task)]
+    tasks = [once(task) for task in plan.accuracy if is_compared(plan.over_starts, task)]
     return plan.model_copy(update={"accuracy": tasks, "load": _load_of(plan.load, evidence, number)})
 
 

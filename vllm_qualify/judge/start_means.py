@@ -45,7 +45,7 @@ class _Start(NamedTuple):
 def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[StartMeans]:
     """The means of all starts in each metric that a gate compares. A metric whose noise is not known is left out."""
     found = []
-    for gate in plan.comparing:
+    for gate in plan.over_starts:
         try:
             each = _of_answers(gate, plan, evidence) if gate.against == "answers" else _of_loads(gate, measured)
         except UNUSABLE:

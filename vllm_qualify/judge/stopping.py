@@ -61,8 +61,8 @@ def another_start(plan: CellPlan, evidence: Path, measured: Sequence[Measurement
     known = [*measured, *compare(plan, evidence, measured, deciding)]
     if any(surely_misses(gate, known) for gate in deciding):
         return []
-    undecided = [gate for gate in deciding if gate.is_against_baseline and not _is_surely_decided(gate, known)]
-    waiting = plan.comparing if plan.establishes else undecided
+    undecided = [gate for gate in deciding if gate.is_over_starts and not _is_surely_decided(gate, known)]
+    waiting = plan.over_starts if plan.establishes else undecided
     return [gate for gate in waiting if gate.against != "load" or _has_time(plan, evidence, number)]
 
 

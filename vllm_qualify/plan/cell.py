@@ -207,6 +207,11 @@ class CellPlan(Frozen):
         return list(dict.fromkeys([*own, *self.code]))
 
     @property
+    def over_starts(self) -> list[Gate]:
+        """The gates against the baseline that further starts of the server can decide."""
+        return [gate for gate in self.gates if gate.is_over_starts]
+
+    @property
     def comparing(self) -> list[Gate]:
         """The gates against the baseline."""
         return [gate for gate in self.gates if gate.is_against_baseline]

@@ -25,7 +25,7 @@ def count(report: Report) -> int:
 
 def sentence(report: Report) -> str:
     """The number of starts and their values, in one sentence; empty if only one was planned."""
-    if report.plan.starts == FIRST or not report.plan.comparing:
+    if report.plan.starts == FIRST or not report.plan.over_starts:
         return ""
     told = [f"{row.metric}: {' · '.join(row.values)}" for row in rows(report)]
     return f"{count(report)} of at most {report.plan.starts}" + (f"; {'; '.join(told)}" if told else "")
@@ -37,7 +37,7 @@ def rows(report: Report) -> list[StartsRow]:
     if number == FIRST:
         return []
     found = _measured(report)
-    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in report.plan.comparing}
+    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in report.plan.over_starts}
     return [_row(label, [found.get(_in_start(label, start)) for start in range(FIRST, number + 1)]) for label in labels]
 
 

@@ -34,7 +34,7 @@ def with_between(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
         TamperedError: a cell's pointer is not as it was written.
         StoreError: the store cannot be read.
     """
-    if not plan.comparing or plan.establishes:
+    if not plan.over_starts or plan.establishes:
         return plan
     found = _between(plan, store, _by_index(store))
     for known in found:
@@ -63,7 +63,7 @@ def _between(plan: CellPlan, store: Store, approved: Iterable[_Approved]) -> lis
     alike = [each for each in approved if each.cell.split("/")[2] == plan.cell.gpu_type]
     newest = sorted(alike, key=lambda each: (each.at, each.cell))[-MOST_CELLS:]
     manifests = [found for each in newest for found in _manifests(store, each.cell) if found.run_id != plan.run_id]
-    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in plan.comparing}
+    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in plan.over_starts}
     return [found for label in labels for found in _of(label, manifests)]
 
 

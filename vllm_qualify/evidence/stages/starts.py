@@ -113,7 +113,7 @@ def starts_stage(
 
 
 def is_wanted(plan: CellPlan) -> bool:
-    return plan.starts > starts.FIRST and bool(plan.comparing)
+    return plan.starts > starts.FIRST and bool(plan.over_starts)
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
@@ -162,7 +162,9 @@ def _in_start(number: int, found: Measurement) -> Measurement:
 def _invalid(plan: CellPlan, number: int, because: str) -> list[Measurement]:
     """One measurement for each gate against the baseline."""
     source = f"{starts.STARTS}/{number}"
-    return [invalid(gate.metric, because, source, task=gate.task, filter=gate.filter, start=number) for gate in plan.comparing]
+    return [
+        invalid(gate.metric, because, source, task=gate.task, filter=gate.filter, start=number) for gate in plan.over_starts
+    ]
 
 
 def _inputs(plan: CellPlan) -> list[Any]:

@@ -100,6 +100,11 @@ class BaseGate(Frozen):
         return self.against is not None
 
     @property
+    def is_over_starts(self) -> bool:
+        """Whether further starts of the server measure what it compares. Likelihoods are scored on the first one alone."""
+        return self.against in ("answers", "load")
+
+    @property
     def has_noise(self) -> bool:
         return self.unit != "bool"
 
