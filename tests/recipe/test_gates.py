@@ -78,7 +78,7 @@ SCORE = {"metric": "exact_match", "filter": "strict-match", "unit": "fraction"}
         (P99 | {"maxmum": 5}, "maxmum", "unknown key"),
         ({"metric": "tpot_p99_ms", "maxmum": 300, "unit": "ms"}, "maxmum", "unknown key (1 more after this)"),
         (PAIRED | {"maxmum": 5, "minimum": 0.9}, "maxmum", "unknown key"),
-        (PAIRED | {"minimum": 0.9}, "", "give 'minimum', or 'reference and margin', or 'max_loss', and nothing beside"),
+        (PAIRED | {"minimum": 0.9}, "", "give 'minimum', or 'reference and margin', or 'max_loss', or 'max_loss_since_anchor', and nothing beside"),
         (PAIRED | {"minimum": 0.9, "metric": "exact_mtach"}, "", "no metric 'exact_mtach'; known: startup_s"),
         (SCORE, "", "give 'minimum', or 'reference and margin', or 'max_loss'"),
         (SCORE | {"minimum": None}, "", "give 'minimum', or"),

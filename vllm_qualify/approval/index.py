@@ -85,7 +85,7 @@ def decided_against(store: Store, cell: str, run_id: str) -> str | None:
 
 def _establishes(store: Store, cell: str, run_id: str) -> bool:
     manifest = _manifest(store, cell, run_id)
-    return manifest is not None and _is_baseline(manifest)
+    return manifest is not None and manifest.is_baseline
 
 
 def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str | None:
@@ -97,7 +97,7 @@ def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str
     if decision_key(cell, found.run_id) not in listed and _establishes(store, cell, found.run_id):
         return found.run_id
     every = (manifest for manifest in manifests(store, cell)[0].values() if decision_key(cell, manifest.run_id) not in listed)
-    newest = max(filter(_is_baseline, every), key=order, default=None)
+    newest = max((manifest for manifest in every if manifest.is_baseline), key=order, default=None)
     return newest.run_id if newest else None
 
 
@@ -324,7 +324,7 @@ def _arrived(store: Store, row: Row) -> tuple[dict[str, Manifest], list[str]]:
 def _baseline(row: Row, arrived: dict[str, Manifest]) -> Numbered | None:
     known = [row.baseline] if row.baseline else []
     return max(
-        [*known, *(_numbered(manifest) for manifest in arrived.values() if _is_baseline(manifest))], key=order, default=None
+        [*known, *(_numbered(manifest) for manifest in arrived.values() if manifest.is_baseline)], key=order, default=None
     )
 
 
@@ -359,10 +359,6 @@ def _readable(store: Store, cell: str, run_ids: Iterable[str]) -> tuple[dict[str
         except UnreadableError:
             unreadable.append(run_id)
     return found, unreadable
-
-
-def _is_baseline(manifest: Manifest) -> bool:
-    return manifest.establishes and manifest.outcome == "passed"
 
 
 def _manifest(store: Store, cell: str, run_id: str) -> Manifest | None:

@@ -76,6 +76,8 @@ def published(manifest_object: StoredObject, manifest: Manifest, report_body: by
     told = (report.plan.cell.id, report.run_id, report.plan.run_id, report.outcome)
     if told != (manifest.cell, manifest.run_id, manifest.run_id, manifest.outcome):
         raise _untrusted("the report is of another run than its manifest", place)
+    if (manifest.establishes and not report.is_baseline) or manifest.new_anchor != report.is_new_anchor:
+        raise _untrusted("the report is of another kind of run than its manifest says: no such baseline or anchor", place)
     known = {(entry.key, entry.sha256) for entry in manifest.objects}
     if not known.issuperset((evidence_key(file), file.sha256) for file in report.files):
         raise _untrusted("the report has evidence that its manifest does not name", place)

@@ -16,6 +16,7 @@ from vllm_qualify.plan.conformity import difference
 from vllm_qualify.publish.store import Store, present
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.runs import judging
+from vllm_qualify.runs.anchor import why_not_the_cells
 from vllm_qualify.runs.tries import not_counted
 
 
@@ -87,6 +88,8 @@ class Desk:
             return f"is of the recipe {plan.cell.recipe}, which the approver does not have"
         if told := difference(plan, recipe):
             return f"was not qualified as the approver's recipe says: {told}"
+        if told := why_not_the_cells(plan, self.store):
+            return told
         if left_out := not_counted(run, self.store):
             return f"does not count {', '.join(left_out)}, in which its release did not pass"
         return ""

@@ -40,7 +40,8 @@ class Measurement(Frozen):
     """One row of evidence. `value` is None exactly when `invalid_because` says why no value can be trusted.
 
     `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). `against` is the run that is the
-    baseline. With it, the value says how much worse the cell is: the share of questions lost, or how many times worse, less 1.
+    baseline, or the anchor with `against_anchor`. With it, the value says how much worse the cell is: the share of questions
+    lost, or how many times worse, less 1.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
     measured than planned.
     """
@@ -49,6 +50,7 @@ class Measurement(Frozen):
     task: str | None = None
     filter: str | None = None
     against: str | None = None
+    against_anchor: bool = False
     value: Number | None
     unit: str
     sample_count: CountOrNone
@@ -62,7 +64,12 @@ class Measurement(Frozen):
 
     @property
     def label(self) -> str:
-        return label_of(self.metric, self.task, self.filter, against_baseline=self.against is not None)
+        against = {"against_baseline": self.is_against_baseline, "against_anchor": self.against_anchor}
+        return label_of(self.metric, self.task, self.filter, **against)
+
+    @property
+    def is_against_baseline(self) -> bool:
+        return self.against is not None and not self.against_anchor
 
     @property
     def range(self) -> tuple[float, float]:

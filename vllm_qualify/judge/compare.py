@@ -1,4 +1,4 @@
-"""Compares the cell with its baseline: measurements of what was lost, from the evidence of both.
+"""Compares the cell with its baseline and its anchor: measurements of what was lost, from the evidence of both.
 
 Both must be alike: the same questions with the same prompts, and the same load by the same client on the same machine type.
 Otherwise the comparison is invalid and says what differs.
@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +26,12 @@ from vllm_qualify.judge.paired import Answers
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SPEEDUP, SPEEDUP_BATCH1
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Load
 
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE = "baseline", "load.json"
+# The folder of the anchor's answers, in the baseline's.
+ANCHOR = "anchor"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.
@@ -40,10 +43,9 @@ LENGTHS = (0.9, 1.1)
 def compare(
     plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], gates: Sequence[Gate] | None = None
 ) -> list[Measurement]:
-    """One measurement for each gate that is against the baseline, of `gates` or else of all. Empty without a baseline."""
-    if plan.baseline is None:
-        return []
-    comparing = [gate for gate in (plan.gates if gates is None else gates) if gate.is_against_baseline]
+    """One measurement for each judged gate that is against another run, of `gates` or else of all."""
+    judged = plan.judged if plan.is_compared else []
+    comparing = [gate for gate in judged if gate.is_compared and (gates is None or gate in gates)]
 
     @cache
     def loads() -> list[Measurement]:
@@ -57,13 +59,13 @@ Loads = Callable[[], list[Measurement]]
 
 
 def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], loads: Loads) -> Measurement:
-    about = {"task": gate.task, "filter": gate.filter, "against": plan.compared_with.run_id}
+    about = {"task": gate.task, "filter": gate.filter, **_against(gate, plan)}
     try:
         ours = _own(gate, measurements)
         if ours.invalid_because is not None:
             return invalid(gate.metric, ours.invalid_because, ours.source, **about)
         match gate.against:
-            case "answers":
+            case "answers" | "anchor":
                 return _loss(gate, plan, evidence, about)
             case "load":
                 return _worsening(gate, plan, evidence, ours, loads, about)
@@ -71,6 +73,12 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
                 raise ValueError(f"{gate.label} is a gate on the metric itself")
     except UNUSABLE as error:
         return invalid(gate.metric, f"no usable comparison: {in_words(error)}", "", **about)
+
+
+def _against(gate: Gate, plan: CellPlan) -> dict[str, Any]:
+    if gate.is_against_anchor:
+        return {"against": plan.held_against.run_id, "against_anchor": True}
+    return {"against": plan.compared_with.run_id}
 
 
 def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
@@ -124,11 +132,12 @@ def _too_seldom(answered: Answered) -> str | None:
 def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
     """Why nothing can be compared with the answers in a `baseline` folder, whatever the cell will answer; else None."""
     for task in plan.accuracy:
-        for gate in paired_gates(plan, task):
+        for gate in (gate for gate in plan.judged if gate.task == task.name and gate.against in ("answers", "anchor")):
+            other = _other(gate, plan)
             try:
-                repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate)
+                repetitions_to_establish(answers.load(folder / other.path(task.name)), task, gate)
             except UNUSABLE as error:
-                return in_words(error)
+                return f"{other.word}: {in_words(error)}"
     return None
 
 
@@ -173,19 +182,36 @@ def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate) -> 
     return min(needed, task.settings.most_repetitions)
 
 
-def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | None]) -> Measurement:
-    task = _task_of(plan, gate)
-    source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}"
-    if problem := task_differs(plan, task):
+class _Other(NamedTuple):
+    """The run whose answers are compared with the cell's: its word, its folder in the baseline's, and how it was asked."""
+
+    word: str
+    folder: str
+    accuracy: Sequence[Accuracy]
+
+    def path(self, task: str) -> str:
+        return f"{self.folder}{answers_path(task)}"
+
+
+def _other(gate: Gate, plan: CellPlan) -> _Other:
+    if gate.is_against_anchor:
+        return _Other("anchor", f"{ANCHOR}/", plan.held_against.accuracy)
+    return _Other("baseline", "", plan.compared_with.accuracy)
+
+
+def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> Measurement:
+    task, other = _task_of(plan, gate), _other(gate, plan)
+    source = f"{answers_path(task.name)} beside {BASELINE}/{other.path(task.name)}"
+    if problem := _asked_otherwise(other, task):
         return invalid(gate.metric, problem, source, **about)
     new = answers.read_answers(evidence / "accuracy" / task.name, task)
-    old = answers.load(evidence / BASELINE / answers_path(task.name))
-    if problem := _unlike(old, new):
+    old = answers.load(evidence / BASELINE / other.path(task.name))
+    if problem := _unlike(old, new, other.word):
         return invalid(gate.metric, problem, source, **about)
     questions = _questions(old.answers)
     ours, theirs = _sums(new.answers, _key(gate), questions), _sums(_answered(old), _key(gate), questions)
     if theirs.spare == 0:
-        raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
+        raise UnlikeError(f"the {other.word} was asked each question once, so the noise is unknown: establish it anew")
     # With a wider margin at a later judging, fewer repetitions may be needed than there are.
     planned = max(repetitions(plan, evidence, task), max(answer.repetition for answer in new.answers))
     looks = _looks(task, len(questions), planned)
@@ -199,7 +225,8 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     # A sure loss stays a loss, whatever the length of the replies.
     is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
     if not is_comparable and asked >= len(questions):
-        problem = f"replies are {length:.2f} times as long as the baseline's, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
+        as_long = f"replies are {length:.2f} times as long as the {other.word}'s"
+        problem = f"{as_long}, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
     traced = sorted({answer.traced_to.rpartition(":")[0] for answer in new.answers})
     return valid(
@@ -234,21 +261,17 @@ def _questions(found: Iterable[Answer]) -> list[int]:
     return sorted({answer.question for answer in found})
 
 
-def _unlike(old: Answered, new: Answered) -> str | None:
+def _unlike(old: Answered, new: Answered, of: str) -> str | None:
     """Why the answers of two builds do not belong to the same questions, or None."""
     if (old.task_version, old.config_hash) != (new.task_version, new.config_hash):
-        return f"the task {new.task} is not the baseline's: its prompts or its scoring changed"
+        return f"the task {new.task} is not the {of}'s: its prompts or its scoring changed"
     before = {answer.question: (answer.doc_hash, answer.prompt_hash, answer.target_hash) for answer in old.answers}
     other = [
         answer.question
         for answer in new.answers
         if before.get(answer.question) != (answer.doc_hash, answer.prompt_hash, answer.target_hash)
     ]
-    return (
-        f"{len(set(other))} questions are not the baseline's, or have other prompts: {sorted(set(other))[:5]}"
-        if other
-        else None
-    )
+    return f"{len(set(other))} questions are not the {of}'s, or have other prompts: {sorted(set(other))[:5]}" if other else None
 
 
 def _sums(found: Iterable[Answer], key: str, questions: Sequence[int]) -> Answers:
@@ -290,7 +313,7 @@ def _worsening(
     evidence: Path,
     ours: Measurement,
     loads: Loads,
-    about: dict[str, str | None],
+    about: dict[str, Any],
 ) -> Measurement:
     theirs = _only(loads(), gate.metric)
     if theirs.invalid_because is not None:
@@ -344,16 +367,18 @@ def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
 
 
 def task_differs(plan: CellPlan, task: TaskPlan) -> str | None:
-    """Why the baseline's answers to a task cannot be compared with the cell's, by their settings; else None."""
-    paired = any(gate.task == task.name and gate.against == "answers" for gate in plan.gates)
-    before = next((settings for settings in plan.compared_with.accuracy if settings.task == task.name), None)
-    if not paired:
-        return None
+    """Why the baseline's or the anchor's answers to a task cannot be compared with the cell's, by their settings; else None."""
+    paired = [gate for gate in plan.judged if gate.task == task.name and gate.against in ("answers", "anchor")]
+    return next((problem for gate in paired if (problem := _asked_otherwise(_other(gate, plan), task))), None)
+
+
+def _asked_otherwise(other: _Other, task: TaskPlan) -> str | None:
+    before = next((settings for settings in other.accuracy if settings.task == task.name), None)
     if before is None:
-        return f"the baseline was not asked {task.name}"
+        return f"the {other.word} was not asked {task.name}"
     then, now = (settings.model_dump(include=set(SAME_QUESTIONS)) for settings in (before, task.settings))
     changed = [f"{name} {then[name]}, now {now[name]}" for name in SAME_QUESTIONS if then[name] != now[name]]
-    return f"the baseline was asked {task.name} in another way: {'; '.join(changed)}" if changed else None
+    return f"the {other.word} was asked {task.name} in another way: {'; '.join(changed)}" if changed else None
 
 
 def load_differs(plan: CellPlan) -> str | None:

@@ -238,7 +238,7 @@ def _checks(gate: Gate, told: GateReading, held: dict[tuple[str, str], bool]) ->
 
 def _range(gate: Gate) -> tuple[float, float]:
     is_share = METRICS[gate.metric].unit in ("fraction", "bool")
-    return (-1.0 if gate.is_against_baseline else 0.0, 1.0 if is_share else 1e300)
+    return (-1.0 if gate.is_compared else 0.0, 1.0 if is_share else 1e300)
 
 
 def _found(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict[str, list[int]]]:

@@ -60,8 +60,8 @@ class GateVerdict(Frozen):
 class Judgement(Frozen):
     """The verdict of a cell with everything that it was judged by.
 
-    `comparisons` are the measurements against the baseline. `not_judged` are the gates that a run which establishes a baseline
-    leaves unjudged.
+    `comparisons` are the measurements against the baseline and the anchor. `not_judged` are the gates that had nothing to be
+    held against.
     """
 
     verdict: Verdict
@@ -122,7 +122,7 @@ def measurements_of(gate: Gate, measurements: Sequence[Measurement]) -> list[Mea
         for found in measurements
         if (found.metric, found.filter) == (gate.metric, None)
         and found.task in (None, gate.task)
-        and (found.against is not None) == gate.is_against_baseline
+        and (found.is_against_baseline, found.against_anchor) == (gate.is_against_baseline, gate.is_against_anchor)
     ]
 
 

@@ -40,7 +40,7 @@ def _selection(plan: CellPlan, recipe: Recipe) -> Selection:
 
 
 def _judged(plan: CellPlan, expected: CellPlan) -> Iterator[str]:
-    for name in ("gates", "waivers", "smoke_golden", "approval"):
+    for name in ("gates", "waivers", "smoke_golden", "approval", "named_anchor"):
         if getattr(plan, name) != getattr(expected, name):
             yield name.replace("_", " ")
 
@@ -73,6 +73,8 @@ def _served(plan: CellPlan, selection: Selection) -> Iterator[str]:
     found = plan.fit.options if plan.fit else []
     if (plan.cell.release.model, server.kind) != (variant.model, variant.engine):
         yield "model and engine"
+    if plan.baseline_variant != (variant.baseline or plan.cell.variant):
+        yield "the baseline's variant"
     if server.signed_by != variant.signed_by:
         yield "publisher's key"
     if _own(with_speculation_parsed(options, server.kind), server.kind, found) != _own(server.arguments, server.kind, found):

@@ -71,7 +71,7 @@ class ReleaseTry(Frozen):
 
 
 class ManifestHead(Frozen):
-    """A run and its outcome. A run that `establishes` was made to be a baseline.
+    """A run and its outcome. A run that `establishes` was made to be a baseline, and with `new_anchor` also an anchor.
 
     `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
     `tried` is None for what is no try of a release: a run that becomes a baseline, or is judged again.
@@ -81,9 +81,14 @@ class ManifestHead(Frozen):
     cell: str
     outcome: Outcome
     establishes: bool = False
+    new_anchor: bool = False
     summary: Summary | None = None
     tried: ReleaseTry | None = None
     sequence: Count | None = None
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.establishes and self.outcome == "passed"
 
 
 class Manifest(ManifestHead):

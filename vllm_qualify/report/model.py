@@ -50,6 +50,11 @@ class Report(Frozen):
         return self.plan.establishes and self.rejudged_from is None
 
     @property
+    def is_new_anchor(self) -> bool:
+        """Whether it becomes the cell's anchor when it is approved."""
+        return self.plan.new_anchor and self.is_baseline
+
+    @property
     def prefix(self) -> str:
         """The folder of this report in the store."""
         return f"reports/{self.plan.cell.id}/{self.run_id}"

@@ -20,6 +20,7 @@ from vllm_qualify.plan.cells import new_run_id
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import Report, make_report
+from vllm_qualify.runs.brought import check_brought
 from vllm_qualify.runs.folder import Run, start_run
 from vllm_qualify.runs.stored import fetch_evidence
 
@@ -57,6 +58,7 @@ def check_judgement(store: Store, run: PublishedRun) -> None:
     with TemporaryDirectory(prefix="vllm-qualify-judge-") as folder:
         evidence = Path(folder)
         fetch_evidence(store, report, evidence)
+        check_brought(store, report, evidence)
         stages = _parsed_again(report.stages, report.plan, evidence)
         again, _ = _judged(report.plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
     if problem := _difference(report.judgement, again):
@@ -106,8 +108,10 @@ def _judged(
     # Great Expectations accepts no slash in this name.
     name = plan.cell.id.replace("/", ".")
     lacking = not_established(plan, evidence, measured)
-    gates = [*plan.judged, *(gate for gate, _ in lacking)]
-    measured += [measurement for _, measurement in lacking]
+    # A run that cannot be a baseline is not judged by its comparison with another one.
+    useless = {gate.label for gate, _ in lacking}
+    gates = [*(gate for gate in plan.judged if gate.label not in useless), *(gate for gate, _ in lacking)]
+    measured = [found for found in measured if found.label not in useless] + [measurement for _, measurement in lacking]
     judgement = judge(gates, measured, name, tries=plan.unpassed, waivers=plan.waivers, today=today, docs=docs)
     left = [gate for gate in plan.gates if gate not in gates]
     return judgement.model_copy(update={"not_judged": left}), gained

@@ -57,6 +57,7 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         cell=report.plan.cell.id,
         outcome=report.outcome,
         establishes=report.is_baseline,
+        new_anchor=report.is_new_anchor,
         summary=_summary(report),
         tried=_tried(report),
     )
@@ -69,7 +70,7 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
 
 
 def _tried(report: Report) -> ReleaseTry | None:
-    if report.plan.establishes or report.rejudged_from:
+    if (report.plan.establishes and not report.plan.is_compared) or report.rejudged_from:
         return None
     release, number = report.plan.cell.release.digest, len(report.plan.tries) + 1
     return ReleaseTry(release=release, number=number, verdict=report.judgement.verdict)

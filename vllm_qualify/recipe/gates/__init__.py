@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag, TypeAd
 from vllm_qualify.recipe.gates.bound import Maximum, Minimum
 from vllm_qualify.recipe.gates.gate import POINTS, BaseGate, Comparison, Limits, Verdict, label_of, metric_of
 from vllm_qualify.recipe.gates.max_loss import MaxLoss
+from vllm_qualify.recipe.gates.max_loss_since_anchor import MaxLossSinceAnchor
 from vllm_qualify.recipe.gates.max_worsening import MaxWorsening
 from vllm_qualify.recipe.gates.reference import Reference
 from vllm_qualify.recipe.gates.waiver import Waiver
@@ -25,6 +26,7 @@ __all__ = [
     "Gates",
     "Limits",
     "MaxLoss",
+    "MaxLossSinceAnchor",
     "MaxWorsening",
     "Maximum",
     "Minimum",
@@ -42,6 +44,7 @@ _AnyKind = (
     | Annotated[Maximum, Tag("[Maximum]")]
     | Annotated[Reference, Tag("[Reference]")]
     | Annotated[MaxLoss, Tag("[MaxLoss]")]
+    | Annotated[MaxLossSinceAnchor, Tag("[MaxLossSinceAnchor]")]
     | Annotated[MaxWorsening, Tag("[MaxWorsening]")]
 )
 KINDS: tuple[type[BaseGate], ...] = tuple(get_args(tagged)[0] for tagged in get_args(_AnyKind))

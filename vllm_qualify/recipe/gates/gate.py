@@ -9,11 +9,12 @@ from vllm_qualify.recipe.metrics import METRICS, Metric
 from vllm_qualify.recipe.values import Frozen, Number, Text
 
 AGAINST = " against the baseline"
+AGAINST_ANCHOR = " against the anchor"
 POINTS = "pp"
 """Percentage points: the unit of a difference between two shares."""
 
-Comparison = Literal["answers", "load"]
-"""What is compared with the baseline: the answers to each question, or the figures of the load."""
+Comparison = Literal["answers", "load", "anchor"]
+"""What is compared: with the baseline the answers to each question, or the figures of the load; with the anchor the answers."""
 
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
@@ -39,11 +40,12 @@ AboveZero = Annotated[Number, AfterValidator(_above_zero)]
 class BaseGate(Frozen):
     """A rule over one metric.
 
-    The unit is the metric's unit; against a baseline it is `fraction`. Without a `task`, the gate is on the recipe's only task.
+    The unit is the metric's unit; against a baseline or an anchor it is `fraction`. Without a `task`, the gate is on the
+    recipe's only task.
     """
 
     against: ClassVar[Comparison | None] = None
-    """what is compared with a baseline; None for a gate on the metric itself"""
+    """what is compared, and with which run; None for a gate on the metric itself"""
 
     metric: Text = Field(description="a name of the metrics")
     filter: Text | None = Field(
@@ -52,7 +54,7 @@ class BaseGate(Frozen):
         " a score, refused for others",
     )
     task: Text | None = Field(default=None, description="the task of a score; needed where `accuracy` has more than one")
-    unit: Text = Field(description="the metric's unit, exactly; against a baseline it is `fraction`")
+    unit: Text = Field(description="the metric's unit, exactly; against a baseline or an anchor it is `fraction`")
 
     @classmethod
     @abstractmethod
@@ -96,6 +98,15 @@ class BaseGate(Frozen):
 
     @property
     def is_against_baseline(self) -> bool:
+        return self.against in ("answers", "load")
+
+    @property
+    def is_against_anchor(self) -> bool:
+        return self.against == "anchor"
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it is against another run, whichever that is."""
         return self.against is not None
 
     @property
@@ -104,14 +115,15 @@ class BaseGate(Frozen):
 
     @property
     def label(self) -> str:
-        return label_of(self.metric, self.task, self.filter, against_baseline=self.is_against_baseline)
+        against = {"against_baseline": self.is_against_baseline, "against_anchor": self.is_against_anchor}
+        return label_of(self.metric, self.task, self.filter, **against)
 
     @model_validator(mode="after")
     def _fits_its_metric(self) -> Self:
         metric = metric_of(self.metric)
         if not self.fits(metric):
             raise ValueError(f"{metric.name} takes no gate with {self.form()}")
-        unit = "fraction" if self.is_against_baseline else metric.unit
+        unit = "fraction" if self.is_compared else metric.unit
         if self.unit != unit:
             raise ValueError(f"the unit of {self.label} is '{unit}', not '{self.unit}'")
         if metric.is_score and self.filter is None:
@@ -139,7 +151,10 @@ def metric_of(name: str) -> Metric:
     return metric
 
 
-def label_of(metric: str, task: str | None, filter_name: str | None, *, against_baseline: bool) -> str:
+def label_of(
+    metric: str, task: str | None, filter_name: str | None, *, against_baseline: bool, against_anchor: bool = False
+) -> str:
     """`exact_match (gsm8k, strict-match)`, `ttft_p99_ms against the baseline`."""
     of = ", ".join(name for name in (task, filter_name) if name)
-    return metric + (f" ({of})" if of else "") + (AGAINST if against_baseline else "")
+    other = AGAINST if against_baseline else AGAINST_ANCHOR if against_anchor else ""
+    return metric + (f" ({of})" if of else "") + other
