@@ -105,7 +105,7 @@ def test_a_misspelled_key_is_told_with_the_keys_of_every_kind(tmp_path: Path) ->
     file = write(with_gate(reference(), P99 | {"maxmum": 5}), tmp_path / "mine.yaml")
     with pytest.raises(CallerError) as raised:
         load_recipe(str(file))
-    allowed = "metric, filter, task, unit, minimum, maximum, reference, margin, max_loss, max_worsening"
+    allowed = "metric, filter, task, unit, minimum, maximum, reference, margin, max_loss, max_loss_since_anchor, max_worsening"
     assert raised.value.remedy == f"allowed here: {allowed}"
 
 

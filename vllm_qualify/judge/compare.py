@@ -30,8 +30,8 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Load
 
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE = "baseline", "load.json"
-# The folder of the anchor's answers, in the baseline's.
-ANCHOR = "anchor"
+# The folder of the anchor's answers, in the baseline's; and the file of its scores there.
+ANCHOR, ACCURACY_STAGE = "anchor", "accuracy.json"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.

@@ -7,7 +7,7 @@ from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import describe
-from vllm_qualify.judge.compare import ANCHOR, answers_path
+from vllm_qualify.judge.compare import ACCURACY_STAGE, ANCHOR, answers_path
 from vllm_qualify.plan.cell import Anchor, CellPlan
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.layout import check_layout
@@ -59,12 +59,16 @@ def settings_of(report: Report) -> list[Accuracy]:
 
 
 def bring_anchor(plan: CellPlan, store: Store, folder: Path) -> None:
-    """Copy the anchor's answers into its folder below the baseline's.
+    """Copy the anchor's answers, and its own scores, into its folder below the baseline's.
 
     Raises:
         StoreError: the store lacks a file, or a file is not what the report says.
     """
     report, into = trusted_report(store, plan.held_against.run_id), folder / ANCHOR
+    into.mkdir(exist_ok=True)
+    for stage in report.stages:
+        if stage.stage == "accuracy":
+            (into / ACCURACY_STAGE).write_text(stage.model_dump_json(indent=2))
     wanted = {answers_path(task.name) for task in plan.accuracy}
     for file in (file for file in report.files if file.path in wanted):
         target = into / file.path

@@ -6,9 +6,10 @@ from pydantic import ValidationError
 
 from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.evidence.measurement import StageEvidence
-from vllm_qualify.judge.compare import ANCHOR, BASELINE, LOAD_STAGE
+from vllm_qualify.judge.compare import ACCURACY_STAGE, ANCHOR, BASELINE, LOAD_STAGE
 from vllm_qualify.plan.cell import Anchor, Baseline
 from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.anchor import settings_of
 from vllm_qualify.runs.baseline import told_of
@@ -28,11 +29,12 @@ def check_brought(store: Store, report: Report, evidence: Path) -> None:
     plan = report.plan
     if plan.baseline and (theirs := _report(store, plan.baseline)):
         _check_files(report, theirs, f"{BASELINE}/")
-        _check_load(theirs, evidence)
+        _check_stage(theirs, "load", evidence / BASELINE / LOAD_STAGE)
         if plan.baseline.folder is None and plan.baseline != told_of(theirs):
             raise _not_theirs("what the plan says", theirs)
     if plan.anchor and (theirs := _report(store, plan.anchor)):
         _check_files(report, theirs, f"{BASELINE}/{ANCHOR}/")
+        _check_stage(theirs, "accuracy", evidence / BASELINE / ANCHOR / ACCURACY_STAGE)
         if (plan.anchor.cell, plan.anchor.accuracy) != (theirs.plan.cell, settings_of(theirs)):
             raise _not_theirs("what the plan says", theirs)
 
@@ -52,16 +54,15 @@ def _check_files(report: Report, theirs: Report, folder: str) -> None:
             raise _not_theirs(path, theirs)
 
 
-def _check_load(theirs: Report, evidence: Path) -> None:
-    path = evidence / BASELINE / LOAD_STAGE
+def _check_stage(theirs: Report, name: Stage, path: Path) -> None:
     if not path.is_file():
         return
     try:
         brought = StageEvidence.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise _not_theirs(LOAD_STAGE, theirs) from error
-    if brought not in [stage for stage in theirs.stages if stage.stage == "load"]:
-        raise _not_theirs(LOAD_STAGE, theirs)
+        raise _not_theirs(path.name, theirs) from error
+    if brought not in [stage for stage in theirs.stages if stage.stage == name]:
+        raise _not_theirs(path.name, theirs)
 
 
 def _not_theirs(what: str, theirs: Report) -> TamperedError:

@@ -59,7 +59,8 @@ def _ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, askin
 def asks_alike(ours: CellPlan, theirs: CellPlan) -> bool:
     """Whether one cell's answers can serve the other: both ask the same server the same questions, equally often."""
     return (
-        (ours.server, ours.accuracy, ours.baseline) == (theirs.server, theirs.accuracy, theirs.baseline)
+        (ours.server, ours.accuracy, ours.baseline, ours.anchor)
+        == (theirs.server, theirs.accuracy, theirs.baseline, theirs.anchor)
         and _scores(ours) == _scores(theirs)
         and levels_for(ours) == levels_for(theirs)
     )
