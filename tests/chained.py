@@ -77,16 +77,15 @@ class Cell:
         told = [] if told is None else told
         return with_tries(with_baseline(plan, self.store, Against(**against), told.append), self.store, told.append)
 
-    def measured(self, plan: CellPlan, lost: int, *, version: float = 3.0, repetitions: int | None = None) -> Run:
-        """A run in which so many questions are always wrong, and all others right."""
+    def measured(self, plan: CellPlan, lost: int, *, version: float = 3.0, steps: int | None = None) -> Run:
+        """A run in which so many questions are always wrong, and all others right; of the first steps, or of all."""
         run = start_run(plan)
         if plan.baseline:
             run.save_stage(baseline_stage(plan, run.evidence, lambda folder: bring(plan, self.store, folder)))
         (task,) = plan.accuracy
         asked = Asked(task, task.settings.num_questions, version=version)
         folder = run.evidence / "accuracy" / task.name
-        steps = [step for step in asked.steps if step.repetition <= (repetitions or task.repetitions)]
-        asked.write(folder, right_but(range(lost)), steps)
+        asked.write(folder, right_but(range(lost)), asked.steps[:steps])
         (folder.parent / MACHINE).write_text(plan.fingerprint.model_dump_json())
         asked.keep_answers(folder, folder / "answers.jsonl")
         others: tuple[Stage, ...] = ("serve", "smoke", "load")
@@ -101,8 +100,8 @@ class Cell:
         run = self.measured(plan, lost, **how)
         return judge_run(run, run.stages()), run
 
-    def published(self, number: int, lost: int, *, told: list[str] | None = None, **against: Any) -> PublishedRun:
-        report, run = self.judged(self.plan(number, told=told, **against), lost)
+    def published(self, number: int, lost: int, *, version: float = 3.0, **against: Any) -> PublishedRun:
+        report, run = self.judged(self.plan(number, **against), lost, version=version)
         publish_run(report, run, self.store)
         return read_run(self.store, CELL, report.run_id)
 

@@ -51,7 +51,22 @@ def run(
         str | None, typer.Option(metavar="RUN", help="The run to compare with; by default the cell's newest baseline.")
     ] = None,
     establish_baseline: Annotated[
-        bool, typer.Option("--establish-baseline", help="Make this run the baseline of later ones; it is not compared.")
+        bool,
+        typer.Option(
+            "--establish-baseline",
+            help="Make this run the baseline of later ones; it is held against the approved one before it.",
+        ),
+    ] = False,
+    anchor: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="The approved baseline to hold it against for good; by default the cell's anchor."),
+    ] = None,
+    new_anchor: Annotated[
+        bool,
+        typer.Option(
+            "--new-anchor",
+            help="With --establish-baseline: begin anew, held against no earlier run, and become the anchor too.",
+        ),
     ] = False,
     in_turns: Annotated[
         bool,
@@ -93,8 +108,18 @@ def run(
         _dry_run(recipe, choice, launch, port, allow_code)
         return
     if baseline and establish_baseline:
-        raise CallerError("a run that becomes the baseline is not compared", "leave one of the two out", "--baseline")
-    against: RunSettings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
+        problem = "a run that becomes the baseline is held against the approved one alone"
+        raise CallerError(problem, "leave one of the two out", "--baseline")
+    if new_anchor and (anchor or not establish_baseline):
+        problem = "a run becomes the anchor only as a baseline, and is held against no other anchor"
+        raise CallerError(problem, "add --establish-baseline, and leave --anchor out", "--new-anchor")
+    against: RunSettings = {
+        "run": baseline,
+        "establish": "always" if establish_baseline else "never",
+        "in_turns": in_turns,
+        "anchor": anchor,
+        "new_anchor": new_anchor,
+    }
     others: RunSettings = {
         "reuse": {"of": reuse.value},
         "allow_code": allow_code,

@@ -34,9 +34,9 @@ T = TypeVar("T")
 class Details(Frozen):
     """The details of a report. A missing detail is None; if it should be there, `notes` has the reason.
 
-    `before` is the baseline, `anchor` has the scores of the anchor, `drift` what the tables say about the server's options. `speedups` are the gains of speculative
-    decoding, also without a gate on them. `course` is the server's course during the load, with fewer samples. `course_notes`
-    are remarks on a load that still counts.
+    `before` is the baseline, `anchor` has the anchor's scores, `drift` what the tables say about the server's options.
+    `speedups` are the gains of speculative decoding, also without a gate on them. `course` is the server's course during the
+    load, with fewer samples. `course_notes` are remarks on a load that still counts.
     """
 
     before: Before | None = None
