@@ -73,6 +73,8 @@ class ReleaseTry(Frozen):
 class ManifestHead(Frozen):
     """A run and its outcome. A run that `establishes` was made to be a baseline, and with `new_anchor` also an anchor.
 
+    `anchor` is the run that it was held against for good.
+
     `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
     `tried` is None for what is no try of a release: a run that becomes a baseline, or is judged again.
     """
@@ -82,6 +84,7 @@ class ManifestHead(Frozen):
     outcome: Outcome
     establishes: bool = False
     new_anchor: bool = False
+    anchor: str | None = None
     summary: Summary | None = None
     tried: ReleaseTry | None = None
     sequence: Count | None = None

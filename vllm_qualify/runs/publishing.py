@@ -58,6 +58,7 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         outcome=report.outcome,
         establishes=report.is_baseline,
         new_anchor=report.is_new_anchor,
+        anchor=report.plan.anchor.run_id if report.plan.anchor else None,
         summary=_summary(report),
         tried=_tried(report),
     )
