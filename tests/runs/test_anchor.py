@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -29,7 +30,7 @@ def cell(tmp_path: Path) -> Cell:
     return Cell(store, made_key(tmp_path / "key.pem"), tmp_path, document(tmp_path / "weights", *WIDE, **FEW))
 
 
-def anchor_of(cell: Cell, number: int = 20, **against: object) -> tuple[str, str]:
+def anchor_of(cell: Cell, number: int = 20, **against: Any) -> tuple[str, str]:
     found = cell.plan(number, **against).held_against
     return found.run_id, found.chosen
 
@@ -163,9 +164,9 @@ def test_another_version_of_the_task_is_invalid_until_somebody_begins_anew(cell:
 def test_other_questions_are_told_before_anything_is_measured_with_the_way_out(cell: Cell) -> None:
     cell.baseline(1, 0)
     cell.recipe["accuracy"][0]["num_questions"] = 39
-    for against in ({}, {"establish": "always"}):
+    for establish in ("never", "always"):
         with pytest.raises(CallerError, match="num_questions 40, now 39") as refused:
-            cell.plan(2, **against)
+            cell.plan(2, establish=establish)
         assert "--establish-baseline --new-anchor" in refused.value.remedy
     assert cell.plan(3, establish="always", new_anchor=True).new_anchor
 
