@@ -187,6 +187,8 @@ def _qualify(
 ) -> int:
     """Run the flow and show its reports. Returns the exit code. `others` are settings of the flow's request."""
     from vllm_qualify.engine.launch import check_launch
+    from vllm_qualify.judge.chance import refusals
+    from vllm_qualify.report.refusals import lines
     from vllm_qualify.runs.home import default_store_url
 
     check_launch(launch)
@@ -199,6 +201,8 @@ def _qualify(
         show(result.run.report(), result.page)
         if result.passed:
             typer.echo(result.decision or undecided(result.run.id))
+    for line in lines(refusals([result.run.report().chance for result in results])):
+        typer.echo(line)
     is_good = all(result.passed and not result.rejected for result in results)
     return PASSED if results and is_good else NOT_PASSED
 

@@ -7,7 +7,7 @@ from typing import Literal
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
-from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.recipe.values import Frozen, Share
 
 # The outcome of a cell. A passed cell may still need an approval, which is a separate decision.
 Outcome = Literal["passed", "not passed"]
@@ -34,7 +34,8 @@ class GateVerdict(Frozen):
     """One gate with its verdict. A value nearer to the bound than `smallest_visible_change` cannot be distinguished from it.
 
     `expectations` are the `meta.id` of the expectations that decided, in suite and result. `traced_to` is the raw evidence as
-    `path:line`. `waiver` is valid on the day of the judgement, `expired` was valid before.
+    `path:line`. `waiver` is valid on the day of the judgement, `expired` was valid before. `p_value` is that of a gate with
+    noise that fails or is undecided, and None for others: see `judge.chance`.
     """
 
     gate: Gate
@@ -50,6 +51,7 @@ class GateVerdict(Frozen):
     expectations: list[int] = []
     waiver: Waiver | None = None
     expired: Waiver | None = None
+    p_value: Share | None = None
 
     @property
     def counts_as(self) -> Verdict:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
+from vllm_qualify.judge.chance import CellChance
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.layout import begin, put_place
@@ -73,7 +74,7 @@ class ReleaseTry(Frozen):
 class ManifestHead(Frozen):
     """A run and its outcome. A run that `establishes` was made to be a baseline, and with `new_anchor` also an anchor.
 
-    `anchor` is the run that it was held against for good.
+    `anchor` is the run that it was held against for good. `chance` is the cell's p-value: see `judge.chance`.
 
     `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
     `tried` is None for what is no try of a release: a run that becomes a baseline, or is judged again.
@@ -85,6 +86,7 @@ class ManifestHead(Frozen):
     establishes: bool = False
     new_anchor: bool = False
     anchor: str | None = None
+    chance: CellChance | None = None
     summary: Summary | None = None
     tried: ReleaseTry | None = None
     sequence: Count | None = None

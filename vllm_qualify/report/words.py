@@ -84,9 +84,16 @@ def _gate_row(found: GateVerdict) -> GateRow:
         interval=interval(found.interval, unit, gate.bounds),
         change=change(found.smallest_visible_change, unit),
         samples=count(found.sample_count),
-        because=found.because,
+        because=_because(found),
         waiver=_waiver(found),
     )
+
+
+def _because(found: GateVerdict) -> str:
+    """Why it has its verdict; of one that fails or misses its bound also how small a chance of a wrong `fail` suffices."""
+    if found.p_value is None or found.p_value == 1:
+        return found.because
+    return f"{found.because}; it would just fail with a chance of a wrong `fail` of {share(found.p_value)}"
 
 
 def _waiver(found: GateVerdict) -> str:

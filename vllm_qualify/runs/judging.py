@@ -14,6 +14,7 @@ from vllm_qualify.evidence.measurement import Measurement, StageEvidence, descri
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
+from vllm_qualify.judge.p_values import with_p_values
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import new_run_id
@@ -93,6 +94,7 @@ def _is_close(told: float | None, again: float | None) -> bool:
 
 def _report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from: str | None) -> Report:
     judgement, gained = _judged(plan, run.evidence, stages, docs=run.data_docs)
+    judgement = with_p_values(judgement, plan, run.evidence)
     report = make_report(plan, stages, judgement, rejudged_from, details_of(plan, run.evidence, gained))
     run.save_report(report)
     return report
