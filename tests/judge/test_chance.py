@@ -149,7 +149,7 @@ def test_only_refused_cells_stand_out_and_invalid_ones_do_not_count() -> None:
 
 
 def test_of_releases_without_a_loss_hardly_any_has_a_refusal_that_stands_out() -> None:
-    """200 cells each, at their bounds: by chance ten refusals of a release on average, and in 5 % of the releases one stands out."""
+    """200 cells each, at their bounds: ten refusals of a release on average, and in 5 % of the releases one that stands out."""
     rng, releases, refused, outstanding = np.random.default_rng(22), 1000, 0, 0
     for _ in range(releases):
         p = rng.uniform(size=200)

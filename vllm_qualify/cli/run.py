@@ -12,6 +12,7 @@ from vllm_qualify.errors import CallerError, HostError
 
 if TYPE_CHECKING:
     from vllm_qualify.engine.launch import Launch
+    from vllm_qualify.judge.chance import CellChance
     from vllm_qualify.plan.choice import Choice
 from vllm_qualify.cli.flow import flow_module
 from vllm_qualify.cli.words import NOT_PASSED, PASSED, AllowCodeOption, show, undecided
@@ -187,8 +188,6 @@ def _qualify(
 ) -> int:
     """Run the flow and show its reports. Returns the exit code. `others` are settings of the flow's request."""
     from vllm_qualify.engine.launch import check_launch
-    from vllm_qualify.judge.chance import refusals
-    from vllm_qualify.report.refusals import lines
     from vllm_qualify.runs.home import default_store_url
 
     check_launch(launch)
@@ -201,10 +200,18 @@ def _qualify(
         show(result.run.report(), result.page)
         if result.passed:
             typer.echo(result.decision or undecided(result.run.id))
-    for line in lines(refusals([result.run.report().chance for result in results])):
-        typer.echo(line)
+    _show_refusals([result.run.report().chance for result in results])
     is_good = all(result.passed and not result.rejected for result in results)
     return PASSED if results and is_good else NOT_PASSED
+
+
+def _show_refusals(cells: "list[CellChance]") -> None:
+    """Say which refused cells stand out, and which may be chance."""
+    from vllm_qualify.judge.chance import refusals
+    from vllm_qualify.report.refusals import lines
+
+    for line in lines(refusals(cells)):
+        typer.echo(line)
 
 
 def _check_early(
