@@ -83,7 +83,7 @@ def refusals(cells: Sequence[CellChance], rate: float = FALSE_FAIL_OF_RELEASE) -
     It holds for cells that are independent or go together, as those of one release do (Benjamini & Yekutieli 2001).
     """
     judged = [(found, found.p_value) for found in cells if found.p_value is not None]
-    adjusted = stats.false_discovery_control([p for _, p in judged]) if judged else []
+    adjusted: list[float] = stats.false_discovery_control([p for _, p in judged]).tolist() if judged else []
     refused = [(found, p) for (found, _), p in zip(judged, adjusted, strict=True) if found.verdict == "fail"]
     return Refusals(
         judged=len(judged),
