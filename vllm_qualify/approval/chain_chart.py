@@ -8,8 +8,8 @@ from vllm_qualify.approval.row import ChainLink, Row
 from vllm_qualify.publish.bundle import Score
 from vllm_qualify.secrets import plain
 
-# In the drawing's own units; the page sets its real width. They are those of the page's other charts.
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 200, 62, 14, 12, 42
+# In the drawing's own units; the page sets its real width. They are those of the other charts, without the labels below.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 172, 62, 14, 12, 14
 
 
 @dataclass(frozen=True)
