@@ -11,6 +11,7 @@ from tests.approval.builder import made_key
 from tests.chained import ANCHOR, BASELINE, CELL, LOSS, OWN, SINCE, Cell, document, run_id, verdicts, without
 from tests.recipes import Document
 from vllm_qualify.approval.actions import revoke
+from vllm_qualify.approval.decision import waivers_used
 from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
@@ -86,6 +87,17 @@ def test_a_worse_release_does_not_become_the_baseline_unseen(tmp_path: Path) -> 
     report, _ = cell.judged(cell.plan(2, establish="always"), 3)
     assert verdicts(report) == {OWN: "pass", BASELINE: "fail"}
     assert not report.passed
+
+
+def test_a_waiver_is_a_way_past_that_everybody_sees(tmp_path: Path) -> None:
+    cell = cell_of(tmp_path, LOSS, **FEW)
+    cell.baseline(1, 0)
+    about = {"gate": BASELINE, "gpu_type": "cpu", "variant": "bf16", "profile": "balanced", "owner": "Ada"}
+    cell.recipe["waivers"] = [about | {"reason": "another tokenizer", "expires": datetime.now(UTC).date()}]
+    report, _ = cell.judged(cell.plan(2, establish="always"), 3)
+    assert report.passed
+    assert verdicts(report)[BASELINE] == "fail"
+    assert [waiver.owner for waiver in waivers_used(report)] == ["Ada"]
 
 
 def test_a_release_that_becomes_a_baseline_is_never_approved_automatically(cell: Cell, desk: Desk) -> None:

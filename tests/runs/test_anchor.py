@@ -9,13 +9,14 @@ from pydantic import ValidationError
 
 from tests.approval.builder import made_key
 from tests.attacks.test_chain import FEW, WIDE
-from tests.chained import ANCHOR, BASELINE, CELL, OWN, Cell, document, run_id, verdicts
+from tests.chained import ANCHOR, BASELINE, CELL, OWN, Cell, document, run_id, verdicts, without
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.judge.stopping import accuracy_decided
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.kept import is_the_same
 from vllm_qualify.report.changes import changes_of
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.words import anchored, compared
@@ -144,6 +145,22 @@ def test_a_new_baseline_is_asked_until_it_is_decided_against_the_one_before(cell
     plain = cell.plan(3, establish="always")
     _, run = cell.judged(plain, 0, steps=4)
     assert accuracy_decided(plain, run.evidence, plain.accuracy[0])
+
+
+def test_an_approval_covers_a_plan_with_another_anchor_and_none_with_another_gate(cell: Cell) -> None:
+    cell.baseline(1, 0)
+    plan = cell.plan(2)
+    assert is_the_same(plan, plan.model_copy(update={"anchor": None, "baseline": None}))
+    assert not is_the_same(plan, without(plan, ANCHOR))
+    assert not is_the_same(plan, plan.model_copy(update={"named_anchor": run_id(1)}))
+
+
+def test_an_anchor_that_no_gate_is_against_is_told(cell: Cell) -> None:
+    cell.recipe["gates"] = [gate for gate in cell.recipe["gates"] if "max_loss_since_anchor" not in gate]
+    cell.baseline(1, 0)
+    told: list[str] = []
+    assert cell.plan(2, told=told, anchor=run_id(1)).anchor is None
+    assert f"{CELL} has no gate against an anchor: it is not held against run {run_id(1)}" in told
 
 
 # --- an anchor that is not like the release

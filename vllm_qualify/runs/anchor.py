@@ -27,7 +27,11 @@ def with_anchor(plan: CellPlan, store: Store, named: str | None, tell: Tell) -> 
         CallerError: a named run is no approved baseline of the cell.
         StoreError, TamperedError: the store cannot be read or trusted.
     """
-    if plan.new_anchor or not any(gate.is_against_anchor for gate in plan.gates):
+    if not any(gate.is_against_anchor for gate in plan.gates):
+        if named:
+            tell(f"{plan.cell.id} has no gate against an anchor: it is not held against run {named}")
+        return plan
+    if plan.new_anchor:
         return plan
     check_layout(store)
     found = _anchor(plan, store, named)
