@@ -29,9 +29,9 @@ test-quick:
 	bash infra/setup.sh orchestrator
 	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"
 
-# Random schedules of faults and kills, many more than the tests have: half an hour.
+# Random schedules of faults and kills, many more than the tests have, over decisions and over whole qualifications: an hour.
 chaos: setup
-	VLLM_QUALIFY_CHAOS=2000 .venv/bin/python -m pytest --timeout 7200 tests/faults/test_chaos.py
+	VLLM_QUALIFY_CHAOS=2000 .venv/bin/python -m pytest --timeout 14400 tests/faults/test_chaos.py tests/faults/test_chaos_run.py
 
 # The tests that need only Python, on each supported Python of this machine.
 test-pythons: setup

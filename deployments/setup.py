@@ -40,12 +40,12 @@ REQUEST_OF_EVENT = {
 }
 RUN = "{{ flow_run.name }}: {{ flow_run.state.name }}\n{{ flow_run.state.message }}\n{{ flow_run | ui_url }}"
 # The subject of a notification, and the states of a run that it is for.
-TOLD: dict[str, Sequence[str]] = {
+NOTIFICATIONS: dict[str, Sequence[str]] = {
     "not passed": NOT_TO_DEPLOY,
     "waiting for a decision": [AWAITING],
     "infrastructure failure": ["Failed", "Crashed", "TimedOut"],
 }
-# The run of a release has the states of its hosts' runs too: people are told once, by the host's.
+# The run of a release has the states of its hosts' runs too: people are notified once, for the host's.
 QUALIFIES_CELLS = "qualify-host"
 
 
@@ -60,7 +60,7 @@ def main(notify: Annotated[str | None, typer.Option(metavar="BLOCK_TYPE/NAME", h
         deploy()
         make_automation(client, qualifying(client.read_deployment_by_name(QUALIFIES).id))
         if notify:
-            for what, states in TOLD.items():
+            for what, states in NOTIFICATIONS.items():
                 make_automation(client, telling(what, states, block_id(client, notify)))
     typer.echo(
         f"ready: {', '.join((CONTROL, *GPU_POOLS))}; start a worker on each host: prefect worker start --pool POOL --limit 1"
@@ -128,10 +128,10 @@ def make_automation(client: SyncPrefectClient, wanted: AutomationCore) -> None:
 def block_id(client: SyncPrefectClient, name: str) -> UUID:
     block_type, _, document = name.partition("/")
     try:
-        found: Any = client.read_block_document_by_name(document, block_type)
+        stored: Any = client.read_block_document_by_name(document, block_type)
     except ObjectNotFound:
         raise typer.BadParameter(f"there is no block {name}: make it first, in Prefect's UI or by `prefect block`") from None
-    return UUID(str(found.id))
+    return UUID(str(stored.id))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ main() {
   "$uv" pip install --quiet --python "$folder/env/bin/python" --find-links .wheels --override "$folder/override.txt" "$package==$version"
   name_it_vllm "$folder/env" "$version"
   stand_in_for_older_torch "$folder/env"
-  "$folder/env/bin/python" -I vllm_qualify/drift/probe.py > "$folder/found.json"
-  .venv/bin/python -m vllm_qualify.recipe.tables "$version" "$folder/found.json"
+  "$folder/env/bin/python" -I vllm_qualify/drift/probe.py > "$folder/answer.json"
+  .venv/bin/python -m vllm_qualify.recipe.tables "$version" "$folder/answer.json"
   rm -rf "$folder"
 }
 

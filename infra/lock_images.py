@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from vllm_qualify.errors import CallerError, QualifyError
-from vllm_qualify.releases.registry import Repository
+from vllm_qualify.releases.registry import ImageRepository
 
 INFRA = Path(__file__).parent
 FILES = [*sorted((INFRA / "image").glob("*Dockerfile")), *sorted((INFRA / "compose").glob("*.yaml"))]
@@ -35,14 +35,14 @@ def main() -> int:
 def pinned(text: str, digest: Callable[[str, str], str]) -> str:
     """The text with the digest of each image behind its tag."""
     return NAMED.sub(
-        lambda found: f"{found['before']}{found['name']}:{found['tag']}@{digest(found['name'], found['tag'])}", text
+        lambda match: f"{match['before']}{match['name']}:{match['tag']}@{digest(match['name'], match['tag'])}", text
     )
 
 
 @cache
 def digest_of(name: str, tag: str) -> str:
     """The digest in the registry. Raises CallerError if there is no such image, HostError if the registry does not answer."""
-    with Repository(name) as repository:
+    with ImageRepository(name) as repository:
         digest = repository.digest(tag)
     if digest is None:
         raise CallerError(f"the registry has no {name}:{tag}", "name a tag that it has", f"{name}:{tag}")

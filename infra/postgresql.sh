@@ -47,9 +47,9 @@ install_package() {
 
 # The newest version's folder; Debian puts only the clients on PATH.
 programs() {
-  local found
-  found=$(printf '%s\n' /usr/lib/postgresql/*/bin/postgres | sort -V | tail -n 1)
-  [[ ! -x $found ]] || dirname "$found"
+  local newest
+  newest=$(printf '%s\n' /usr/lib/postgresql/*/bin/postgres | sort -V | tail -n 1)
+  [[ ! -x $newest ]] || dirname "$newest"
 }
 
 package_is_known() {

@@ -7,13 +7,14 @@
 #
 # DIR/env sets AWS_ENDPOINT_URL and the credentials of a user who may do everything; DIR/env.denied those of one who owns
 # nothing and may create no bucket. A start in a DIR that already serves prints the path again. No wait is longer than
-# RADOSGW_LIMIT_S seconds (120).
+# RADOSGW_LIMIT_S seconds (120). A list has RADOSGW_PAGE keys a page (100; of S3 itself it is 1,000).
 set -euo pipefail
 
 readonly PACKAGES=(radosgw ceph-mon ceph-osd)
 readonly PROGRAMS=(radosgw radosgw-admin ceph ceph-mon ceph-osd monmaptool)
 readonly DAEMONS=(rgw osd mon)
 readonly LIMIT_S=${RADOSGW_LIMIT_S:-120}
+readonly PAGE=${RADOSGW_PAGE:-100}
 
 main() {
   case "${1:-} $#" in
@@ -127,7 +128,7 @@ free_port() {
 
 # One copy of everything, one monitor, one OSD. No authentication between the daemons: they listen on 127.0.0.1 and hold test data.
 # The gateway's default is an encrypted session with the monitor, which needs authentication.
-# Short pages: so few objects are enough to find a client that forgets to ask for the next page.
+# Short pages by default: so few objects are enough to find a client that forgets to ask for the next page.
 # No admin sockets: their paths would be too long below a test's temporary folder.
 write_configuration() {
   cat > "$CONF" << END
@@ -162,7 +163,7 @@ memstore device bytes = 536870912
 [client.rgw]
 rgw frontends = beast endpoint=127.0.0.1:$2 tcp_nodelay=1
 rgw run sync thread = false
-rgw max listing results = 100
+rgw max listing results = $PAGE
 ms mon client mode = crc
 END
 }

@@ -155,7 +155,7 @@ class Key(NamedTuple):
     name: str
     hint: Any
     field: FieldInfo
-    told: str | None
+    meaning: str | None
     """what it means, where its model says so"""
 
 
@@ -184,9 +184,9 @@ class Address(NamedTuple):
 
 @cache
 def keys(model: Model) -> tuple[Key, ...]:
-    hints, told = get_type_hints(model, include_extras=True), attribute_docstrings(model)
+    hints, docstrings = get_type_hints(model, include_extras=True), attribute_docstrings(model)
     return tuple(
-        Key(name, hints[name], field, field.description or told.get(name)) for name, field in model.model_fields.items()
+        Key(name, hints[name], field, field.description or docstrings.get(name)) for name, field in model.model_fields.items()
     )
 
 
@@ -194,12 +194,12 @@ def attribute_docstrings(model: Model) -> dict[str, str]:
     """The strings below a class's own fields, by field."""
     (defined,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(defined, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for field, below in pairwise(defined.body):
         match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(told))):
-                found[name] = told
-    return found
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(docstring))):
+                docstrings[name] = docstring
+    return docstrings
 
 
 def docstring(model: Model) -> str:
@@ -226,15 +226,15 @@ def places_of(model: Model, place: str = "") -> Iterator[tuple[str, Model]]:
             yield from places_of(inner, ".".join([*([place] if place else []), key.name, *steps]))
 
 
-def reachable(model: Model, found: dict[Model, None] | None = None) -> dict[Model, None]:
+def reachable(model: Model, models: dict[Model, None] | None = None) -> dict[Model, None]:
     """The model and those inside it, in the order of their keys."""
-    found = {} if found is None else found
-    if model not in found:
-        found[model] = None
+    models = {} if models is None else models
+    if model not in models:
+        models[model] = None
         for key in keys(model):
             for _, inner in models_in(key.hint):
-                reachable(inner, found)
-    return found
+                reachable(inner, models)
+    return models
 
 
 @cache
@@ -243,14 +243,14 @@ def addresses() -> dict[Model, Address]:
     places: dict[Model, list[str]] = {}
     for place, model in places_of(Recipe):
         places.setdefault(model, []).append(place)
-    found = {}
+    pages = {}
     for model, all_places in places.items():
         ordered = tuple(sorted(all_places, key=lambda place: place.count(".")))
         page = "gates" if model in (*KINDS, Waiver) else "recipe"
-        found[model] = Address(page, re.sub("[<>]", "", ordered[0]), ordered)
+        pages[model] = Address(page, re.sub("[<>]", "", ordered[0]), ordered)
     for model in reachable(Report):
-        found.setdefault(model, Address("report", model.__name__, (model.__name__,)))
-    return found
+        pages.setdefault(model, Address("report", model.__name__, (model.__name__,)))
+    return pages
 
 
 # Types in words
@@ -288,12 +288,12 @@ def _plain(hint: Any) -> str:
     raise SystemExit(f"error: no words for the type {hint}: add it to PLAIN or NAMED in {__file__}")
 
 
-def plural(told: str) -> str:
+def plural(meaning: str) -> str:
     """The plural, such as `whole numbers, 1 or more`. A link or a choice of values is not changed."""
     for one, many in PLURALS.items():
-        if told == one or told.startswith((f"{one},", f"{one} ")):
-            return many + told.removeprefix(one)
-    return told
+        if meaning == one or meaning.startswith((f"{one},", f"{one} ")):
+            return many + meaning.removeprefix(one)
+    return meaning
 
 
 def bounds(constraints: Iterable[Any]) -> list[str]:
@@ -301,7 +301,7 @@ def bounds(constraints: Iterable[Any]) -> list[str]:
     known: list[Any] = []
     for constraint in constraints:
         known += constraint.metadata if isinstance(constraint, FieldInfo) else [constraint]
-    return list(dict.fromkeys(told for each in known if (told := _bound(each))))
+    return list(dict.fromkeys(text for each in known if (text := _bound(each))))
 
 
 def _bound(constraint: Any) -> str | None:
@@ -332,14 +332,14 @@ def unit(name: str) -> str:
 def default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    found = field.get_default()
-    if found is None:
+    value = field.get_default()
+    if value is None:
         return "none"
-    if found in ({}, [], ""):
+    if value in ({}, [], ""):
         return "empty"
-    if isinstance(found, BaseModel):
+    if isinstance(value, BaseModel):
         return "its own defaults"
-    return code(found)
+    return code(value)
 
 
 def code(value: Any) -> str:
@@ -389,10 +389,10 @@ def _places(address: Address) -> str:
 
 
 def _recipe_row(key: Key, address: Address) -> list[str]:
-    if key.told is None:
+    if key.meaning is None:
         raise SystemExit(f"error: {address.row(key.name)} has no description: give its Field one")
-    told = words(without_null(key.hint), key.field.metadata)
-    return [f"{anchored(address.row(key.name))}`{key.name}`", told, unit(key.name), default(key.field), key.told]
+    kind = words(without_null(key.hint), key.field.metadata)
+    return [f"{anchored(address.row(key.name))}`{key.name}`", kind, unit(key.name), default(key.field), key.meaning]
 
 
 # Pages
@@ -412,13 +412,13 @@ def recipe_page() -> str:
 
 def _all_keys() -> Iterator[list[str]]:
     """Each key's name with all places that have it, in alphabetical order."""
-    found: dict[str, set[str]] = {}
+    places: dict[str, set[str]] = {}
     for model, address in addresses().items():
         for key in keys(model) if address.page != "report" else []:
             for place in address.places:
                 path = f"{place}.{key.name}" if place else key.name
-                found.setdefault(key.name, set()).add(f"[`{path}`]({address.page}.md#{address.row(key.name)})")
-    return ([f"`{name}`", "<br>".join(sorted(found[name]))] for name in sorted(found))
+                places.setdefault(key.name, set()).add(f"[`{path}`]({address.page}.md#{address.row(key.name)})")
+    return ([f"`{name}`", "<br>".join(sorted(places[name]))] for name in sorted(places))
 
 
 def metrics_page() -> str:
@@ -488,7 +488,7 @@ def gates_page() -> str:
         OF_CHANCES,
         heading("checks", "What is checked of a gate"),
         table(
-            ["check", "holds if"], ([f"{anchored(f'check-{key.name}')}`{key.name}`", key.told or ""] for key in keys(Checks))
+            ["check", "holds if"], ([f"{anchored(f'check-{key.name}')}`{key.name}`", key.meaning or ""] for key in keys(Checks))
         ),
         heading("forms", "Kinds of gates"),
         "A metric can have gates of these kinds. The keys of a gate tell which kind it is.",
@@ -511,7 +511,7 @@ def _gate_section() -> Iterator[str]:
     yield "A gate has the keys of just one of these kinds:"
     yield "\n".join(f"- {form(kind)}. {' '.join(docstring(kind).split())}" for kind in KINDS)
     rows = (_recipe_row(key, address) for key in own)
-    yield table(["key", "type", "meaning"], ([key, told, meaning] for key, told, _, _, meaning in rows))
+    yield table(["key", "type", "meaning"], ([key, kind, meaning] for key, kind, _, _, meaning in rows))
 
 
 def _by_itself(name: str) -> list[str]:
@@ -540,10 +540,10 @@ def report_page() -> str:
 
 
 def _report_row(key: Key) -> list[str]:
-    told = key.told or REPORT_KEYS.get(key.name)
-    if told is None:
+    meaning = key.meaning or REPORT_KEYS.get(key.name)
+    if meaning is None:
         raise SystemExit(f"error: {key.name} of the report has no description: give its Field one")
-    return [*_typed(key, addresses()[Report]), told]
+    return [*_typed(key, addresses()[Report]), meaning]
 
 
 def _inner_section(model: Model) -> Iterator[str]:
@@ -578,10 +578,10 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; tell which pages are stale")
     if parser.parse_args(arguments).check:
-        found = stale(folder)
-        for path in found:
+        outdated = stale(folder)
+        for path in outdated:
             print(f"{path.name} is not what the models make: run `python -m infra.reference_docs`", file=sys.stderr)
-        return 1 if found else 0
+        return 1 if outdated else 0
     folder.mkdir(parents=True, exist_ok=True)
     for name, make in PAGES.items():
         (folder / f"{name}.md").write_text(make(), encoding="utf-8")

@@ -64,12 +64,12 @@ def await_decision(published: Published, store: str, timeout_s: float) -> Publis
     """
     opened, deadline = open_store(store), monotonic() + timeout_s
     get_run_logger().info(f"run {published.run.id} waits for a decision: {published.page}")
-    while (found := _decision(opened, published)) is None and monotonic() < deadline:
-        # The store tells nobody when an object is new.
+    while (decision := _decision(opened, published)) is None and monotonic() < deadline:
+        # The store does not announce new objects.
         sleep(min(LOOK_EVERY_S, max(0.0, deadline - monotonic())))
-    if found is None:
-        get_run_logger().warning(f"nobody decided about run {published.run.id} in {timeout_s:g} s: it stays to be decided")
-    return _decided(published, found, None)
+    if decision is None:
+        get_run_logger().warning(f"run {published.run.id} was not decided in {timeout_s:g} s; it can still be decided")
+    return _decided(published, decision, None)
 
 
 def _has_key() -> bool:
@@ -97,11 +97,11 @@ def _decision(store: Store, published: Published) -> Decision | None:
         return None
 
 
-def _decided(published: Published, found: Decision | None, refused: str | None) -> Published:
+def _decided(published: Published, decision: Decision | None, refused: str | None) -> Published:
     """The run with the decision that holds, or why there is none."""
-    if found is None:
+    if decision is None:
         return published.model_copy(update={"decision": refused})
-    until = f", until {found.expires}" if found.expires else f": {found.reason}"
-    told = refused or f"{found.done}{until}"
-    get_run_logger().info(f"{published.run.plan.cell.id}: {told}")
-    return published.model_copy(update={"decision": told, "rejected": found.verdict == "reject"})
+    until = f", until {decision.expires}" if decision.expires else f": {decision.reason}"
+    text = refused or f"{decision.done}{until}"
+    get_run_logger().info(f"{published.run.plan.cell.id}: {text}")
+    return published.model_copy(update={"decision": text, "rejected": decision.verdict == "reject"})

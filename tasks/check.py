@@ -81,8 +81,8 @@ def plan(
     # Once more: the file may be another one by now.
     loaded = _allowed(recipe, allow_code)
     machine = read_machine(engines.engine, choice.gpu_type)
-    told = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
-    plans = [cell.model_copy(update=told) for cell in plan_cells(loaded, choice, engines, machine)]
+    costs = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
+    plans = [cell.model_copy(update=costs) for cell in plan_cells(loaded, choice, engines, machine)]
     if time_budget_s:
         plans = [within(cell, time_budget_s) for cell in plans]
     for cell in plans:
@@ -90,8 +90,8 @@ def plan(
         get_run_logger().info(
             f"cell {cell.cell.id} on {KINDS[engine.kind].title} {engine.version} ({engine.digest[:19]}), {machine.id}"
         )
-        if whose := unconfined_code(cell):
-            get_run_logger().warning(f"{whose} can read this user's keys, since this kernel cannot confine it: {USE_LANDLOCK}")
+        if owner := unconfined_code(cell):
+            get_run_logger().warning(f"{owner} can read this user's keys, since this kernel cannot confine it: {USE_LANDLOCK}")
     return plans
 
 

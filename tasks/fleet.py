@@ -135,8 +135,10 @@ def run_on_fleet(requests: dict[str, dict[str, Any]], queue: str, store: str) ->
     ended = {gpu_type: wait_for_host(gpu_type, run) for gpu_type, run in runs.items()}
     failed = {gpu_type: each for gpu_type, each in ended.items() if not each.is_qualified}
     if failed:
-        told = "; ".join(f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in failed.items())
-        raise HostError(f"{len(failed)} of {len(ended)} GPU types were not qualified: {told}", "see their flow runs", "fleet")
+        problems = "; ".join(f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in failed.items())
+        raise HostError(
+            f"{len(failed)} of {len(ended)} GPU types were not qualified: {problems}", "see their flow runs", "fleet"
+        )
     return state_of_fleet(ended, refusals_of(store, list(runs.values())))
 
 

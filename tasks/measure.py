@@ -19,6 +19,7 @@ from vllm_qualify.evidence.serving import Served, see_the_same
 from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.judge import compare, estimate, stopping
 from vllm_qualify.plan.cells import fitted
+from vllm_qualify.plan.parts import check_unchanged
 from vllm_qualify.publish.kept import Reuse, keep
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.metrics import Stage
@@ -45,7 +46,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
     """Serve several cells for the length of the block, with the measuring tools; then save each cell's evidence of the server.
 
     Raises:
-        QualifyError: the server does not start, or ended on its own; or as `answered`.
+        QualifyError: the server does not start, or ended on its own; or as `answered`, or `check_unchanged` when it has ended.
     """
     first, started_at, started = runs[0], datetime.now(UTC), time.monotonic()
     folder = stages.stage_folder(first.evidence, "serve")
@@ -63,6 +64,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
         yield served
     if first.plan.warm_starts:
         in_time(measure_warm_starts, first.plan.warm_starts * start_limit_s)(first)
+    check_unchanged(first.plan.server, first.plan.cell.release.revision, "serve")
     held_s = time.monotonic() - started
     for run in runs:
         _save(run, stages.serve_stage(served.server, run.plan, run.evidence, started_at, held_s, folder), store)
@@ -74,9 +76,9 @@ def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
     """Find the server arguments that the profile's fit asks for, and plan with them. Raises QualifyError."""
     reuse_fit(run, store, reuse)
     _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller(), question))
-    found = stages.found_by_fit(run.evidence).found
-    get_run_logger().info(f"found: {found}")
-    return start_run(fitted(run.plan, found))
+    options = stages.found_by_fit(run.evidence).found
+    get_run_logger().info(f"fitted: {options}")
+    return start_run(fitted(run.plan, options))
 
 
 @step("warm starts", "warm starts of {run.plan.cell.id}", once=True)
@@ -125,14 +127,16 @@ def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     """The log says how long the load will take: before it starts, after the first repeat and at each look."""
     plan, evidence, tell = run.plan, run.evidence, line_teller()
 
-    def told(made: Made) -> None:
+    def show_estimate(made: Made) -> None:
         if line := estimate.after(plan, made):
             tell(line)
 
     def measure() -> StageEvidence:
         tell(estimate.line_before(plan, evidence))
         following = Following(
-            undecided=partial(stopping.load_undecided, plan, evidence), on_repeat=told, ended=lambda why: tell(f"load: {why}")
+            undecided=partial(stopping.load_undecided, plan, evidence),
+            on_repeat=show_estimate,
+            ended=lambda why: tell(f"load: {why}"),
         )
         return stages.load_stage(served, plan, evidence, counter("load", "requests"), following, teller())
 

@@ -27,7 +27,7 @@ ANSWER_LIMIT_S, LOCK_LIMIT_S = 10.0, 10.0
 # On a busy host it takes long to make its database.
 START_LIMIT_S = 180.0
 END_LIMIT_S = 5.0
-# As Prefect starts its own temporary server: without its page, and with no services that nobody needs here.
+# As Prefect starts its own temporary server: without its page, and without the services that are not needed here.
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 
 _until_exit = ExitStack()

@@ -75,7 +75,7 @@ def _lines(published: Published) -> Iterator[str]:
     """The cell, the gates that it failed, and where its report is."""
     report = published.run.report()
     yield f"{report.plan.cell.id}: {published.decision or published.outcome}"
-    for found in report.judgement.gates:
-        if found.counts_as != "pass":
-            yield f"  {found.gate.label}: {found.verdict}"
+    for result in report.judgement.gates:
+        if result.counts_as != "pass":
+            yield f"  {result.gate.label}: {result.verdict}"
     yield f"  {published.page}"

@@ -16,14 +16,14 @@ def counter(what: str, things: str) -> Progress:
     logger = get_run_logger()
     started = last = time.monotonic()
 
-    def told(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= TELL_EVERY_S or done == total:
             logger.info(f"{what}: {done} of {total} {things}, {now - started:.0f} s")
             last = now
 
-    return told
+    return show
 
 
 def line_teller() -> Callable[[str], None]:
@@ -37,10 +37,10 @@ def teller() -> Callable[[str], None]:
     logger = get_run_logger()
     last = 0.0
 
-    def told(line: str) -> None:
+    def show(line: str) -> None:
         nonlocal last
         if time.monotonic() - last >= TELL_EVERY_S:
             logger.info(shown(line)[:160])
             last = time.monotonic()
 
-    return told
+    return show

@@ -45,28 +45,28 @@ def choice_of(recipe: str, source: Source, sighting: Sighting) -> Choice:
 def gpu_types_of(recipe: str, wanted: list[str]) -> list[str]:
     """Those of the wanted GPU types that a recipe has. Raises CallerError if there are none."""
     has = load_recipe(recipe).recipe.gpu_types
-    found = [gpu_type for gpu_type in wanted if gpu_type in has]
-    if not found:
+    gpu_types = [gpu_type for gpu_type in wanted if gpu_type in has]
+    if not gpu_types:
         raise CallerError(f"the recipe {recipe} has none of {', '.join(wanted)}", f"it has: {', '.join(has)}", "gpu_types")
-    return found
+    return gpu_types
 
 
 def image_of(source: Source, sighting: Sighting, repository: str, rule: VersionRule) -> str:
     """The image by tag and digest: the new one, or for a new model the newest one. Raises CallerError, HostError."""
     if isinstance(source, ImageSource):
         return f"{source.name}:{sighting.tags[0]}@{sighting.identity}"
-    found = releases_in(repository, rule)
-    if not found:
+    releases = releases_in(repository, rule)
+    if not releases:
         raise CallerError(f"{repository} has no image to serve the new model with", "see its tags and the rule", "repository")
-    return f"{repository}:{found[0].tags[0]}@{found[0].identity}"
+    return f"{repository}:{releases[0].tags[0]}@{releases[0].identity}"
 
 
 @step("look", "look at {source.name}")
 def look_for_releases(source: Source, store: str, backfill: bool) -> list[Sighting]:
     """The releases of the source that have no event yet. Raises CallerError, HostError, StoreError."""
-    found = found_at(source)
-    due = known.note_new(open_store(store), source, found, datetime.now(UTC), backfill)
-    get_run_logger().info(f"{source.name} has {len(found)} releases, {len(due)} of them new")
+    releases = found_at(source)
+    due = known.note_new(open_store(store), source, releases, datetime.now(UTC), backfill)
+    get_run_logger().info(f"{source.name} has {len(releases)} releases, {len(due)} of them new")
     return due
 
 
@@ -92,4 +92,4 @@ def emit_event(source: Source, sighting: Sighting, request: dict[str, Any], stor
     with get_client(sync_client=True) as client:
         client.request("POST", "/events", json=[event.model_dump(mode="json")])
     known.emitted(open_store(store), source, sighting.key, datetime.now(UTC))
-    get_run_logger().info(f"told: {source.name} {' '.join(sighting.tags)} {sighting.identity}")
+    get_run_logger().info(f"emitted: {source.name} {' '.join(sighting.tags)} {sighting.identity}")

@@ -23,7 +23,7 @@ def approved_cells(recipe: str, store: str) -> list[tuple[str, Choice, Launch]]:
         CallerError: no such recipe. TamperedError, StoreError: the store's content cannot be trusted or read.
     """
     opened, folder = open_store(store), f"approvals/{load_recipe(recipe).recipe.name}/"
-    found = []
+    cells = []
     for key in [key for key in opened.keys(folder) if key.endswith(POINTER)]:
         cell = key.removeprefix("approvals/").removesuffix(POINTER)
         pointer = read_pointer(opened, cell)
@@ -32,8 +32,8 @@ def approved_cells(recipe: str, store: str) -> list[tuple[str, Choice, Launch]]:
             continue
         plan = read_run(opened, cell, pointer.last.run_id).report.plan
         choice = Choice(gpu_type=plan.cell.gpu_type, variant=plan.cell.variant, profile=plan.cell.profile)
-        found.append((plan.cell.gpu_type, choice, launch_of(plan)))
-    return found
+        cells.append((plan.cell.gpu_type, choice, launch_of(plan)))
+    return cells
 
 
 def launch_of(plan: CellPlan) -> Launch:

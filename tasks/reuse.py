@@ -37,11 +37,11 @@ def still_to_do(plans: list[CellPlan], published: list[Published], store: str, r
         return unpublished
     opened, today, left = open_store(store), datetime.now(UTC).date(), list[CellPlan]()
     for plan in unpublished:
-        found = covering(opened, plan, today, renew_days)
-        if isinstance(found, Entry):
-            get_run_logger().info(f"{plan.cell.id}: run {found.run_id} is {found.done}, until {found.expires}: nothing to do")
+        entry = covering(opened, plan, today, renew_days)
+        if isinstance(entry, Entry):
+            get_run_logger().info(f"{plan.cell.id}: run {entry.run_id} is {entry.done}, until {entry.expires}: nothing to do")
         else:
-            get_run_logger().info(f"{plan.cell.id} is to be qualified: {found}")
+            get_run_logger().info(f"{plan.cell.id} will be qualified: {entry}")
             left.append(plan)
     return left
 
@@ -52,8 +52,8 @@ def published_before(plans: list[CellPlan], store: str) -> list[Published]:
     if not has_lasting_server() or not (flow_run.run_count or 0) > 1:
         return []
     opened = open_store(store)
-    found = [(plan.cell.id, run_id) for plan in plans for run_id in attempts(opened, flow_run.id, plan.cell.id)]
-    return [published_as(_here_or_fetched(store, run_id), opened) for _, run_id in found]
+    published = [(plan.cell.id, run_id) for plan in plans for run_id in attempts(opened, flow_run.id, plan.cell.id)]
+    return [published_as(_here_or_fetched(store, run_id), opened) for _, run_id in published]
 
 
 @step("attempt")

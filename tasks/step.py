@@ -1,4 +1,4 @@
-"""How every task is run: when it is tried again, how long it may take, and contexts whose beginning is a task.
+"""How every task is run: when it is tried again, how long it may take, and contexts that begin with a task.
 
 No task is cached. A cache would make Prefect hash all inputs of every call, plans and reports too. It is not needed: a run's
 measurements are in its folder.
@@ -39,7 +39,7 @@ def step(
     With `once` it is never tried again. Measuring tasks use it, since a second measurement would hide how the first one ended.
 
     There is no time limit here. Everything that a task waits for (a request, a tool, a server's start) has a limit of its own,
-    and its error says what did not answer. Use `in_time` for work whose longest time follows from the plan.
+    and its error says what did not answer. Use `in_time` for work with a time limit from the plan.
     """
     return task(
         name=name,

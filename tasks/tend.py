@@ -34,7 +34,7 @@ SERVER_WAS_AWAY = ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout",
 
 
 class Lost(Frozen):
-    """A lost run, the state in which it was found, and the reason. It `can_start` if it has a deployment and no schedule."""
+    """A lost run, the state that it has, and the reason. It `can_start` if it has a deployment and no schedule."""
 
     run_id: UUID
     name: str
@@ -46,7 +46,7 @@ class Lost(Frozen):
 
 @step("lost runs")
 def lost_runs(silent_s: float, confirm_s: float, settled_s: float) -> list[Lost]:
-    """The runs that crashed, that could not reach the server at their end, or that were found silent twice."""
+    """The runs that crashed, that could not reach the server at their end, or that were silent at two looks."""
     with get_client(sync_client=True) as client:
         ended = [_lost(run, why) for run in _recently_ended(client, settled_s) if (why := why_lost(run))]
         silent = _silent(client, _under_way(client), silent_s)
@@ -76,13 +76,13 @@ def restart_lost(lost: Lost, most_starts: int) -> None:
     Runs of a schedule, and runs without a deployment, are only marked as crashed: the schedule starts new runs, and the outer
     flow starts its inner runs again.
     """
-    told = f"infrastructure: {lost.because}"
+    message = f"infrastructure: {lost.because}"
     if not lost.can_start:
-        state: State[Any] = Crashed(message=told)
+        state: State[Any] = Crashed(message=message)
     elif lost.starts >= most_starts:
-        state = Crashed(message=f"{told}; {GIVEN_UP} after {lost.starts} starts")
+        state = Crashed(message=f"{message}; {GIVEN_UP} after {lost.starts} starts")
     else:
-        state = AwaitingRetry(message=f"{told}; started again")
+        state = AwaitingRetry(message=f"{message}; started again")
     with get_client(sync_client=True) as client:
         # If the state differs, the run has gone on meanwhile.
         if client.read_flow_run(lost.run_id).state_id == lost.state_id:
@@ -96,20 +96,20 @@ def _recently_ended(client: SyncPrefectClient, settled_s: float) -> list[FlowRun
     Such a run goes on: a worker reported late that an earlier start of it crashed.
     """
     now = datetime.now(UTC)
-    found = _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=now - LOOK_BACK)
-    settled = [run for run in found if run.state and now - run.state.timestamp > timedelta(seconds=settled_s)]
+    ended = _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=now - LOOK_BACK)
+    settled = [run for run in ended if run.state and now - run.state.timestamp > timedelta(seconds=settled_s)]
     return [run for run in settled if run.state and not _was_heard(client, run, run.state.timestamp)]
 
 
 def why_lost(run: FlowRun) -> str:
     """Why a run that ended should be started again; empty if it should not."""
-    told = (run.state.message if run.state else None) or ""
+    message = (run.state.message if run.state else None) or ""
     is_verdict = run.state is not None and run.state.name in NOT_TO_DEPLOY
-    if run.deployment_id is None or run.auto_scheduled or GIVEN_UP in told or is_verdict:
+    if run.deployment_id is None or run.auto_scheduled or GIVEN_UP in message or is_verdict:
         return ""
     if run.state_type == StateType.CRASHED:
-        return told.splitlines()[0] if told else "it crashed"
-    return "Prefect's server was away" if any(name in told for name in SERVER_WAS_AWAY) else ""
+        return message.splitlines()[0] if message else "it crashed"
+    return "Prefect's server was away" if any(name in message for name in SERVER_WAS_AWAY) else ""
 
 
 def _under_way(client: SyncPrefectClient) -> list[FlowRun]:
@@ -122,10 +122,10 @@ def _runs(client: SyncPrefectClient, types: list[StateType], ended_after: dateti
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
         end_time=FlowRunFilterEndTime(after_=ended_after) if ended_after else None,
     )
-    flows, found = FlowFilter(name=FlowFilterName(any_=list(FLOWS))), list[FlowRun]()
-    while page := client.read_flow_runs(flow_filter=flows, flow_run_filter=of, limit=PAGE, offset=len(found)):
-        found += page
-    return found
+    flows, runs = FlowFilter(name=FlowFilterName(any_=list(FLOWS))), list[FlowRun]()
+    while page := client.read_flow_runs(flow_filter=flows, flow_run_filter=of, limit=PAGE, offset=len(runs)):
+        runs += page
+    return runs
 
 
 def _silent(client: SyncPrefectClient, runs: Iterable[FlowRun], silent_s: float) -> list[FlowRun]:

@@ -80,8 +80,8 @@ def _watch(page: Page, faults: Faults, address: str) -> None:
 
 def barriers(page: Page) -> str:
     """What axe finds that keeps people out, in its words; empty if it finds nothing."""
-    found = Axe().run(page)
-    return str(found.generate_report()) if found.violations_count else ""
+    violations = Axe().run(page)
+    return str(violations.generate_report()) if violations.violations_count else ""
 
 
 def opening_ms(page: Page) -> float:

@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from tests.approval.builder import ADA, VALID_DAYS
-from tests.fakes.vllm import make_engine
+from tests.fakes.vllm import make_engine, says_what_it_serves
 from tests.lm_eval_files import STRICT, Asked, right_but
 from tests.recipes import Document, reference
 from vllm_qualify.approval.actions import approve
@@ -16,6 +18,7 @@ from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.server import CONFIG_FILE, LOG, config_text
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import baseline_stage, parse
 from vllm_qualify.evidence.stages.stage import MACHINE
@@ -92,6 +95,7 @@ class Cell:
         for stage in others:
             (run.evidence / stage).mkdir()
             (run.evidence / stage / "note.txt").write_text("nothing of it is judged here\n")
+        serving(plan, run.evidence / "serve")
         for stage in ("accuracy", *others):
             run.save_stage(evidence_of(run, stage))
         return run
@@ -113,6 +117,13 @@ class Cell:
         run = self.published(number, lost, establish="always", **against)
         self.approve(run)
         return run
+
+
+def serving(plan: CellPlan, folder: Path) -> None:
+    """What a server of the plan leaves: its config file, and the line of its log in which it describes itself."""
+    text = config_text(plan.server, 8000)
+    (folder / CONFIG_FILE).write_text(text)
+    (folder / LOG).write_text(f"{says_what_it_serves(YAML(typ='safe').load(text))}\n")
 
 
 def evidence_of(run: Run, stage: Stage) -> StageEvidence:

@@ -56,7 +56,10 @@ class Engine:
         """The names of the containers that vllm-qualify made and that are there, running or not."""
         client = self.client()
         try:
-            return [found.name for found in client.containers.list(all=True, ignore_removed=True, filters={"label": RUN_LABEL})]
+            return [
+                container.name
+                for container in client.containers.list(all=True, ignore_removed=True, filters={"label": RUN_LABEL})
+            ]
         finally:
             client.close()
 

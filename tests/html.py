@@ -22,4 +22,4 @@ class Reader(HTMLParser):
 
     def having(self, name: str) -> list[str]:
         """Each value of an attribute."""
-        return [found[name] or "" for _, found in self.elements if name in found]
+        return [attributes[name] or "" for _, attributes in self.elements if name in attributes]

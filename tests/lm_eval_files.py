@@ -74,15 +74,15 @@ class Asked(NamedTuple):
         (into / AFTER).write_text(page(stop=BEGAN + len(questions) - cut, length=BEGAN + cut))
 
     def _results(self, scores: dict[str, list[float]], asked: int) -> Document:
-        name, found = self.task.name, captured_results()
-        about = found["results"].pop("gsm8k")
+        name, results = self.task.name, captured_results()
+        about = results["results"].pop("gsm8k")
         about = {key: value for key, value in about.items() if "," not in key} | {"name": name, "alias": name}
         about["sample_len"] = asked
         for filter_name, given in scores.items():
             about[f"{self.metric},{filter_name}"] = sum(given) / len(given)
             about[f"{self.metric}_stderr,{filter_name}"] = "N/A"
-        config = found["configs"].pop("gsm8k") | {"task": name} | self.config
-        return found | {
+        config = results["configs"].pop("gsm8k") | {"task": name} | self.config
+        return results | {
             "results": {name: about},
             "configs": {name: config},
             "versions": {name: self.version},
@@ -115,10 +115,10 @@ class Asked(NamedTuple):
 
     def keep_answers(self, folder: Path, path: Path) -> Answered:
         """The typed answers of a folder, as a run leaves them at `path`."""
-        found = read_answers(folder, self.task)
+        answers = read_answers(folder, self.task)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(found, path)
-        return found
+        write(answers, path)
+        return answers
 
 
 def hashed(row: Document) -> Document:
@@ -138,8 +138,8 @@ _KEPT: list[str] = []
 def captured_results() -> Document:
     if not _KEPT:
         _KEPT.append(next((CAPTURED / "r1-b1").glob("results_*.json")).read_text())
-    found: Document = json.loads(_KEPT[0])
-    return found
+    results: Document = json.loads(_KEPT[0])
+    return results
 
 
 def page(*, stop: int, length: int) -> str:

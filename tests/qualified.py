@@ -24,10 +24,10 @@ COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
 DISTURBED = ("use more num_prompts", "see what slows this machine down", "give the client a core")
 
 
-def undisturbed(found: Measurement) -> bool:
+def undisturbed(measurement: Measurement) -> bool:
     """Whether it is valid; if not, something else kept the machine busy."""
-    assert found.invalid_because is None or any(words in found.invalid_because for words in DISTURBED), found
-    return found.invalid_because is None
+    assert measurement.invalid_because is None or any(words in measurement.invalid_because for words in DISTURBED), measurement
+    return measurement.invalid_because is None
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedPr
 
 
 def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With what earlier commands leave on a host, as a user has it but once: what an engine told, and Prefect's database."""
-    told, prefect = tmp_path_factory.getbasetemp() / "engines", tmp_path_factory.getbasetemp() / "prefect-home"
-    told.mkdir(exist_ok=True)
-    (home / "engines").symlink_to(told)
+    """With what the first command leaves on a host: the engine's answers and Prefect's database."""
+    answers, prefect = tmp_path_factory.getbasetemp() / "engines", tmp_path_factory.getbasetemp() / "prefect-home"
+    answers.mkdir(exist_ok=True)
+    (home / "engines").symlink_to(answers)
     if not prefect.exists():
         upgrade = (sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes")
         done = run(home, *upgrade, PREFECT_HOME=str(prefect))

@@ -75,24 +75,26 @@ def published(
         report = change(report)
         return report.model_copy(update={"plan": report.plan.model_copy(update={"approval": rule})})
 
-    found = publish_report(store, folder / "runs", run_id, ruled)
-    run = Run(folder=folder / "runs" / found.run_id)
-    (run.folder / "report.json").write_text(found.report.model_dump_json())
-    (run.folder / "plan.json").write_text(found.report.plan.model_dump_json())
-    return Published(outcome=found.report.outcome, passed=found.report.passed, run=run, page="page", manifest="manifest")
+    run_published = publish_report(store, folder / "runs", run_id, ruled)
+    run = Run(folder=folder / "runs" / run_published.run_id)
+    (run.folder / "report.json").write_text(run_published.report.model_dump_json())
+    (run.folder / "plan.json").write_text(run_published.report.plan.model_dump_json())
+    return Published(
+        outcome=run_published.report.outcome, passed=run_published.report.passed, run=run, page="page", manifest="manifest"
+    )
 
 
-def settled(found: Published, store: Store, timeout_s: float = 0) -> Published:
-    return all_settled([found], store, timeout_s)[0]
+def settled(reported: Published, store: Store, timeout_s: float = 0) -> Published:
+    return all_settled([reported], store, timeout_s)[0]
 
 
-def all_settled(found: list[Published], store: Store, timeout_s: float) -> list[Published]:
+def all_settled(reports: list[Published], store: Store, timeout_s: float) -> list[Published]:
     """As `qualify_release` ends; what becomes of the flow run is looked at, too."""
     request = QualifyRelease(recipe="reference", store=store.url, decision_timeout_s=timeout_s)
 
     @flow(name="settling")
     def ending() -> list[Published]:
-        reported = [approve.approve_automatically(each, request.store) for each in found]
+        reported = [approve.approve_automatically(each, request.store) for each in reports]
         return [decided(each, request) for each in reported]
 
     state: State[list[Published]] = ending(return_state=True)
@@ -102,9 +104,9 @@ def all_settled(found: list[Published], store: Store, timeout_s: float) -> list[
 
 @pytest.mark.usefixtures("key")
 def test_a_recipe_that_allows_it_approves_what_passed(store: Store, tmp_path: Path) -> None:
-    found = settled(published(store, tmp_path, AUTOMATIC), store)
-    assert found.decision is not None
-    assert found.decision.startswith("approved by recipe on ")
+    waiting = settled(published(store, tmp_path, AUTOMATIC), store)
+    assert waiting.decision is not None
+    assert waiting.decision.startswith("approved by recipe on ")
     pointer = read_pointer(store, CELL)
     assert pointer is not None
     assert pointer.last.by == "recipe"
@@ -171,19 +173,19 @@ def meanwhile(act: Callable[[], object]) -> Callable[[float], None]:
 
 
 def test_the_flow_waits_for_a_person(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, key = published(store, tmp_path, BY_HAND), made_key(tmp_path / "adas.pem")
-    run = read_run(store, CELL, found.run.id)
+    waiting, key = published(store, tmp_path, BY_HAND), made_key(tmp_path / "adas.pem")
+    run = read_run(store, CELL, waiting.run.id)
     monkeypatch.setattr(approve, "sleep", meanwhile(lambda: approved(store, run, key)))
-    done = settled(found, store, timeout_s=60)
+    done = settled(waiting, store, timeout_s=60)
     assert done.decision == "approved by Ada on 2026-03-14, until 2026-06-12"
     assert not done.rejected
 
 
 def test_a_rejection_ends_the_wait_and_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = published(store, tmp_path, BY_HAND)
-    run = read_run(store, CELL, found.run.id)
+    waiting = published(store, tmp_path, BY_HAND)
+    run = read_run(store, CELL, waiting.run.id)
     monkeypatch.setattr(approve, "sleep", meanwhile(lambda: reject(store, run, BOB_REJECTS, NOW)))
-    done = settled(found, store, timeout_s=60)
+    done = settled(waiting, store, timeout_s=60)
     assert done.rejected
     assert done.decision == "rejected by Bob on 2026-03-14: we do not need it"
 
@@ -191,16 +193,16 @@ def test_a_rejection_ends_the_wait_and_is_told(store: Store, tmp_path: Path, mon
 def test_decisions_that_nobody_makes_in_time_stay_to_be_made(store: Store, tmp_path: Path) -> None:
     """Each cell is waited for, and the flow run completes."""
     cells = (("fp8", RUN), ("bf16", NEWER))
-    found = [published(store, tmp_path, BY_HAND, of_variant(name), run_id) for name, run_id in cells]
-    assert [each.decision for each in all_settled(found, store, timeout_s=1)] == [None, None]
+    waiting = [published(store, tmp_path, BY_HAND, of_variant(name), run_id) for name, run_id in cells]
+    assert [each.decision for each in all_settled(waiting, store, timeout_s=1)] == [None, None]
     assert not list(store.keys("approvals/"))
 
 
 @pytest.mark.usefixtures("key")
 def test_a_rejection_that_came_first_holds_against_the_recipe(store: Store, tmp_path: Path) -> None:
-    found = published(store, tmp_path, AUTOMATIC)
-    reject(store, read_run(store, CELL, found.run.id), BOB_REJECTS, NOW)
-    done = settled(found, store)
+    waiting = published(store, tmp_path, AUTOMATIC)
+    reject(store, read_run(store, CELL, waiting.run.id), BOB_REJECTS, NOW)
+    done = settled(waiting, store)
     assert done.rejected
     assert "rejected by Bob on 2026-03-14" in (done.decision or "")
 

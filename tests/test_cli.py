@@ -37,10 +37,10 @@ def fake_engine(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def document() -> Document:
-    found = reference()
-    found["gpu_types"]["cpu"]["startup_timeout_s"] = 2
-    found["gates"] = [gate for gate in found["gates"] if "max_loss" not in gate]
-    return found
+    edited = reference()
+    edited["gpu_types"]["cpu"]["startup_timeout_s"] = 2
+    edited["gates"] = [gate for gate in edited["gates"] if "max_loss" not in gate]
+    return edited
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def nothing_was_published(home: Path) -> bool:
 
 def test_help_tells_the_exit_codes() -> None:
     for arguments in (["--help"], ["run", "--help"], ["demo", "--help"], ["rejudge", "--help"]):
-        told = " ".join(command(*arguments).stdout.split())
-        assert "0 passed (or done), 1 not passed, 2 the caller's mistake, 3 the world's fault" in told
+        text = " ".join(command(*arguments).stdout.split())
+        assert "0 passed (or done), 1 not passed, 2 the caller's mistake, 3 the world's fault" in text
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -72,7 +72,7 @@ def test_the_package_can_be_run_as_a_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["run", "no-such-recipe"], "there is no recipe 'no-such-recipe'"),
         (["run", "reference", "--launcher", "rocket"], "rocket"),
@@ -82,15 +82,15 @@ def test_the_package_can_be_run_as_a_module() -> None:
         (["frobnicate"], "frobnicate"),
     ],
 )
-def test_a_callers_mistake_ends_with_2(arguments: list[str], told: str) -> None:
+def test_a_callers_mistake_ends_with_2(arguments: list[str], message: str) -> None:
     done = command(*arguments)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--variant", "fp8"], "no variant 'fp8'"),
         (["--profile", "turbo"], "no profile 'turbo'"),
@@ -105,11 +105,11 @@ def test_a_callers_mistake_ends_with_2(arguments: list[str], told: str) -> None:
     ],
 )
 def test_a_choice_that_the_recipe_does_not_have_ends_with_2(
-    arguments: list[str], told: str, fake_engine: dict[str, str]
+    arguments: list[str], message: str, fake_engine: dict[str, str]
 ) -> None:
     done = command("run", "reference", *arguments, **fake_engine)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -122,18 +122,20 @@ def test_a_mistake_in_a_recipe_ends_with_2_before_anything_starts(tmp_path: Path
     assert not list(home.glob("*/*"))
 
 
-@pytest.mark.parametrize(("behaviour", "told"), [("dies", "the fake was told to die"), ("hangs", "loading weights for ever")])
+@pytest.mark.parametrize(
+    ("behaviour", "message"), [("dies", "the fake dies as ordered"), ("hangs", "loading weights for ever")]
+)
 def test_a_server_that_does_not_start_ends_with_3_its_stage_and_its_last_lines(
-    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str], behaviour: str, told: str
+    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str], behaviour: str, message: str
 ) -> None:
     document["gpu_types"]["cpu"]["environment"] = {"TORCH_FAKE_VLLM": behaviour}
     done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
     assert done.returncode == 3
-    assert told in done.stderr
+    assert message in done.stderr
     assert "error (the release's owner must act): serve:" in done.stderr
     assert "Traceback" not in done.stderr
     assert nothing_was_published(home)
-    assert told in next(home.glob("runs/*/evidence/serve/server.log")).read_text()
+    assert message in next(home.glob("runs/*/evidence/serve/server.log")).read_text()
 
 
 def test_a_port_in_use_ends_with_3(fake_engine: dict[str, str], home: Path, taken_port: int) -> None:
@@ -212,7 +214,7 @@ IN_DOCKER = ("run", "reference", "--launcher", "docker")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (IN_DOCKER, "--image: --launcher docker needs an image"),
         (("run", "reference", "--image", IMAGE), "--image: only containers are made from an image"),
@@ -220,10 +222,10 @@ IN_DOCKER = ("run", "reference", "--launcher", "docker")
         ((*IN_DOCKER, "--image", "VLLM openai:1"), "--image: 'VLLM openai:1' is not an image reference"),
     ],
 )
-def test_a_mistake_in_the_images_ends_with_2_and_names_the_option(arguments: tuple[str, ...], told: str, home: Path) -> None:
+def test_a_mistake_in_the_images_ends_with_2_and_names_the_option(arguments: tuple[str, ...], message: str, home: Path) -> None:
     done = command(*arguments, **NO_DOCKER)
     assert done.returncode == 2, done.stderr
-    assert f"error (the caller must act): {told}" in done.stderr
+    assert f"error (the caller must act): {message}" in done.stderr
     assert not list(home.glob("runs/*"))
 
 
@@ -237,7 +239,7 @@ def test_a_machine_without_docker_ends_with_3_and_may_be_tried_again(home: Path)
 
 
 def test_a_registrys_limit_is_left_to_the_flow_which_waits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else is wrong with an image is told before Prefect is loaded."""
+    """A problem of an image is reported before Prefect is loaded."""
     kind = "registry-rate-limit"
 
     def find_engines(_: Launch) -> None:
@@ -297,7 +299,7 @@ def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Pa
 def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
     tmp_path: Path, fake_engine: dict[str, str], size: str, stage: str, unclear: str
 ) -> None:
-    """A real one: a tiny file system in a mount namespace of its own. What the engine told is kept if nothing was unclear."""
+    """A real one: a tiny file system in a mount namespace of its own. The engine's answer is kept if nothing was unclear."""
     small = tmp_path / "small"
     small.mkdir()
     if unclear:
@@ -340,13 +342,13 @@ def test_a_recipe_that_does_not_fit_ends_with_1_and_every_problem(tmp_path: Path
         "environment": {"VLLM_USE_FLASHINFER_MOE_FP8": "1"},
     }
     file = str(write(document, tmp_path / "mine.yaml"))
-    told = command("recipe", "check", file, "--vllm", "0.32.0")
-    assert told.returncode == 1
+    done = command("recipe", "check", file, "--vllm", "0.32.0")
+    assert done.returncode == 1
     for name in ("enable_noop", "--max-num-sequences", "VLLM_USE_FLASHINFER_MOE_FP8"):
-        assert name in told.stdout
-    found = json.loads(command("recipe", "check", file, "--vllm", "0.32.0", "--json").stdout)
-    assert {finding["kind"] for finding in found["findings"]} == {"unknown-option", "bad-value", "unknown-environment"}
-    assert found["fits"] is False
+        assert name in done.stdout
+    body = json.loads(command("recipe", "check", file, "--vllm", "0.32.0", "--json").stdout)
+    assert {finding["kind"] for finding in body["findings"]} == {"unknown-option", "bad-value", "unknown-environment"}
+    assert body["fits"] is False
 
 
 def test_a_run_ends_before_a_server_where_the_recipe_does_not_fit(
@@ -367,14 +369,14 @@ def test_a_server_is_shown_with_config_file_environment_and_command() -> None:
     options = ("--gpu-type", "b200", "--vllm", "0.12.0", "--profile", "latency")
     done = command("recipe", "show", "llama-4-scout", *options)
     assert done.returncode == 0, done.stderr
-    for told in (
+    for expected in (
         "# llama-4-scout/nvfp4/b200/latency",
         "tensor-parallel-size: 4",
         "--env VLLM_FLASHINFER_MOE_BACKEND=latency",
         "docker run",
         "vllm/vllm-openai:v0.12.0",
     ):
-        assert told in done.stdout
+        assert expected in done.stdout
     assert "moe-backend" not in done.stdout
 
 
@@ -382,9 +384,9 @@ def test_a_published_recipe_is_imported_checked_and_shown(tmp_path: Path) -> Non
     output = tmp_path / "mine.yaml"
     source = written(published_document("--max-model-len", "8192"), tmp_path)
     gate = ("--exact-match-minimum", "0.5", "--exact-match-filter", "strict-match")
-    told = command("recipe", "import", str(source))
-    assert told.returncode == 2
-    assert "--exact-match-minimum" in told.stderr
+    refused = command("recipe", "import", str(source))
+    assert refused.returncode == 2
+    assert "--exact-match-minimum" in refused.stderr
     done = command("recipe", "import", str(source), *gate, "--output", str(output))
     assert done.returncode == 0, done.stderr
     assert command("recipe", "check", str(output), "--vllm", "0.32.0").returncode == 0

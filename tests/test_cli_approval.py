@@ -27,9 +27,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     made_key(tmp_path / "approver.pem")
     monkeypatch.setenv(f"{PRIVATE_KEY}_FILE", str(tmp_path / "approver.pem"))
     monkeypatch.setenv(f"{PUBLIC_KEY}_FILE", str(tmp_path / "approver.pem.pub"))
-    found = open_store((tmp_path / "store").as_uri())
-    publish_report(found, tmp_path / "runs")
-    return found
+    opened = open_store((tmp_path / "store").as_uri())
+    publish_report(opened, tmp_path / "runs")
+    return opened
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr("sys.argv", ["vllm-qualify", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, " ".join(told.err.split())
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), output.out, " ".join(output.err.split())
 
     return called
 
@@ -106,7 +106,7 @@ def test_each_way_not_to_hold_has_its_exit_code(store: Store, command: Command, 
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("approve", "no-such-run", *WHO), "no whole run 'no-such-run'"),
         (("approve", RUN, "--by", " ", "--reason", "x"), "give a name and a reason"),
@@ -116,10 +116,10 @@ def test_each_way_not_to_hold_has_its_exit_code(store: Store, command: Command, 
         (("revoke", CELL, "--by", "Eve", "--reason", "x"), "nothing is approved"),
     ],
 )
-def test_a_mistake_is_told_with_its_remedy(command: Command, arguments: tuple[str, ...], told: str) -> None:
+def test_a_mistake_is_told_with_its_remedy(command: Command, arguments: tuple[str, ...], message: str) -> None:
     code, out, err = command(*arguments)
     assert code in (2, 3)
-    assert (out, told in err) == ("", True), err
+    assert (out, message in err) == ("", True), err
 
 
 @pytest.mark.usefixtures("store")
@@ -165,7 +165,7 @@ def test_a_program_has_the_passphrase_of_its_key_in_a_file(
 
 
 def test_a_person_is_asked_for_the_passphrase(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key opens, so what is told is that its evidence of a few words is not judged again."""
+    """The key opens, so the message is that its evidence of a few words is not judged again."""
     path, asked = tmp_path / "fresh.pem", "Passphrase of the private key"
     code, shown = typed(["key", "new", str(path)], [(asked, "open sesame"), ("Repeat for confirmation", "open sesame")])
     assert (code, "open sesame" in shown, "ENCRYPTED" in path.read_text()) == (0, False, True)

@@ -30,8 +30,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr("sys.argv", ["vllm-qualify", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, " ".join(told.err.split())
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), output.out, " ".join(output.err.split())
 
     return called
 
@@ -65,14 +65,14 @@ def test_the_latest_report_is_shown_with_its_first_screen(command: Command, newe
     code, out, err = command("report", "show")
     assert (code, err) == (0, "")
     assert out.startswith("NOT PASSED  llama-3.1-8b/fp8/h200/throughput\n")
-    for told in (
+    for expected in (
         "Engine: vLLM 0.32.0",
         "Hardware: h200: NVIDIA H200",
         "Judged: ",
         f"Run: {NEWER}",
         f"Page: {newer}/report.html",
     ):
-        assert told in out
+        assert expected in out
 
 
 def test_an_images_tag_digest_and_the_revision_are_shown(command: Command, home: Path) -> None:
@@ -81,8 +81,8 @@ def test_an_images_tag_digest_and_the_revision_are_shown(command: Command, home:
     _, out, _ = command("report", "show", OLDER)
     release = report.plan.cell.release
     assert release.engine.image is not None
-    for told in (release.engine.image.reference, release.engine.digest, release.revision):
-        assert told in "".join(out.split())
+    for expected in (release.engine.image.reference, release.engine.digest, release.revision):
+        assert expected in "".join(out.split())
 
 
 @pytest.mark.parametrize("named", ["id", "folder", "file", "elsewhere"])
@@ -105,8 +105,8 @@ def test_two_reports_are_compared(command: Command, older: Path) -> None:
     assert "exact_match (gsm8k, strict-match): pass → fail" in out
     code, out, err = command("report", "diff", OLDER, NEWER, "--json")
     assert (code, err) == (0, "")
-    found = ReportDiff.model_validate_json(out)
-    assert (found.a.run_id, found.b.run_id) == (OLDER, NEWER)
+    compared = ReportDiff.model_validate_json(out)
+    assert (compared.a.run_id, compared.b.run_id) == (OLDER, NEWER)
     assert json.loads(out)["diff_version"] == 1
 
 
@@ -118,8 +118,8 @@ def test_a_report_is_found_in_a_store(command: Command, tmp_path: Path) -> None:
     code, out, _ = command("report", "diff", OLDER, RUN, "--store", store.url)
     assert (code, f"run {RUN}" in out) == (0, True)
     code, out, _ = command("report", "show", RUN, "--store", store.url)
-    told = out.replace("\n", "")
-    assert (code, store.locate(f"reports/{published.cell}/{RUN}/report.html") in told) == (0, True)
+    text = out.replace("\n", "")
+    assert (code, store.locate(f"reports/{published.cell}/{RUN}/report.html") in text) == (0, True)
     code, out, _ = command("report", "show", RUN, "--store", store.url, "--json")
     assert (code, json.loads(out)["run_id"]) == (0, RUN)
     code, _, err = command("report", "diff", OLDER, "no-such-run", "--store", store.url)

@@ -20,10 +20,10 @@ PRUNE = ("prune", "--keep", "1", "--older-than-days", "30", "--store")
 @pytest.fixture
 def store(tmp_path: Path) -> PrunableStore:
     """Two old runs of a cell."""
-    found = open_store((tmp_path / "store").as_uri())
+    opened = open_store((tmp_path / "store").as_uri())
     for run_id in (OLDER, OLD):
-        publish_report(found, tmp_path / "runs", run_id)
-    return found
+        publish_report(opened, tmp_path / "runs", run_id)
+    return opened
 
 
 def test_what_would_go_is_told_and_goes_with_delete(
@@ -45,22 +45,22 @@ def test_what_would_go_is_told_and_goes_with_delete(
 
 @pytest.mark.parametrize("arguments", [PRUNE, (*PRUNE[:-1], "--delete", "--store"), ("store", "upgrade", "--store")])
 def test_a_store_that_is_not_there_is_told_and_not_made(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
-    code, _, told = command(*arguments, (tmp_path / "mistyped").as_uri())
+    code, _, message = command(*arguments, (tmp_path / "mistyped").as_uri())
     assert code == 3
-    assert "mistyped cannot be used: No such file or directory" in told
+    assert "mistyped cannot be used: No such file or directory" in message
     assert not (tmp_path / "mistyped").exists()
 
 
 def test_a_policy_that_keeps_nothing_is_refused(store: PrunableStore, command: Command) -> None:
-    code, _, told = command("prune", "--keep", "0", "--older-than-days", "30", "--store", store.url)
-    assert (code, "greater than or equal to 1" in told) == (2, True)
+    code, _, message = command("prune", "--keep", "0", "--older-than-days", "30", "--store", store.url)
+    assert (code, "greater than or equal to 1" in message) == (2, True)
 
 
 def test_a_store_of_an_earlier_version_is_upgraded_once(store: PrunableStore, command: Command) -> None:
     for key in [LAYOUT_KEY, *store.keys("runs/"), *store.keys("cells/"), "index.json", "index.html"]:
         Path(store.locate(key)).unlink()
-    code, _, told = command(*PRUNE, store.url)
-    assert (code, f"vllm-qualify store upgrade --store {store.url}" in told) == (3, True)
+    code, _, message = command(*PRUNE, store.url)
+    assert (code, f"vllm-qualify store upgrade --store {store.url}" in message) == (3, True)
     code, out, _ = command("store", "upgrade", "--store", store.url)
     assert (code, out.splitlines()[0]) == (0, "2 reports of 1 cells")
     assert command(*PRUNE, store.url)[0] == 0

@@ -50,15 +50,15 @@ def _prefect() -> Iterator[None]:
 
 @pytest.fixture
 def client() -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as found:
-        yield found
+    with get_client(sync_client=True) as opened:
+        yield opened
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    found = open_store((tmp_path / "store").as_uri())
-    found.check()
-    return found
+    opened = open_store((tmp_path / "store").as_uri())
+    opened.check()
+    return opened
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def test_an_automation_is_made_once(client: SyncPrefectClient) -> None:
     wanted = qualifying(deployment)
     for _ in range(2):
         make_automation(client, wanted)
-    (found,) = client.read_automations_by_name(wanted.name)
-    assert found.trigger == wanted.trigger
+    (automation,) = client.read_automations_by_name(wanted.name)
+    assert automation.trigger == wanted.trigger
 
 
 def test_a_host_is_asked_for_the_same_release_as_all_others() -> None:
@@ -103,8 +103,8 @@ def test_a_host_is_asked_for_the_same_release_as_all_others() -> None:
     def asked() -> dict[str, object]:
         return on_host(request, "cpu")
 
-    found = QualifyHost.model_validate(asked())
-    assert found == QualifyHost(
+    host_request = QualifyHost.model_validate(asked())
+    assert host_request == QualifyHost(
         recipe="reference",
         allow_code=True,
         choice=request.choice.model_copy(update={"gpu_type": "cpu"}),
@@ -170,8 +170,8 @@ def published(tmp_path: Path, approves: bool, **others: object) -> Published:
     run = Run(folder=tmp_path / str(uuid4()))
     run.folder.mkdir(parents=True)
     (run.folder / "report.json").write_text(report.model_dump_json())
-    told = {"outcome": report.outcome, "passed": report.passed}
-    return Published.model_validate({"run": run, "page": "s3://b/report.html", "manifest": "m", **told, **others})
+    fields = {"outcome": report.outcome, "passed": report.passed}
+    return Published.model_validate({"run": run, "page": "s3://b/report.html", "manifest": "m", **fields, **others})
 
 
 def test_a_runs_state_says_what_people_have_to_know(tmp_path: Path) -> None:
@@ -199,10 +199,12 @@ def colour_and_name(reported: list[Published]) -> tuple[str, str | None]:
 
 @pytest.mark.parametrize(("verdict", "name"), [("fail", "NotPassed"), ("invalid", "Invalid"), ("inconclusive", "Inconclusive")])
 def test_each_verdict_that_does_not_pass_has_its_state(verdict: Verdict, name: str, store: Store, tmp_path: Path) -> None:
-    found = publish_report(store, tmp_path / "runs", change=with_gate(verdict))
-    (tmp_path / "report.json").write_text(found.report.model_dump_json())
-    told = Published(outcome=found.report.outcome, passed=found.report.passed, run=Run(folder=tmp_path), page="p", manifest="m")
-    assert colour_and_name([told]) == ("FAILED", name)
+    stored = publish_report(store, tmp_path / "runs", change=with_gate(verdict))
+    (tmp_path / "report.json").write_text(stored.report.model_dump_json())
+    failed = Published(
+        outcome=stored.report.outcome, passed=stored.report.passed, run=Run(folder=tmp_path), page="p", manifest="m"
+    )
+    assert colour_and_name([failed]) == ("FAILED", name)
 
 
 def test_a_release_has_the_worst_state_of_its_hosts() -> None:
@@ -252,12 +254,12 @@ def test_what_takes_long_is_a_task_and_each_cell_has_artifacts_of_its_own(
         monkeypatch.setenv(f"VLLM_QUALIFY_{name}", str(tmp_path / name.lower()))
     request = QualifyRelease(recipe=str(tmp_path / "recipe.yaml"), store=(tmp_path / "store").as_uri())
     with passing():
-        found = qualified(request)
-    assert [each.passed for each in found] == [True, True]
+        reports = qualified(request)
+    assert [each.passed for each in reports] == [True, True]
     (run,) = [run for run in client.read_flow_runs() if run.parameters.get("request", {}).get("recipe") == request.recipe]
     assert run.state is not None
     assert (run.state_name, run.state_type) == ("AwaitingDecision", StateType.COMPLETED)
-    tasks = Counter(task.name for task in tasks_of(client, run, len(found)))
+    tasks = Counter(task.name for task in tasks_of(client, run, len(reports)))
     assert (tasks["wait for the machine"], tasks["start server"]) == (2, 2)
     for number in (1, 2):
         cell = f"orchestrator/bf16/cpu/p{number}"
@@ -272,9 +274,9 @@ def tasks_of(client: SyncPrefectClient, run: FlowRun, cells: int) -> list[TaskRu
     deadline = time.monotonic() + 60
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
     while True:
-        found = client.read_task_runs(flow_run_filter=of_run)
-        if len([task for task in found if task.name.startswith("publish ")]) == cells:
-            return found
+        task_runs = client.read_task_runs(flow_run_filter=of_run)
+        if len([task for task in task_runs if task.name.startswith("publish ")]) == cells:
+            return task_runs
         assert time.monotonic() < deadline, "the server has not heard of all tasks"
         time.sleep(0.5)  # until the server has written them
 
@@ -285,8 +287,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Available]], Non
     has: list[Available] = []
     monkeypatch.setattr(releases, "found_at", lambda _: list(has))
 
-    def set_to(found: list[Available]) -> None:
-        has[:] = found
+    def set_to(available: list[Available]) -> None:
+        has[:] = available
 
     return set_to
 
@@ -373,11 +375,11 @@ def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypat
 def test_what_is_approved_is_looked_at_again_on_its_own_host(
     client: SyncPrefectClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = publish_report(store, tmp_path / "runs")
-    approved(store, found, made_key(tmp_path / "adas.pem"), datetime.now(UTC))
-    requalify_of(found.report.plan.cell.recipe, store, monkeypatch)
+    stored = publish_report(store, tmp_path / "runs")
+    approved(store, stored, made_key(tmp_path / "adas.pem"), datetime.now(UTC))
+    requalify_of(stored.report.plan.cell.recipe, store, monkeypatch)
     (run,) = [run for run in started(client) if request_of(run).store == store.url]
-    request, cell = request_of(run), found.report.plan.cell
+    request, cell = request_of(run), stored.report.plan.cell
     assert (run.work_pool_name, run.work_queue_name) == (f"gpu-{cell.gpu_type}", REQUALIFICATION)
     assert (request.choice.variant, request.choice.gpu_type, request.choice.profile) == (
         cell.variant,

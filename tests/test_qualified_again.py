@@ -48,15 +48,15 @@ def asking(request: QualifyRelease, tok_s: str) -> QualifyRelease:
 def test_each_try_is_counted_until_the_release_passes(request_: QualifyRelease) -> None:
     too_much, enough = "1000000000", "10"
     first, second, third, fourth = (ended(asking(request_, tok_s)) for tok_s in (too_much, too_much, enough, enough))
-    assert [found.passed for found in (first, second, third, fourth)] == [False, False, True, True]
+    assert [report.passed for report in (first, second, third, fourth)] == [False, False, True, True]
     assert first.plan.tries == []
     assert [(tried.run_id, tried.verdict) for tried in third.plan.tries] == [(first.run_id, "fail"), (second.run_id, "fail")]
-    chances = [found.judgement.levels.false_pass for found in (first, second, third, fourth)]
+    chances = [report.judgement.levels.false_pass for report in (first, second, third, fourth)]
     assert chances == pytest.approx([0.05, 0.05 / 8, 0.05 / 27, 0.05])
 
     store = open_store(request_.store)
-    manifests = [read_manifest(store, manifest_key(found.plan.cell.id, found.run_id)) for found in (first, third, fourth)]
-    told = [(found.tried.number, found.tried.verdict) for found in manifests if found.tried]
-    assert told == [(1, "fail"), (3, "pass"), (4, "pass")]
+    manifests = [read_manifest(store, manifest_key(report.plan.cell.id, report.run_id)) for report in (first, third, fourth)]
+    tries = [(manifest.tried.number, manifest.tried.verdict) for manifest in manifests if manifest.tried]
+    assert tries == [(1, "fail"), (3, "pass"), (4, "pass")]
     # Whoever judges the evidence again, with these levels, finds the same.
     check_judgement(store, read_run(store, third.plan.cell.id, third.run_id))

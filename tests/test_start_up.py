@@ -42,14 +42,14 @@ def imported_by(*arguments: str, **environment: str) -> set[str]:
 )
 def test_a_light_command_imports_no_slow_library(arguments: str, tmp_path: Path) -> None:
     engine = str(make_engine(tmp_path / "engine"))
-    found = imported_by(*arguments.split(), VLLM_QUALIFY_ENGINE=engine, VLLM_QUALIFY_HOME=str(tmp_path / "home"))
-    assert "vllm_qualify.cli" in found
-    assert not found & SLOW
+    imported = imported_by(*arguments.split(), VLLM_QUALIFY_ENGINE=engine, VLLM_QUALIFY_HOME=str(tmp_path / "home"))
+    assert "vllm_qualify.cli" in imported
+    assert not imported & SLOW
 
 
 @pytest.mark.parametrize("arguments", ["report show no-such-run", "rejudge no-such-run", "approved list"])
 def test_a_command_about_reports_imports_neither_the_orchestrator_nor_what_judges(arguments: str, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    found = imported_by(*arguments.split(), VLLM_QUALIFY_HOME=str(tmp_path))
-    assert found & {"vllm_qualify.runs.folder", "vllm_qualify.approval.matrix"}
-    assert not found & {"boto3", "docker", "great_expectations", "pandas", "prefect", "scipy.optimize", "scipy.stats"}
+    imported = imported_by(*arguments.split(), VLLM_QUALIFY_HOME=str(tmp_path))
+    assert imported & {"vllm_qualify.runs.folder", "vllm_qualify.approval.matrix"}
+    assert not imported & {"boto3", "docker", "great_expectations", "pandas", "prefect", "scipy.optimize", "scipy.stats"}

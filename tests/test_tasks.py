@@ -58,9 +58,9 @@ def _prefect() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long an error asked to wait, in seconds, each time that its task was to be tried again; nothing is waited for."""
-    found: list[float] = []
-    monkeypatch.setattr(step, "time", SimpleNamespace(sleep=found.append))
-    return found
+    waits: list[float] = []
+    monkeypatch.setattr(step, "time", SimpleNamespace(sleep=waits.append))
+    return waits
 
 
 def in_flow(work: Callable[[], Any]) -> Any:
@@ -86,10 +86,10 @@ def resolved(*refusals: Answer) -> tuple[str | None, int]:
     with serving(answer) as registry:
         launch = Launch(launcher="docker", image=f"{registry.address}/vllm:v1.0.0")
         try:
-            found = in_flow(lambda: at_once(resolve)(launch)).image.rpartition("@")[2]
+            digest = in_flow(lambda: at_once(resolve)(launch)).image.rpartition("@")[2]
         except HostError:
-            found = None
-    return found, [asked.method for asked in registry.asked].count("HEAD")
+            digest = None
+    return digest, [asked.method for asked in registry.asked].count("HEAD")
 
 
 def test_a_registry_that_is_busy_is_asked_again() -> None:
@@ -154,10 +154,10 @@ def all_tasks() -> Iterator[Task[..., Any]]:
 
 
 def test_no_task_measures_twice_or_is_cached() -> None:
-    found = {task.name: task for task in all_tasks()}
-    assert len(found) > 25
-    assert {name for name, task in found.items() if not task.retries} == {*MEASURES, "drift", "wait"}
-    for task in found.values():
+    tasks_by_name = {task.name: task for task in all_tasks()}
+    assert len(tasks_by_name) > 25
+    assert {name for name, task in tasks_by_name.items() if not task.retries} == {*MEASURES, "drift", "wait"}
+    for task in tasks_by_name.values():
         assert (task.cache_policy, task.retry_condition_fn) == (NO_CACHE, step.may_pass)
 
 
@@ -303,10 +303,10 @@ def task_names(run: str) -> list[str]:
     """As the UI shows them."""
     with get_client(sync_client=True) as client:
         deadline = time.monotonic() + 30
-        while not (found := client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run)])))):
+        while not (task_runs := client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run)])))):
             assert time.monotonic() < deadline, "the server has not heard of the task"
             time.sleep(0.2)  # task runs come to the server as events
-    return [task.name for task in found]
+    return [task.name for task in task_runs]
 
 
 def test_the_machine_is_ours_until_the_blocks_end_and_not_only_while_its_task_runs(

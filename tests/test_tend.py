@@ -1,4 +1,4 @@
-"""Lost runs are found by a real server's own word, and started again; living ones are left alone."""
+"""A real server's states show which runs are lost. Those are started again; living ones are left alone."""
 
 import time
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ def _prefect() -> Iterator[None]:
 
 @pytest.fixture
 def client() -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as found:
-        yield found
+    with get_client(sync_client=True) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def tend_once() -> None:
 
 
 def state_of(client: SyncPrefectClient, run: UUID) -> tuple[StateType | None, str | None, str]:
-    found: FlowRun = client.read_flow_run(run)
-    assert found.state is not None
-    return found.state.type, found.state.name, found.state.message or ""
+    flow_run: FlowRun = client.read_flow_run(run)
+    assert flow_run.state is not None
+    return flow_run.state.type, flow_run.state.name, flow_run.state.message or ""
 
 
 def test_a_run_that_gives_no_sign_of_life_is_started_again(client: SyncPrefectClient, deployment: UUID) -> None:
@@ -103,7 +103,7 @@ def test_a_run_with_a_heartbeat_is_left_alone(
         (Failed(message="Flow run encountered an exception: ConnectError: [Errno 111] Connection refused"), True),
         (Failed(message="Flow run encountered an exception: ReleaseError: serve: it did not start"), False),
         (Completed(name="Approved"), False),
-        (Failed(name="NotPassed", message="accuracy: fail; its log told of a ReadTimeout"), False),
+        (Failed(name="NotPassed", message="accuracy: fail; its log has a ReadTimeout"), False),
     ],
     ids=["crashed", "server away", "release failed", "approved", "not passed"],
 )

@@ -50,9 +50,9 @@ def blocks(language: str) -> list[str]:
 def transcripts() -> Iterator[tuple[str, list[str]]]:
     """Each command of the tutorial's transcripts with the lines below it."""
     for block in blocks("console"):
-        told = re.split(r"^\$ ", block, flags=re.MULTILINE)
-        assert told[0] == "", "a transcript begins with a command"
-        for transcript in told[1:]:
+        commands_shown = re.split(r"^\$ ", block, flags=re.MULTILINE)
+        assert commands_shown[0] == "", "a transcript begins with a command"
+        for transcript in commands_shown[1:]:
             command, *lines = transcript.rstrip("\n").split("\n")
             yield command, lines
 
@@ -64,10 +64,10 @@ def alike(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip("\n").split("\n")] if text.strip() else []
 
 
-def agree(documented: list[str], told: list[str]) -> bool:
-    """Whether the lines are those that were told, with any number of them where some are left out."""
+def agree(documented: list[str], actual: list[str]) -> bool:
+    """Whether the lines are those of the page, with any number of them where some are left out."""
     pattern = "".join("(?:.*\n)*?" if line == LEFT_OUT else re.escape(f"{line}\n") for line in documented)
-    return re.fullmatch(pattern, "".join(f"{line}\n" for line in told)) is not None
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in actual)) is not None
 
 
 def follow(command: str, home: Path) -> str:
@@ -76,14 +76,14 @@ def follow(command: str, home: Path) -> str:
     if program == COMMAND:
         result = CliRunner().invoke(cli.app, arguments)
         if isinstance(result.exception, QualifyError):
-            told = f"{result.output}error ({result.exception.who_acts} must act): {result.exception}"
+            output = f"{result.output}error ({result.exception.who_acts} must act): {result.exception}"
         else:
             assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-            told = result.output
+            output = result.output
     else:
         assert program == "sed", f"{command}: no test can follow it"
-        told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
-    return told.replace(str(home), "/home/ada/.vllm-qualify").replace(str(Path.cwd()), "/home/ada")
+        output = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    return output.replace(str(home), "/home/ada/.vllm-qualify").replace(str(Path.cwd()), "/home/ada")
 
 
 def publish_adas_run(home: Path) -> None:
@@ -139,8 +139,8 @@ def test_the_demos_report_is_the_readmes() -> None:
 def test_every_command_that_needs_no_server_tells_what_the_tutorial_says(home: Path) -> None:
     followed = 0
     for command, documented in transcripts():
-        told = alike(follow(command, home))
-        assert agree(alike("\n".join(documented)), told), "\n".join([f"$ {command}", *told])
+        actual = alike(follow(command, home))
+        assert agree(alike("\n".join(documented)), actual), "\n".join([f"$ {command}", *actual])
         followed += 1
     assert followed >= 10
 

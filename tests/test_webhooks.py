@@ -17,17 +17,17 @@ SHOWN = {"X-Webhook-Secret": SECRET}
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
-    """When the fleet was told to look."""
-    found: list[datetime] = []
-    monkeypatch.setattr(webhooks, "_look", found.append)
+    """When the fleet was asked to look."""
+    times: list[datetime] = []
+    monkeypatch.setattr(webhooks, "_look", times.append)
     monkeypatch.setenv(webhooks.SECRET, SECRET)
-    return found
+    return times
 
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    with TestClient(webhooks.app) as found:
-        yield found
+    with TestClient(webhooks.app) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(

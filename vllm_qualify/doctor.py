@@ -41,15 +41,15 @@ def examine() -> list[Diagnosis]:
 
 
 def _orchestrator() -> Diagnosis:
-    found, missing = {}, []
+    versions, missing = {}, []
     for name in TOOLS:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
         return Diagnosis(what="orchestrator", ok=False, detail=f"no {', '.join(missing)}", remedy="run `make setup`")
-    return Diagnosis(what="orchestrator", ok=True, detail=", ".join(f"{name} {version}" for name, version in found.items()))
+    return Diagnosis(what="orchestrator", ok=True, detail=", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
 def _flows() -> Diagnosis:
@@ -76,7 +76,7 @@ def _libnuma() -> Diagnosis:
     except OSError:
         detail = "vLLM's CPU workers die without it"
         return Diagnosis(what="libnuma1", ok=False, detail=detail, remedy="apt-get install libnuma1", optional=_has_gpus())
-    return Diagnosis(what="libnuma1", ok=True, detail="found")
+    return Diagnosis(what="libnuma1", ok=True, detail="installed")
 
 
 def _has_gpus() -> bool:
@@ -88,12 +88,12 @@ def _has_gpus() -> bool:
 
 def _machine() -> Diagnosis:
     try:
-        found = detect()
-        check_driver(found)
+        machine = detect()
+        check_driver(machine)
     except QualifyError as error:
         return Diagnosis(what="GPU type", ok=False, detail=error.problem, remedy=error.remedy)
     return Diagnosis(
-        what="GPU type", ok=True, detail=f"{found.gpu_type}: {found.name}, {found.count}, {found.memory_mib:,} MiB"
+        what="GPU type", ok=True, detail=f"{machine.gpu_type}: {machine.name}, {machine.count}, {machine.memory_mib:,} MiB"
     )
 
 
@@ -156,15 +156,15 @@ def _confinement() -> Diagnosis:
 
 
 def _radosgw() -> Diagnosis:
-    found = shutil.which("radosgw")
+    program = shutil.which("radosgw")
     remedy = "only for the tests: infra/radosgw.sh install"
-    return Diagnosis(what="radosgw", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
+    return Diagnosis(what="radosgw", ok=bool(program), detail=program or "not installed", remedy=remedy, optional=True)
 
 
 def _chromium() -> Diagnosis:
-    found = shutil.which("chromium")
+    program = shutil.which("chromium")
     remedy = "only for the tests: infra/debian-package.sh chromium"
-    return Diagnosis(what="chromium", ok=bool(found), detail=found or "not installed", remedy=remedy, optional=True)
+    return Diagnosis(what="chromium", ok=bool(program), detail=program or "not installed", remedy=remedy, optional=True)
 
 
 CHECKS: tuple[Callable[[], Diagnosis], ...] = (

@@ -99,4 +99,4 @@ class StoreBusyError(StoreError):
 
 
 class AlreadyExistsError(StoreError):
-    """A create-only write found that the object already exists."""
+    """A create-only write failed because the object already exists."""

@@ -38,6 +38,12 @@ Document = dict[str, Any]
 VERSION = "0.32.0+cpu"
 QUESTIONS, REQUESTS, CLIENTS, TOKENS = 40, 40, 4, 8
 FILTERS = ("strict-match", "flexible-extract")
+# As vLLM says what it serves, once it has parsed its options.
+SERVES = (
+    "(EngineCore pid=1) INFO 11-23 05:00:00 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+    "model={model!r}, speculative_config=None, tokenizer={model!r}, skip_tokenizer_init=False, revision=None, "
+    "tokenizer_revision=None, trust_remote_code=False, dtype=torch.bfloat16, seed=0"
+)
 PAGE = """\
 # TYPE vllm:num_preemptions counter
 vllm:num_preemptions_total{{engine="0"}} 0.0
@@ -129,7 +135,7 @@ def _ask(
 def _serving(plan: CellPlan, folder: Path, *_: object) -> Iterator[Served]:
     log, url = folder / "server.log", "http://127.0.0.1:8000"
     (folder / "server.yaml").write_text(config_text(plan.server, 8000))
-    log.write_text("INFO: ready\n")
+    log.write_text(f"{SERVES.format(model=plan.server.model)}\n")
     for name in (SCRAPES, HOST_SAMPLES):
         (folder / name).touch()
     # This process stands for the server and its tools, since it is alive.

@@ -43,6 +43,8 @@ REPORTS_OF_A_CELL = 10
 ROUNDS = 15
 PUBLISHERS = 16
 PUBLISH_ONE = "--publish-one"
+# How many keys a page of a list has, as of S3 itself. The tests' gateway has short pages.
+PAGE = "1000"
 
 
 class Filled(NamedTuple):
@@ -150,6 +152,7 @@ def _directory(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _radosgw(folder: Path) -> Iterator[str]:
+    os.environ["RADOSGW_PAGE"] = PAGE
     started = start(folder)
     if started.returncode:
         raise RuntimeError(f"radosgw did not start: {started.stderr[-600:]}")

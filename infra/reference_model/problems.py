@@ -172,12 +172,12 @@ def problems(rng: random.Random, split: Split) -> Iterator[Problem]:
 
 def distinct_problems(rng: random.Random, split: Split, count: int) -> list[Problem]:
     """`count` problems of one side with no question twice."""
-    found: dict[str, Problem] = {}
+    distinct: dict[str, Problem] = {}
     for problem in problems(rng, split):
-        found.setdefault(problem["question"], problem)
-        if len(found) == count:
+        distinct.setdefault(problem["question"], problem)
+        if len(distinct) == count:
             break
-    return list(found.values())
+    return list(distinct.values())
 
 
 def _write_jsonl(path: Path, rows: list[Problem]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-# Steps from zero to each matrix's largest weight; found by trying (README.md has the scores).
+# Steps from zero to each matrix's largest weight; chosen by trials (README.md has the scores).
 LEVELS = 5
 
 

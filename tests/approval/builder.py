@@ -64,8 +64,8 @@ def with_gate(verdict: Verdict, waiver: Waiver | None = None, expired: Waiver | 
     """The first gate on the load with another verdict."""
 
     def change(report: Report) -> Report:
-        gates = [_changed(found, verdict, waiver, expired) for found in report.judgement.gates]
-        overall = next((found.counts_as for found in gates if found.counts_as != "pass"), "pass")
+        gates = [_changed(result, verdict, waiver, expired) for result in report.judgement.gates]
+        overall = next((result.counts_as for result in gates if result.counts_as != "pass"), "pass")
         judgement = report.judgement.model_copy(update={"gates": gates, "verdict": overall})
         return report.model_copy(update={"judgement": judgement})
 
@@ -96,10 +96,10 @@ def waiver(expires: date) -> Waiver:
     )
 
 
-def _changed(found: GateVerdict, verdict: Verdict, waiver: Waiver | None, expired: Waiver | None) -> GateVerdict:
-    if found.gate.label != "ttft_p99_ms":
-        return found
-    return found.model_copy(update={"verdict": verdict, "waiver": waiver, "expired": expired})
+def _changed(result: GateVerdict, verdict: Verdict, waiver: Waiver | None, expired: Waiver | None) -> GateVerdict:
+    if result.gate.label != "ttft_p99_ms":
+        return result
+    return result.model_copy(update={"verdict": verdict, "waiver": waiver, "expired": expired})
 
 
 def _with_evidence(report: Report, run: Run) -> Report:

@@ -73,8 +73,8 @@ class Wrapped:
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
         self._store.put_new(key, body, content_type)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-        return self._store.swap(key, body, content_type, tag)
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
+        self._store.swap(key, body, content_type, tag)
 
 
 class Mortal(Wrapped):
@@ -89,9 +89,9 @@ class Mortal(Wrapped):
         with self._write(key):
             super().put_new(key, body, content_type)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         with self._write(key):
-            return super().swap(key, body, content_type, tag)
+            super().swap(key, body, content_type, tag)
 
     @contextmanager
     def _write(self, key: str) -> Iterator[None]:
@@ -302,10 +302,10 @@ class Together(Wrapped):
         self.all_read = Barrier(1)
         self.mine = local()
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if key == pointer_key(CELL):
             self.all_read.wait(timeout=60)
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 @pytest.fixture(params=["directory", RADOSGW])
@@ -419,11 +419,11 @@ def test_what_changes_while_an_index_is_made_is_in_it(as_published: Path, tmp_pa
     class Meddled(DirectoryStore):
         is_meddled = False
 
-        def swap(self, key_: str, body: bytes, content_type: str, tag: str | None) -> str:
+        def swap(self, key_: str, body: bytes, content_type: str, tag: str | None) -> None:
             if not self.is_meddled:
                 self.is_meddled = True
                 approved(DirectoryStore(tmp_path / "store"), run_in(self), key)
-            return super().swap(key_, body, content_type, tag)
+            super().swap(key_, body, content_type, tag)
 
     store = Meddled(copied(as_published, tmp_path / "store"))
     Path(store.locate(cell_index_key(CELL))).unlink()

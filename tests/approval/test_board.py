@@ -138,15 +138,15 @@ def test_a_cell_has_the_state_of_its_last_approval_or_of_its_newest_report(row: 
 
 @pytest.mark.parametrize("standing", ["waiting for a decision", "not passed", "rejected"])
 def test_what_became_of_a_newer_report_stands_beside_the_approval(standing: Standing) -> None:
-    found = page_of(Row(cell=CELL, last=entry(), reports=[line(NEWER, standing), line(standing="approved")]))
-    assert shown(found)[4] == f"approvednewer report: {standing}"
-    assert found.links == [PAGE, f"reports/{CELL}/{RUN}/report.html", f"reports/{CELL}/{NEWER}/report.html"]
+    page = page_of(Row(cell=CELL, last=entry(), reports=[line(NEWER, standing), line(standing="approved")]))
+    assert shown(page)[4] == f"approvednewer report: {standing}"
+    assert page.links == [PAGE, f"reports/{CELL}/{RUN}/report.html", f"reports/{CELL}/{NEWER}/report.html"]
 
 
 def test_without_its_script_the_page_has_dates_and_names() -> None:
     summary = Summary(engine="vllm", engine_version="0.32.0")
-    found = shown(page_of(Row(cell=CELL, last=entry(), reports=[line(standing="approved", summary=summary)])))
-    assert found[5:] == ["vLLM 0.32.0", "2026-03-14by Ada", "2026-06-12", "2026-03-14"]
+    columns = shown(page_of(Row(cell=CELL, last=entry(), reports=[line(standing="approved", summary=summary)])))
+    assert columns[5:] == ["vLLM 0.32.0", "2026-03-14by Ada", "2026-06-12", "2026-03-14"]
 
 
 @pytest.mark.parametrize(("number", "said"), [(None, ""), (1, ""), (3, "try 3")])
@@ -165,14 +165,14 @@ def test_the_engine_is_that_of_what_the_state_is_about() -> None:
 
 
 def test_what_is_missing_is_said_to_be() -> None:
-    found = shown(page_of(Row(cell=CELL, reports=[line()])))
-    assert found[5:8] == ["— (not reported)", "— (never approved)", "— (never approved)"]
+    columns = shown(page_of(Row(cell=CELL, reports=[line()])))
+    assert columns[5:8] == ["— (not reported)", "— (never approved)", "— (never approved)"]
 
 
 def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> None:
     cells = ["tiny/bf16/h100/chat", "tiny/bf16/h200/batch", "tiny/fp8/b200/chat", "other/bf16/cpu/chat"]
-    found = page_of(*(Row(cell=cell, reports=[line()]) for cell in cells))
-    states = {"/".join(row[:4]): row[4] for row in found.rows[1:]}
+    page = page_of(*(Row(cell=cell, reports=[line()]) for cell in cells))
+    states = {"/".join(row[:4]): row[4] for row in page.rows[1:]}
     gaps = {"tiny/bf16/h100/batch": NEVER, "tiny/bf16/h200/chat": NEVER}
     assert states == dict.fromkeys(cells, "waiting for a decision") | gaps
     assert list(states) == sorted(states)
@@ -181,9 +181,9 @@ def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> N
 def test_the_script_is_told_of_each_cell_in_order() -> None:
     summary = Summary(engine="vllm", engine_version="0.32.0")
     row = Row(cell=CELL, revision=7, last=entry(), reports=[line(NEWER), line(standing="approved", summary=summary)])
-    [told] = [attributes for attributes in page_of(row).all("tr") if "data-told" in attributes]
-    assert (told["data-cell"], told["data-revision"]) == (CELL, "7")
-    state, newer, by, expires, engines, started_s, runs = json.loads(str(told["data-told"]))
+    [expected] = [attributes for attributes in page_of(row).all("tr") if "data-row" in attributes]
+    assert (expected["data-cell"], expected["data-revision"]) == (CELL, "7")
+    state, newer, by, expires, engines, started_s, runs = json.loads(str(expected["data-row"]))
     assert (state, newer, by, expires) == ("approved", "waiting for a decision", "Ada", "2026-06-12")
     assert (engines, started_s, runs) == (["vLLM 0.32.0"], BEGAN.timestamp(), [RUN, NEWER])
 
@@ -195,8 +195,8 @@ def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
     summary = Summary(
         engine="vllm", engine_version="0.32.0", image="vllm:v0.32.0", gpus=8, score=score, output_tok_s_per_gpu=1576.04999
     )
-    told = "approved by Ada on 2026-03-14"
-    reports = [line(NEWER), line(standing="approved", told=told, summary=summary)]
+    standing = "approved by Ada on 2026-03-14"
+    reports = [line(NEWER), line(standing="approved", told=standing, summary=summary)]
     page = cell_page_of(Row(cell=CELL, last=entry(), reports=reports))
     texts: list[str] = page.data["texts"]
     assert (page.data["expires"], page.data["last"]) == ("2026-06-12", RUN)
@@ -208,7 +208,7 @@ def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
     bare, whole = page.rows[1:]
     assert bare[:3] == [f"2026-03-14 09:26 UTC{NEWER}", "waiting for a decision", "— (not in its manifest)"]
     assert bare[3:] == ["— (no image, or not reported)", untrusted, untrusted, "— (no GPU, or not reported)"]
-    assert whole[:4] == [f"2026-03-14 09:26 UTC{RUN}", f"approved{told}", "vLLM 0.32.0", "vllm:v0.32.0"]
+    assert whole[:4] == [f"2026-03-14 09:26 UTC{RUN}", f"approved{standing}", "vLLM 0.32.0", "vllm:v0.32.0"]
     assert whole[4:] == [f"83.40\u00a0%81.00\u00a0% to 85.00\u00a0%{score.metric}", "1,576 tok/s", "8"]
     assert page.links == [f"{TO_ROOT}index.html", *(f"{TO_ROOT}reports/{CELL}/{run_id}/report.html" for run_id in (NEWER, RUN))]
 
@@ -218,9 +218,9 @@ def test_links_lead_to_what_was_published(store: Store, tmp_path: Path, key: Pri
     publish_report(store, tmp_path, RUN, with_gate("fail"))
     publish_report(store, tmp_path, NEWER, of_variant("bf16"))
     path = Path(store.locate(BOARD_KEY))
-    found = Page(path.read_text())
+    reader = Page(path.read_text())
     other = CELL.replace("fp8", "bf16")
-    assert found.links == [
+    assert reader.links == [
         f"cells/{other}/index.html",
         f"reports/{other}/{NEWER}/report.html",
         PAGE,
@@ -255,22 +255,22 @@ def hostile_pages() -> list[tuple[Page, Page]]:
     return [(page_of(hostile(), other), page_of(HARMLESS, other)), (cell_page_of(hostile()), cell_page_of(HARMLESS))]
 
 
-@pytest.mark.parametrize(("found", "harmless"), hostile_pages(), ids=["board", "cell"])
-def test_no_hostile_name_breaks_out(found: Page, harmless: Page) -> None:
-    assert {tag for tag, _ in found.elements} <= {tag for tag, _ in harmless.elements} | {"code"}
+@pytest.mark.parametrize(("page", "harmless"), hostile_pages(), ids=["board", "cell"])
+def test_no_hostile_name_breaks_out(page: Page, harmless: Page) -> None:
+    assert {tag for tag, _ in page.elements} <= {tag for tag, _ in harmless.elements} | {"code"}
     for tag in ("script", "style", "tr", "td"):
-        assert len(found.all(tag)) == len(harmless.all(tag)), tag
+        assert len(page.all(tag)) == len(harmless.all(tag)), tag
     for bad in (SCRIPT, "<img", "\x1b", "\u202e", " 49 "):
-        assert bad not in re.sub(r"<(style|script)>.*?</\1>", "", found.text, flags=re.DOTALL), bad
-    assert found.text.count("</script>") == len(found.all("script"))
-    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on") or name == "style"]
+        assert bad not in re.sub(r"<(style|script)>.*?</\1>", "", page.text, flags=re.DOTALL), bad
+    assert page.text.count("</script>") == len(page.all("script"))
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on") or name == "style"]
 
 
 def test_hostile_names_are_told_as_they_are() -> None:
-    found, cells = page_of(hostile()), cell_page_of(hostile())
+    page, cells = page_of(hostile()), cell_page_of(hostile())
     assert any(SCRIPT in text and IMAGE in text and CLOSING in text for text in cells.data["texts"])
     assert not any(sign in cells.inside["script"][0] for sign in "<>&\u2028\u2029")
-    name = "/".join(found.rows[1][:4])
+    name = "/".join(page.rows[1][:4])
     assert name == f"{plain(hostile().cell)}"
     assert all(part in name for part in (SCRIPT, IMAGE, CLOSING, "\\u202e"))
 
@@ -289,10 +289,10 @@ def test_no_link_leads_out_of_the_store() -> None:
     assert [cell_page_of(row).links for row in rows] == [[board], [board], [board], [board, f"{TO_ROOT}{link}"]]
 
 
-@pytest.mark.parametrize("found", [page for page, _ in hostile_pages()], ids=["board", "cell"])
-def test_the_policy_allows_this_script_and_this_style_and_nothing_else(found: Page) -> None:
-    [policy] = [meta["content"] for meta in found.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    [style], [*data, script] = found.inside["style"], found.inside["script"]
+@pytest.mark.parametrize("page", [page for page, _ in hostile_pages()], ids=["board", "cell"])
+def test_the_policy_allows_this_script_and_this_style_and_nothing_else(page: Page) -> None:
+    [policy] = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    [style], [*data, script] = page.inside["style"], page.inside["script"]
     assert str(policy).split("; ") == [
         "default-src 'none'",
         f"style-src '{source(style)}'",
@@ -301,8 +301,8 @@ def test_the_policy_allows_this_script_and_this_style_and_nothing_else(found: Pa
         "base-uri 'none'",
         "form-action 'none'",
     ]
-    assert [attributes.get("type") for attributes in found.all("script")] == [*["application/json"] * len(data), None]
-    assert not [name for _, attributes in found.elements for name in attributes if name in ("src", "style", "onclick")]
+    assert [attributes.get("type") for attributes in page.all("script")] == [*["application/json"] * len(data), None]
+    assert not [name for _, attributes in page.elements for name in attributes if name in ("src", "style", "onclick")]
 
 
 def source(text: str) -> str:
@@ -342,9 +342,9 @@ def large_row(number: int) -> Row:
             score=score,
             output_tok_s_per_gpu=1576.0512345 + number,
         )
-        told = f"approved by Ada on {at:%Y-%m-%d}"
+        standing = f"approved by Ada on {at:%Y-%m-%d}"
         run_id = f"{at:%Y%m%dT%H%M%SZ}-{number:06x}"
-        reports.append(line(run_id, "superseded" if back else "approved", told=told, summary=summary))
+        reports.append(line(run_id, "superseded" if back else "approved", told=standing, summary=summary))
     return Row(cell=cell, last=entry(reports[0].run_id, cell), reports=reports)
 
 
@@ -354,10 +354,10 @@ def large_row(number: int) -> Row:
 @cache
 def colours(text: str) -> tuple[dict[str, str], dict[str, str]]:
     """By name, in the light and in the dark."""
-    found = [
+    themes = [
         dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\}", text, re.DOTALL)
     ]
-    light, dark = found[:2]
+    light, dark = themes[:2]
     return light, light | dark
 
 
@@ -385,11 +385,11 @@ class Interrupted(Wrapped):
         super().__init__(store)
         self.meanwhile: Callable[[], None] | None = meanwhile
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if self.meanwhile:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
@@ -490,7 +490,7 @@ def test_of_a_board_of_another_version_nothing_stays(store: Store) -> None:
 def test_an_index_is_read_from_its_lines_as_from_itself() -> None:
     index = Index(revision=7, cells=list(map(brief, (hostile(), Row(cell=CELL, revision=2, last=entry(), reports=[line()])))))
     written = write_lines(lines_of(index))
-    assert Index.model_validate_json(written).cells == sorted(index.cells, key=lambda found: found.cell)
+    assert Index.model_validate_json(written).cells == sorted(index.cells, key=lambda cell: cell.cell)
     assert parse_lines(written) == parse_lines(index.model_dump_json().encode()) == lines_of(index)
     assert parse_lines(write_lines(Lines())) == Lines()
 
@@ -539,11 +539,11 @@ def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:
     text = store.get(BOARD_KEY)
 
     class Restless(Wrapped):
-        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
             nonlocal text
             text += b" "
             super().swap(key, text, content_type, tag)
-            return super().swap(key, body, content_type, tag)
+            super().swap(key, body, content_type, tag)
 
     with pytest.raises(StoreBusyError, match="the board changes all the time"):
         write_board(Restless(store), lines_of(index_of(2)))
@@ -565,10 +565,10 @@ def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key:
 
 
 class Failing(Wrapped):
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if key == BOARD_KEY:
             raise StoreError("the disk is full", "free space on it", self.locate(key))
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 def board_is_up_to_date(store: Store) -> bool:

@@ -33,8 +33,8 @@ def summary(version: str, score: float | None = 0.83) -> Summary:
     if score is None:
         return Summary(engine="vllm", engine_version=version, gpus=1)
     interval = Interval(lower=score - 0.02, upper=score + 0.02)
-    found = Score(metric="exact_match (gsm8k, strict-match)", value=score, interval=interval)
-    return Summary(engine="vllm", engine_version=version, gpus=1, score=found, output_tok_s_per_gpu=1500.0)
+    scored = Score(metric="exact_match (gsm8k, strict-match)", value=score, interval=interval)
+    return Summary(engine="vllm", engine_version=version, gpus=1, score=scored, output_tok_s_per_gpu=1500.0)
 
 
 def few_rows() -> list[Row]:
@@ -42,7 +42,7 @@ def few_rows() -> list[Row]:
     approved = entry(cell=LLAMA).model_copy(update={"expires": TODAY + timedelta(days=40)})
     expired = entry(cell=QWEN).model_copy(update={"expires": TODAY})
     hostile = f"{SCRIPT}{IMAGE}{MARKUP}{CONTROL}"
-    told = entry(cell="x/y/b200/z", revoked=TAKEN_BACK).model_copy(update={"by": hostile})
+    hostile_entry = entry(cell="x/y/b200/z", revoked=TAKEN_BACK).model_copy(update={"by": hostile})
     return [
         Row(
             cell=LLAMA,
@@ -55,7 +55,7 @@ def few_rows() -> list[Row]:
         ),
         Row(cell=QWEN, last=expired, reports=[line(RUN, "approved", summary=summary("0.32.0"))]),
         Row(cell=f"{hostile}/bf16/h100/latency", reports=[line(RUN, told=hostile, summary=summary(hostile))]),
-        Row(cell="x/y/b200/z", last=told, reports=[line(RUN, "revoked", told=hostile, summary=summary("0.32.0"))]),
+        Row(cell="x/y/b200/z", last=hostile_entry, reports=[line(RUN, "revoked", told=hostile, summary=summary("0.32.0"))]),
     ]
 
 
@@ -200,9 +200,9 @@ def test_a_cells_page_draws_each_version(opened: Open, llamas: Path) -> None:
     assert "lowest 81.00\u00a0%, highest 83.00\u00a0%" in str(accuracy.get_attribute("aria-label"))
     # The newest report's load was invalid: it has no point, and says so.
     assert [chart.locator("circle").count() for chart in (accuracy, output)] == [2, 2]
-    told = page.locator("main").inner_text()
-    assert "1 of 3 reports have no such value" in told
-    assert [name in told for name in ("0.31.0", "0.32.0", "0.33.0")] == [True] * 3
+    text = page.locator("main").inner_text()
+    assert "1 of 3 reports have no such value" in text
+    assert [name in text for name in ("0.31.0", "0.32.0", "0.33.0")] == [True] * 3
     assert page.locator("main").get_by_role("link").count() == 3
     assert page.get_by_text("in 40 days").is_visible()
     assert faults == []

@@ -27,9 +27,9 @@ def test_nothing_covers_what_was_never_approved(store: Store, plan: CellPlan) ->
 
 def test_an_approval_covers_the_same_inputs(store: Store, run: PublishedRun, plan: CellPlan, key: PrivateKey) -> None:
     approved(store, run, key)
-    found = covering(store, plan, TODAY, 14)
-    assert isinstance(found, Entry)
-    assert found.run_id == run.run_id
+    covered = covering(store, plan, TODAY, 14)
+    assert isinstance(covered, Entry)
+    assert covered.run_id == run.run_id
 
 
 @pytest.mark.parametrize(("days_left", "is_covered"), [(15, True), (14, False), (1, False), (0, False), (-3, False)])
@@ -37,10 +37,10 @@ def test_an_approval_is_renewed_before_its_end(
     days_left: int, is_covered: bool, store: Store, run: PublishedRun, plan: CellPlan, key: PrivateKey
 ) -> None:
     approved(store, run, key)
-    found = covering(store, plan, EXPIRES - timedelta(days=days_left), 14)
-    assert isinstance(found, Entry) is is_covered
+    covered = covering(store, plan, EXPIRES - timedelta(days=days_left), 14)
+    assert isinstance(covered, Entry) is is_covered
     if not is_covered:
-        assert found == (f"the approval ends on {EXPIRES}" if days_left > 0 else "the last approval is expired")
+        assert covered == (f"the approval ends on {EXPIRES}" if days_left > 0 else "the last approval is expired")
 
 
 def test_a_revoked_approval_covers_nothing(store: Store, run: PublishedRun, plan: CellPlan, key: PrivateKey) -> None:
@@ -52,8 +52,8 @@ def test_a_revoked_approval_covers_nothing(store: Store, run: PublishedRun, plan
 @pytest.mark.parametrize("part", ["engine", "revision", "driver", "server", "gates", "load", "questions"])
 def test_what_changed_is_named(part: str, store: Store, run: PublishedRun, plan: CellPlan, key: PrivateKey) -> None:
     approved(store, run, key)
-    found = covering(store, changed(plan, part), TODAY, 0)
-    assert found == f"what was approved differs: {WORDS[part]}"
+    covered = covering(store, changed(plan, part), TODAY, 0)
+    assert covered == f"what was approved differs: {WORDS[part]}"
 
 
 WORDS = {
@@ -92,6 +92,6 @@ def test_a_later_approval_is_the_one_that_counts(
 ) -> None:
     approved(store, run, key)
     approved(store, publish_report(store, tmp_path / "later", NEWER), key)
-    found = covering(store, plan, TODAY, 0)
-    assert isinstance(found, Entry)
-    assert found.run_id == NEWER
+    covered = covering(store, plan, TODAY, 0)
+    assert isinstance(covered, Entry)
+    assert covered.run_id == NEWER

@@ -53,7 +53,7 @@ def test_a_rejection_needs_no_passed_gates_and_has_no_end(store: Store, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "told"),
+    ("first", "second", "message"),
     [
         (ADA, BOB_REJECTS, "already approved by Ada on 2026-03-14"),
         (ADA, ruling("approve", "Bob", "me too"), "already approved by Ada on 2026-03-14"),
@@ -62,9 +62,9 @@ def test_a_rejection_needs_no_passed_gates_and_has_no_end(store: Store, tmp_path
         (BOB_REJECTS, ADA, "already rejected by Bob on 2026-03-14"),
     ],
 )
-def test_another_decision_is_refused(store: Store, run: PublishedRun, first: Ruling, second: Ruling, told: str) -> None:
+def test_another_decision_is_refused(store: Store, run: PublishedRun, first: Ruling, second: Ruling, message: str) -> None:
     kept = make_decision(store, run, first, VALID_DAYS, NOW)
-    with pytest.raises(DecidedError, match=told):
+    with pytest.raises(DecidedError, match=message):
         make_decision(store, run, second, VALID_DAYS, NOW)
     assert read_decision(store, CELL, RUN) == kept
 
@@ -95,7 +95,7 @@ YESTERDAY = TODAY - timedelta(days=1)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (with_gate("fail"), "ttft_p99_ms: fail"),
         (with_gate("inconclusive"), "ttft_p99_ms: inconclusive"),
@@ -107,12 +107,12 @@ YESTERDAY = TODAY - timedelta(days=1)
 )
 @pytest.mark.parametrize("wanted", [ADA, AUTOMATIC], ids=["a person", "the recipe"])
 def test_a_report_that_did_not_pass_is_approved_by_nobody(
-    store: Store, tmp_path: Path, change: Change, told: str, wanted: Ruling
+    store: Store, tmp_path: Path, change: Change, message: str, wanted: Ruling
 ) -> None:
     run = publish_report(store, tmp_path, change=change)
     with pytest.raises(CallerError) as raised:
         make_decision(store, run, wanted, VALID_DAYS, NOW)
-    assert f"run {RUN} cannot be approved: {told}" in str(raised.value)
+    assert f"run {RUN} cannot be approved: {message}" in str(raised.value)
     assert "waive each gate by name" in raised.value.remedy
     assert f"vllm-qualify rejudge {RUN}" in raised.value.remedy
     assert not store.exists(decision_key(CELL, RUN))

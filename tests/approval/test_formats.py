@@ -268,15 +268,15 @@ def test_the_manifest_carries_the_config_file_itself() -> None:
 
 
 def test_the_manifests_parts_find_each_other() -> None:
-    found = objects_of(plan())
-    deployment, service = found["Deployment"]["spec"], found["Service"]["spec"]
+    objects = objects_of(plan())
+    deployment, service = objects["Deployment"]["spec"], objects["Service"]["spec"]
     labels = deployment["template"]["metadata"]["labels"]
     assert labels == deployment["selector"]["matchLabels"] == service["selector"] == {"app.kubernetes.io/name": "tiny-bf16"}
     pod, container = pod_of(plan())
     (port,), (served,) = container["ports"], service["ports"]
     assert (served["targetPort"], served["port"], port["containerPort"]) == (port["name"], 8000, 8000)
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    for described in (*found.values(), deployment["template"]):
+    for described in (*objects.values(), deployment["template"]):
         assert described["metadata"]["annotations"] == {f"vllm-qualify/{key}": value for key, value in ANNOTATIONS.items()}
 
 
@@ -341,12 +341,12 @@ def test_text_that_other_readers_of_yaml_take_for_something_else_is_quoted(value
 
 
 def test_json_tells_all_to_a_machine() -> None:
-    found = json.loads(rendered(plan(), "json"))
-    assert ServerPlan.model_validate(found["plan"]) == plan()
-    assert found["image"] == IMAGE.pinned
-    assert found["config"] == config_text(plan(), 8000)
-    assert found["annotations"] == ANNOTATIONS
-    expanded = [part.replace(HUB_CACHE, "/hub/hub") for part in found["docker"]]
+    document = json.loads(rendered(plan(), "json"))
+    assert ServerPlan.model_validate(document["plan"]) == plan()
+    assert document["image"] == IMAGE.pinned
+    assert document["config"] == config_text(plan(), 8000)
+    assert document["annotations"] == ANNOTATIONS
+    expanded = [part.replace(HUB_CACHE, "/hub/hub") for part in document["docker"]]
     assert expanded == run_by_a_shell(rendered(plan(), "docker"), {"HF_HOME": "/hub"})
 
 
@@ -404,14 +404,14 @@ command = FlexibleArgumentParser()
 ServeSubcommand().subparser_init(command.add_subparsers(dest="subparser"))
 module = make_arg_parser(FlexibleArgumentParser())
 
-def told(arguments):
-    found = vars(arguments)
-    model_tag = found.pop("model_tag", None)
-    found["model"] = model_tag or found["model"]
-    return {name: repr(value) for name, value in found.items()}
+def shown(arguments):
+    values = vars(arguments)
+    model_tag = values.pop("model_tag", None)
+    values["model"] = model_tag or values["model"]
+    return {name: repr(value) for name, value in values.items()}
 
 def both(arguments):
-    return [told(command.parse_args(["serve", *arguments])), told(module.parse_args(arguments))]
+    return [shown(command.parse_args(["serve", *arguments])), shown(module.parse_args(arguments))]
 
 print(json.dumps([[both(by_file), both(by_flags)] for by_file, by_flags in json.load(sys.stdin)]))
 """

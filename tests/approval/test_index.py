@@ -104,9 +104,9 @@ def test_the_approved_report_stays_beside_the_newest_ones(store: Store, tmp_path
     newer = [f"20260401T0000{at:02}Z-abcdef" for at in range(REPORTS_SHOWN + 1)]
     for run_id in newer:
         publish_report(store, tmp_path, run_id)
-    found = lines(store)
-    assert list(found) == [*reversed(newer[1:]), OLDER]
-    assert found[OLDER].standing == "approved"
+    shown = lines(store)
+    assert list(shown) == [*reversed(newer[1:]), OLDER]
+    assert shown[OLDER].standing == "approved"
 
 
 # --- what a manifest tells
@@ -114,10 +114,10 @@ def test_the_approved_report_stays_beside_the_newest_ones(store: Store, tmp_path
 
 def summary(store: Store, folder: Path, change: Change = lambda report: report) -> Summary:
     publish_report(store, folder, change=change)
-    found = read_manifest(store, manifest_key(CELL, RUN)).summary
-    assert found is not None
-    assert lines(store)[RUN].summary == found
-    return found
+    summarized = read_manifest(store, manifest_key(CELL, RUN)).summary
+    assert summarized is not None
+    assert lines(store)[RUN].summary == summarized
+    return summarized
 
 
 def of_plan(**changes: object) -> Change:
@@ -127,13 +127,13 @@ def of_plan(**changes: object) -> Change:
 def without(metric: str) -> Change:
     """What a stage measured of the metric cannot be trusted."""
 
-    def spoilt(found: Measurement) -> Measurement:
-        of = {"task": found.task, "filter": found.filter}
-        return invalid(metric, "the server was gone", found.source, **of) if found.metric == metric else found
+    def spoilt(measurement: Measurement) -> Measurement:
+        of = {"task": measurement.task, "filter": measurement.filter}
+        return invalid(metric, "the server was gone", measurement.source, **of) if measurement.metric == metric else measurement
 
     def change(report: Report) -> Report:
         stages = [
-            stage.model_copy(update={"measurements": [spoilt(found) for found in stage.measurements]})
+            stage.model_copy(update={"measurements": [spoilt(measurement) for measurement in stage.measurements]})
             for stage in report.stages
         ]
         return report.model_copy(update={"stages": stages})
@@ -142,7 +142,7 @@ def without(metric: str) -> Change:
 
 
 def measured(report: Report, metric: str) -> Measurement:
-    return next(found for stage in report.stages for found in stage.measurements if found.metric == metric)
+    return next(measurement for stage in report.stages for measurement in stage.measurements if measurement.metric == metric)
 
 
 def test_a_manifest_tells_what_the_board_shows(store: Store, tmp_path: Path) -> None:
@@ -159,10 +159,10 @@ def test_a_manifest_tells_what_the_board_shows(store: Store, tmp_path: Path) -> 
 
 def test_an_engine_of_an_image_has_its_name(store: Store, tmp_path: Path) -> None:
     release = image_report().plan.cell.release
-    found = summary(
+    summarized = summary(
         store, tmp_path, lambda report: of_plan(cell=report.plan.cell.model_copy(update={"release": release}))(report)
     )
-    assert found.image == "registry.example:5000/vllm/vllm-openai:v0.32.0"
+    assert summarized.image == "registry.example:5000/vllm/vllm-openai:v0.32.0"
 
 
 def test_no_secret_of_an_images_name_reaches_the_manifest(
@@ -170,10 +170,10 @@ def test_no_secret_of_an_images_name_reaches_the_manifest(
 ) -> None:
     monkeypatch.setenv("REGISTRY_TOKEN", "registry.example")
     release = image_report().plan.cell.release
-    found = summary(
+    summarized = summary(
         store, tmp_path, lambda report: of_plan(cell=report.plan.cell.model_copy(update={"release": release}))(report)
     )
-    assert found.image == "[redacted]:5000/vllm/vllm-openai:v0.32.0"
+    assert summarized.image == "[redacted]:5000/vllm/vllm-openai:v0.32.0"
 
 
 def test_throughput_is_that_of_one_gpu(store: Store, tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_throughput_is_that_of_one_gpu(store: Store, tmp_path: Path) -> None:
         arguments = report.plan.server.arguments | {"tensor-parallel-size": 4, "data-parallel-size": 2}
         return of_plan(server=report.plan.server.model_copy(update={"arguments": arguments}))(report)
 
-    found = summary(store, tmp_path, change)
-    assert (found.gpus, found.output_tok_s_per_gpu) == (8, 12608.4 / 8)
+    summarized = summary(store, tmp_path, change)
+    assert (summarized.gpus, summarized.output_tok_s_per_gpu) == (8, 12608.4 / 8)
 
 
 def test_what_cannot_be_trusted_is_missing(store: Store, tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ def test_what_cannot_be_trusted_is_missing(store: Store, tmp_path: Path) -> None
 
 
 def test_a_score_that_cannot_be_trusted_is_missing(store: Store, tmp_path: Path) -> None:
-    found = summary(store, tmp_path, without("exact_match"))
-    assert found.score is None
-    assert found.output_tok_s_per_gpu == 12608.4
+    summarized = summary(store, tmp_path, without("exact_match"))
+    assert summarized.score is None
+    assert summarized.output_tok_s_per_gpu == 12608.4
 
 
 def test_without_a_gate_on_accuracy_there_is_no_score(store: Store, tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_without_a_gate_on_accuracy_there_is_no_score(store: Store, tmp_path: Pa
 
 def test_a_gate_on_what_was_lost_has_the_score_itself(store: Store, tmp_path: Path) -> None:
     gate = gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.02, unit="fraction")
-    found = summary(store, tmp_path, of_plan(gates=[gate]))
-    assert found.score is not None
-    assert found.score.metric == "exact_match (gsm8k, flexible-extract)"
-    assert 0.8 < found.score.value < 0.82
+    summarized = summary(store, tmp_path, of_plan(gates=[gate]))
+    assert summarized.score is not None
+    assert summarized.score.metric == "exact_match (gsm8k, flexible-extract)"
+    assert 0.8 < summarized.score.value < 0.82
 
 
 def test_the_manifest_of_a_captured_run(store: Store, tmp_path: Path, home: Path) -> None:
@@ -217,10 +217,10 @@ def test_the_manifest_of_a_captured_run(store: Store, tmp_path: Path, home: Path
     stages = [captured_stage(run, stage) for stage in WITHOUT_BASELINE]
     report = make_report(run.plan, stages, passed_report().judgement)
     publish_run(report, run, store)
-    found = read_manifest(store, f"{report.prefix}/manifest.json").summary
+    summarized = read_manifest(store, f"{report.prefix}/manifest.json").summary
     score = next(row for row in stages[2].measurements if (row.metric, row.filter) == ("exact_match", "flexible-extract"))
     assert score.value is not None
-    assert found == Summary(
+    assert summarized == Summary(
         engine="vllm",
         engine_version=run.plan.cell.release.engine.version,
         score=Score(metric="exact_match (gsm8k, flexible-extract)", value=score.value, interval=score.interval),
@@ -259,9 +259,9 @@ def test_an_index_of_any_other_version_is_told(two_cells: Store, version: object
     for name in (INDEX_KEY, cell_index_key(CELL)):
         before = two_cells.read(name)
         body = json.dumps(json.loads(before.body) | {"index_version": version}).encode()
-        tag = two_cells.swap(name, body, JSON, before.tag)
+        two_cells.swap(name, body, JSON, before.tag)
         assert re.search("not an index|of an earlier version", index_problem(two_cells, CELL) or "")
-        assert two_cells.read(name).tag == tag
+        assert two_cells.get(name) == body
 
 
 def test_a_cell_that_is_refreshed_again_changes_nothing(two_cells: Store) -> None:
@@ -288,10 +288,9 @@ class DiesAfter(Wrapped):
         super().put_new(key, body, content_type)
         self._die(key)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-        tag = super().swap(key, body, content_type, tag)
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
+        super().swap(key, body, content_type, tag)
         self._die(key)
-        return tag
 
     def _die(self, key: str) -> None:
         if key.endswith(self.end):
@@ -312,8 +311,8 @@ def test_what_a_killed_publisher_left_out_the_next_one_completes(store: Store, t
     baseline = row_of(store).baseline
     assert baseline is not None
     assert baseline.run_id == OLDER
-    (found,) = read_index(store).cells
-    assert [report.run_id for report in found.reports] == [RUN, OLDER]
+    (row,) = read_index(store).cells
+    assert [report.run_id for report in row.reports] == [RUN, OLDER]
 
 
 def test_a_run_that_was_never_published_whole_is_in_no_index(store: Store, tmp_path: Path) -> None:
@@ -342,8 +341,8 @@ def test_one_manifest_that_cannot_be_read_hides_no_other_report(store: Store, tm
     assert baseline_of(store, CELL) == OLDER
     assert f"the manifest of run {RUN} of {CELL} cannot be read" in (index_problem(store, CELL) or "")
     assert f"the manifest cannot be read: {RUN}." in store.get(cell_page_key(CELL)).decode()
-    (found,) = read_index(store).cells
-    assert [report.run_id for report in found.reports] == [NEWER, OLDER]
+    (row,) = read_index(store).cells
+    assert [report.run_id for report in row.reports] == [NEWER, OLDER]
 
 
 # --- a person's word about a baseline
@@ -410,8 +409,8 @@ def test_sixteen_publishers_lose_no_report(request: pytest.FixtureRequest, tmp_p
     store = open_store(url)
     names = {f"20260314T0926{second:02}Z-abcdef": ("fp8", "bf16")[second % 2] for second in range(16)}
     with ThreadPoolExecutor(16) as pool:
-        told = pool.map(lambda run_id: publish_report(store, tmp_path / "runs", run_id, of_variant(names[run_id])), names)
-        assert sorted(run.run_id for run in told) == sorted(names)
+        published = pool.map(lambda run_id: publish_report(store, tmp_path / "runs", run_id, of_variant(names[run_id])), names)
+        assert sorted(run.run_id for run in published) == sorted(names)
     for cell, variant in ((CELL, "fp8"), (OTHER_CELL, "bf16")):
         assert row_of(store, cell).coming == []
         reports = row_of(store, cell).reports
@@ -419,14 +418,14 @@ def test_sixteen_publishers_lose_no_report(request: pytest.FixtureRequest, tmp_p
         numbers = [line.sequence or 0 for line in reports]
         assert numbers == sorted({*numbers}, reverse=True)
         assert published_run(store, row_of(store, cell).reports[0].run_id).cell == cell
-    assert {found.cell: found.revision for found in read_index(store).cells} == {
+    assert {cell.cell: cell.revision for cell in read_index(store).cells} == {
         cell: row_of(store, cell).revision for cell in (CELL, OTHER_CELL)
     }
     assert store.get(BOARD_KEY).decode() == render_board(read_index(store))
 
 
 class Overtaken(DirectoryStore):
-    """Once it found that there is no layout, another publisher begins, and publishes a report."""
+    """Once it sees that there is no layout, another publisher begins, and publishes a report."""
 
     def __init__(self, root: Path, theirs: Path) -> None:
         super().__init__(root)

@@ -18,9 +18,9 @@ from vllm_qualify.publish.stores import open_store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    found = open_store((tmp_path / "store").as_uri())
-    approved(found, publish_report(found, tmp_path / "runs"), made_key(tmp_path / "key.pem"))
-    return found
+    opened = open_store((tmp_path / "store").as_uri())
+    approved(opened, publish_report(opened, tmp_path / "runs"), made_key(tmp_path / "key.pem"))
+    return opened
 
 
 def add(store: Store, cell: str) -> None:
@@ -38,9 +38,9 @@ def test_every_cell_is_there_in_order(store: Store) -> None:
     others = [f"model-{number}/bf16/h200/chat" for number in range(40)]
     for cell in others:
         add(store, cell)
-    found = matrix(store, TODAY)
-    assert [state.cell for state in found] == sorted([CELL, *others])
-    assert {(state.state, state.last.run_id) for state in found} == {("approved", RUN)}
+    states = matrix(store, TODAY)
+    assert [state.cell for state in states] == sorted([CELL, *others])
+    assert {(state.state, state.last.run_id) for state in states} == {("approved", RUN)}
 
 
 def test_a_store_that_takes_too_long_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

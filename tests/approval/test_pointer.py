@@ -115,11 +115,11 @@ def test_a_second_revocation_says_by_whom_the_first_was(store: Store) -> None:
     assert mark_revoked(store, CELL, None, TAKEN_BACK.model_copy(update={"at": NOW + timedelta(days=1)})) == first
 
 
-@pytest.mark.parametrize(("run_id", "told"), [(None, "nothing is approved in"), (NEWER, f"run {NEWER} has no approval")])
-def test_what_is_not_approved_cannot_be_revoked(store: Store, run_id: str | None, told: str) -> None:
+@pytest.mark.parametrize(("run_id", "message"), [(None, "nothing is approved in"), (NEWER, f"run {NEWER} has no approval")])
+def test_what_is_not_approved_cannot_be_revoked(store: Store, run_id: str | None, message: str) -> None:
     if run_id:
         advance(store, CELL, entry(RUN))
-    with pytest.raises(CallerError, match=told):
+    with pytest.raises(CallerError, match=message):
         mark_revoked(store, CELL, run_id, TAKEN_BACK)
 
 
@@ -138,10 +138,10 @@ class Meddled(DirectoryStore):
         super().__init__(directory)
         self.changes, self.quiet = changes, DirectoryStore(directory)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if self.changes:
             self.changes.pop(0)(self.quiet)
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 def test_the_loser_is_told_by_whom(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_a_revocation_comes_through_and_hits_what_was_meant(tmp_path: Path) -> N
 
 def test_a_pointer_that_never_rests_is_told(tmp_path: Path) -> None:
     class Restless(DirectoryStore):
-        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-            return super().swap(key, body, content_type, f"not {tag}")
+        def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
+            super().swap(key, body, content_type, f"not {tag}")
 
     advance(DirectoryStore(tmp_path), CELL, entry(RUN))
     with pytest.raises(StoreBusyError, match="changes all the time"):
@@ -241,7 +241,7 @@ def test_what_is_not_as_it_was_written_is_told(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (document(entries=[]), "not a pointer"),
         (document(pointer_version=2), "not a pointer"),
@@ -250,8 +250,8 @@ def test_what_is_not_as_it_was_written_is_told(body: bytes) -> None:
         (document(cell="a/b/c/d"), "not of this cell"),
     ],
 )
-def test_what_could_not_be_written_is_told(body: bytes, told: str) -> None:
-    with pytest.raises(StoreError, match=f"here: not a pointer.*{told}|{told}"):
+def test_what_could_not_be_written_is_told(body: bytes, message: str) -> None:
+    with pytest.raises(StoreError, match=f"here: not a pointer.*{message}|{message}"):
         parse_pointer(body, CELL, "here")
 
 

@@ -39,15 +39,15 @@ def test_a_report_that_is_not_its_manifests_is_told(store: Store, run: Published
 
 
 def manifest(store: Store) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(store.get(manifest_key(CELL, RUN)))
-    return found
+    document: dict[str, Any] = json.loads(store.get(manifest_key(CELL, RUN)))
+    return document
 
 
 def test_a_manifest_of_something_else_is_told(store: Store, run: PublishedRun) -> None:
     whole = manifest(store)
     evidence = [named for named in whole["objects"] if named["key"].startswith("evidence/")]
     others = [named for named in whole["objects"] if named not in evidence]
-    for changed, told in [
+    for changed, message in [
         ({}, "not a manifest: run_id: Field required"),
         (whole | {"objects": evidence}, "does not name the run's report"),
         (whole | {"objects": [*evidence[1:], *others]}, "evidence that its manifest does not name"),
@@ -55,7 +55,7 @@ def test_a_manifest_of_something_else_is_told(store: Store, run: PublishedRun) -
         (whole | {"run_id": NEWER}, "does not name the run's report"),
     ]:
         rewrite(store, run.manifest_object.key, json.dumps(changed).encode())
-        with pytest.raises(StoreError, match=told):
+        with pytest.raises(StoreError, match=message):
             read_run(store, CELL, RUN)
 
 

@@ -151,7 +151,7 @@ def test_a_password_beside_a_plain_key_does_not_matter(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "this is not a private key in PEM"),
         ("hunter2-hunter2", "this is not a private key in PEM"),
@@ -160,10 +160,10 @@ def test_a_password_beside_a_plain_key_does_not_matter(monkeypatch: pytest.Monke
     ],
     ids=["empty", "a word", "broken", "elliptic"],
 )
-def test_what_is_no_private_key_is_told_without_it(text: str, told: str) -> None:
+def test_what_is_no_private_key_is_told_without_it(text: str, message: str) -> None:
     with pytest.raises(CallerError) as raised:
         private_key(text)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert not text or text not in str(raised.value)
     assert raised.value.__cause__ is None
 
@@ -195,14 +195,14 @@ def test_what_is_no_public_key_is_told(tmp_path: Path) -> None:
         ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     )
     broken = (tmp_path / "key.pub").read_bytes().replace(b"MC", b"MD")
-    for body, told in [
+    for body, message in [
         ((tmp_path / "key").read_bytes(), "this is a private key"),
         (elliptic, "this is not an Ed25519 key"),
         (broken, "this is not a public key in PEM"),
         (b"ssh-ed25519 AAAA", "this is not a public key in PEM"),
     ]:
         (tmp_path / "given").write_bytes(body)
-        with pytest.raises(CallerError, match=f"{tmp_path}/given: {told}"):
+        with pytest.raises(CallerError, match=f"{tmp_path}/given: {message}"):
             public_keys([tmp_path / "given"])
 
 

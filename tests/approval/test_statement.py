@@ -96,7 +96,7 @@ def test_what_is_waived_is_warned_of(store: Store, tmp_path: Path) -> None:
     predicate = stated(store, run)["predicate"]
     assert (predicate["result"], predicate["warnedTests"], predicate["failedTests"]) == ("WARNED", ["ttft_p99_ms"], [])
     assert "ttft_p99_ms" not in predicate["passedTests"]
-    assert [found["owner"] for found in predicate["qualification"]["waivers"]] == ["Grace"]
+    assert [pairs["owner"] for pairs in predicate["qualification"]["waivers"]] == ["Grace"]
     assert [gate["name"] for gate in predicate["qualification"]["gates"] if gate["waived"]] == ["ttft_p99_ms"]
 
 
@@ -172,7 +172,7 @@ def test_of_a_report_that_knows_no_anchors_it_says_nothing_of_them(store: Store,
 
 def test_of_a_report_that_counts_no_tries_it_says_nothing_of_them(store: Store, run: PublishedRun) -> None:
     """So what was signed of earlier reports is made again byte by byte."""
-    plan = {name: told for name, told in run.document["plan"].items() if name != "tries"}
+    plan = {name: value for name, value in run.document["plan"].items() if name != "tries"}
     earlier = replace(run, document=run.document | {"plan": plan})
     assert stated(store, run)["predicate"]["qualification"]["tries"] == []
     assert "tries" not in stated(store, earlier)["predicate"]["qualification"]

@@ -54,7 +54,7 @@ def then(pair: tuple[Path, Path, PrivateKey], tmp_path: Path) -> Store:
     return DirectoryStore(tmp_path / "store")
 
 
-def told(store: Store) -> dict[str, object]:
+def objects(store: Store) -> dict[str, object]:
     """All that the indexes say, but for their revisions."""
     return {key: without_revisions(json.loads(store.get(key))) for key in store.keys("") if is_index(key)}
 
@@ -63,10 +63,10 @@ def is_index(key: str) -> bool:
     return key.endswith("index.json") or key.startswith("runs/") or key == "layout.json"
 
 
-def without_revisions(found: object) -> object:
-    if isinstance(found, dict):
-        return {name: without_revisions(value) for name, value in found.items() if name != "revision"}
-    return [without_revisions(value) for value in found] if isinstance(found, list) else found
+def without_revisions(document: object) -> object:
+    if isinstance(document, dict):
+        return {name: without_revisions(value) for name, value in document.items() if name != "revision"}
+    return [without_revisions(value) for value in document] if isinstance(document, list) else document
 
 
 def test_an_earlier_store_is_refused_in_one_line(then: Store, tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_an_upgrade_makes_what_today_would_be_there(pair: tuple[Path, Path, Priv
     before = {key: then.get(key) for key in then.keys("") if key != INDEX_KEY and key != "index.html"}
     upgrade(then, said.append)
     assert said == ["3 reports of 2 cells", "3 keys of runs were added, and 2 indexes of cells were made"]
-    assert told(then) == told(DirectoryStore(pair[0]))
+    assert objects(then) == objects(DirectoryStore(pair[0]))
     assert {key: then.get(key) for key in before} == before
     assert verify(then, CELL, [pair[2].public_key], NOW).run_id == RUN
-    found = newest_baseline(then, CELL)
-    assert found is not None
-    assert (found.run_id, published_run(then, NEWER).cell) == (OLDER, OTHER)
+    baseline = newest_baseline(then, CELL)
+    assert baseline is not None
+    assert (baseline.run_id, published_run(then, NEWER).cell) == (OLDER, OTHER)
     publish_report(then, tmp_path / "runs", "20260401T080000Z-abcdef")
 
 
@@ -118,7 +118,7 @@ def test_an_upgrade_that_was_stopped_goes_on(
         with pytest.raises(KilledError):
             upgrade(Mortal(store, number, after=number % 2 == 0), lambda _: None)
         upgrade(store, lambda _: None)
-        assert told(store) == told(then)
+        assert objects(store) == objects(then)
 
 
 def test_a_run_in_two_cells_is_told_and_found_in_one(then: Store, tmp_path: Path) -> None:

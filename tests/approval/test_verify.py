@@ -115,14 +115,20 @@ def test_a_bundle_is_exactly_what_an_approval_rests_on(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("name", [CELL, approval_key(CELL, RUN)])
 def test_an_approval_that_holds(bundle: Bundle, name: str) -> None:
-    found = verify(bundle.store, name, [bundle.key.public_key], NOW)
-    assert (found.cell, found.run_id, found.by, found.expires, found.is_whole) == (CELL, RUN, "Ada", EXPIRES, True)
-    assert found.objects_checked == len(bundle.keys)
-    assert found.server == bundle.run.report.plan.server
-    assert found.told == (
+    verified = verify(bundle.store, name, [bundle.key.public_key], NOW)
+    assert (verified.cell, verified.run_id, verified.by, verified.expires, verified.is_whole) == (
+        CELL,
+        RUN,
+        "Ada",
+        EXPIRES,
+        True,
+    )
+    assert verified.objects_checked == len(bundle.keys)
+    assert verified.server == bundle.run.report.plan.server
+    assert verified.summary == (
         f"{CELL}, run {RUN}: approved by Ada, until 2026-06-12, key {bundle.key.public_key.keyid[:16]}; 12 objects checked"
     )
-    assert verify(bundle.store, name, [bundle.key.public_key], at_the_start_of(EXPIRES) - timedelta(seconds=1)) == found
+    assert verify(bundle.store, name, [bundle.key.public_key], at_the_start_of(EXPIRES) - timedelta(seconds=1)) == verified
 
 
 def at_the_start_of(day: date) -> datetime:
@@ -136,10 +142,10 @@ def test_what_an_earlier_version_signed_still_holds(tmp_path: Path, version: int
     store = DirectoryStore(tmp_path)
     for key, text in json.loads(kept.read_text()).items():
         store.put_new(key, text.encode(), JSON)
-    found = verify(store, CELL, public_keys([kept.with_suffix(".pub")]), NOW)
-    assert (found.run_id, found.expires, found.objects_checked) == (RUN, date(2026, 5, 2), 12)
-    assert found.statement["predicate"]["result"] == "WARNED"
-    assert found.server.engine.launcher == "docker"
+    verified = verify(store, CELL, public_keys([kept.with_suffix(".pub")]), NOW)
+    assert (verified.run_id, verified.expires, verified.objects_checked) == (RUN, date(2026, 5, 2), 12)
+    assert verified.statement["predicate"]["result"] == "WARNED"
+    assert verified.server.engine.launcher == "docker"
 
 
 def test_an_object_that_is_missing_is_named(bundle: Bundle) -> None:
@@ -339,9 +345,15 @@ def test_a_file_alone_says_what_was_not_checked(bundle: Bundle, tmp_path: Path, 
     file = tmp_path / "approval.json"
     body = bundle.store.get(approval_key(CELL, RUN))
     file.write_bytes(body)
-    found = verify_file(file, [bundle.key.public_key], NOW)
-    assert (found.cell, found.run_id, found.expires, found.is_whole, found.objects_checked) == (CELL, RUN, EXPIRES, False, 0)
-    assert found.told.endswith("; evidence and revocation not checked")
+    verified = verify_file(file, [bundle.key.public_key], NOW)
+    assert (verified.cell, verified.run_id, verified.expires, verified.is_whole, verified.objects_checked) == (
+        CELL,
+        RUN,
+        EXPIRES,
+        False,
+        0,
+    )
+    assert verified.summary.endswith("; evidence and revocation not checked")
     with pytest.raises(ExpiredError):
         verify_file(file, [bundle.key.public_key], at_the_start_of(EXPIRES))
     with pytest.raises(OtherKeyError):
@@ -384,12 +396,12 @@ def test_the_whole_life_of_an_approval_in_s3(s3_url: str, tmp_path: Path, key: P
     run = publish_report(store, tmp_path / "runs")
     first = approved(store, run, key)
     assert approved(store, run, key) == first
-    found = verify(store, CELL, [key.public_key], NOW)
+    verified = verify(store, CELL, [key.public_key], NOW)
     export(store, CELL, tmp_path / "bundle")
-    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW) == found
+    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW) == verified
     revoke(store, CELL, None, TAKEN_BACK)
     with pytest.raises(RevokedError):
         verify(store, CELL, [key.public_key], NOW)
-    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW) == found
+    assert verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW) == verified
     newer = publish_report(store, tmp_path / "runs", NEWER)
     assert approved(store, newer, key).pointer == advance(store, CELL, approved(store, newer, key).pointer.last)

@@ -47,13 +47,13 @@ def approver_running(store: str, folder: Path, settings: Mapping[str, str], *opt
     command = [sys.executable, "-m", "vllm_qualify", "approver", "serve", "--store", store, "--port", str(port), *options]
     environment = {**os.environ, **settings, f"{PRIVATE_KEY}_FILE": str(key), APPROVERS_FILE: str(approvers)}
     with guarded(command, environment, log) as process:
-        found = Approver(f"http://127.0.0.1:{port}", approvers, key.with_name("approval.key.pub"), log)
+        approver = Approver(f"http://127.0.0.1:{port}", approvers, key.with_name("approval.key.pub"), log)
         deadline = time.monotonic() + LIMIT_S
-        while not _answers(found):
+        while not _answers(approver):
             assert process.exit_code() is None, tail(log)
             assert time.monotonic() < deadline, tail(log)
             time.sleep(0.2)  # another process is waited for, which tells nothing by itself
-        yield found
+        yield approver
 
 
 def _answers(approver: Approver) -> bool:

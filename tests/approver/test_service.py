@@ -36,8 +36,15 @@ def test_ada_sees_the_reports_and_the_gates(service: Asked, run: PublishedRun, a
     reports = Reader(service.look("/", "Ada", adas).text)
     assert PAGE in reports.having("href")
     shown = Reader(service.look(PAGE, "Ada", adas).text)
-    for told in (CELL, RUN, run.report.plan.cell.release.revision, run.report_object.sha256, "exact_match", "is not approved"):
-        assert told in shown.text
+    for expected in (
+        CELL,
+        RUN,
+        run.report.plan.cell.release.revision,
+        run.report_object.sha256,
+        "exact_match",
+        "is not approved",
+    ):
+        assert expected in shown.text
 
 
 def test_ada_approves_in_her_own_name(service: Asked, store: Store, run: PublishedRun, adas: str) -> None:
@@ -65,7 +72,7 @@ def test_an_approval_is_revoked(service: Asked, store: Store, run: PublishedRun,
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"decision": "sign"}, "&#39;sign&#39; is not a decision"),
         ({"decision": ""}, "is not a decision"),
@@ -76,11 +83,11 @@ def test_an_approval_is_revoked(service: Asked, store: Store, run: PublishedRun,
     ],
 )
 def test_a_mistake_is_told_and_decides_nothing(
-    service: Asked, store: Store, run: PublishedRun, adas: str, changed: dict[str, str], told: str
+    service: Asked, store: Store, run: PublishedRun, adas: str, changed: dict[str, str], message: str
 ) -> None:
     answer = service.decide(form(run) | changed, "Ada", adas)
     assert answer.status_code == 409
-    assert told in answer.text
+    assert message in answer.text
     assert not list(store.keys("approvals/"))
 
 

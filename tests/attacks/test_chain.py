@@ -144,8 +144,13 @@ def test_a_host_does_not_choose_its_anchor(cell: Cell, desk: Desk) -> None:
     best, worse = cell.baseline(1, 0), cell.baseline(2, 4)
     run = published(cell, automatic(cell.plan(3, anchor=worse.run_id)), lost=5)
     check_judgement(cell.store, run)
-    assert desk.why_by_hand(run) == f"is not held against the anchor of {CELL}, run {best.run_id}"
+    told = f"is held against run {worse.run_id} of {CELL}, and the anchor of {CELL} is run {best.run_id}"
+    assert desk.why_by_hand(run) == told
     assert "a person decides" in desk.approve_automatically(CELL, run.run_id)
+
+
+def compared_with(named: str, newest: str) -> str:
+    return f"is compared with run {named} of {CELL}, and the approved baseline of {CELL} is {newest}"
 
 
 def test_a_host_does_not_choose_its_baseline(cell: Cell, desk: Desk) -> None:
@@ -156,12 +161,12 @@ def test_a_host_does_not_choose_its_baseline(cell: Cell, desk: Desk) -> None:
     assert claim.baseline is not None
     told = claim.baseline.model_copy(update={"run_id": own.run_id})
     run = published(cell, automatic(claim.model_copy(update={"baseline": told})), lost=5)
-    assert desk.why_by_hand(run) == f"is not compared with the approved baseline of {CELL}, run {first.run_id}"
+    assert desk.why_by_hand(run) == compared_with(own.run_id, f"run {first.run_id}")
     newest = cell.baseline(4, 0)
     older = published(cell, automatic(cell.plan(5, run=first.run_id)))
-    assert desk.why_by_hand(older) == f"is not compared with the approved baseline of {CELL}, run {newest.run_id}"
+    assert desk.why_by_hand(older) == compared_with(first.run_id, f"run {newest.run_id}")
     elsewhere = cell.plan(6).model_copy(update={"baseline_variant": "regressed"})
-    assert "the baseline's variant" in difference(elsewhere, Recipe.model_validate(cell.recipe))
+    assert "baseline's variant" in difference(elsewhere, Recipe.model_validate(cell.recipe))
 
 
 def test_a_host_does_not_leave_its_anchor_out(cell: Cell, desk: Desk) -> None:
@@ -174,7 +179,7 @@ def test_a_release_is_not_approved_by_a_baseline_that_nobody_approved(cell: Cell
     cell.published(1, 5, establish="always")
     run = published(cell, automatic(without(cell.plan(2, establish="none"), ANCHOR)))
     assert run.report.passed
-    assert desk.why_by_hand(run) == f"is not compared with the approved baseline of {CELL}, which has none"
+    assert desk.why_by_hand(run) == compared_with(run_id(1), "none")
 
 
 def test_an_undecided_baseline_is_not_named_past_an_approved_one(cell: Cell) -> None:

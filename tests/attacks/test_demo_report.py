@@ -116,9 +116,35 @@ def no_measurements(report: Document) -> None:
         stage["measurements"] = []
 
 
+def another_model(report: Document) -> None:
+    """What people would deploy; the release, which the report shows, stays."""
+    report["plan"]["server"]["model"] = "/srv/evil"
+
+
+def another_option(report: Document) -> None:
+    report["plan"]["server"]["arguments"]["max-model-len"] = 131_072
+
+
+def trusted_code(report: Document) -> None:
+    report["plan"]["server"]["arguments"]["trust-remote-code"] = True
+
+
+def another_name(report: Document) -> None:
+    report["plan"]["server"]["served_model_name"] = "gpt-large"
+
+
+def a_tokenizer(report: Document) -> None:
+    report["plan"]["server"]["arguments"]["tokenizer"] = "/srv/evil"
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
+        (another_model, "its server had another model than the plan"),
+        (another_option, "its server had another max-model-len than the plan"),
+        (trusted_code, "its server had another trust-remote-code than the plan"),
+        (another_name, "its server had another served-model-name than the plan"),
+        (a_tokenizer, "its server had another tokenizer than the plan"),
         (lower_value, "is said to be 0.1, and is 0.9"),
         (no_gate, "is a gate of the plan, and was not judged"),
         (another_bound, "is no gate of the plan"),
@@ -152,6 +178,25 @@ def test_evidence_that_was_replaced_is_not_signed(target: Target, home: Path) ->
     done = target.approve(home)
     assert done.returncode == 10, done.stdout + done.stderr
     assert "its evidence does not give its verdicts" in done.stderr.replace("\n", " ")
+    assert not (target.folder / "approvals").exists()
+
+
+def test_a_log_of_another_server_is_not_signed(target: Target, home: Path) -> None:
+    """Its config file says what the plan says, and the engine said otherwise."""
+
+    def served_evil(report: Document) -> None:
+        (stage,) = (each for each in report["stages"] if each["stage"] == "serve")
+        for file in stage["files"]:
+            if file["path"] == "serve/server.log":
+                log = (target.folder / "evidence" / file["sha256"] / "server.log").read_text()
+                other = log.replace("with config: model='", "with config: model='/srv/evil")
+                assert other != log
+                file |= target.put("server.log", other.encode())
+
+    target.tamper(served_evil)
+    done = target.approve(home)
+    assert done.returncode == 10, done.stdout + done.stderr
+    assert "its model is /srv/evil" in done.stderr.replace("\n", " ")
     assert not (target.folder / "approvals").exists()
 
 

@@ -30,7 +30,11 @@ PLANTED = {
     "HTTPS_PROXY": f"http://me:{SENTINEL}@127.0.0.1:9",
     "SOME_SETTING": SENTINEL,
 }
-KEY_FILES = (".aws/credentials", ".docker/config.json", ".prefect/profiles.toml", ".ssh/id_ed25519", ".cache/huggingface/token")
+KEY_FILES = (
+    *(".aws/credentials", ".docker/config.json", ".prefect/profiles.toml", ".ssh/id_ed25519", ".cache/huggingface/token"),
+    # Another model, and a data set, in the cache of the hub.
+    *(".cache/huggingface/hub/models--org--other/snapshots/1/config.json", ".cache/huggingface/datasets/other/data.json"),
+)
 TASK = """\
 task: hostile
 dataset_path: json

@@ -154,9 +154,9 @@ class Dying(DirectoryStore):
         self._live(key)
         super().put_new(key, body, content_type)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         self._live(key)
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
     def _live(self, key: str) -> None:
         if key == self.dies_at:

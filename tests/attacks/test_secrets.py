@@ -1,7 +1,9 @@
 """Secrets in forms that are easily overlooked, in files that others may read."""
 
 import base64
+import fcntl
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from vllm_qualify.engine.confinement import quiet_environment
-from vllm_qualify.engine.host_lock import holding_machine, lock_file
+from vllm_qualify.engine.host_lock import FOLDER, holding_machine, lock_file
 from vllm_qualify.engine.process import guarded
 from vllm_qualify.errors import HostError
 from vllm_qualify.secrets import redact, redact_file
@@ -80,6 +82,29 @@ def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     with pytest.raises(HostError), guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"):
         pass
     assert (tmp_path / "theirs").read_text() == "kept"
+
+
+def test_another_user_of_the_machine_cannot_hold_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else any of them could stop its qualifications for ever: to lock a file, it is enough to read it."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    # As an earlier version left it, and as it is made.
+    lock_file().touch(0o666)
+    lock_file().chmod(0o666)
+    for _ in range(2):
+        with holding_machine("me", lambda _: None):
+            assert stat.S_IMODE(lock_file().stat().st_mode) & 0o007 == 0
+        lock_file().unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
+def test_a_lock_of_another_user_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    lock_file().touch(0o600)
+    os.chown(lock_file(), 65534, 65534)
+    with lock_file().open("r+b") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(HostError, match="belongs to another user"), holding_machine("me", lambda _: None):
+            pass
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

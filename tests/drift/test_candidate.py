@@ -60,12 +60,12 @@ def recipe_with(folder: Path, server: dict[str, Any], gpu_type: str = "cpu") -> 
 @pytest.mark.parametrize("gpu_type", [*HOPPER, *BLACKWELL])
 def test_the_seed_recipes_fit_the_oldest_and_the_newest_version(name: str, version: str, gpu_type: str, tmp_path: Path) -> None:
     candidate = find_candidate(version, None, None, silent)
-    found = checked(load_recipe(name), candidate, tmp_path, gpu_type=gpu_type)
-    assert (found.version, found.problems, found.fits) == (version, [], True)
-    assert all(told.finding.name.endswith("trust-remote-code") for told in found.findings)
-    assert found.unknown == [UNASKED]
-    assert len(found.cells) >= 3
-    assert all(f"/{gpu_type}/" in cell for cell in found.cells)
+    result = checked(load_recipe(name), candidate, tmp_path, gpu_type=gpu_type)
+    assert (result.version, result.problems, result.fits) == (version, [], True)
+    assert all(each.finding.name.endswith("trust-remote-code") for each in result.findings)
+    assert result.unknown == [UNASKED]
+    assert len(result.cells) >= 3
+    assert all(f"/{gpu_type}/" in cell for cell in result.cells)
 
 
 VARIANTS = ("bf16", "draft", "ngram", "regressed")
@@ -73,29 +73,29 @@ VARIANTS = ("bf16", "draft", "ngram", "regressed")
 
 def test_a_problem_names_its_cells(tmp_path: Path) -> None:
     loaded = recipe_with(tmp_path, {"max-num-sequences": 4})
-    found = checked(loaded, find_candidate("v0.32.0", None, None, silent), tmp_path)
-    (told,) = found.findings
-    assert told.finding.kind == "unknown-option"
-    assert told.cells == found.cells == [f"reference/{variant}/cpu/balanced" for variant in VARIANTS]
-    problem, unknown, verdict = found.lines()
+    result = checked(loaded, find_candidate("v0.32.0", None, None, silent), tmp_path)
+    (finding,) = result.findings
+    assert finding.finding.kind == "unknown-option"
+    assert finding.cells == result.cells == [f"reference/{variant}/cpu/balanced" for variant in VARIANTS]
+    problem, unknown, verdict = result.lines()
     assert problem.startswith("problem  unknown-option")
     assert problem.endswith("[every cell]")
     assert "a table does not say" in unknown
     assert verdict == "vLLM 0.32.0, 4 cells: does not fit: 1 problems"
-    assert json.loads(found.as_json())["findings"][0]["cells"] == told.cells
+    assert json.loads(result.as_json())["findings"][0]["cells"] == finding.cells
 
 
 def test_a_patch_release_is_judged_for_itself_by_the_table_before_it(tmp_path: Path) -> None:
-    found = checked(load_recipe("reference"), find_candidate("0.32.5", None, None, silent), tmp_path)
-    assert found.version == "0.32.5"
-    assert found.unknown[0] == "what changed after vLLM 0.32.0, whose table this is"
+    result = checked(load_recipe("reference"), find_candidate("0.32.5", None, None, silent), tmp_path)
+    assert result.version == "0.32.5"
+    assert result.unknown[0] == "what changed after vLLM 0.32.0, whose table this is"
 
 
 def test_variants_without_a_cell_are_told(tmp_path: Path) -> None:
     loaded, candidate = load_recipe("llama-3.3-70b"), find_candidate("0.12.0", None, None, silent)
     left_out = checked(loaded, candidate, tmp_path).left_out
     assert "the variant 'fp8-draft-1b' is for vLLM >=0.15" in left_out
-    assert any("'trtllm-fp8' is for TensorRT-LLM" in told for told in left_out)
+    assert any("'trtllm-fp8' is for TensorRT-LLM" in reason for reason in left_out)
     with pytest.raises(CallerError, match="for TensorRT-LLM, which does not report"):
         checked(loaded, candidate, tmp_path, variant="trtllm-fp8")
 
@@ -109,15 +109,15 @@ def test_a_folder_that_is_not_there_is_no_image(name: str) -> None:
 
 def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
     now, before = find_candidate("0.32.0", None, None, silent), find_other("0.12.0", silent)
-    found = check_recipe(load_recipe("nemotron-3-nano"), Choice(gpu_type="h200"), now, tmp_path, before)
-    names = {told.finding.name for told in found.findings}
+    result = check_recipe(load_recipe("nemotron-3-nano"), Choice(gpu_type="h200"), now, tmp_path, before)
+    names = {each.finding.name for each in result.findings}
     assert "gpu-memory-utilization" in names
     assert "enable-prefix-caching" not in names, "the recipe sets it"
-    assert found.fits
+    assert result.fits
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (("0.32.0", "some/image:v1", None), "--vllm and --image name different engines"),
         (("0.11.0", None, None), "no table of vLLM 0.11.0"),
@@ -125,8 +125,8 @@ def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
         ((None, None, "/no/such/folder"), "no Python at /no/such/folder"),
     ],
 )
-def test_a_candidate_that_is_none_is_told(given: tuple[str | None, str | None, str | None], told: str) -> None:
-    with pytest.raises(CallerError, match=told):
+def test_a_candidate_that_is_none_is_told(given: tuple[str | None, str | None, str | None], message: str) -> None:
+    with pytest.raises(CallerError, match=message):
         find_candidate(*given, silent)
 
 
@@ -252,22 +252,22 @@ def test_an_answer_about_a_branch_of_the_hub_is_not_kept(stand_in: Candidate, tm
 
 def test_an_answer_that_leaves_something_open_is_not_kept(stand_in: Candidate, tmp_path: Path) -> None:
     leave_unclear(tmp_path / "engine", "no hub\nand more")
-    found = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
-    assert found.unknown == ["whether options refuse each other, for 4 of 4 cells: no hub"]
-    assert found.fits is None, "nothing was found, and not everything could be looked for"
-    assert list(found.lines())[-1] == "vLLM 0.32.0+cpu, 4 cells: no problem found, 4 cells not judged to the end"
-    assert json.loads(found.as_json())["fits"] is None
+    result = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
+    assert result.unknown == ["whether options refuse each other, for 4 of 4 cells: no hub"]
+    assert result.fits is None, "there is no finding, and not everything could be checked"
+    assert list(result.lines())[-1] == "vLLM 0.32.0+cpu, 4 cells: no problem found, 4 cells not judged to the end"
+    assert json.loads(result.as_json())["fits"] is None
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [("echo why; exit 1", "exit code 1"), ("echo nonsense", "did not report what it knows"), ("exit 0", "did not report")],
 )
-def test_a_python_that_does_not_tell_is_the_hosts_fault(stand_in: Candidate, tmp_path: Path, answer: str, told: str) -> None:
+def test_a_python_that_does_not_tell_is_the_hosts_fault(stand_in: Candidate, tmp_path: Path, answer: str, message: str) -> None:
     assert isinstance(stand_in.engine, EngineEnvironment)
     stand_in.engine.python.write_text(f"#!/bin/sh\n{answer}\n")
-    with pytest.raises(HostError, match=told):
+    with pytest.raises(HostError, match=message):
         ask(stand_in, [], tmp_path)
 
 
@@ -281,10 +281,10 @@ def test_a_flow_ends_with_every_problem_named(stand_in: Candidate, tmp_path: Pat
     with pytest.raises(RecipeError, match=r"vLLM 0\.32\.0\+cpu does not take what the recipe asks") as raised:
         check_plans(plans(loaded, stand_in.engine), tmp_path / "cache")
     assert raised.value.kind == "recipe-drift"
-    told = "\n".join(raised.value.log_tail)
-    assert "no option --max-num-sequences" in told
-    assert "no field modes" in told
-    assert "reference/bf16/cpu/balanced" in told
+    log_text = "\n".join(raised.value.log_tail)
+    assert "no option --max-num-sequences" in log_text
+    assert "no field modes" in log_text
+    assert "reference/bf16/cpu/balanced" in log_text
 
 
 # --- asked, for real
@@ -320,15 +320,15 @@ def test_vllm_names_what_does_not_go_together(candidate: Candidate, tmp_path: Pa
     ]
     answer, judgements = ask(candidate, subjects(asked), tmp_path, resolve=True)
     assert (answer.version, answer.build) == ("0.32.0+cpu", "cpu")
-    for (given, _, told), judgement in zip(cases, judgements.values(), strict=True):
-        if told == "unclear":
+    for (given, _, message), judgement in zip(cases, judgements.values(), strict=True):
+        if message == "unclear":
             assert judgement.refused is None
             assert judgement.parsed
             assert judgement.unclear, given
-        elif told is None:
+        elif message is None:
             assert (judgement.refused, judgement.unclear) == (None, None), given
         else:
-            assert told in str(judgement.refused), given
+            assert message in str(judgement.refused), given
     assert answer.resolved["dense"]["max-num-seqs"] == 1024, "as on a GPU"
     assert answer.resolved["hybrid"]["enable-prefix-caching"] is True
     assert answer.table.options == table_of("0.32.0").options
@@ -344,10 +344,10 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
     """
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     servers = {name: list(check._subjects(load_recipe(name), Choice(), candidate, [])) for name in catalog_names()}
-    found = check._check([subject for each in servers.values() for subject in each], candidate, cache)
-    assert found.findings == []
-    assert found.unjudged == sum(len(servers[name]) for name in SEEDS)
-    for unknown in found.unknown:
+    result = check._check([subject for each in servers.values() for subject in each], candidate, cache)
+    assert result.findings == []
+    assert result.unjudged == sum(len(servers[name]) for name in SEEDS)
+    for unknown in result.unknown:
         assert "outgoing traffic has been disabled" in unknown or "couldn't connect" in unknown
 
 
@@ -374,11 +374,11 @@ def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate,
 @pytest.mark.engine
 def test_a_cpu_build_only_doubts_what_is_for_gpus(candidate: Candidate, tmp_path: Path) -> None:
     loaded = recipe_with(tmp_path, {"max-num-batched-tokens": 10, "max-num-seqs": 256}, "h200")
-    found = checked(loaded, candidate, tmp_path / "cache")
-    (told,) = found.findings
-    assert told.finding.kind == "perhaps-refused"
-    assert "whose CPU build was asked" in told.finding.told
-    assert found.fits
+    result = checked(loaded, candidate, tmp_path / "cache")
+    (finding,) = result.findings
+    assert finding.finding.kind == "perhaps-refused"
+    assert "whose CPU build was asked" in finding.finding.told
+    assert result.fits
 
 
 @pytest.mark.engine

@@ -14,14 +14,14 @@ OLDEST, NEWEST = "0.12.0", versions()[-1]
 def cells(name: str, version: str) -> list[tuple[str, ServerArguments, Environment]]:
     """Every cell of a recipe that can be at a version, with its arguments and environment for it."""
     recipe = load_recipe(name).recipe
-    found = []
+    planned = []
     for gpu_type, variant, profile in recipe.cells(version):
         serving = recipe.gpu_types[gpu_type]
         layers = [layer.at(version) for layer in (serving, recipe.variants[variant], serving.profiles[profile])]
         server = layers[0][0] | layers[1][0] | layers[2][0]
         environment = layers[0][1] | layers[1][1] | layers[2][1]
-        found.append((f"{gpu_type}/{variant}/{profile}", server, environment))
-    return found
+        planned.append((f"{gpu_type}/{variant}/{profile}", server, environment))
+    return planned
 
 
 @pytest.mark.parametrize("version", versions())
@@ -30,7 +30,7 @@ def test_every_recipe_of_the_catalog_fits_every_version_that_has_a_table(name: s
     problems = {
         cell: check_server(server, environment, table_of(version)) for cell, server, environment in cells(name, version)
     }
-    assert {cell: found for cell, found in problems.items() if found} == {}
+    assert {cell: texts for cell, texts in problems.items() if texts} == {}
 
 
 # What vllm-project/recipes gives for v0.12.0.
@@ -61,21 +61,21 @@ def test_the_guides_settings_fit_their_own_version(guide: str) -> None:
 
 def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() -> None:
     (llama, nemotron) = (check_server(*GUIDES[guide], table_of(NEWEST)) for guide in ("llama", "nemotron"))
-    told = {finding.name: finding for finding in [*llama, *nemotron]}
-    assert set(told) == {
+    findings = {finding.name: finding for finding in [*llama, *nemotron]}
+    assert set(findings) == {
         "compilation-config.pass_config",
         "VLLM_USE_FLASHINFER_MOE_FP8",
         "VLLM_USE_FLASHINFER_MOE_FP4",
         "VLLM_FLASHINFER_MOE_BACKEND",
     }
     for old in ("enable_fi_allreduce_fusion", "enable_attn_fusion", "enable_noop"):
-        assert old in told["compilation-config.pass_config"].told
-    assert "would only warn" in told["VLLM_FLASHINFER_MOE_BACKEND"].told
-    assert all(finding.is_problem for finding in told.values())
+        assert old in findings["compilation-config.pass_config"].told
+    assert "would only warn" in findings["VLLM_FLASHINFER_MOE_BACKEND"].told
+    assert all(finding.is_problem for finding in findings.values())
 
 
 @pytest.mark.parametrize(
-    ("server", "kind", "told"),
+    ("server", "kind", "message"),
     [
         ({"max-num-sequences": 8}, "unknown-option", "no option --max-num-sequences; the nearest is max-num-seqs"),
         ({"swap-space": 4}, "unknown-option", "no option --swap-space"),
@@ -102,10 +102,10 @@ def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() ->
         ({"compilation-config": {"cudagraph_capture_sizes": "all"}}, "bad-value", "cudagraph_capture_sizes"),
     ],
 )
-def test_what_a_version_does_not_take_is_told(server: ServerArguments, kind: str, told: str) -> None:
+def test_what_a_version_does_not_take_is_told(server: ServerArguments, kind: str, message: str) -> None:
     (finding,) = check_server(server, {}, table_of(NEWEST))
     assert finding.kind == kind
-    assert told in finding.told
+    assert message in finding.told
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def changed(server: ServerArguments) -> dict[str, Finding]:
 
 
 def test_a_default_that_changed_is_told_where_the_recipe_leaves_it_alone() -> None:
-    found = changed({})["gpu-memory-utilization"]
-    assert found.told == f"--gpu-memory-utilization is 0.9 by default in 0.12.0 and 0.92 in {NEWEST}"
-    assert not found.is_problem
+    finding = changed({})["gpu-memory-utilization"]
+    assert finding.told == f"--gpu-memory-utilization is 0.9 by default in 0.12.0 and 0.92 in {NEWEST}"
+    assert not finding.is_problem
     assert "gpu-memory-utilization" not in changed({"gpu-memory-utilization": 0.9})
     assert "async-scheduling" in changed({})
     assert "async-scheduling" not in changed({"no-async-scheduling": True})
@@ -156,9 +156,9 @@ def test_a_default_that_changed_is_told_where_the_recipe_leaves_it_alone() -> No
 
 def test_prefix_caching_for_hybrid_models_is_such_a_default() -> None:
     """vLLM's own configuration of a model with Mamba layers; the option's default says nothing of it."""
-    found = changed({})["enable-prefix-caching"]
-    assert "is false by default in 0.12.0 and true" in found.told
-    assert found.told.endswith("for models with Mamba layers")
+    finding = changed({})["enable-prefix-caching"]
+    assert "is false by default in 0.12.0 and true" in finding.told
+    assert finding.told.endswith("for models with Mamba layers")
     assert "enable-prefix-caching" not in changed({"no-enable-prefix-caching": True})
 
 
@@ -174,9 +174,9 @@ def test_of_a_configuration_only_the_fields_that_the_recipe_leaves_alone_are_tol
     ("is_of_this_build", "kind", "is_problem"), [(True, "refused", True), (False, "perhaps-refused", False)]
 )
 def test_what_another_build_refuses_is_no_problem_yet(is_of_this_build: bool, kind: str, is_problem: bool) -> None:
-    found = refusal("they refuse each other\nand more", "0.32.0", is_of_this_build)
-    assert (found.kind, found.is_problem) == (kind, is_problem)
-    assert found.told.endswith(": they refuse each other")
+    finding = refusal("they refuse each other\nand more", "0.32.0", is_of_this_build)
+    assert (finding.kind, finding.is_problem) == (kind, is_problem)
+    assert finding.told.endswith(": they refuse each other")
 
 
 # --- tables
@@ -187,9 +187,9 @@ def test_the_catalog_has_tables_from_the_oldest_version_on() -> None:
     assert all(table_of(version).version == version for version in versions())
 
 
-@pytest.mark.parametrize(("asked", "found"), [("0.12.0", "0.12.0"), ("0.12.3", "0.12.0"), ("0.32.0+cpu", "0.32.0")])
-def test_a_patch_release_is_judged_by_its_minor_version(asked: str, found: str) -> None:
-    assert table_of(asked).version == found
+@pytest.mark.parametrize(("asked", "expected"), [("0.12.0", "0.12.0"), ("0.12.3", "0.12.0"), ("0.32.0+cpu", "0.32.0")])
+def test_a_patch_release_is_judged_by_its_minor_version(asked: str, expected: str) -> None:
+    assert table_of(asked).version == expected
 
 
 @pytest.mark.parametrize("asked", ["0.11.0", "1.0.0", "newest"])

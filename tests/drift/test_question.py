@@ -112,9 +112,9 @@ def test_a_failed_start_is_explained_by_the_engines_own_answer(engine: EngineEnv
     it = question(engine, tmp_path, **{"max-num-sequences": 4, "compilation-config": {"modes": 3}})
     with asked(it), pytest.raises(RecipeError) as raised:
         it.explain(NOT_STARTED)
-    told = "\n".join(raised.value.log_tail)
-    assert "no option --max-num-sequences" in told
-    assert "no field modes" in told
+    log_text = "\n".join(raised.value.log_tail)
+    assert "no option --max-num-sequences" in log_text
+    assert "no field modes" in log_text
     assert raised.value.__cause__ is NOT_STARTED
 
 

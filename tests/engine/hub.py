@@ -28,8 +28,8 @@ def hub_of(repositories: Mapping[str, Files], commit: str = COMMIT) -> Iterator[
                 return Answer(body=json.dumps([_entry(file, content) for file, content in files.items()]).encode())
             if path.startswith(f"api/models/{name}"):
                 siblings = [_sibling(file, content) for file, content in files.items()]
-                told = {"id": name, "modelId": name, "sha": commit, "siblings": siblings}
-                return Answer(body=json.dumps(told).encode(), headers={"Content-Type": "application/json"})
+                about = {"id": name, "modelId": name, "sha": commit, "siblings": siblings}
+                return Answer(body=json.dumps(about).encode(), headers={"Content-Type": "application/json"})
             if path.startswith(f"{name}/resolve/"):
                 content = files.get(path.split("/", 4)[4] if name.count("/") else path.split("/", 3)[3])
                 return Answer(404) if content is None else Answer(body=content, headers=_headers(content, commit))

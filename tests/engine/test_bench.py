@@ -1,4 +1,4 @@
-"""`vllm bench serve` in a process that stays: the real worker, with a made-up vLLM that does what it is told."""
+"""`vllm bench serve` in a process that stays: the real worker, with a made-up vLLM that follows the test's orders."""
 
 import json
 import sys
@@ -86,7 +86,7 @@ URL = "http://127.0.0.1:8123"
 
 
 class Told:
-    """What was told of the progress."""
+    """The progress that was shown."""
 
     def __init__(self) -> None:
         self.states: list[tuple[int, int]] = []
@@ -124,8 +124,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(client: Client, tmp_path: Path) -> Iterator[Bench]:
-    with staying(client, tmp_path / "bench.log") as found:
-        yield found
+    with staying(client, tmp_path / "bench.log") as bench_client:
+        yield bench_client
 
 
 def nothing() -> None:
@@ -190,27 +190,27 @@ def test_what_the_client_used_lies_beside_each_log(bench: Bench, folder: Path) -
 
 
 def test_progress_is_told_from_the_bar(bench: Bench, folder: Path) -> None:
-    told = Told()
+    shown = Told()
     bar = "".join(f"\r {done / 40:4.0%}|##  | {done}/40 [00:01<00:02]" for done in (1, 12, 40))
-    order(bench, folder, 1, "--say", bar, progress=told)
-    assert told.states == [(40, 40)]
-    order(bench, folder, 2, "--say", "no bar, 12/40 of it", progress=told)
-    assert told.states == [(40, 40)]
+    order(bench, folder, 1, "--say", bar, progress=shown)
+    assert shown.states == [(40, 40)]
+    order(bench, folder, 2, "--say", "no bar, 12/40 of it", progress=shown)
+    assert shown.states == [(40, 40)]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "told"),
+    ("arguments", "exit_code", "message"),
     [
         (["--fail"], 1, "ValueError: the server answered nothing"),
         (["--no-such-option"], 2, "unrecognized arguments: --no-such-option"),
     ],
 )
 def test_a_command_that_fails_ends_it_with_the_telling_lines(
-    bench: Bench, folder: Path, arguments: list[str], exit_code: int, told: str
+    bench: Bench, folder: Path, arguments: list[str], exit_code: int, message: str
 ) -> None:
     error = fails(bench, folder, *arguments)
     assert error.problem == f"vllm bench serve ended with exit code {exit_code}"
-    assert told in "\n".join(error.log_tail)
+    assert message in "\n".join(error.log_tail)
 
 
 @pytest.mark.parametrize("missing", ["benchmarks/serve.py", "utils/argparse_utils.py"])
@@ -359,9 +359,9 @@ def test_a_version_that_makes_them_elsewhere_runs_as_ever_and_says_so(bench: Ben
     prepare_commands(bench, [planned(bench, 1, "--say", "first")])
     stop_preparing(bench, LIMIT_S, nothing)
     assert "first" in order(bench, folder, 1, "--say", "first")
-    told = bench.process.log.read_text()
-    assert "this version makes its prompts elsewhere, so that none are made ahead" in told
-    assert told.count("first") == 1, "it ran when it was ordered, and not before"
+    log_text = bench.process.log.read_text()
+    assert "this version makes its prompts elsewhere, so that none are made ahead" in log_text
+    assert log_text.count("first") == 1, "it ran when it was ordered, and not before"
 
 
 ELSEWHERE = WITH_PROMPTS.replace("get_samples(args, None)", "datasets.get_samples(args, None)")
@@ -372,6 +372,6 @@ def test_a_function_that_the_command_does_not_use_is_not_taken_for_the_right_one
     """Replacing it would replace nothing, and a command that is to be broken off would run to its end."""
     prepare_commands(bench, [planned(bench, 1, "--say", "first")])
     assert len(asked(order(bench, folder, 1, "--say", "first"))) == 1
-    told = bench.process.log.read_text()
-    assert "this version makes its prompts elsewhere" in told
-    assert len(asked(told)) == 1
+    log_text = bench.process.log.read_text()
+    assert "this version makes its prompts elsewhere" in log_text
+    assert len(asked(log_text)) == 1

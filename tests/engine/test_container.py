@@ -116,9 +116,9 @@ def test_gpus_are_asked_for_as_docker_reads_them(gpus: list[int] | str, asked: l
 
 def test_a_passed_variable_has_no_value_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
-    told = plan(passed=["HF_TOKEN", "NOT_SET"])
-    assert after(command_line(told), "--env") == ["HF_TOKEN", "NOT_SET"]
-    for text in (shell_command(told), told.model_dump_json(), repr(told)):
+    made = plan(passed=["HF_TOKEN", "NOT_SET"])
+    assert after(command_line(made), "--env") == ["HF_TOKEN", "NOT_SET"]
+    for text in (shell_command(made), made.model_dump_json(), repr(made)):
         assert "hf_secret_of_mine" not in text
 
 
@@ -132,7 +132,7 @@ def read_by_a_shell(text: str) -> list[str]:
 
 @pytest.mark.parametrize("awkward", AWKWARD)
 def test_a_shell_reads_back_exactly_the_words(awkward: str) -> None:
-    told = plan(
+    made = plan(
         name="named",
         arguments=["--chat-template", awkward, awkward],
         environment={"AWKWARD": awkward},
@@ -141,10 +141,10 @@ def test_a_shell_reads_back_exactly_the_words(awkward: str) -> None:
         gpus=[0, 1],
         port=8000,
     )
-    command = command_line(told)
+    command = command_line(made)
     assert awkward in command
     assert f"AWKWARD={awkward}" in command
-    assert read_by_a_shell(shell_command(told)) == command
+    assert read_by_a_shell(shell_command(made)) == command
 
 
 def test_each_option_has_a_line_of_its_own() -> None:
@@ -167,8 +167,8 @@ def test_each_option_has_a_line_of_its_own() -> None:
 
 def test_a_plan_survives_its_document() -> None:
     for gpus in ([], [1, 2], "all"):
-        found = plan(gpus=gpus, binds=[Bind(source=Path("/w"), target="/model")])
-        assert ContainerPlan.model_validate_json(found.model_dump_json()) == found
+        made = plan(gpus=gpus, binds=[Bind(source=Path("/w"), target="/model")])
+        assert ContainerPlan.model_validate_json(made.model_dump_json()) == made
 
 
 # --- how a container ended
@@ -352,7 +352,7 @@ def test_containers_of_others_are_never_looked_at(host: Host, gone: str) -> None
 
 def test_leftovers_are_removed_and_nothing_else(host: Host, gone: str) -> None:
     host.containers |= {"left": of(gone), "mine": of(owner()), "probe": {RUN_LABEL: "", OWNER_LABEL: gone}, "theirs": {}}
-    assert [(found.name, found.run) for found in remove_leftovers()] == [("left", "1"), ("probe", "")]
+    assert [(leftover.name, leftover.run) for leftover in remove_leftovers()] == [("left", "1"), ("probe", "")]
     assert sorted(host.containers) == ["mine", "theirs"]
     assert remove_leftovers() == []
 
@@ -362,7 +362,7 @@ def test_a_container_that_still_ends_is_removed_as_soon_as_it_has_ended(
 ) -> None:
     monkeypatch.setattr("vllm_qualify.engine.container.REMOVE_EVERY_S", 0.01)
     host.containers["left"], host.refusals = of(gone), 2
-    assert [found.name for found in remove_leftovers()] == ["left"]
+    assert [leftover.name for leftover in remove_leftovers()] == ["left"]
     assert host.containers == {}
 
 

@@ -1,4 +1,4 @@
-"""A draft model in a folder: found from the recipe's folder, recorded by its content, and bound into a container."""
+"""A draft model in a folder: resolved from the recipe's folder, recorded by its content, and bound into a container."""
 
 import json
 from pathlib import Path
@@ -43,8 +43,8 @@ def planned(folder: Path, engines: Engines, speculative: dict[str, Any] | str) -
     document = reference()
     document["variants"]["draft"]["server"] = {"speculative-config": speculative}
     loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=folder)
-    (found,) = plan_cells(loaded, Choice(variant="draft"), engines, CPU)
-    return found
+    (cell,) = plan_cells(loaded, Choice(variant="draft"), engines, CPU)
+    return cell
 
 
 def drafting(model: str) -> dict[str, Any]:
@@ -86,9 +86,9 @@ def test_json_text_is_the_mapping_that_it_says(folder: Path, engines: Engines) -
 
 @pytest.mark.parametrize("written", ["ngram", "{'method': 'ngram'}", "[]", "7", '"ngram"', "", '{"method": "ngram"'])
 def test_text_that_is_no_json_object_is_told_with_its_place(folder: Path, engines: Engines, written: str) -> None:
-    with pytest.raises(CallerError, match="is not a JSON object") as told:
+    with pytest.raises(CallerError, match="is not a JSON object") as raised:
         planned(folder, engines, written)
-    assert told.value.place == "server.speculative-config"
+    assert raised.value.place == "server.speculative-config"
 
 
 def test_what_the_draft_model_is_becomes_part_of_the_plan(folder: Path, engines: Engines) -> None:
@@ -117,9 +117,9 @@ def test_a_method_without_a_draft_model_stays_as_it_is_written(folder: Path, eng
 
 
 def test_a_draft_model_that_is_not_there_is_told_with_its_place(folder: Path, engines: Engines) -> None:
-    with pytest.raises(HostError, match=f"no model at {folder / 'drift'}") as told:
+    with pytest.raises(HostError, match=f"no model at {folder / 'drift'}") as raised:
         planned(folder, engines, drafting("./drift"))
-    assert "speculative-config" in told.value.remedy
+    assert "speculative-config" in raised.value.remedy
 
 
 @pytest.mark.parametrize("revision", [None, "0123abc"])

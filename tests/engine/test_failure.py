@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A line made for the test around words that we could not capture, and where they are told."""
+    """A line made for the test around words that we could not capture, and where they stand."""
 
     line: str
     end: End
@@ -144,7 +144,7 @@ CASES = [
     Case("port-in-use-h200", FAILED, "port-in-use", "host", True, ["Address already in use"]),
     Case("killed", KILLED, "killed", "host", True, ["signal 9 (SIGKILL)"]),
     Case("killed-engine", End(exit_code=0), "killed", "host", True, ["engine core"]),
-    Case("killed-terminated", End(exit_code=0), "killed", "host", True, ["told to stop"]),
+    Case("killed-terminated", End(exit_code=0), "killed", "host", True, ["stopped from outside"]),
     Case("crashed", End(exit_code=-11), "crashed", "release", False, ["SIGSEGV"]),
     Case("crashed-engine", End(exit_code=0), "crashed", "release", False, ["SIGSEGV"]),
     Case("hung", End(exit_code=None, waited_s=45), "hung", "release", False, ["45 s"]),
@@ -205,9 +205,9 @@ def test_words_that_no_captured_log_has_tell_what_failed(made: Made) -> None:
 
 def test_every_captured_log_is_a_case_and_has_its_source_told() -> None:
     logs = {path.stem for path in CAPTURED.glob("*.log")}
-    told = set(re.findall(r"^\| `([^`]+)` \|", (CAPTURED / "README.md").read_text(), re.M))
+    listed = set(re.findall(r"^\| `([^`]+)` \|", (CAPTURED / "README.md").read_text(), re.M))
     assert logs == set(BY_LOG)
-    assert told == logs
+    assert listed == logs
 
 
 def test_every_kind_has_a_captured_log_and_a_meaning() -> None:

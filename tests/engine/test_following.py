@@ -37,8 +37,8 @@ def planned(engines: Engines, load: Document, **profile: Any) -> CellPlan:
     """The reference recipe's cell with this workload, and no max-num-seqs but what is given."""
     document = reference()
     document["gpu_types"]["cpu"]["profiles"] = {"balanced": {"load": load} | profile}
-    (found,) = plan_cells(loaded(document), Choice(), engines, CPU)
-    return found
+    (plans,) = plan_cells(loaded(document), Choice(), engines, CPU)
+    return plans
 
 
 # --- as many clients as the server's max-num-seqs
@@ -57,8 +57,8 @@ def planned(engines: Engines, load: Document, **profile: Any) -> CellPlan:
 def test_clients_follow_the_server_and_prompts_the_clients(
     engines: Engines, load: Document, server: Document, clients: int, prompts: int
 ) -> None:
-    found = planned(engines, WORKLOAD | load, server=server).load
-    assert (found.max_concurrency, found.num_prompts) == (clients, prompts)
+    settings = planned(engines, WORKLOAD | load, server=server).load
+    assert (settings.max_concurrency, settings.num_prompts) == (clients, prompts)
 
 
 def test_prompts_are_as_many_as_the_gates_need(engines: Engines) -> None:
@@ -83,15 +83,15 @@ def test_prompts_that_are_too_few_for_the_servers_clients_are_told_as_that(engin
 
 
 def test_a_fit_that_finds_max_num_seqs_leaves_the_clients_open(engines: Engines) -> None:
-    found = planned(engines, WORKLOAD, fit={"max_num_seqs": True})
-    assert (found.fit, found.workload) == (Fit(max_num_seqs=True), LoadSettings.model_validate(WORKLOAD))
+    planned_cell = planned(engines, WORKLOAD, fit={"max_num_seqs": True})
+    assert (planned_cell.fit, planned_cell.workload) == (Fit(max_num_seqs=True), LoadSettings.model_validate(WORKLOAD))
     with pytest.raises(CallerError, match="the number of clients is not given"):
         planned(engines, WORKLOAD, fit={"tensor_parallel_sizes": [1, 2]})
 
 
 def test_without_a_fit_the_load_is_settled(engines: Engines) -> None:
-    found = planned(engines, WORKLOAD | {"max_concurrency": 4})
-    assert (found.fit, found.workload) == (None, None)
+    planned_cell = planned(engines, WORKLOAD | {"max_concurrency": 4})
+    assert (planned_cell.fit, planned_cell.workload) == (None, None)
 
 
 # --- prompts of a file
@@ -108,18 +108,18 @@ GOOD = [json.dumps({"prompt": f"Question {number}"}) for number in range(5)]
 
 
 def test_the_prompts_of_a_file_are_known_by_its_content(engines: Engines, tmp_path: Path) -> None:
-    found = planned(engines, prompts(tmp_path, *GOOD))
+    planned_cell = planned(engines, prompts(tmp_path, *GOOD))
     content = (tmp_path / "prompts.jsonl").read_bytes()
-    assert found.prompts == tmp_path / "prompts.jsonl"
-    assert found.load.prompts_sha256 == hashlib.sha256(content).hexdigest()
+    assert planned_cell.prompts == tmp_path / "prompts.jsonl"
+    assert planned_cell.load.prompts_sha256 == hashlib.sha256(content).hexdigest()
     other = planned(engines, prompts(tmp_path, *GOOD[:-1], '{"prompt": "Another"}'))
-    assert other.load != found.load
-    assert CellPlan.model_validate_json(found.model_dump_json()) == found
+    assert other.load != planned_cell.load
+    assert CellPlan.model_validate_json(planned_cell.model_dump_json()) == planned_cell
 
 
 def test_random_prompts_have_no_file(engines: Engines) -> None:
-    found = planned(engines, WORKLOAD | {"max_concurrency": 4})
-    assert (found.prompts, found.load.prompts_sha256) == (None, None)
+    planned_cell = planned(engines, WORKLOAD | {"max_concurrency": 4})
+    assert (planned_cell.prompts, planned_cell.load.prompts_sha256) == (None, None)
 
 
 def test_what_else_a_line_has_and_how_it_is_written_does_not_matter(engines: Engines, tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_prompts_that_would_come_twice_are_told(engines: Engines, tmp_path: Path
 
 def cell(profile: str, seqs: int = 8, fit: Fit | None = None, environment: dict[str, str] | None = None) -> CellPlan:
     server = server_plan(**{"max-num-seqs": seqs}).model_copy(update={"environment": environment or {}})
-    found = cell_plan([], server=server, fit=fit)
-    return found.model_copy(update={"cell": found.cell.model_copy(update={"profile": profile})})
+    cell_of = cell_plan([], server=server, fit=fit)
+    return cell_of.model_copy(update={"cell": cell_of.cell.model_copy(update={"profile": profile})})
 
 
 def grouped(*plans: CellPlan) -> list[list[str]]:
@@ -190,11 +190,11 @@ def test_a_cell_that_is_fitted_has_its_server_for_itself() -> None:
     assert grouped(cell("a", fit=fit), cell("b"), cell("c", fit=fit), cell("d")) == [["a"], ["b", "d"], ["c"]]
 
 
-# --- what was found, and what follows
+# --- what the fit chose, and what follows
 
 
 def to_be_fitted(workload: Document | None = None, gates: tuple[Gate, ...] = (), **changes: Any) -> CellPlan:
-    """A cell on the first of four GPUs whose max-num-seqs is to be found, and whose questions follow it."""
+    """A cell on the first of four GPUs with a fit of max-num-seqs, which its questions follow."""
     settings = LoadSettings.model_validate(WORKLOAD | (workload or {}))
     about: dict[str, Any] = {
         "server": server_plan(dtype="bfloat16").model_copy(update={"gpus": [0]}),
@@ -209,18 +209,18 @@ def to_be_fitted(workload: Document | None = None, gates: tuple[Gate, ...] = (),
 
 def test_the_load_and_the_questions_follow_what_was_found() -> None:
     plan = to_be_fitted()
-    found = fitted(plan, {"max-num-seqs": 24})
-    assert found.server.arguments == {"dtype": "bfloat16", "max-num-seqs": 24}
-    assert (found.load.max_concurrency, found.load.num_prompts) == (24, 120)
-    assert [task.num_concurrent for task in found.accuracy] == [24]
-    changed = {name for name in CellPlan.model_fields if getattr(found, name) != getattr(plan, name)}
+    fitted_plan = fitted(plan, {"max-num-seqs": 24})
+    assert fitted_plan.server.arguments == {"dtype": "bfloat16", "max-num-seqs": 24}
+    assert (fitted_plan.load.max_concurrency, fitted_plan.load.num_prompts) == (24, 120)
+    assert [task.num_concurrent for task in fitted_plan.accuracy] == [24]
+    changed = {name for name in CellPlan.model_fields if getattr(fitted_plan, name) != getattr(plan, name)}
     assert changed == {"server", "load", "accuracy"}
 
 
 def test_what_the_recipe_gives_does_not_follow() -> None:
     accuracy = [task_plan(Accuracy(num_questions=40, num_concurrent=7))]
-    found = fitted(to_be_fitted({"max_concurrency": 4}, accuracy=accuracy), {"max-num-seqs": 24})
-    assert (found.load.max_concurrency, found.accuracy[0].num_concurrent) == (4, 7)
+    fitted_plan = fitted(to_be_fitted({"max_concurrency": 4}, accuracy=accuracy), {"max-num-seqs": 24})
+    assert (fitted_plan.load.max_concurrency, fitted_plan.accuracy[0].num_concurrent) == (4, 7)
 
 
 def test_prompts_are_still_as_many_as_the_gates_need() -> None:
@@ -243,8 +243,8 @@ def test_the_prompts_of_the_file_stay_those_that_were_checked() -> None:
 
 @pytest.mark.parametrize(("size", "gpus"), [(1, [0]), (2, [0, 1]), (4, [0, 1, 2, 3])])
 def test_the_gpus_are_as_many_as_were_found(size: int, gpus: list[int]) -> None:
-    found = fitted(to_be_fitted(), {"tensor-parallel-size": size, "max-num-seqs": 8})
-    assert found.server.gpus == gpus
+    fitted_plan = fitted(to_be_fitted(), {"tensor-parallel-size": size, "max-num-seqs": 8})
+    assert fitted_plan.server.gpus == gpus
 
 
 def test_more_gpus_than_there_are_is_told() -> None:
@@ -262,8 +262,8 @@ def drafted(machine: Fingerprint, **changes: Any) -> CellPlan:
 
 
 def test_the_other_server_is_the_same_without_it_on_gpus_that_are_free() -> None:
-    found = fitted(drafted(FOUR_H200), {"tensor-parallel-size": 2, "max-num-seqs": 24})
-    assert found.undrafted == found.server.model_copy(
+    fitted_plan = fitted(drafted(FOUR_H200), {"tensor-parallel-size": 2, "max-num-seqs": 24})
+    assert fitted_plan.undrafted == fitted_plan.server.model_copy(
         update={"arguments": {"tensor-parallel-size": 2, "max-num-seqs": 24}, "gpus": [2, 3], "draft_digest": None}
     )
 
@@ -274,9 +274,9 @@ def test_without_room_for_both_there_is_no_other_server() -> None:
 
 
 def test_a_cpu_has_room_for_both() -> None:
-    found = fitted(drafted(CPU), {"max-num-seqs": 24}).undrafted
-    assert found is not None
-    assert (found.arguments, found.gpus) == ({"max-num-seqs": 24}, [])
+    undrafted = fitted(drafted(CPU), {"max-num-seqs": 24}).undrafted
+    assert undrafted is not None
+    assert (undrafted.arguments, undrafted.gpus) == ({"max-num-seqs": 24}, [])
 
 
 def test_a_server_without_speculative_decoding_has_no_other() -> None:
@@ -284,7 +284,9 @@ def test_a_server_without_speculative_decoding_has_no_other() -> None:
 
 
 def test_a_new_plan_has_the_other_server_too(engines: Engines) -> None:
-    found = planned(engines, WORKLOAD | {"max_concurrency": 4}, server=DRAFTED)
-    assert found.is_speculative
-    assert found.undrafted is not None
-    assert found.undrafted.arguments == {name: value for name, value in found.server.arguments.items() if name not in DRAFTED}
+    planned_cell = planned(engines, WORKLOAD | {"max_concurrency": 4}, server=DRAFTED)
+    assert planned_cell.is_speculative
+    assert planned_cell.undrafted is not None
+    assert planned_cell.undrafted.arguments == {
+        name: value for name, value in planned_cell.server.arguments.items() if name not in DRAFTED
+    }

@@ -1,4 +1,4 @@
-"""GPU types: by what NVML and nvidia-smi read, never by a label. captured_gpu has what a real H200 told (see its README)."""
+"""GPU types: by what NVML and nvidia-smi read, never by a label. captured_gpu has a real H200's answers (see its README)."""
 
 import csv
 import json
@@ -100,9 +100,9 @@ class Nvml:
     """NVML that returns what it returned on the real machine, there of `devices` and with `driver`."""
 
     def __init__(self, devices: list[dict[str, Any]] | None = None, driver: str = "") -> None:
-        told = json.loads((CAPTURED / "nvml.json").read_text())
-        self.devices = told["devices"] if devices is None else devices
-        self.driver = driver or told["nvmlSystemGetDriverVersion"]
+        captured = json.loads((CAPTURED / "nvml.json").read_text())
+        self.devices = captured["devices"] if devices is None else devices
+        self.driver = driver or captured["nvmlSystemGetDriverVersion"]
         self.is_open = False
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -116,10 +116,10 @@ class Nvml:
 
     def function(self, name: str) -> Callable[[int], object]:
         def call(index: int) -> object:
-            told = self.devices[index][name]
-            if isinstance(told, Exception):
-                raise told
-            return pynvml.c_nvmlMemory_t(**told) if name == "nvmlDeviceGetMemoryInfo" else told
+            answer = self.devices[index][name]
+            if isinstance(answer, Exception):
+                raise answer
+            return pynvml.c_nvmlMemory_t(**answer) if name == "nvmlDeviceGetMemoryInfo" else answer
 
         return call
 
@@ -145,9 +145,9 @@ def reading(*devices: tuple[str, str, str]) -> Reading:
         smi(index=str(index), name=name, compute_cap=capability, memory__total=memory)
         for index, (name, capability, memory) in enumerate(devices)
     )
-    found = parse_nvidia_smi("".join(rows))
-    assert found is not None
-    return found
+    read_devices = parse_nvidia_smi("".join(rows))
+    assert read_devices is not None
+    return read_devices
 
 
 A_H200 = ("NVIDIA H200", "9.0", "143771")
@@ -292,17 +292,17 @@ def test_a_driver_without_a_gpu_is_a_cpu_machine(monkeypatch: pytest.MonkeyPatch
 def test_a_machine_without_a_driver_is_a_cpu_machine(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_init(monkeypatch, code)
     assert read_nvml() is None
-    found = detect()
-    assert found.gpu_type == "cpu"
-    assert found.name.strip()
-    assert found.count == len(os.sched_getaffinity(0))
-    assert found.memory_mib > 256
-    assert found.form_factor is None
-    assert found.compute_capability is None
-    assert found.driver is None
-    assert found.devices == []
+    machine = detect()
+    assert machine.gpu_type == "cpu"
+    assert machine.name.strip()
+    assert machine.count == len(os.sched_getaffinity(0))
+    assert machine.memory_mib > 256
+    assert machine.form_factor is None
+    assert machine.compute_capability is None
+    assert machine.driver is None
+    assert machine.devices == []
     if platform.machine() == "x86_64":
-        assert set(found.features) <= {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
+        assert set(machine.features) <= {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
 
 
 UNREADABLE = {
@@ -331,9 +331,9 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize(("text", "told"), UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_what_nvidia_smi_does_not_tell_is_not_guessed(text: str, told: str) -> None:
-    with pytest.raises(HostError, match=told) as caught:
+@pytest.mark.parametrize(("text", "message"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_nvidia_smi_does_not_tell_is_not_guessed(text: str, message: str) -> None:
+    with pytest.raises(HostError, match=message) as caught:
         parse_nvidia_smi(text)
     assert caught.value.place == "check"
     assert NVIDIA_SMI_QUERY[0] in caught.value.remedy
@@ -342,8 +342,8 @@ def test_what_nvidia_smi_does_not_tell_is_not_guessed(text: str, told: str) -> N
 
 
 def test_all_devices_of_a_type_are_its_devices() -> None:
-    found = fingerprint_of(reading(*[A_H200] * 8))
-    assert found == H200.model_copy(update={"count": 8, "devices": list(range(8))})
+    machine = fingerprint_of(reading(*[A_H200] * 8))
+    assert machine == H200.model_copy(update={"count": 8, "devices": list(range(8))})
 
 
 def test_a_mixed_host_gives_the_devices_of_the_wanted_type() -> None:
@@ -355,8 +355,8 @@ def test_a_mixed_host_gives_the_devices_of_the_wanted_type() -> None:
 
 
 def test_devices_are_in_the_order_of_their_indices() -> None:
-    found = parse_nvidia_smi(smi(index="3") + smi(index="1"))
-    assert fingerprint_of(found).devices == [1, 3]
+    devices = parse_nvidia_smi(smi(index="3") + smi(index="1"))
+    assert fingerprint_of(devices).devices == [1, 3]
 
 
 @pytest.mark.parametrize("wanted", [None, "h100"])
@@ -398,10 +398,10 @@ def test_mig_that_is_only_to_come_is_not_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_mig_on_a_device_of_another_type_does_not_matter() -> None:
     sliced = smi(index="1", name="NVIDIA B200", compute_cap="10.0", mig__mode__current="Enabled")
-    found = parse_nvidia_smi(SMI + sliced)
-    assert fingerprint_of(found, "h200") == H200
+    devices = parse_nvidia_smi(SMI + sliced)
+    assert fingerprint_of(devices, "h200") == H200
     with pytest.raises(HostError, match="MIG"):
-        fingerprint_of(found, "b200")
+        fingerprint_of(devices, "b200")
 
 
 @pytest.mark.parametrize("driver", ["574.99.99", "570.124.06", "99.1", "not a version", None])
@@ -463,10 +463,10 @@ def test_what_makes_measurements_of_cpus_comparable(changes: dict[str, object], 
 
 def test_the_form_factors_of_one_type_are_never_compared() -> None:
     names = ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"]
-    found = [fingerprint_of(reading((name, "9.0", "81559"))) for name in names]
-    assert {each.gpu_type for each in found} == {"h100"}
-    assert len({each.id for each in found}) == 3
-    unnamed = [each.model_copy(update={"name": "NVIDIA H100"}) for each in found]
+    machines = [fingerprint_of(reading((name, "9.0", "81559"))) for name in names]
+    assert {each.gpu_type for each in machines} == {"h100"}
+    assert len({each.id for each in machines}) == 3
+    unnamed = [each.model_copy(update={"name": "NVIDIA H100"}) for each in machines]
     assert len({each.id for each in unnamed}) == 3
 
 
@@ -475,8 +475,8 @@ def test_a_fingerprint_survives_its_document() -> None:
 
 
 def test_a_document_from_before_form_factors_is_read() -> None:
-    told = {"gpu_type": "h200", "name": "NVIDIA H200", "count": 1, "memory_mib": 143_771}
-    assert Fingerprint.model_validate(told).form_factor is None
+    document = {"gpu_type": "h200", "name": "NVIDIA H200", "count": 1, "memory_mib": 143_771}
+    assert Fingerprint.model_validate(document).form_factor is None
 
 
 def has_nvidia() -> bool:

@@ -60,16 +60,16 @@ def test_it_is_held_for_the_block_and_free_after_it() -> None:
 
 def test_who_waits_is_told_for_whom_and_goes_on_when_it_is_free(tmp_path: Path) -> None:
     first = holder(tmp_path, ENDS_AT_ONCE)
-    told: list[str] = []
+    announced: list[str] = []
 
     def tell(line: str) -> None:
-        told.append(line)
+        announced.append(line)
         first.kill()
 
     with holding_machine("run B", tell):
         assert lock_file().read_text() == "run B"
     first.wait()
-    assert told == ["waiting for this machine, which run A has"]
+    assert announced == ["waiting for this machine, which run A has"]
 
 
 def test_a_killed_run_has_the_machine_until_its_server_is_gone(tmp_path: Path) -> None:

@@ -106,11 +106,11 @@ FIRST, SECOND = "7ac8af3ab4f8", "c158987b0551"
 
 
 def event(status: str, layer: str | None = None, current: int | None = None, total: int | None = None) -> dict[str, Any]:
-    told: dict[str, Any] = {"status": status}
+    message: dict[str, Any] = {"status": status}
     if layer is not None:
         numbers = {"current": current, "total": total}
-        told |= {"id": layer, "progressDetail": {name: number for name, number in numbers.items() if number is not None}}
-    return told | ({"progress": "[=>  ]"} if current is not None else {})
+        message |= {"id": layer, "progressDetail": {name: number for name, number in numbers.items() if number is not None}}
+    return message | ({"progress": "[=>  ]"} if current is not None else {})
 
 
 PULL = [
@@ -140,7 +140,7 @@ PULL = [
 
 def test_a_pull_is_told_layer_by_layer() -> None:
     layers = Layers()
-    assert [layers.after(told) for told, _ in PULL] == [line for _, line in PULL]
+    assert [layers.after(message) for message, _ in PULL] == [line for _, line in PULL]
 
 
 def test_a_layer_that_is_tried_again_is_not_done() -> None:
@@ -179,9 +179,9 @@ def server(engine: Engine) -> ServerPlan:
 @pytest.mark.parametrize("engine", [IMAGE, IMAGE.model_copy(update={"tag": None}), LOCAL], ids=["both", "digest", "process"])
 def test_a_plan_survives_its_document_with_its_kind_of_engine(engine: Engine) -> None:
     plan = server(engine)
-    found = ServerPlan.model_validate_json(plan.model_dump_json())
-    assert found == plan
-    assert type(found.engine) is type(engine)
+    read_back = ServerPlan.model_validate_json(plan.model_dump_json())
+    assert read_back == plan
+    assert type(read_back.engine) is type(engine)
 
 
 def test_an_engine_of_no_known_launcher_is_no_plan() -> None:
@@ -199,12 +199,12 @@ def test_an_identity_survives_its_document() -> None:
         created="2026-03-01T08:15:27.123456789Z",
         labels={"org.opencontainers.image.version": "v0.32.0", "": ""},
     )
-    found = EngineIdentity(
+    identity = EngineIdentity(
         launcher="docker", version="0.32.0", digest=DIGEST, python="3.12.11", packages={"vllm": "0.32.0"}, image=image
     )
-    assert EngineIdentity.model_validate_json(found.model_dump_json()) == found
+    assert EngineIdentity.model_validate_json(identity.model_dump_json()) == identity
 
 
 def test_an_identity_from_before_images_is_of_a_process() -> None:
-    found = EngineIdentity.model_validate({"version": "0.30.0", "digest": DIGEST, "python": "3.11", "packages": {}})
-    assert (found.launcher, found.image) == ("process", None)
+    identity = EngineIdentity.model_validate({"version": "0.30.0", "digest": DIGEST, "python": "3.11", "packages": {}})
+    assert (identity.launcher, identity.image) == ("process", None)

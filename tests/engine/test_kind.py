@@ -1,4 +1,4 @@
-"""Kinds of engine: what each one's server is told, held against what the engine says of its own command line."""
+"""Kinds of engine: the command of each one's server, against the engine's own account of its command line."""
 
 import re
 from dataclasses import replace
@@ -113,8 +113,8 @@ def test_each_kind_has_its_own_names(kind: EngineName, arguments: ServerArgument
     ],
 )
 def test_the_kind_is_known_by_its_package(packages: dict[str, str], kind: EngineName | None) -> None:
-    found = kind_in(packages)
-    assert (found.name if found else None) == kind
+    kind_of = kind_in(packages)
+    assert (kind_of.name if kind_of else None) == kind
 
 
 def test_a_plan_of_before_there_were_kinds_is_vllms() -> None:
@@ -156,6 +156,6 @@ def test_no_kind_has_another_ones_name_of_a_counter() -> None:
 def test_a_kinds_own_signs_of_a_failure_go_first() -> None:
     log = "ValueError: the scheduler of the other engine has no room"
     sign = Sign("kv-cache-too-small", re.compile("has no (?P<what>room)"), "the other engine says: no {what}")
-    found = classify_log(log, End(exit_code=1), [sign])
-    assert (found.kind, found.problem) == ("kv-cache-too-small", "the other engine says: no room")
+    failure = classify_log(log, End(exit_code=1), [sign])
+    assert (failure.kind, failure.problem) == ("kv-cache-too-small", "the other engine says: no room")
     assert classify_log(log, End(exit_code=1)).kind == "unknown"

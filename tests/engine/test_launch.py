@@ -1,4 +1,4 @@
-"""Launchers: which options fit, which engine is found, and the machine read through it, here a real H200."""
+"""Launchers: which options fit, which engine is used, and the machine read through it, here a real H200."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_options_that_fit(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "option", "told"),
+    ("launch", "option", "message"),
     [
         (Launch(launcher="docker"), "--image", "needs an image"),
         (Launch(launcher="docker", image=""), "--image", "needs an image"),
@@ -43,11 +43,11 @@ def test_options_that_fit(launch: Launch) -> None:
     ],
 )
 def test_options_that_do_not_fit_are_told_before_docker_is_asked(
-    launch: Launch, option: str, told: str, monkeypatch: pytest.MonkeyPatch
+    launch: Launch, option: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
     for check in (check_launch, find_engines):
-        with pytest.raises(CallerError, match=told) as raised:
+        with pytest.raises(CallerError, match=message) as raised:
             check(launch)
         assert raised.value.place == option
 
@@ -59,9 +59,9 @@ def test_the_process_launcher_takes_this_machines_engine(monkeypatch: pytest.Mon
     folder = make_engine(tmp_path / "engine")
     monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(folder))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
-    found = find_engines(Launch())
-    assert found == Engines(engine=EngineEnvironment(python=folder / "bin" / "python"))
-    provide(found, lambda line: pytest.fail(line))
+    engines = find_engines(Launch())
+    assert engines == Engines(engine=EngineEnvironment(python=folder / "bin" / "python"))
+    provide(engines, lambda line: pytest.fail(line))
 
 
 def test_a_machine_without_an_engine_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -101,25 +101,25 @@ def test_only_a_vllm_becomes_the_image_to_deploy(monkeypatch: pytest.MonkeyPatch
     identity = EngineIdentity(kind=kind, launcher="docker", version="1", digest=DIGEST, python="3.12", packages={})
     monkeypatch.setattr("vllm_qualify.engine.image.pull", lambda *_: None)
 
-    def tag(found: EngineImage) -> str:
-        tags.append(found)
+    def tag(image: EngineImage) -> str:
+        tags.append(image)
         return "vllm/vllm-openai:deploy"
 
     monkeypatch.setattr("vllm_qualify.engine.image.tag_for_deployment", tag)
     monkeypatch.setattr(EngineImage, "identity", lambda _: identity)
-    told, _ = provide(Engines(engine=IMAGE), lambda _: None)
+    tags_given, _ = provide(Engines(engine=IMAGE), lambda _: None)
     assert tags == ([IMAGE] if tagged else [])
-    assert len(told) == len(tags)
+    assert len(tags_given) == len(tags)
 
 
 # --- the machine
 
 
 class Containers:
-    """Short containers: what was to run in them; each says `told`, or is not started."""
+    """Short containers: what was to run in them; each prints `answer`, or is not started."""
 
-    def __init__(self, told: str | Exception) -> None:
-        self.told = told
+    def __init__(self, answer: str | Exception) -> None:
+        self.answer = answer
         self.started: list[ContainerPlan] = []
 
     def run_once(self, plan: ContainerPlan, place: str, accepted: tuple[int, ...]) -> str:
@@ -127,9 +127,9 @@ class Containers:
         # nvidia-smi without a device ends with 6
         assert 6 in accepted
         self.started.append(plan)
-        if isinstance(self.told, Exception):
-            raise self.told
-        return self.told
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
 
 IN_CONTAINER = H200.model_copy(update={"confined": True})
@@ -138,19 +138,19 @@ IN_CONTAINER = H200.model_copy(update={"confined": True})
 @pytest.fixture
 def containers(monkeypatch: pytest.MonkeyPatch) -> Containers:
     """On a machine without NVML."""
-    found = Containers(SMI)
-    monkeypatch.setattr("vllm_qualify.engine.container.run_once", found.run_once)
+    stand_in = Containers(SMI)
+    monkeypatch.setattr("vllm_qualify.engine.container.run_once", stand_in.run_once)
     nvml(monkeypatch, None)
-    return found
+    return stand_in
 
 
-def nvml(patch: pytest.MonkeyPatch, told: Reading | None) -> None:
-    patch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: told)
+def nvml(patch: pytest.MonkeyPatch, reading_given: Reading | None) -> None:
+    patch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: reading_given)
 
 
 @pytest.mark.parametrize("wanted", [None, "h200", "h100"])
 def test_a_host_with_only_the_toolkit_is_read_in_a_container_of_the_image(containers: Containers, wanted: str | None) -> None:
-    """Another type than the wanted one is told as it is, as with NVML."""
+    """Another type than the wanted one is reported as it is, as with NVML."""
     assert read_machine(IMAGE, wanted) == IN_CONTAINER
     (plan,) = containers.started
     assert (plan.image, plan.platform, plan.gpus) == (f"vllm/vllm-openai@{DIGEST}", "linux/amd64", "all")
@@ -174,12 +174,12 @@ def test_a_process_starts_no_container(containers: Containers, wanted: str | Non
     assert containers.started == []
 
 
-@pytest.mark.parametrize("told", [(CAPTURED / "no-devices.txt").read_text(), NO_GPU], ids=["no device", "no toolkit"])
+@pytest.mark.parametrize("answer", [(CAPTURED / "no-devices.txt").read_text(), NO_GPU], ids=["no device", "no toolkit"])
 @pytest.mark.parametrize("wanted", [None, "h200"])
 def test_a_docker_engine_without_gpus_is_a_cpu_machine(
-    containers: Containers, told: str | Exception, wanted: str | None
+    containers: Containers, answer: str | Exception, wanted: str | None
 ) -> None:
-    containers.told = told
+    containers.answer = answer
     assert read_machine(IMAGE, wanted).gpu_type == "cpu"
     assert len(containers.started) == 1
 
@@ -187,13 +187,13 @@ def test_a_docker_engine_without_gpus_is_a_cpu_machine(
 @pytest.mark.parametrize("kind", ["docker-gone", "driver-too-old", ""])
 def test_any_other_error_makes_no_cpu_machine(containers: Containers, kind: str) -> None:
     """Else a GPU host would measure its CPU, and say so to nobody."""
-    containers.told = HostError("it broke", "mend it", "check", kind=kind)
+    containers.answer = HostError("it broke", "mend it", "check", kind=kind)
     with pytest.raises(HostError) as raised:
         read_machine(IMAGE, None)
-    assert raised.value is containers.told
+    assert raised.value is containers.answer
 
 
 def test_what_nvidia_smi_does_not_tell_in_a_container_is_not_guessed(containers: Containers) -> None:
-    containers.told = (CAPTURED / "unknown-field.txt").read_text()
+    containers.answer = (CAPTURED / "unknown-field.txt").read_text()
     with pytest.raises(HostError, match="nvidia-smi did not report"):
         read_machine(IMAGE, None)

@@ -80,8 +80,8 @@ def test_a_process_takes_no_client_of_another_image(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_left_is_removed_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Leftover(id=name, name=name, run=run, cell="", state="running") for name, run in (("a", "1"), ("b", ""))]
-    monkeypatch.setattr("vllm_qualify.engine.container.remove_leftovers", lambda _: found)
+    leftovers = [Leftover(id=name, name=name, run=run, cell="", state="running") for name, run in (("a", "1"), ("b", ""))]
+    monkeypatch.setattr("vllm_qualify.engine.container.remove_leftovers", lambda _: leftovers)
     assert left_behind("docker") == [
         "removed a, which run 1 had left behind",
         "removed b, which run unknown had left behind",

@@ -87,9 +87,9 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_is_not_what_was_signed_is_refused(model: Path, change: str) -> None:
-    make, told = CHANGES[change]
+    make, message = CHANGES[change]
     make(model)
-    assert told in refused(model)
+    assert message in refused(model)
 
 
 def test_what_is_not_served_need_not_be_there(model: Path) -> None:
@@ -115,16 +115,16 @@ def bundle() -> dict[str, Any]:
 
 
 def with_payload(change: Callable[[dict[str, Any]], object]) -> bytes:
-    found = bundle()
-    statement = json.loads(base64.b64decode(found["dsseEnvelope"]["payload"]))
+    document = bundle()
+    statement = json.loads(base64.b64decode(document["dsseEnvelope"]["payload"]))
     change(statement)
-    found["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
-    return json.dumps(found).encode()
+    document["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+    return json.dumps(document).encode()
 
 
 def with_envelope(**changes: object) -> bytes:
-    found = bundle()
-    return json.dumps(found | {"dsseEnvelope": found["dsseEnvelope"] | changes}).encode()
+    document = bundle()
+    return json.dumps(document | {"dsseEnvelope": document["dsseEnvelope"] | changes}).encode()
 
 
 FORGED = {

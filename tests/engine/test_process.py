@@ -153,9 +153,9 @@ def test_a_child_gets_no_key_to_store_or_approvals(monkeypatch: pytest.MonkeyPat
     for name in ("AWS_SECRET_ACCESS_KEY", "VLLM_QUALIFY_PRIVATE_KEY", "VLLM_QUALIFY_PRIVATE_KEY_FILE"):
         monkeypatch.setenv(name, "what signs")
     monkeypatch.setenv("HF_HOME", "/models")
-    found = quiet_environment()
-    assert "what signs" not in found.values()
-    assert found["HF_HOME"] == "/models"
+    variables = quiet_environment()
+    assert "what signs" not in variables.values()
+    assert variables["HF_HOME"] == "/models"
 
 
 def test_a_full_disk_is_told_though_the_command_could_not_say_so(tmp_path: Path) -> None:

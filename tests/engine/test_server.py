@@ -53,7 +53,7 @@ def test_a_healthy_server_serves_and_is_gone_after_the_block(tmp_path: Path) -> 
 def test_a_server_that_dies_ends_the_stage_with_its_last_lines(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="exit code 1") as raised, serve(plan_for(tmp_path, "dies"), tmp_path, silent):
         pass
-    assert raised.value.log_tail[-1] == "ValueError: the fake was told to die"
+    assert raised.value.log_tail[-1] == "ValueError: the fake dies as ordered"
 
 
 def test_a_server_that_hangs_ends_the_stage_with_its_last_lines(tmp_path: Path) -> None:

@@ -78,10 +78,10 @@ BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while Tru
 
 @pytest.mark.parametrize("version", versions())
 def test_every_version_of_the_catalog_has_all_that_is_wanted(version: str) -> None:
-    found = kept(VLLM_KIND, version)
-    assert found.lacking == []
-    assert found.names.keys() == VLLM_KIND.counters.keys()
-    assert set(found.names.values()) <= set(table_of(version).metrics)
+    counters = kept(VLLM_KIND, version)
+    assert counters.lacking == []
+    assert counters.names.keys() == VLLM_KIND.counters.keys()
+    assert set(counters.names.values()) <= set(table_of(version).metrics)
 
 
 def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +93,9 @@ def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.Monk
         return changed
 
     monkeypatch.setattr(watch, "table_of", old)
-    found = kept(VLLM_KIND, "0.32.0")
-    assert found.names["kv_cache_usage"] == "vllm:gpu_cache_usage_perc"
-    assert found.lacking == ["drafts"]
+    counters = kept(VLLM_KIND, "0.32.0")
+    assert counters.names["kv_cache_usage"] == "vllm:gpu_cache_usage_perc"
+    assert counters.lacking == ["drafts"]
 
 
 def test_gauges_and_counters_of_a_real_page_are_kept_and_nothing_of_histograms() -> None:
@@ -182,12 +182,12 @@ def test_a_run_is_sampled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "told"), [(500, "broken", "500 Internal Server Error"), (200, "<html> {", "ValueError")]
+    ("status", "text", "message"), [(500, "broken", "500 Internal Server Error"), (200, "<html> {", "ValueError")]
 )
-def test_a_page_that_cannot_be_read_is_a_line_that_says_so(status: int, text: str, told: str, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_read_is_a_line_that_says_so(status: int, text: str, message: str, tmp_path: Path) -> None:
     with serving(status, text) as url:
         scrapes, _ = watched(url, tmp_path)
-    assert all(told in str(one.error) and one.values == {} for one in scrapes)
+    assert all(message in str(one.error) and one.values == {} for one in scrapes)
 
 
 def test_a_server_that_is_gone_is_a_line_that_says_so(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_killed_run_keeps_its_lines(tmp_path: Path) -> None:
 
 
 def cpu_s(host: list[HostSample], name: str) -> list[float]:
-    return [found.cpu_s for one in host if (found := one.processes[name]) is not None]
+    return [sample.cpu_s for one in host if (sample := one.processes[name]) is not None]
 
 
 def test_a_guarded_process_is_found_by_its_guard(tmp_path: Path) -> None:
@@ -289,24 +289,24 @@ class Nvml:
     """NVML that returns what it returned on a real H200, idle or busy."""
 
     def __init__(self, patch: pytest.MonkeyPatch, when: str, **changes: object) -> None:
-        self.told = {**CLOCKS[when], **changes}
+        self.answers = {**CLOCKS[when], **changes}
         self.is_open = False
         patch.setattr(pynvml, "nvmlInit", lambda: setattr(self, "is_open", True))
         patch.setattr(pynvml, "nvmlShutdown", lambda: setattr(self, "is_open", False))
         patch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: ("handle", index))
-        for function in self.told:
+        for function in self.answers:
             patch.setattr(pynvml, function, self.function(function))
 
     def function(self, name: str) -> Callable[..., object]:
         def call(_: object, *which: int) -> object:
-            told = self.told[name]
-            if isinstance(told, Exception):
-                raise told
+            answer = self.answers[name]
+            if isinstance(answer, Exception):
+                raise answer
             if name == "nvmlDeviceGetMemoryInfo":
-                return pynvml.c_nvmlMemory_t(**told)
+                return pynvml.c_nvmlMemory_t(**answer)
             if name == "nvmlDeviceGetUtilizationRates":
-                return pynvml.c_nvmlUtilization_t(**told)
-            return told[str(which[0])] if isinstance(told, dict) else told
+                return pynvml.c_nvmlUtilization_t(**answer)
+            return answer[str(which[0])] if isinstance(answer, dict) else answer
 
         return call
 

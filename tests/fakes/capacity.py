@@ -144,11 +144,11 @@ def counts_of(result: Document, load: Load) -> tuple[int, int, int]:
 
 def page(preemptions: float = 0, requests: float = 0, prompt_tok: float = 0, generation_tok: float = 0, **others: float) -> str:
     """A /metrics page of vLLM with these totals; `others` by their names without `vllm:`."""
-    told = {
+    counters = {
         "num_preemptions": preemptions,
         "request_success": requests,
         "prompt_tokens": prompt_tok,
         "generation_tokens": generation_tok,
         **others,
     }
-    return "".join(f"# TYPE vllm:{name} counter\nvllm:{name}_total {float(value)!r}\n" for name, value in told.items())
+    return "".join(f"# TYPE vllm:{name} counter\nvllm:{name}_total {float(value)!r}\n" for name, value in counters.items())

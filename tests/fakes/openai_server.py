@@ -1,6 +1,6 @@
 """A server with OpenAI's completions and chat, vLLM's counters, and answers that are chosen beforehand.
 
-It answers a prompt by the last question in it. What it is not told an answer to it does not know, and refuses.
+It answers a prompt by the last question in it. It refuses a question without a given answer.
 """
 
 import json

@@ -91,7 +91,7 @@ def serve(config_file: str) -> None:
         print(f"HF_TOKEN={os.environ.get('HF_TOKEN')} {dict(os.environ)}", file=sys.stderr)
         sys.exit(1)
     if behaviour == "dies":
-        print("ValueError: the fake was told to die", file=sys.stderr)
+        print("ValueError: the fake dies as ordered", file=sys.stderr)
         sys.exit(1)
     config = yaml.safe_load(Path(config_file).read_text())
     Handler.model, Handler.behaviour = config["served-model-name"][0], behaviour
@@ -128,9 +128,9 @@ def make_engine(folder: Path) -> Path:
     vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
     identity = {"python": "3.11", "packages": {"vllm": VERSION}, "record_sha256": "0" * 64}
     # Its answer goes to its output: the file for it is left out.
-    told = f'case "$2" in *probe.py) exec {sys.executable} {__file__} knows "$3" {folder};; esac'
+    redirect = f'case "$2" in *probe.py) exec {sys.executable} {__file__} knows "$3" {folder};; esac'
     where = f"case \"$3\" in *sys.base_prefix*) echo '{json.dumps(FOLDERS)}'; exit;; esac"
-    python.write_text(f"#!/bin/sh\n{told}\n{where}\necho '{json.dumps(identity)}'\n")
+    python.write_text(f"#!/bin/sh\n{redirect}\n{where}\necho '{json.dumps(identity)}'\n")
     for command in (vllm, python):
         command.chmod(0o755)
     return folder

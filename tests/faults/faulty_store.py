@@ -37,7 +37,7 @@ class FaultyStore:
     def read(self, key: str) -> Stored:
         return self._call(lambda: self._store.read(key))
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         return self._call(lambda: self._store.swap(key, body, content_type, tag))
 
     def delete(self, key: str) -> None:

@@ -8,13 +8,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 # `reset`: the service got the request, and its answer is gone. `cut`: half of the answer arrives. `slow`: after two seconds.
-NetworkFault = Literal["none", "503", "reset", "cut", "slow"]
+# `stale`: a list as it was when it was last asked for without this fault, or else for the first time.
+NetworkFault = Literal["none", "503", "reset", "cut", "slow", "stale"]
+# Of S3, and of a registry.
+LISTS = ("?list-type=2", "/tags/list")
 SLOW_S = 2.0
 AT_ONCE = struct.pack("ii", 1, 0)
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    content: bytes
 
 
 class Network(ThreadingHTTPServer):
@@ -25,14 +34,31 @@ class Network(ThreadingHTTPServer):
     def __init__(self, behind: str, faults: Sequence[NetworkFault]) -> None:
         super().__init__(("127.0.0.1", 0), _Passing)
         self.behind, self._faults, self._lock = str(urlsplit(behind).netloc), list(faults), threading.Lock()
+        self._lists: dict[str, _Answer] = {}
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"http://{self.address}"
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether faults are left."""
+        return bool(self._faults)
 
     def next_fault(self) -> NetworkFault:
         with self._lock:
             return self._faults.pop(0) if self._faults else "none"
+
+    def as_seen(self, path: str, answer: _Answer, *, is_stale: bool) -> _Answer:
+        """The answer, or what is remembered of the same list."""
+        with self._lock:
+            if not is_stale:
+                self._lists[path] = answer
+            return self._lists.setdefault(path, answer)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is no error here."""
@@ -62,14 +88,18 @@ class _Passing(BaseHTTPRequestHandler):
         content = got.read()
         told = {name: value for name, value in got.getheaders() if name.lower() not in ("connection", "transfer-encoding")}
         connection.close()
+        answer = _Answer(got.status, told, content)
+        if self.command == "GET" and any(part in self.path for part in LISTS):
+            answer = self.server.as_seen(self.path, answer, is_stale=fault == "stale")
         if fault == "slow":
             time.sleep(SLOW_S)
         if fault == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
             self.close_connection = True
             return
+        status, told, content = answer
         length = told.get("Content-Length", str(len(content))) if self.command == "HEAD" else str(len(content))
-        self._answer(got.status, told | {"Content-Length": length}, content[: len(content) // 2] if fault == "cut" else content)
+        self._answer(status, told | {"Content-Length": length}, content[: len(content) // 2] if fault == "cut" else content)
         self.close_connection = fault == "cut"
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:

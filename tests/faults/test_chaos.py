@@ -41,7 +41,7 @@ from vllm_qualify.report.page import render_page
 from vllm_qualify.runs import prune, publishing
 from vllm_qualify.runs.folder import Run
 
-SCHEDULES = int(os.environ.get("VLLM_QUALIFY_CHAOS", "150"))
+SCHEDULES = int(os.environ.get("VLLM_QUALIFY_CHAOS", "200"))
 OTHER_CELL = CELL.replace("fp8", "bf16")
 PEOPLE = ("Ada", "Bob")
 Action = Literal["publish", "approve", "reject", "revoke", "index", "prune"]

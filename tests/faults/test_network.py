@@ -1,23 +1,37 @@
-"""A real S3 service behind a network that fails: a run is published whole, or the next try finishes it."""
+"""A real S3 service and a real registry behind a network that fails: the next try finishes what one was cut short in."""
 
 import random
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, NOW, RUN, approved, publish_report
+from tests.approval.builder import ADA, BOB_REJECTS, CELL, NEWER, NOW, RUN, VALID_DAYS, approved, publish_report
 from tests.faults.proxy import NetworkFault, network
 from tests.publish.conftest import no_outer_settings, use
+from tests.releases.conftest import docker_config
+from tests.releases.docker_registry import Registries, registries
+from tests.runs.test_runs import store_in
 from tests.s3 import Settings
+from vllm_qualify.approval.actions import approve, reject, revoke
+from vllm_qualify.approval.errors import DecidedError, RevokedError
+from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.signing import PrivateKey, new_key, private_key
 from vllm_qualify.approval.verify import verify
-from vllm_qualify.errors import StoreError
+from vllm_qualify.errors import HostError, StoreError
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
+from vllm_qualify.releases import known
+from vllm_qualify.releases.rule import VersionRule
+from vllm_qualify.releases.source import ImageSource
+from vllm_qualify.releases.upstream import found_at
 
-__all__ = ["no_outer_settings"]
+__all__ = ["docker_config", "no_outer_settings"]
 
-KINDS: list[NetworkFault] = ["none", "503", "reset", "cut", "slow"]
+KINDS: list[NetworkFault] = ["none", "503", "reset", "cut", "slow", "stale"]
+WEIGHTS = [6, 1, 1, 1, 0.3, 2]
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +46,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
 def test_what_is_published_over_a_bad_network_is_whole(
     seed: int, radosgw_settings: Settings, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = random.Random(seed)
-    faults = chosen.choices(KINDS, weights=[6, 1, 1, 1, 0.3], k=60)
+    faults = random.Random(seed).choices(KINDS, weights=WEIGHTS, k=60)
     url = use(radosgw_settings, monkeypatch)
     with network(radosgw_settings["AWS_ENDPOINT_URL"], faults) as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
@@ -53,4 +66,68 @@ def _published(store: Store, folder: Path, key: PrivateKey) -> bool:
         approved(store, publish_report(store, folder), key)
     except StoreError:
         return False
+    return True
+
+
+@pytest.mark.s3
+def test_what_was_decided_holds_though_every_list_is_stale(
+    radosgw_settings: Settings, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each list stays as it was when it was first asked for: before anything was decided."""
+    url = use(radosgw_settings, monkeypatch)
+    with network(radosgw_settings["AWS_ENDPOINT_URL"], list(repeat("stale", 10_000))) as between:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+        store = open_store(url)
+        first, newer = (publish_report(store, tmp_path, run_id) for run_id in (RUN, NEWER))
+        approved(store, first, key)
+        reject(store, newer, BOB_REJECTS, NOW)
+        with pytest.raises(DecidedError):
+            approve(store, newer, ADA, VALID_DAYS, key, NOW)
+        assert verify(store, CELL, [key.public_key], NOW).run_id == RUN
+        revoke(store, CELL, RUN, revocation("Bob", "it answers in Latin", NOW))
+        with pytest.raises(RevokedError):
+            verify(store, CELL, [key.public_key], NOW)
+
+
+# --- the registry
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registries]:
+    with registries(tmp_path_factory.mktemp("registry")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_release_is_told_once_over_a_bad_network(seed: int, registry: Registries, tmp_path: Path) -> None:
+    """A watcher looks again and again, tags appear meanwhile, and the network fails: no release is lost or told twice."""
+    faults = random.Random(seed).choices(KINDS, weights=WEIGHTS, k=40)
+    store, name = store_in(tmp_path / "store"), f"a/network-{seed}"
+    registry.push(name, "v0.30.0", "there before")
+    pushed: list[str] = []
+    told: list[str] = []
+    with network(f"http://{registry.open}", faults) as between:
+        source = ImageSource(name=f"{between.address}/{name}", rule=VersionRule(), recipe="reference")
+        while not _looked(store, source, told):
+            assert between.is_faulty
+        for minor in range(31, 37):
+            pushed.append(registry.push(name, f"v0.{minor}.0", f"{minor}"))
+            _looked(store, source, told)
+        while between.is_faulty:
+            _looked(store, source, told)
+        assert _looked(store, source, told)
+    assert sorted(told) == sorted(pushed)
+
+
+def _looked(store: Store, source: ImageSource, told: list[str]) -> bool:
+    """Whether the registry answered. What is new is told, as `watch-releases` does."""
+    try:
+        found = found_at(source)
+    except HostError as error:
+        if not (error.retry and error.remedy):
+            raise
+        return False
+    for sighting in known.note_new(store, source, found, NOW, again_after_s=timedelta(days=1).total_seconds()):
+        told.append(sighting.identity)
+        known.emitted(store, source, sighting.key, NOW)
     return True

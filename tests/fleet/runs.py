@@ -31,9 +31,9 @@ class Runs:
     def start(self, deployment: str, request: Mapping[str, Any]) -> UUID:
         """A run of FLOW/DEPLOYMENT, as its form would start it."""
         with self.client() as client:
-            found = client.read_deployment_by_name(deployment)
-            tags = found.tags or ["vllm-qualify"]
-            return client.create_flow_run_from_deployment(found.id, parameters={"request": dict(request)}, tags=tags).id
+            deployed = client.read_deployment_by_name(deployment)
+            tags = deployed.tags or ["vllm-qualify"]
+            return client.create_flow_run_from_deployment(deployed.id, parameters={"request": dict(request)}, tags=tags).id
 
     def run(self, deployment: str, request: Mapping[str, Any]) -> State[Any]:
         """From its start to its end."""

@@ -22,7 +22,7 @@ class PrefectServer(Service):
             "PREFECT_API_DATABASE_CONNECTION_URL": database_url,
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASE_STORAGE,
             "PREFECT_SERVER_UI_ENABLED": "false",
-            # for the links in what people are told
+            # for the links in notifications
             "PREFECT_UI_URL": f"http://127.0.0.1:{self._port}",
             # 15 s otherwise: what a lease's end frees is seen only then
             "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "1",

@@ -17,7 +17,7 @@ import psutil
 from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.engine.process import tail
 
-# Inherited by all that a service starts: whose parent was killed is found by it.
+# Inherited by all that a service starts. It identifies processes after their parent was killed.
 MARK = "VLLM_QUALIFY_TEST_SERVICE"
 POLL_S = 0.1
 START_LIMIT_S = 180.0

@@ -67,9 +67,9 @@ def _served(serve: Callable[..., AbstractContextManager[Any]], *arguments: Any) 
 
 def _told(stage: str, work: Callable[..., Any], *arguments: Any) -> Any:
     _begun(stage)
-    found = work(*arguments)
+    outcome = work(*arguments)
     _note(f"done {stage}")
-    return found
+    return outcome
 
 
 def _begun(stage: str) -> None:

@@ -40,12 +40,12 @@ class Worker(Service):
     def is_ready(self) -> bool:
         """The server has heard of it since its start; a killed worker is called online for a while."""
         try:
-            found = httpx.post(f"{self._api_url}/work_pools/{self._pool}/workers/filter", json={}, timeout=10)
+            answer = httpx.post(f"{self._api_url}/work_pools/{self._pool}/workers/filter", json={}, timeout=10)
         except httpx.HTTPError:
             return False
-        if found.status_code != httpx.codes.OK:
+        if answer.status_code != httpx.codes.OK:
             return False
-        heard = {worker["name"]: datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in found.json()}
+        heard = {worker["name"]: datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in answer.json()}
         return self.name in heard and heard[self.name] > self._started
 
     def flow_runs(self) -> list[psutil.Process]:

@@ -28,8 +28,8 @@ def document(file: Path) -> Document:
 
 def deployments() -> dict[str, str]:
     """Flow and deployment, like `decide/decide`, with the work pool of each; flows are named as Prefect names them."""
-    found = document(ENTRY_POINTS)["deployments"]
-    names = ((each["entrypoint"].rpartition(".")[2].replace("_", "-"), each) for each in found)
+    entries = document(ENTRY_POINTS)["deployments"]
+    names = ((each["entrypoint"].rpartition(".")[2].replace("_", "-"), each) for each in entries)
     return {f"{flow}/{each['name']}": each["work_pool"]["name"] for flow, each in names}
 
 

@@ -25,14 +25,14 @@ file_and_service = [(file, name) for file in FILES for name in document(file)["s
 
 def service(file: Path, name: str) -> Document:
     """With what it extends."""
-    found: Document = document(file)["services"][name]
-    extended = found.get("extends")
-    return service(COMPOSE / extended["file"], extended["service"]) | found if extended else found
+    described: Document = document(file)["services"][name]
+    extended = described.get("extends")
+    return service(COMPOSE / extended["file"], extended["service"]) | described if extended else described
 
 
 def settings_of(file: Path) -> list[tuple[str, str, str]]:
     """Name, `:-`, `:?` or nothing, and what follows it."""
-    return [found for text in strings(document(file)) for found in SETTING.findall(text)]
+    return [setting for text in strings(document(file)) for setting in SETTING.findall(text)]
 
 
 def example() -> dict[str, str]:
@@ -75,18 +75,18 @@ def test_no_secret_has_a_value() -> None:
 def test_every_service_that_is_awaited_volume_and_secret_is_declared() -> None:
     fleet = document(FLEET)
     for name in fleet["services"]:
-        found = service(FLEET, name)
-        assert set(found.get("depends_on", {})) <= set(fleet["services"])
-        assert set(found.get("secrets", [])) <= set(fleet["secrets"])
-        named = {volume.split(":")[0] for volume in found.get("volumes", []) if volume[0] not in "/.$"}
+        described = service(FLEET, name)
+        assert set(described.get("depends_on", {})) <= set(fleet["services"])
+        assert set(described.get("secrets", [])) <= set(fleet["secrets"])
+        named = {volume.split(":")[0] for volume in described.get("volumes", []) if volume[0] not in "/.$"}
         assert named <= set(fleet["volumes"])
 
 
 @pytest.mark.parametrize(("file", "name"), file_and_service)
 def test_a_service_tells_its_health_or_ends(file: Path, name: str) -> None:
-    found = service(file, name)
-    assert ("healthcheck" in found) != (name in ONE_SHOT)
-    assert found["restart"] == ("on-failure:10" if name in ONE_SHOT else "unless-stopped")
+    described = service(file, name)
+    assert ("healthcheck" in described) != (name in ONE_SHOT)
+    assert described["restart"] == ("on-failure:10" if name in ONE_SHOT else "unless-stopped")
 
 
 @pytest.mark.parametrize(("file", "name"), file_and_service)
@@ -97,10 +97,10 @@ def test_a_service_is_awaited_in_the_way_in_which_it_becomes_ready(file: Path, n
 
 @pytest.mark.parametrize(("file", "name"), file_and_service)
 def test_an_image_is_pinned_to_a_version_and_a_port_to_this_machine(file: Path, name: str) -> None:
-    found = service(file, name)
-    tag = found["image"].partition("@")[0].rpartition(":")[2].rstrip("}")
-    assert tag == "local" or re.match(r"\d", tag), found["image"]
-    assert all(port.startswith("127.0.0.1:") for port in found.get("ports", []))
+    described = service(file, name)
+    tag = described["image"].partition("@")[0].rpartition(":")[2].rstrip("}")
+    assert tag == "local" or re.match(r"\d", tag), described["image"]
+    assert all(port.startswith("127.0.0.1:") for port in described.get("ports", []))
 
 
 def test_the_server_keeps_leases_on_a_volume_and_is_of_the_locked_version() -> None:
@@ -146,8 +146,8 @@ def test_the_approver_alone_signs_and_it_takes_no_orders_of_prefects_server() ->
 
 
 def test_store_settings_are_the_same_on_control_and_on_gpu_hosts() -> None:
-    def those(found: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in found.items() if name.startswith(("VLLM_QUALIFY_S", "AWS_A"))}
+    def those(variables: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in variables.items() if name.startswith(("VLLM_QUALIFY_S", "AWS_A"))}
 
     host = those(service(HOST, "gpu-worker")["environment"])
     assert len(host) >= 6

@@ -32,9 +32,9 @@ def of(file: Path, wanted: str) -> list[str]:
 
 
 def last_stage(file: Path) -> list[Instruction]:
-    found = instructions(file)
-    start = max(index for index, (word, _) in enumerate(found) if word == "FROM")
-    return found[start:]
+    lines = instructions(file)
+    start = max(index for index, (word, _) in enumerate(lines) if word == "FROM")
+    return lines[start:]
 
 
 def environment(file: Path) -> dict[str, str]:
@@ -76,7 +76,7 @@ def test_every_image_has_a_version_and_is_pinned() -> None:
 
 def test_each_file_that_names_an_image_is_one_that_gets_pinned() -> None:
     texts = [file.read_text(encoding="utf-8") for file in lock_images.FILES]
-    assert sorted(f"{found['name']}:{found['tag']}" for text in texts for found in lock_images.NAMED.finditer(text)) == sorted(
+    assert sorted(f"{match['name']}:{match['tag']}" for text in texts for match in lock_images.NAMED.finditer(text)) == sorted(
         name.partition("@")[0] for name in images()
     )
 

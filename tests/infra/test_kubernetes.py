@@ -30,7 +30,7 @@ def rendered(pool: str, **given: Any) -> Document:
     """The job, as the worker makes it of the template, its defaults and a deployment's job variables."""
     template = job_template(pool, DIGEST)
     properties = template["variables"]["properties"]
-    defaults = {name: found["default"] for name, found in properties.items() if found.get("default") is not None}
+    defaults = {name: variable["default"] for name, variable in properties.items() if variable.get("default") is not None}
     job: Document = apply_values(template["job_configuration"]["job_manifest"], defaults | BY_WORKER | given)
     return job
 
@@ -48,7 +48,7 @@ def test_yaml_is_read(file: Path) -> None:
 @per_pool
 def test_every_placeholder_has_a_variable_and_the_reverse(pool: str) -> None:
     template = job_template(pool, DIGEST)
-    used = {found.name for found in find_placeholders(template["job_configuration"])}
+    used = {placeholder.name for placeholder in find_placeholders(template["job_configuration"])}
     assert used == set(template["variables"]["properties"])
 
 
@@ -56,7 +56,7 @@ def test_every_placeholder_has_a_variable_and_the_reverse(pool: str) -> None:
 def test_defaults_are_complete_and_fit_the_schema(pool: str) -> None:
     variables = job_template(pool, DIGEST)["variables"]
     is_valid_schema(variables)
-    defaults = {name: found["default"] for name, found in variables["properties"].items() if "default" in found}
+    defaults = {name: variable["default"] for name, variable in variables["properties"].items() if "default" in variable}
     assert is_valid(defaults, variables)
     assert set(variables["required"]) <= set(defaults)
     wrong = defaults | {"image": 1}

@@ -1,4 +1,4 @@
-"""The supported versions of Python: one list, told alike everywhere, and locks that hold for all of them."""
+"""The supported versions of Python: one list, the same everywhere, and locks that hold for all of them."""
 
 import hashlib
 import json
@@ -51,8 +51,8 @@ def interpreter(folder: Path, name: str, version: str) -> Path:
 def test_the_package_the_scripts_and_the_images_name_the_same_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["requires-python"] == f">=3.{OLDEST},<3.{NEWEST + 1}"
-    told = [line.rpartition(" ")[2] for line in project["classifiers"] if line.startswith("Programming Language")]
-    assert told == SUPPORTED
+    listed = [line.rpartition(" ")[2] for line in project["classifiers"] if line.startswith("Programming Language")]
+    assert listed == SUPPORTED
     assert shell('echo "${pythons[@]}"').stdout.split() == SUPPORTED
     for file in IMAGE.glob("*Dockerfile"):
         text = file.read_text(encoding="utf-8")
@@ -106,8 +106,8 @@ def versions_in(name: str) -> list[tuple[str, str]]:
 def test_the_orchestrators_locks_have_one_version_of_each_package_for_all_pythons() -> None:
     """Both are installed into one environment."""
     runtime, development = versions_in("orchestrator"), versions_in("development")
-    for found in (runtime, development):
-        assert len(found) == len({name for name, _ in found})
+    for locked in (runtime, development):
+        assert len(locked) == len({name for name, _ in locked})
     both = {*runtime, *development}
     assert len(both) == len({name for name, _ in both})
 
@@ -157,12 +157,12 @@ def test_a_bill_of_materials_names_every_locked_package(tmp_path: Path) -> None:
     (command,) = [line.strip() for line in lines if "cyclonedx-py" in line]
     program, *arguments = shlex.split(command.replace("sbom.cdx.json", str(tmp_path / "sbom.json")))
     subprocess.run([Path(sys.executable).with_name(Path(program).name), *arguments], cwd=ROOT, check=True, capture_output=True)
-    told = json.loads((tmp_path / "sbom.json").read_text())
-    assert (told["bomFormat"], told["metadata"]["component"]["name"]) == ("CycloneDX", "vllm-qualify")
-    assert sorted((each["name"], each["version"]) for each in told["components"]) == sorted(versions_in("orchestrator"))
-    assert all(each["purl"] == f"pkg:pypi/{each['name']}@{each['version']}" for each in told["components"])
-    hashes = [reference["hashes"] for each in told["components"] for reference in each["externalReferences"]]
-    assert sum(map(len, hashes)) > len(told["components"])
+    bill = json.loads((tmp_path / "sbom.json").read_text())
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "vllm-qualify")
+    assert sorted((each["name"], each["version"]) for each in bill["components"]) == sorted(versions_in("orchestrator"))
+    assert all(each["purl"] == f"pkg:pypi/{each['name']}@{each['version']}" for each in bill["components"])
+    hashes = [reference["hashes"] for each in bill["components"] for reference in each["externalReferences"]]
+    assert sum(map(len, hashes)) > len(bill["components"])
 
 
 def test_a_packages_lines_are_found_in_a_lock() -> None:

@@ -35,12 +35,12 @@ def models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
 
 def keys_of(model: type[BaseModel], place: str = "") -> dict[str, set[str]]:
     """Place in the recipe → its keys; a name that the author chooses, or a list's index, is `*`."""
-    found = {place: set(model.model_fields)}
+    keys_by_place = {place: set(model.model_fields)}
     for name, field in model.model_fields.items():
         for steps, inner in models_in(field.annotation):
             for inner_place, keys in keys_of(inner, f"{place}.{name}{steps}".lstrip(".")).items():
-                found[inner_place] = found.get(inner_place, set()) | keys
-    return found
+                keys_by_place[inner_place] = keys_by_place.get(inner_place, set()) | keys
+    return keys_by_place
 
 
 def test_the_pages_are_what_the_models_make() -> None:
@@ -61,8 +61,8 @@ def test_check_names_a_page_that_is_not_what_the_models_make(tmp_path: Path, cap
 
 def test_every_place_of_every_key_of_a_recipe_is_in_the_list() -> None:
     listed = re.findall(r"\[`([^`]+)`\]\((?:recipe|gates)\.md#", WRITTEN["recipe"].split("## Every key")[1])
-    found = {re.sub("<[^>]+>", "*", path) for path in listed}
-    assert found == {f"{place}.{key}".lstrip(".") for place, keys in keys_of(Recipe).items() for key in keys}
+    places = {re.sub("<[^>]+>", "*", path) for path in listed}
+    assert places == {f"{place}.{key}".lstrip(".") for place, keys in keys_of(Recipe).items() for key in keys}
 
 
 def test_every_metric_verdict_and_key_of_the_report_has_an_entry() -> None:
@@ -112,7 +112,7 @@ def test_how_a_metric_can_be_gated(metric: str, forms: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hint", "told"),
+    ("hint", "expected"),
     [
         (Name, "name"),
         (Text | None, "text or null"),
@@ -126,8 +126,8 @@ def test_how_a_metric_can_be_gated(metric: str, forms: tuple[str, ...]) -> None:
         (Sweep.model_fields["concurrencies"].rebuild_annotation(), "list of whole numbers, 1 or more, ascending"),
     ],
 )
-def test_types_in_words(hint: Any, told: str) -> None:
-    assert words(hint) == told
+def test_types_in_words(hint: Any, expected: str) -> None:
+    assert words(hint) == expected
 
 
 def test_a_unit_is_what_a_name_ends_with() -> None:
@@ -136,8 +136,8 @@ def test_a_unit_is_what_a_name_ends_with() -> None:
 
 
 def test_plurals() -> None:
-    told = ("text or null", "server arguments", "anything", "`a` or `b`", "list of names")
-    assert [plural(each) for each in told] == ["texts or null", "server arguments", "anything", "`a` or `b`", "lists of names"]
+    kinds = ("text or null", "server arguments", "anything", "`a` or `b`", "list of names")
+    assert [plural(each) for each in kinds] == ["texts or null", "server arguments", "anything", "`a` or `b`", "lists of names"]
 
 
 def test_a_key_that_is_described_nowhere_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

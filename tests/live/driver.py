@@ -54,10 +54,10 @@ def wrap(when: str, step: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(served: Served, *runs: Run) -> Any:
         if when == "before":
             kill(served.server)
-        found = step(served, *runs)
+        result = step(served, *runs)
         if when == "after":
             kill(served.server)
-        return found
+        return result
 
     return wrapped
 

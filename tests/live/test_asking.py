@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("prefect_server")]
 
 @pytest.fixture
 def document(tmp_path: Path) -> Document:
-    found = small(tmp_path)
-    found["variants"]["bf16"]["smoke_golden"] = None
-    return found
+    changed = small(tmp_path)
+    changed["variants"]["bf16"]["smoke_golden"] = None
+    return changed
 
 
 def recipe(document: Document, folder: Path, behaviour: str, server: dict[str, object]) -> str:
@@ -47,8 +47,8 @@ def assert_refused(done: subprocess.CompletedProcess[str], home: Path) -> None:
     assert done.returncode == 3, done.stdout + done.stderr
     assert "error (the recipe's author must act): check: vLLM 0.32.0+cpu does not take what the recipe asks" in done.stderr
     assert "class: recipe-drift" in done.stderr
-    for told in ("no option --max-num-sequences", "no field modes"):
-        assert told in done.stderr
+    for expected in ("no option --max-num-sequences", "no field modes"):
+        assert expected in done.stderr
     assert not list(home.glob("runs/*/stages/*.json"))
     assert processes_of(home) == []
 
@@ -69,7 +69,7 @@ def test_a_server_that_fails_otherwise_says_so_itself(tmp_path: Path, home: Path
     done = run(home, COMMAND, "run", recipe(document, tmp_path, "dies", {}), **engine(tmp_path, SLOW))
     assert done.returncode == 3, done.stdout + done.stderr
     assert ": serve: " in done.stderr
-    assert "the fake was told to die" in done.stderr
+    assert "the fake dies as ordered" in done.stderr
     assert processes_of(home) == []
 
 

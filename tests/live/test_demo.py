@@ -51,8 +51,8 @@ def test_the_reference_model_is_approved(approved: Qualified) -> None:
 
 
 def test_long_steps_show_their_progress(approved: Qualified) -> None:
-    for told in ("server starting: ", "serving at ", "accuracy: 500 of 500 questions", "load: 384 of 384 requests"):
-        assert told in approved.done.stderr
+    for expected in ("server starting: ", "serving at ", "accuracy: 500 of 500 questions", "load: 384 of 384 requests"):
+        assert expected in approved.done.stderr
 
 
 def test_the_approved_run_is_published_whole_with_the_tools_own_files(approved: Qualified) -> None:
@@ -138,10 +138,10 @@ def test_the_stand_in_answers_as_the_real_server_does(approved: Qualified) -> No
     assert {name for name in fakes if "prefix_cache" not in name} <= names
 
 
-def shape(found: object, place: str = "") -> dict[str, type]:
+def shape(value: object, place: str = "") -> dict[str, type]:
     """The type of every value by its place; None fits nothing else."""
-    if isinstance(found, dict):
-        return {key: kind for name, inner in found.items() for key, kind in shape(inner, f"{place}.{name}").items()}
-    if isinstance(found, list):
-        return {key: kind for inner in found for key, kind in shape(inner, f"{place}[]").items()}
-    return {place: type(found)}
+    if isinstance(value, dict):
+        return {key: kind for name, inner in value.items() for key, kind in shape(inner, f"{place}.{name}").items()}
+    if isinstance(value, list):
+        return {key: kind for inner in value for key, kind in shape(inner, f"{place}[]").items()}
+    return {place: type(value)}

@@ -50,21 +50,21 @@ def test_the_first_run_of_a_store_becomes_its_baseline(approved: Qualified) -> N
     report = approved.report
     assert report.plan.establishes
     assert [gate.label for gate in report.judgement.not_judged] == [PAIRED]
-    found = newest_baseline(open_store(approved.store), report.plan.cell.id)
-    assert found is not None
-    assert found.run_id == report.run_id
+    baseline = newest_baseline(open_store(approved.store), report.plan.cell.id)
+    assert baseline is not None
+    assert baseline.run_id == report.run_id
     answers = (approved.folder / "evidence/accuracy/gsm8k/answers.jsonl").read_text().splitlines()
     assert json.loads(answers[0])["answers"] == len(answers) - 1 >= 3 * 500
 
 
 def test_a_second_run_of_the_same_release_passes_and_asks_less(approved: Qualified, again: Qualified) -> None:
     assert again.done.returncode == 0, again.done.stdout + again.done.stderr
-    found = gate_of(again.report, PAIRED)
-    assert found.verdict == "pass"
-    assert found.gate.bound == 0.01
-    assert found.interval is not None
-    assert found.interval.upper < 0.01
-    assert found.sample_count <= 500
+    result = gate_of(again.report, PAIRED)
+    assert result.verdict == "pass"
+    assert result.gate.bound == 0.01
+    assert result.interval is not None
+    assert result.interval.upper < 0.01
+    assert result.sample_count <= 500
     assert again.report.plan.baseline is not None
     assert again.report.plan.baseline.run_id == approved.report.run_id
     assert "is compared with run" in again.done.stderr
@@ -73,11 +73,11 @@ def test_a_second_run_of_the_same_release_passes_and_asks_less(approved: Qualifi
 @pytest.mark.s3
 def test_the_regressed_model_fails_against_the_baseline_before_all_is_asked(refused: Qualified) -> None:
     assert refused.done.returncode == 1, refused.done.stdout + refused.done.stderr
-    found = gate_of(refused.report, PAIRED)
-    assert found.verdict == "fail"
-    assert found.value is not None
-    assert 0.2 < found.value < 0.4
-    assert found.sample_count < 500
+    result = gate_of(refused.report, PAIRED)
+    assert result.verdict == "fail"
+    assert result.value is not None
+    assert 0.2 < result.value < 0.4
+    assert result.sample_count < 500
     assert f"{PAIRED}: fail" in " ".join(refused.done.stdout.split()) or PAIRED in refused.done.stdout.replace("\n", " ")
 
 
@@ -109,10 +109,10 @@ def everything(tmp_path: Path) -> Document:
 def test_loads_in_turns_and_tasks_of_every_kind(approved: Qualified, everything: Document, tmp_path: Path, home: Path) -> None:
     recipe = str(write(everything, tmp_path / "mine.yaml"))
     done = run(home, COMMAND, "run", recipe, "--allow-code", "--variant", "regressed", "--baseline", str(approved.folder))
-    found = Qualified(done, home, f"file://{home}/store")
+    qualified = Qualified(done, home, f"file://{home}/store")
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert "its load in turns" in done.stderr
-    report = found.report
+    report = qualified.report
     assert report.plan.beside is not None
     assert report.plan.beside.model.endswith("reference/model")
     compared = gate_of(report, THROUGHPUT)

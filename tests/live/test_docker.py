@@ -20,8 +20,8 @@ from vllm_qualify.engine.container import (
     Bind,
     ContainerPlan,
     RunningContainer,
+    copy_out,
     executing,
-    fetch,
     leftovers,
     remove_leftovers,
     run_once,
@@ -34,7 +34,7 @@ from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseErr
 
 pytestmark = pytest.mark.docker
 NOBODYS = "sha256:" + "0" * 64
-# What a shell runs that ends when it is told to; Docker waits ten seconds for one that does not listen.
+# A shell with this ends on SIGTERM. Docker waits ten seconds for one that ignores it.
 WAITING = "trap 'exit 0' TERM; sleep 600 & wait"
 
 
@@ -51,11 +51,11 @@ def classed(error: QualifyError) -> tuple[str, type[QualifyError], bool]:
 
 def test_a_tag_becomes_the_digest_of_the_registry(docker_engine: Engine) -> None:
     digest = push_image(docker_engine.registry, "plain", "v1")
-    found = image.resolve(f"{docker_engine.registry}/plain:v1")
-    assert (found.digest, found.platform) == (digest, "linux/amd64")
-    assert found.pinned == f"{docker_engine.registry}/plain@{digest}"
-    assert image.resolve(f"{docker_engine.registry}/plain:v1@{digest}") == found
-    assert image.resolve(found.pinned).pinned == found.pinned
+    resolved = image.resolve(f"{docker_engine.registry}/plain:v1")
+    assert (resolved.digest, resolved.platform) == (digest, "linux/amd64")
+    assert resolved.pinned == f"{docker_engine.registry}/plain@{digest}"
+    assert image.resolve(f"{docker_engine.registry}/plain:v1@{digest}") == resolved
+    assert image.resolve(resolved.pinned).pinned == resolved.pinned
 
 
 @pytest.mark.parametrize(
@@ -89,34 +89,34 @@ def test_the_credentials_of_dockers_own_configuration_open_a_registry(
     user, password = (docker_engine.settings[f"VLLM_QUALIFY_LOGIN_{name}"] for name in ("USER", "PASSWORD"))
     login = ["docker", "login", "--username", user, "--password-stdin", docker_engine.login_registry]
     subprocess.run(login, input=password, text=True, check=True, capture_output=True)
-    found = image.resolve(f"{docker_engine.login_registry}/plain:v1")
-    assert found.digest == digest
-    image.pull(found, silent)
+    resolved = image.resolve(f"{docker_engine.login_registry}/plain:v1")
+    assert resolved.digest == digest
+    image.pull(resolved, silent)
 
 
 def test_a_pull_tells_each_layer_and_tags_the_image_for_deployment(docker_engine: Engine) -> None:
     push_image(docker_engine.registry, "pulled", "v1", content=str(time.time_ns()))
-    found = image.resolve(f"{docker_engine.registry}/pulled:v1")
-    told: list[str] = []
-    image.pull(found, told.append)
-    assert any(line.startswith("pulling: layer") and "layers done" in line for line in told)
-    assert image.tag_for_deployment(found) == "vllm/vllm-openai:deploy"
+    resolved = image.resolve(f"{docker_engine.registry}/pulled:v1")
+    lines: list[str] = []
+    image.pull(resolved, lines.append)
+    assert any(line.startswith("pulling: layer") and "layers done" in line for line in lines)
+    assert image.tag_for_deployment(resolved) == "vllm/vllm-openai:deploy"
     client = docker_engine.client()
     tagged = client.images.get("vllm/vllm-openai:deploy")
-    assert tagged.id == client.images.get(found.pinned).id
-    told.clear()
-    image.pull(found, told.append)
-    assert told == [], "what is here is not pulled again"
+    assert tagged.id == client.images.get(resolved.pinned).id
+    lines.clear()
+    image.pull(resolved, lines.append)
+    assert lines == [], "what is here is not pulled again"
 
 
 def test_a_tag_that_moves_after_it_was_resolved_is_told_by_the_pull(docker_engine: Engine) -> None:
     old = push_image(docker_engine.registry, "moving", "v1", content=str(time.time_ns()))
-    found = image.resolve(f"{docker_engine.registry}/moving:v1")
+    resolved = image.resolve(f"{docker_engine.registry}/moving:v1")
     new = push_image(docker_engine.registry, "moving", "v1", content=str(time.time_ns()))
     with pytest.raises(ReleaseError, match=f"was at {old} and is now at {new}") as raised:
-        image.pull(found, silent)
+        image.pull(resolved, silent)
     assert raised.value.kind == "tag-moved"
-    by_digest = found.model_copy(update={"tag": None})
+    by_digest = resolved.model_copy(update={"tag": None})
     image.pull(by_digest, silent)
 
 
@@ -130,20 +130,20 @@ def test_an_image_for_another_platform_is_refused_after_the_pull_too(docker_engi
 
 def test_an_image_without_vllm_is_told(docker_engine: Engine) -> None:
     push_image(docker_engine.registry, "plain", "v1")
-    found = image.resolve(f"{docker_engine.registry}/plain:v1")
-    image.pull(found, silent)
+    resolved = image.resolve(f"{docker_engine.registry}/plain:v1")
+    image.pull(resolved, silent)
     with pytest.raises(ReleaseError, match="use an image with the interface of vllm/vllm-openai") as raised:
-        found.identity()
+        resolved.identity()
     assert raised.value.kind == "not-vllm-openai"
 
 
 def test_an_image_tells_what_is_in_it(vllm_image: EngineImage) -> None:
-    found = vllm_image.identity()
-    assert (found.launcher, found.version, found.digest) == ("docker", "0.32.0+cpu", vllm_image.digest)
-    assert found.packages["torch"] == "2.13.0+cpu"
-    assert found.image is not None
-    assert found.image.reference == vllm_image.reference
-    assert found.image.labels["org.opencontainers.image.version"] == "v0.32.0"
+    identity = vllm_image.identity()
+    assert (identity.launcher, identity.version, identity.digest) == ("docker", "0.32.0+cpu", vllm_image.digest)
+    assert identity.packages["torch"] == "2.13.0+cpu"
+    assert identity.image is not None
+    assert identity.image.reference == vllm_image.reference
+    assert identity.image.labels["org.opencontainers.image.version"] == "v0.32.0"
 
 
 # --- containers
@@ -151,9 +151,9 @@ def test_an_image_tells_what_is_in_it(vllm_image: EngineImage) -> None:
 
 @pytest.fixture
 def vllm_image(docker_engine: Engine, cpu_image: str) -> EngineImage:  # noqa: ARG001  (names the engine)
-    found = image.resolve(cpu_image)
-    image.pull(found, silent)
-    return found
+    resolved = image.resolve(cpu_image)
+    image.pull(resolved, silent)
+    return resolved
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_ar
             assert ended(executed) == End(exit_code=3)
         assert (tmp_path / "work.log").read_text() == "done\n"
         for name in ("r.json", "l", "nothing"):
-            fetch(watched.container_id, f"/results/{name}", tmp_path / name, "load")
+            copy_out(watched.container_id, f"/results/{name}", tmp_path / name, "load")
     assert (tmp_path / "r.json").read_text() == "found\n"
     assert not (tmp_path / "l").exists()
     assert not (tmp_path / "nothing").exists()
@@ -364,9 +364,9 @@ def comparable(about: dict[str, Any]) -> dict[str, Any]:
     labels = {name: value for name, value in about["Config"]["Labels"].items() if name != container.OWNER_LABEL}
     config = about["Config"] | {"Labels": labels, "Env": sorted(about["Config"]["Env"])}
     of_a_terminal = ("AttachStdin", "AttachStdout", "AttachStderr", "Hostname", "ConsoleSize", "OpenStdin", "StdinOnce")
-    found = config | about["HostConfig"]
+    given = config | about["HostConfig"]
     # The client writes empty lists and maps where the SDK writes nothing.
-    return {name: value for name, value in found.items() if name not in of_a_terminal and value not in (None, [], {}, "", 0)}
+    return {name: value for name, value in given.items() if name not in of_a_terminal and value not in (None, [], {}, "", 0)}
 
 
 def test_gpus_are_asked_for_by_the_same_request(docker_engine: Engine, shell: Callable[..., ContainerPlan]) -> None:
@@ -413,7 +413,9 @@ def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
         assert remove_leftovers() == []
         assert docker_engine.containers() == ["vllm-qualify-test"]
         os.kill(holder.pid, signal.SIGKILL)
-    assert [(found.name, found.run, found.state) for found in leftovers()] == [("vllm-qualify-test", "test", "running")]
+    assert [(leftover.name, leftover.run, leftover.state) for leftover in leftovers()] == [
+        ("vllm-qualify-test", "test", "running")
+    ]
     shown = run(home, COMMAND, "doctor")
     assert "found    leftovers     vllm-qualify-test" in shown.stdout
     cleaned = run(home, COMMAND, "doctor", "--clean")
@@ -427,11 +429,11 @@ def test_an_engine_that_stops_is_told_as_such_and_not_as_the_containers_end(
     with running(shell(WAITING), tmp_path / "it.log", "serve") as watched:
         docker_engine.stop()
         try:
-            with pytest.raises(HostError) as told:
+            with pytest.raises(HostError) as raised:
                 ended(watched)
         finally:
             docker_engine.start()
-    assert told.value.kind == "docker-gone"
+    assert raised.value.kind == "docker-gone"
     assert docker_engine.containers() == []
 
 
@@ -449,6 +451,6 @@ def test_a_container_that_cannot_be_removed_is_named_beside_the_error_and_remove
     # its owner, this process, still lives: it is no leftover yet
     assert leftovers() == []
     client = docker_engine.client()
-    (found,) = client.containers.list(all=True, filters={"label": container.RUN_LABEL})
-    assert found.status == "exited"
-    found.remove()
+    (left,) = client.containers.list(all=True, filters={"label": container.RUN_LABEL})
+    assert left.status == "exited"
+    left.remove()

@@ -46,23 +46,23 @@ CustomWebhookNotificationBlock(name="team", url=sys.argv[1], json_data=text).sav
 
 @dataclass
 class Inbox:
-    """What people would be told: subjects with their texts."""
+    """The notifications that people would get: subjects with their texts."""
 
     url: str = ""
-    told: list[tuple[str, str]] = field(default_factory=list)
+    messages: list[tuple[str, str]] = field(default_factory=list)
 
     def about(self, subject: str) -> list[str]:
-        return [body for found, body in self.told if found == f"vllm-qualify: {subject}"]
+        return [body for sent, body in self.messages if sent == f"vllm-qualify: {subject}"]
 
 
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
-    found = Inbox()
+    box = Inbox()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             given = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            found.told.append((given["subject"], given["body"]))
+            box.messages.append((given["subject"], given["body"]))
             self.send_response(204)
             self.end_headers()
 
@@ -70,10 +70,10 @@ def inbox() -> Iterator[Inbox]:
             """Nothing: the test tells."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found.url = f"http://127.0.0.1:{server.server_port}/"
+        box.url = f"http://127.0.0.1:{server.server_port}/"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield found
+        yield box
         server.shutdown()
         thread.join()
 
@@ -159,7 +159,7 @@ def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     assert docker_engine.containers() != []
     fleet.host.kill_flow_runs()
     assert runs.ended(cell.id).name == "Crashed"
-    runs.wait_until(lambda: inbox.about("infrastructure failure"), "people to be told of it")
+    runs.wait_until(lambda: inbox.about("infrastructure failure"), "people to be notified of it")
 
     def is_started_again() -> bool:
         runs.run("tend-fleet/tend", TEND)
@@ -178,10 +178,10 @@ def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     taken = {stage.stage: stage.taken_from for stage in report.stages}
     assert taken["smoke"] == taken["accuracy"] != report.run_id
     assert taken["load"] is None
-    runs.wait_until(lambda: inbox.about("waiting for a decision"), "people to be told of it")
+    runs.wait_until(lambda: inbox.about("waiting for a decision"), "people to be notified of it")
     (text,) = inbox.about("waiting for a decision")
-    for told in (CELL, f"{store.url}/reports/{CELL}/{report.run_id}/", f"/runs/flow-run/{cell.id}"):
-        assert told in text
+    for expected in (CELL, f"{store.url}/reports/{CELL}/{report.run_id}/", f"/runs/flow-run/{cell.id}"):
+        assert expected in text
     assert read_pointer(store, CELL) is None
 
     # Decision, pointer.
@@ -193,6 +193,6 @@ def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     assert approved.run_id == report.run_id
     assert {"sha256": digest.removeprefix("sha256:")} in [subject["digest"] for subject in approved.statement["subject"]]
 
-    # Seen once, told once.
+    # Seen once, announced once.
     fleet.watch(docker_engine.registry)
     assert [run.id for run in runs.of_flow("qualify-release", since)] == [release.id]

@@ -62,7 +62,7 @@ def new_image(_docker_engine: Engine, cpu_image: str) -> Iterator[str]:
 
 
 def is_in_engine(engine: Engine, pinned: str) -> bool:
-    return any(pinned in found.attrs["RepoDigests"] for found in engine.client().images.list())
+    return any(pinned in kept.attrs["RepoDigests"] for kept in engine.client().images.list())
 
 
 @pytest.fixture(scope="session")
@@ -77,11 +77,11 @@ def in_a_container(
     options = ("--launcher", "docker", "--image", new_image, "--establish-baseline")
     environment = {**_docker_engine.settings, f"{PRIVATE_KEY}_FILE": str(approver)}
     recipe = str(with_fewer_questions(home))
-    found = Qualified(run(home, COMMAND, "run", recipe, *options, **environment), home, f"file://{home}/store")
-    decision = ("approve", str(found.folder), "--by", "Ada", "--reason", "it passed every gate")
+    qualified = Qualified(run(home, COMMAND, "run", recipe, *options, **environment), home, f"file://{home}/store")
+    decision = ("approve", str(qualified.folder), "--by", "Ada", "--reason", "it passed every gate")
     approved = run(home, COMMAND, *decision, **environment)
-    assert approved.returncode == 0, found.done.stderr + approved.stderr
-    return found
+    assert approved.returncode == 0, qualified.done.stderr + approved.stderr
+    return qualified
 
 
 def with_fewer_questions(folder: Path) -> Path:
@@ -103,26 +103,26 @@ def test_the_reference_model_is_approved_in_a_container(in_a_container: Qualifie
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASSED  reference/bf16/cpu/balanced" in done.stdout
     assert {gate.verdict for gate in in_a_container.report.judgement.gates} == {"pass"}
-    for told in (
+    for expected in (
         "is now vllm/vllm-openai:deploy",
         "server starting: ",
         f"accuracy: {QUESTIONS} of {QUESTIONS} questions",
     ):
-        assert told in done.stderr
+        assert expected in done.stderr
 
 
 def test_the_report_carries_the_digest_and_the_labels_of_the_image(
     in_a_container: Qualified, docker_engine: Engine, new_image: str
 ) -> None:
-    found = in_a_container.report.plan.cell.release.engine
-    assert found.launcher == "docker"
-    assert found.digest == image.resolve(new_image).digest
-    assert found.image is not None
-    assert (found.image.reference, found.image.platform) == (new_image, "linux/amd64")
-    assert found.image.labels == docker_engine.client().images.get("vllm/vllm-openai:deploy").labels
+    engine = in_a_container.report.plan.cell.release.engine
+    assert engine.launcher == "docker"
+    assert engine.digest == image.resolve(new_image).digest
+    assert engine.image is not None
+    assert (engine.image.reference, engine.image.platform) == (new_image, "linux/amd64")
+    assert engine.image.labels == docker_engine.client().images.get("vllm/vllm-openai:deploy").labels
     page = (in_a_container.folder / "report.html").read_text()
-    for told in (found.digest, new_image, "label org.opencontainers.image.version", "v0.32.0"):
-        assert told in page
+    for expected in (engine.digest, new_image, "label org.opencontainers.image.version", "v0.32.0"):
+        assert expected in page
 
 
 def test_the_tools_ran_where_the_report_says(in_a_container: Qualified) -> None:
@@ -139,9 +139,9 @@ def test_the_tools_ran_where_the_report_says(in_a_container: Qualified) -> None:
 
 def test_the_approval_is_bound_to_the_digests_of_image_and_weights(in_a_container: Qualified, approver: Path) -> None:
     assert "has gates that were not judged, because there is no baseline: a person decides" in in_a_container.done.stderr
-    found = verify(open_store(in_a_container.store), CELL, public_keys([Path(f"{approver}.pub")]), datetime.now(UTC))
-    assert found.run_id == in_a_container.report.run_id
-    digests = {subject["name"]: subject["digest"] for subject in found.statement["subject"]}
+    verified = verify(open_store(in_a_container.store), CELL, public_keys([Path(f"{approver}.pub")]), datetime.now(UTC))
+    assert verified.run_id == in_a_container.report.run_id
+    digests = {subject["name"]: subject["digest"] for subject in verified.statement["subject"]}
     engine = in_a_container.report.plan.cell.release.engine
     assert {"sha256": engine.digest.removeprefix("sha256:")} in digests.values()
     weights = catalog_folder() / "reference/model/model.safetensors"
@@ -186,10 +186,10 @@ def completion(url: str, container: Any) -> str:
 
 def non_default(log: str) -> dict[str, Any]:
     """What vLLM says of its own configuration, read from flags or from a file."""
-    found = re.search(r"non-default args: (\{.*\})", log)
-    assert found is not None, log[-2000:]
-    told: dict[str, Any] = ast.literal_eval(found[1])
-    return {name: value for name, value in told.items() if name not in ("config", "model_tag")}
+    match = re.search(r"non-default args: (\{.*\})", log)
+    assert match is not None, log[-2000:]
+    options: dict[str, Any] = ast.literal_eval(match[1])
+    return {name: value for name, value in options.items() if name not in ("config", "model_tag")}
 
 
 def test_no_container_is_left(in_a_container: Qualified, docker_engine: Engine) -> None:
@@ -211,8 +211,8 @@ def test_the_load_client_of_another_image_measures_the_same_server(
         assert len(docker_engine.containers()) == 2, "the server's and the client's"
     assert docker_engine.containers() == []
     # 20 prompts are too few for the higher percentiles
-    measured = [found for found in stage.measurements if not found.metric.endswith(("_p90_ms", "_p99_ms"))]
-    assert [found for found in measured if undisturbed(found)] != []
+    measured = [measurement for measurement in stage.measurements if not measurement.metric.endswith(("_p90_ms", "_p99_ms"))]
+    assert [measurement for measurement in measured if undisturbed(measurement)] != []
     assert stage.tools == {"vllm bench serve": "0.32.0+cpu", "client": cpu_image}
     assert plan.client is not None
     assert plan.client.digest == plan.cell.release.engine.digest
@@ -247,11 +247,11 @@ def attempt(docker_engine: Engine, cpu_image: str, tmp_path: Path, home: Path) -
 
 
 def assert_failed(done: subprocess.CompletedProcess[str], kind: str, who: str, exit_code: int = 3) -> None:
-    told = done.stdout + done.stderr
-    assert done.returncode == exit_code, told
-    assert f"class: {kind};" in done.stderr, told
-    assert f"error ({who} must act): " in done.stderr, told
-    assert "Traceback" not in done.stderr, told
+    output = done.stdout + done.stderr
+    assert done.returncode == exit_code, output
+    assert f"class: {kind};" in done.stderr, output
+    assert f"error ({who} must act): " in done.stderr, output
+    assert "Traceback" not in done.stderr, output
 
 
 def test_an_image_that_is_missing(attempt: Attempt) -> None:

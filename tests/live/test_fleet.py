@@ -131,9 +131,9 @@ def fleet(_postgres: Postgres, _fleet_server: PrefectServer, tmp_path_factory: p
         Worker(folder, _fleet_server.url, CONTROL, CONTROL, **environment) as control,
         Worker(folder, _fleet_server.url, "cpu", **environment) as worker,
     ):
-        found = Fleet(_fleet_server, _postgres, control, worker, folder)
-        found.store.check()
-        yield found
+        started = Fleet(_fleet_server, _postgres, control, worker, folder)
+        started.store.check()
+        yield started
 
 
 def deploy(server: PrefectServer) -> None:

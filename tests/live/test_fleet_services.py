@@ -146,7 +146,7 @@ def test_a_killed_server_comes_back_with_all_it_knew(fleet: Fleet, tmp_path: Pat
     assert slots_in_use(fleet, "gpu") == 1
     assert fleet.state(run) == StateType.RUNNING
     with fleet.client() as client:
-        assert {found.id for found in client.read_deployments()} >= {fleet.touch, fleet.wait_for}
+        assert {deployment.id for deployment in client.read_deployments()} >= {fleet.touch, fleet.wait_for}
     (tmp_path / "go").touch()
     fleet.await_state(run, StateType.COMPLETED)
     assert await_true(lambda: slots_in_use(fleet, "gpu") == 0)

@@ -71,16 +71,16 @@ def only_profile(document: Document, load: Document, **others: Any) -> Document:
 
 def measured(report: Report, stage: str) -> dict[str, Measurement]:
     """The measurements of a stage by their metric."""
-    (found,) = (each for each in report.stages if each.stage == stage)
-    return {measurement.metric: measurement for measurement in found.measurements}
+    (finished,) = (each for each in report.stages if each.stage == stage)
+    return {measurement.metric: measurement for measurement in finished.measurements}
 
 
 def value_of(report: Report, stage: str, metric: str) -> float:
     """Of a measurement that is valid."""
-    found = measured(report, stage)[metric]
-    assert found.invalid_because is None, found.invalid_because
-    assert found.value is not None
-    return found.value
+    measurement = measured(report, stage)[metric]
+    assert measurement.invalid_because is None, measurement.invalid_because
+    assert measurement.value is not None
+    return measurement.value
 
 
 def evidence_of(folder: Path) -> dict[str, bytes]:
@@ -136,9 +136,9 @@ def profiles(qualify: Qualify) -> Qualified:
 def folders(profiles: Qualified) -> dict[str, Path]:
     """The folder of each cell's run, by its profile."""
     assert profiles.done.returncode == 0, profiles.done.stdout + profiles.done.stderr
-    found = {json.loads((folder / "plan.json").read_text())["cell"]["profile"]: folder for folder in runs_of(profiles)}
-    assert sorted(found) == ["chat", "hurried", "ranged", "single"]
-    return found
+    by_profile = {json.loads((folder / "plan.json").read_text())["cell"]["profile"]: folder for folder in runs_of(profiles)}
+    assert sorted(by_profile) == ["chat", "hurried", "ranged", "single"]
+    return by_profile
 
 
 def runs_of(qualified: Qualified) -> list[Path]:
@@ -188,17 +188,17 @@ def test_the_workloads_are_those_of_the_recipe(folders: dict[str, Path]) -> None
 
 def test_a_sweep_finds_the_most_that_meets_its_slo(folders: dict[str, Path]) -> None:
     report = load_report(folders["ranged"])
-    swept, found = report.details.sweep, measured(report, "sweep")
+    swept, measurements = report.details.sweep, measured(report, "sweep")
     assert swept is not None
     lacking = {int(problem.split()[0]) for problem in swept.curve_problems}
     assert {point.clients for point in swept.curve} | lacking == {1, 2, 4}
     unexpected = [problem for problem in swept.curve_problems if not any(words in problem for words in DISTURBED)]
     assert unexpected == []
     assert any(point.is_on_front for point in swept.curve) == bool(swept.curve)
-    if undisturbed(found["slo_request_rate_req_s"]):
-        assert (found["slo_request_rate_req_s"].value or 0) > 0
-    if undisturbed(found["slo_concurrency_req"]):
-        assert found["slo_concurrency_req"].value == 4
+    if undisturbed(measurements["slo_request_rate_req_s"]):
+        assert (measurements["slo_request_rate_req_s"].value or 0) > 0
+    if undisturbed(measurements["slo_concurrency_req"]):
+        assert measurements["slo_concurrency_req"].value == 4
         # at four clients all requests were in time
         goodput = value_of(report, "sweep", "slo_goodput_req_s")
         at_four = [point for point in swept.points if not point.asked.is_open and point.asked.level == 4 and point.figures]
@@ -258,15 +258,15 @@ def test_a_load_ends_at_its_budget_and_says_what_it_takes(profiles: Qualified, f
     assert sorted(path.name for path in evidence.glob("bench-*.json")) == ["bench-1.json"]
     ended = Ended.model_validate_json((evidence / ENDED).read_bytes())
     assert ended.repeats == 1
-    told = profiles.done.stdout + profiles.done.stderr
-    assert "load: 2 repeats; the first one will show how long they take, and by time_limit_s up to" in told
-    assert f"load: {ended.because}" in told
+    expected = profiles.done.stdout + profiles.done.stderr
+    assert "load: 2 repeats; the first one will show how long they take, and by time_limit_s up to" in expected
+    assert f"load: {ended.because}" in expected
     report = load_report(folders["hurried"])
-    found = measured(report, "load")["output_throughput_tok_s"]
-    assert found.source.endswith("over whole runs with their ramp-up and tail")
-    assert found.interval is None
-    if undisturbed(found):
-        assert found.ended_because == ended.because
+    throughput = measured(report, "load")["output_throughput_tok_s"]
+    assert throughput.source.endswith("over whole runs with their ramp-up and tail")
+    assert throughput.interval is None
+    if undisturbed(throughput):
+        assert throughput.ended_because == ended.because
     assert "It took 1 repeat, " in (folders["hurried"] / "report.html").read_text()
 
 
@@ -299,21 +299,21 @@ def test_a_draft_is_measured_beside_the_server_without_it(drafting: Report) -> N
 
 def test_a_draft_changes_no_text(drafting: Report) -> None:
     assert value_of(drafting, "speculation", "speculative_same_text") == 1.0
-    found = drafting.details.speculation
-    assert found is not None
-    assert found.texts is not None
-    assert found.texts.same == len(found.texts.parts_at) == 9
+    speculation = drafting.details.speculation
+    assert speculation is not None
+    assert speculation.texts is not None
+    assert speculation.texts.same == len(speculation.texts.parts_at) == 9
 
 
 def test_the_acceptance_is_told_by_position(drafting: Report) -> None:
-    found = drafting.details.speculation
-    assert found is not None
-    for each in (found.greedy, found.batch1, found.profile):
+    speculation = drafting.details.speculation
+    assert speculation is not None
+    for each in (speculation.greedy, speculation.batch1, speculation.profile):
         assert each.invalid_because is None
         assert len(each.rates) == 3
         assert 1 >= each.rates[0] >= each.rates[1] >= each.rates[2] >= 0
         assert each.length_tok == pytest.approx(1 + sum(each.rates))
-    assert [found.batch1.max_concurrency, found.profile.max_concurrency] == [1, 4]
+    assert [speculation.batch1.max_concurrency, speculation.profile.max_concurrency] == [1, 4]
 
 
 # What the machine itself decides.
@@ -346,9 +346,9 @@ def test_a_fit_finds_what_the_kv_cache_holds(fitted: Qualified) -> None:
     assert tried.found["max-num-batched-tokens"] in (256, 512)
     assert len(tried.tries) == 4
     for number, each in enumerate(tried.tries, start=1):
-        told = kv_cache((fitted.folder / f"evidence/fit/try-{number}/server.log").read_text())
-        assert told is not None
-        assert told.tokens == each.kv_cache_tok == 32 * BLOCK_TOK
+        cache = kv_cache((fitted.folder / f"evidence/fit/try-{number}/server.log").read_text())
+        assert cache is not None
+        assert cache.tokens == each.kv_cache_tok == 32 * BLOCK_TOK
         assert each.failed_because is None
     rates = {each.arguments["max-num-batched-tokens"]: each.output_throughput_tok_s or 0 for each in tried.tries[2:]}
     assert max(rates, key=lambda size: rates[size]) == tried.found["max-num-batched-tokens"]

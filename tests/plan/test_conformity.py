@@ -68,11 +68,23 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda plan: served(plan, environment={"VLLM_X": "1"}), "environment variables"),
         (lambda plan: served(plan, signed_by="another"), "publisher's key"),
         (lambda _: {"named_anchor": "20260301T080000Z-0a1b2c"}, "named anchor"),
-        (lambda _: {"baseline_variant": "regressed"}, "the baseline's variant"),
+        (lambda _: {"baseline_variant": "regressed"}, "baseline's variant"),
         (released, "model and engine"),
+        (lambda plan: served(plan, served_model_name="another"), "served model name"),
+        (lambda plan: served(plan, memory_limit_gib=1.0), "memory limit"),
+        (lambda _: {"baseline_variant": "worse"}, "baseline's variant"),
         (lambda plan: {"cell": plan.cell.model_copy(update={"profile": "easy"})}, "the recipe has no profile 'easy'"),
     ],
 )
 def test_what_a_host_changed_is_told(document: Document, engine: EngineEnvironment, change: Change, told: str) -> None:
     plan = plans(document, engine)[0]
     assert difference(plan.model_copy(update=change(plan)), Recipe.model_validate(document)).startswith(told)
+
+
+def test_a_commit_of_the_recipe_is_the_one_that_was_served(document: Document, engine: EngineEnvironment) -> None:
+    """A branch can mean any commit; whoever starts a run cannot choose another one than a recipe that names it."""
+    plan = plans(document, engine)[0]
+    (variant,) = (each for name, each in document["variants"].items() if name == plan.cell.variant)
+    for revision, told in ((plan.cell.release.revision, ""), ("main", ""), ("e" * 40, "revision: not as in the recipe")):
+        variant["revision"] = revision
+        assert difference(plan, Recipe.model_validate(document)) == told

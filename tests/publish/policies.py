@@ -25,8 +25,8 @@ def parsed(path: Path) -> dict[str, Any]:
 
 def document(name: str) -> list[Statement]:
     """The statements of a policy as they are written, with those that it takes over and those that a variable adds."""
-    found = [data["aws_iam_policy_document"] for data in parsed(FOLDER / "policies.tf")["data"]]
-    [policy] = [data[name] for data in found if name in data]
+    documents = [data["aws_iam_policy_document"] for data in parsed(FOLDER / "policies.tf")["data"]]
+    [policy] = [data[name] for data in documents if name in data]
     own = policy.get("statement", [])
     added = [content for dynamic in policy.get("dynamic", []) for content in dynamic["statement"]["content"]]
     taken = [source.split(".")[2] for source in policy.get("source_policy_documents", [])]

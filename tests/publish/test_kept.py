@@ -235,6 +235,7 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "revision": (of_release(revision="0" * 40), EVERY),
     "argument": (of_server(arguments={"max-num-seqs": 7}), EVERY),
     "environment": (of_server(environment={"VLLM_X": "1"}), EVERY),
+    "environment of the machine": (of_server(inherited={"VLLM_X": "1"}), EVERY),
     "draft": (of_server(draft_digest="sha256:0"), EVERY),
     "number of GPUs": (of_server(gpus=[0, 1]), EVERY),
     "driver": (of("fingerprint", name="Another CPU"), EVERY),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,6 +18,7 @@ from vllm_qualify.publish.store import PROBE_KEY, SWAP_PROBE_KEY, ChangedError
 from vllm_qualify.publish.stores import open_store
 
 FILES = sorted(FOLDER.glob("*.tf"))
+LIFECYCLE = "aws_s3_bucket_lifecycle_configuration"
 
 REPORTS = "reports/tiny/base/h200/chat/20260101-1"
 APPROVALS = "approvals/tiny/base/h200/chat"
@@ -58,6 +60,28 @@ def test_the_bucket_is_closed_encrypted_and_kept() -> None:
     kinds = {kind for resource in parsed(FOLDER / "main.tf")["resource"] for kind in resource}
     wanted = ["versioning", "object_lock_configuration", "server_side_encryption_configuration", "public_access_block"]
     assert kinds >= {f"aws_s3_bucket_{kind}" for kind in [*wanted, "policy", "lifecycle_configuration"]}
+
+
+def lifecycle() -> tuple[list[str], list[Mapping[str, Any]]]:
+    """The prefixes whose earlier versions go, and all other rules."""
+    (found,) = (each[LIFECYCLE]["store"] for each in parsed(FOLDER / "main.tf")["resource"] if LIFECYCLE in each)
+    (earlier,) = (dynamic["rule"] for dynamic in found["dynamic"])
+    (content,) = earlier["content"]
+    assert content["noncurrent_version_expiration"] == [{"noncurrent_days": "${var.noncurrent_days}"}]
+    assert content["expiration"] == [{"expired_object_delete_marker": True}], "what is there now stays"
+    return list(earlier["for_each"].values()), found["rule"]
+
+
+def test_a_rule_ends_the_earlier_versions_of_all_that_changes_or_is_pruned() -> None:
+    prefixes, _ = lifecycle()
+    assert {key for key in EVERY if key.startswith(tuple(prefixes))} >= CHANGEABLE | DOOR | PUBLISHED - {"layout.json"}
+
+
+def test_no_rule_ends_what_anybody_published_or_decided() -> None:
+    _, rules = lifecycle()
+    ending = [rule for rule in rules if "expiration" in rule]
+    assert [rule["filter"] for rule in ending] == [[{"prefix": "attempts/"}]]
+    assert not [key for key in EVERY if key.startswith("attempts/")]
 
 
 def test_every_variable_is_used_and_every_used_one_is_there() -> None:
@@ -147,9 +171,9 @@ def test_a_server_lets_each_do_its_part(
         store.check()
     for key in EVERY - PROBES:
         if key in writes:
-            tag = store.swap(key, b"1", "text/plain", None)
+            store.swap(key, b"1", "text/plain", None)
             with pytest.raises(ChangedError):
-                store.swap(key, b"1 2", "text/plain", "0" * len(tag))
+                store.swap(key, b"1 2", "text/plain", "0" * len(store.read(key).tag))
         else:
             with pytest.raises(StoreError, match="does not allow"):
                 store.swap(key, b"1", "text/plain", None)

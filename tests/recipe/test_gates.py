@@ -55,12 +55,12 @@ PROFILE = "gpu_types.cpu.profiles.balanced"
     ],
 )
 def test_a_gate_has_a_range_and_a_label(gate: dict[str, Any], limits: tuple[float | None, float | None], label: str) -> None:
-    found = gate_of(**gate)
-    assert (found.limits, found.label) == (limits, label)
+    made = gate_of(**gate)
+    assert (made.limits, made.label) == (limits, label)
 
 
 @pytest.mark.parametrize(
-    ("gate", "told"),
+    ("gate", "message"),
     [
         (PAIRED | {"minimum": 0.9}, "nothing beside"),
         (PAIRED | {"max_loss": 0.0}, "must be above 0"),
@@ -74,8 +74,8 @@ def test_a_gate_has_a_range_and_a_label(gate: dict[str, Any], limits: tuple[floa
         ({"metric": "truncated_answers", "filter": "f", "maximum": 0.1, "unit": "fraction"}, "has no filter"),
     ],
 )
-def test_a_gate_that_says_too_much_or_too_little_is_refused(gate: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_gate_that_says_too_much_or_too_little_is_refused(gate: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         gate_of(**gate)
 
 
@@ -84,7 +84,7 @@ SCORE = {"metric": "exact_match", "filter": "strict-match", "unit": "fraction"}
 
 
 @pytest.mark.parametrize(
-    ("gate", "key", "told"),
+    ("gate", "key", "message"),
     [
         # A misspelled key, also beside the keys of several kinds, goes before the one that it was meant to be.
         (P99 | {"maxmum": 5}, "maxmum", "unknown key"),
@@ -103,14 +103,14 @@ SCORE = {"metric": "exact_match", "filter": "strict-match", "unit": "fraction"}
         (["metric"], "", "a gate is a mapping of keys"),
     ],
 )
-def test_a_mistake_in_a_gate_is_one_error_with_its_place(tmp_path: Path, gate: Any, key: str, told: str) -> None:
+def test_a_mistake_in_a_gate_is_one_error_with_its_place(tmp_path: Path, gate: Any, key: str, message: str) -> None:
     document = reference()
     document["gates"] = [gate]
     file = write(document, tmp_path / "mine.yaml")
     with pytest.raises(CallerError) as raised:
         load_recipe(str(file))
     assert raised.value.place == f"{file}: gates.0{f'.{key}' if key else ''}"
-    assert told in raised.value.problem
+    assert message in raised.value.problem
 
 
 def test_a_misspelled_key_is_told_with_the_keys_of_every_kind(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ KINDS_AS_WRITTEN: list[tuple[dict[str, Any], type[BaseGate]]] = [
 @pytest.mark.parametrize(("gate", "kind"), KINDS_AS_WRITTEN)
 def test_plans_and_reports_of_before_there_were_kinds_are_read(gate: dict[str, Any], kind: type[BaseGate]) -> None:
     """They had every key of every gate, null where it was not given."""
-    found = TypeAdapter(Gate).validate_json(json.dumps(NULLS | gate))
-    assert (type(found), found) == (kind, gate_of(**gate))
+    made = TypeAdapter(Gate).validate_json(json.dumps(NULLS | gate))
+    assert (type(made), made) == (kind, gate_of(**gate))
 
 
 @pytest.mark.parametrize(("gate", "kind"), KINDS_AS_WRITTEN)
@@ -188,7 +188,7 @@ GOODPUT = {"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (two_tasks(), "must name its 'task', one of gsm8k, arc_easy"),
         (with_gate(reference(), PAIRED), "more than one gate on exact_match (gsm8k, strict-match) against the baseline"),
@@ -202,10 +202,10 @@ GOODPUT = {"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}
         (with_waiver(owner=""), "at least 1 character"),
     ],
 )
-def test_what_does_not_go_together_is_one_clear_error(tmp_path: Path, document: Document, told: str) -> None:
+def test_what_does_not_go_together_is_one_clear_error(tmp_path: Path, document: Document, message: str) -> None:
     with pytest.raises(CallerError) as raised:
         load_recipe(str(write(document, tmp_path / "mine.yaml")))
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Recipes: what is refused, and how it is told."""
+"""Recipes: what is refused, and the message."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "place", "told"),
+    ("path", "value", "place", "message"),
     [
         ("accuracy.0.num_fewshots", 5, "accuracy.0.num_fewshots", "unknown key"),
         (f"{LOAD}.max_concurency", 5, f"{LOAD}.max_concurency", "max_concurrency"),
@@ -161,17 +161,17 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
     ],
 )
 def test_a_mistake_is_one_error_with_file_key_path_and_what_is_allowed(
-    tmp_path: Path, path: str, value: Any, place: str, told: str
+    tmp_path: Path, path: str, value: Any, place: str, message: str
 ) -> None:
     file = write(changed(path, value), tmp_path / "mine.yaml")
     with pytest.raises(CallerError) as raised:
         load_recipe(str(file))
     assert raised.value.place == f"{file}: {place}"
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "mapping"),
         ("- a\n- b\n", "mapping"),
@@ -183,10 +183,10 @@ def test_a_mistake_is_one_error_with_file_key_path_and_what_is_allowed(
         ("name: \x00", "YAML"),
     ],
 )
-def test_text_that_is_no_recipe_is_one_error(tmp_path: Path, text: str, told: str) -> None:
+def test_text_that_is_no_recipe_is_one_error(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
-    with pytest.raises(CallerError, match=told):
+    with pytest.raises(CallerError, match=message):
         load_recipe(str(file))
 
 
@@ -206,13 +206,13 @@ def assert_valid_or_one_clear_error(file: Path) -> None:
     try:
         loaded = load_recipe(str(file))
     except CallerError as error:
-        told = error
+        caught = error
     else:
         assert isinstance(loaded, LoadedRecipe)
         return
-    assert told.place.startswith(str(file))
-    assert told.problem
-    assert told.remedy
+    assert caught.place.startswith(str(file))
+    assert caught.problem
+    assert caught.remedy
 
 
 ANYTHING = st.recursive(
@@ -341,9 +341,9 @@ def limited(variant: Document, **variants: Document) -> Document:
 )
 def test_cells_are_those_that_the_variant_is_for(variant: Document, version: str | None, cells: list[tuple[str, str]]) -> None:
     recipe = Recipe.model_validate(limited(variant))
-    found = list(recipe.cells(version))
-    assert [(gpu_type, profile) for gpu_type, name, profile in found if name == "nvfp4"] == cells
-    assert len([cell for cell in found if cell[1] == "fp8"]) == 3
+    planned = list(recipe.cells(version))
+    assert [(gpu_type, profile) for gpu_type, name, profile in planned if name == "nvfp4"] == cells
+    assert len([cell for cell in planned if cell[1] == "fp8"]) == 3
 
 
 def test_another_engines_cells_are_at_no_version_of_vllm() -> None:
@@ -359,7 +359,7 @@ MCowBQYDK2VwAyEAeAf+oXlDOZs2lWf3i0NZIbGMbyw7KtXmy5+DJLS4p+U=
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (limited({"gpu_types": ["b300"]}), "variants.nvfp4.gpu_types names b300, which the recipe does not have: b200, h200"),
         (limited({"profiles": ["batch"]}), "variants.nvfp4.profiles names batch, which the recipe does not have"),
@@ -371,7 +371,7 @@ MCowBQYDK2VwAyEAeAf+oXlDOZs2lWf3i0NZIbGMbyw7KtXmy5+DJLS4p+U=
         ),
         (limited({"vllm": "newest"}), "'newest' is not a range of versions"),
         (limited({"gpu_types": ["B200"]}), "lower-case"),
-        (limited({"engine": "sglang"}), "'vllm' or 'tensorrt-llm'"),
+        (limited({"engine": "no-such-engine"}), "'vllm'"),
         (limited({"engine": "tensorrt-llm", "vllm": ">=0.15"}), "'vllm' is about versions of vLLM"),
         (limited({"engine": "tensorrt-llm", "by_version": [{"vllm": ">=0.15"}]}), "'by_version' is about versions of vLLM"),
         (
@@ -384,10 +384,10 @@ MCowBQYDK2VwAyEAeAf+oXlDOZs2lWf3i0NZIbGMbyw7KtXmy5+DJLS4p+U=
         (limited({"by_version": [{"vllm": "<1", "server": {"max_model_len": 8}}]}), "write max_model_len as max-model-len"),
     ],
 )
-def test_a_variant_that_does_not_fit_its_recipe_is_refused(tmp_path: Path, document: Document, told: str) -> None:
+def test_a_variant_that_does_not_fit_its_recipe_is_refused(tmp_path: Path, document: Document, message: str) -> None:
     with pytest.raises(CallerError) as raised:
         load_recipe(str(write(document, tmp_path / "mine.yaml")))
-    assert told in raised.value.problem
+    assert message in raised.value.problem
 
 
 # --- workloads
@@ -428,8 +428,8 @@ def test_the_longest_request_has_the_most_tokens_of_both(lengths: Document, toke
     ],
 )
 def test_what_a_load_leaves_open_follows(load: Document, served: int | None, least: int, clients: int, prompts: int) -> None:
-    found = LoadSettings.model_validate(FOLLOWING | load).of(served, least)
-    assert (found.max_concurrency, found.num_prompts) == (clients, prompts)
+    settled = LoadSettings.model_validate(FOLLOWING | load).of(served, least)
+    assert (settled.max_concurrency, settled.num_prompts) == (clients, prompts)
 
 
 def test_a_load_that_does_not_follow_is_refused() -> None:

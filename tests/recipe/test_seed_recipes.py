@@ -116,11 +116,11 @@ def differing(model: str, gpu_type: str) -> set[str]:
     """Published options that some profile of ours lacks or sets otherwise."""
     name, variant = MODELS[model]
     theirs = options_of(published(model, gpu_type)["argv"])
-    found = set()
+    keys = set()
     for profile in recipe(name).gpu_types[gpu_type].profiles:
         ours = arguments(recipe(name), gpu_type, variant, profile)
-        found |= {key for key, value in theirs.items() if key not in ours or ours[key] != value}
-    return found
+        keys |= {key for key, value in theirs.items() if key not in ours or ours[key] != value}
+    return keys
 
 
 @pytest.mark.parametrize("name", SEEDS)

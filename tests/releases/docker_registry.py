@@ -38,7 +38,7 @@ NOTIFIED = f'headers: {{Authorization: ["Bearer {WEBHOOK_SECRET}"]}}, timeout: 5
 
 @dataclass(frozen=True)
 class Registries:
-    """Addresses of one and the same content; what its token server was asked, and what the open one told its webhook."""
+    """Addresses of one and the same content; the requests to its token server, and those to the webhook of the open one."""
 
     open: str
     basic: str

@@ -51,8 +51,8 @@ def at(*numbers: int) -> list[Available]:
     return [Available(identity=digest(number), tags=[f"v0.{number}.0"]) for number in numbers]
 
 
-def due(store: Store, found: list[Available], now: datetime = NOW, backfill: bool = False) -> list[str]:
-    return [sighting.tags[0] for sighting in note_new(store, SOURCE, found, now, backfill)]
+def due(store: Store, available: list[Available], now: datetime = NOW, backfill: bool = False) -> list[str]:
+    return [sighting.tags[0] for sighting in note_new(store, SOURCE, available, now, backfill)]
 
 
 def known(store: Store) -> Known:
@@ -251,7 +251,7 @@ def test_of_many_lookers_at_once_nothing_is_lost(store: Store) -> None:
 
 
 def test_of_two_first_looks_the_later_one_is_no_first(store: Store, tmp_path: Path) -> None:
-    """The second one reads before the first has written: what it alone found is new."""
+    """The second one reads before the first has written: what only it has seen is new."""
     hooked = Hooked(tmp_path, before_swap=lambda: note_new(store, SOURCE, at(1), NOW))
     assert [each.tags for each in note_new(hooked, SOURCE, at(2, 1), NOW)] == [["v0.2.0"]]
 
@@ -270,11 +270,11 @@ class Hooked(DirectoryStore):
         super().__init__(directory)
         self._hook, self._always, self._done = before_swap, always, False
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if self._always or not self._done:
             self._done = True
             self._hook()
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
 
 # --- crashes, anywhere
@@ -360,13 +360,13 @@ class Shaky(DirectoryStore):
         with self._world.lasting():
             super().put_new(key, body, content_type)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if self._world.meanwhile:
             others_crash, self._world.crash_in = self._world.crash_in, None
             getattr(self._world, self._world.meanwhile.pop())()
             self._world.crash_in = others_crash
         with self._world.lasting():
-            return super().swap(key, body, content_type, tag)
+            super().swap(key, body, content_type, tag)
 
 
 STEPS = st.lists(

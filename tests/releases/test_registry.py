@@ -16,7 +16,7 @@ from tests.releases.docker_registry import IDENTITY, PASSWORD, USER, WEBHOOK_SEC
 from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Credentials, credentials_for
-from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, Repository, registry_and_path, releases_in
+from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, ImageRepository, registry_and_path, releases_in
 from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import Available
 
@@ -45,9 +45,9 @@ def test_versions_with_their_digests_newest_first(real: Registries) -> None:
     pushed = {f"v0.{minor}.0": real.push("a/many", f"v0.{minor}.0", f"{minor}") for minor in range(TAGS_PER_PAGE + 30)}
     for other in ("latest", "nightly-0b254989", "v0.200.0rc1", "v0.200.0-cu130"):
         real.push("a/many", other, other)
-    found = releases_in(f"{real.open}/a/many", VersionRule())
+    releases = releases_in(f"{real.open}/a/many", VersionRule())
     newest_first = [f"v0.{minor}.0" for minor in reversed(range(12, TAGS_PER_PAGE + 30))]
-    assert found == [Available(identity=pushed[tag], tags=[tag]) for tag in newest_first]
+    assert releases == [Available(identity=pushed[tag], tags=[tag]) for tag in newest_first]
 
 
 def test_a_tag_that_moved_is_at_its_new_digest(real: Registries) -> None:
@@ -67,23 +67,23 @@ def test_two_tags_on_one_digest_are_one_release(real: Registries) -> None:
 def test_the_digest_is_that_of_what_was_pushed_an_image_or_an_index(real: Registries) -> None:
     image = push_image(real.open, "a/kinds", "v1.0.0")
     indexes = [real.push("a/kinds", f"v1.0.{number}", media_type=MANIFESTS[place]) for number, place in ((1, 0), (2, 2))]
-    with Repository(f"{real.open}/a/kinds") as repository:
+    with ImageRepository(f"{real.open}/a/kinds") as repository:
         assert [repository.digest(f"v1.0.{number}") for number in range(3)] == [image, *indexes]
 
 
 def test_the_same_image_told_in_ocis_words_has_another_digest(real: Registries) -> None:
     push_image(real.open, "a/oci", "docker")
-    with Repository(f"{real.open}/a/oci") as repository:
+    with ImageRepository(f"{real.open}/a/oci") as repository:
         docker = repository.digest("docker")
         text = real.client.get(f"/v2/a/oci/manifests/{docker}", headers={"Accept": MANIFESTS[3]}).text
-        told = text.replace(MANIFESTS[3], MANIFESTS[1]).encode()
-        digest = real.push_manifest("a/oci", "oci", told, MANIFESTS[1])
+        body = text.replace(MANIFESTS[3], MANIFESTS[1]).encode()
+        digest = real.push_manifest("a/oci", "oci", body, MANIFESTS[1])
         assert repository.digest("oci") == digest != docker
 
 
 def test_a_tag_that_is_not_there_has_no_digest(real: Registries) -> None:
     real.push("a/gone", "v1.0.0")
-    with Repository(f"{real.open}/a/gone") as repository:
+    with ImageRepository(f"{real.open}/a/gone") as repository:
         assert repository.digest("v2.0.0") is None
 
 
@@ -147,7 +147,7 @@ def test_a_configuration_that_gives_no_login_is_the_hosts(
     docker_config.write_text(config)
     helper(tmp_path, "echo locked >&2; exit 1", monkeypatch)
     with pytest.raises(HostError, match="Docker's configuration") as raised:
-        Repository("registry.example/vllm")
+        ImageRepository("registry.example/vllm")
     assert raised.value.kind == "login-required"
 
 
@@ -170,16 +170,16 @@ def test_no_proxy_stands_between_this_machine_and_itself(real: Registries, monke
 
 
 def test_its_own_webhook_makes_the_fleet_look(real: Registries, monkeypatch: pytest.MonkeyPatch) -> None:
-    real.push("a/told", "v1.0.0")
+    real.push("a/pushed", "v1.0.0")
     deadline = time.monotonic() + 60
-    while not (told := [asked for asked in real.webhook.asked if b"a/told" in asked.body]):
+    while not (requests := [asked for asked in real.webhook.asked if b"a/pushed" in asked.body]):
         assert time.monotonic() < deadline
         time.sleep(0.05)  # it tells when it likes
     looks: list[object] = []
     monkeypatch.setattr(webhooks, "_look", looks.append)
     monkeypatch.setenv(webhooks.SECRET, WEBHOOK_SECRET)
     with TestClient(webhooks.app) as ours:
-        answer = ours.post("/webhooks", headers=dict(told[0].headers), content=told[0].body)
+        answer = ours.post("/webhooks", headers=dict(requests[0].headers), content=requests[0].body)
     assert (answer.status_code, len(looks)) == (202, 1)
 
 
@@ -215,8 +215,10 @@ def test_pages_are_followed_to_the_last(host: str) -> None:
         following = f'<{host}/v2/x/tags/list?n={TAGS_PER_PAGE}&last={page + 1}>; rel="next"'
         return tags(*PAGES[page], **({"Link": following} if page + 1 < len(PAGES) else {}))
 
-    found = asked_of(answer)
-    assert [release.tags for release in found] == [[tag] for page in reversed(PAGES) for tag in reversed(page_in_order(page))]
+    releases = asked_of(answer)
+    assert [release.tags for release in releases] == [
+        [tag] for page in reversed(PAGES) for tag in reversed(page_in_order(page))
+    ]
 
 
 def page_in_order(page: list[str]) -> list[str]:
@@ -383,7 +385,7 @@ def test_a_name_is_read_as_docker_does(name: str, registry: str, path: str) -> N
 @pytest.mark.parametrize("name", ["", "Vllm", "vllm:v1", f"vllm@{DIGEST}", "https://ghcr.io/x", "a//b", "-a.b/c", "x?y"])
 def test_a_name_that_is_none_is_the_callers(name: str) -> None:
     with pytest.raises(CallerError, match="not a repository"):
-        Repository(name)
+        ImageRepository(name)
 
 
 @pytest.mark.parametrize(

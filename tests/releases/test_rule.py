@@ -40,8 +40,8 @@ def test_stable_versions_from_0_12_newest_first() -> None:
 
 
 def test_versions_before_the_final_one_where_they_are_wanted() -> None:
-    found = VersionRule(stable=False).newest_first(TAGS)
-    assert found == ["v0.33.0rc2", "v0.32.1.dev3", "v0.32.0.post1", "v0.32.0", "0.13.0", "v0.13.0rc1", "v0.12.0"]
+    ordered = VersionRule(stable=False).newest_first(TAGS)
+    assert ordered == ["v0.33.0rc2", "v0.32.1.dev3", "v0.32.0.post1", "v0.32.0", "0.13.0", "v0.13.0rc1", "v0.12.0"]
 
 
 def test_a_range_of_versions() -> None:
@@ -65,5 +65,5 @@ def test_no_tag_breaks_it(tag: str) -> None:
 
 @given(st.lists(st.builds("v{}.{}.{}".format, *[st.integers(0, 40)] * 3), unique=True))
 def test_the_order_is_that_of_the_versions(tags: list[str]) -> None:
-    found = [Version(tag) for tag in VersionRule(versions=">=0").newest_first(tags)]
-    assert found == sorted(map(Version, tags), reverse=True)
+    versions = [Version(tag) for tag in VersionRule(versions=">=0").newest_first(tags)]
+    assert versions == sorted(map(Version, tags), reverse=True)

@@ -16,8 +16,8 @@ COMMIT, DIGEST = "9" * 40, "sha256:" + "a" * 64
 def test_a_model_is_at_one_commit(revision: str | None, tags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Answer(body=json.dumps({"id": "org/tiny", "sha": COMMIT}).encode())) as hub:
         monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
-        found = found_at(ModelSource(name="org/tiny", recipe="llama", revision=revision))
-    assert found == [Available(identity=COMMIT, tags=tags)]
+        releases = found_at(ModelSource(name="org/tiny", recipe="llama", revision=revision))
+    assert releases == [Available(identity=COMMIT, tags=tags)]
     assert ("revision" in hub.asked[0].path) == (revision is not None)
 
 

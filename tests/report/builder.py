@@ -147,10 +147,10 @@ def compared_report() -> Report:
     stages = [stage for stage in report.stages if stage.stage != "fit"]
     comparisons = _comparisons()
     judgement = _judgement(plan.judged, [*(row for stage in stages for row in stage.measurements), *comparisons])
-    verdicts = [waived(found, plan.waivers, BEGAN.date()) for found in judgement.gates]
+    verdicts = [waived(result, plan.waivers, BEGAN.date()) for result in judgement.gates]
     changes = {
         "gates": verdicts,
-        "verdict": worst([found.counts_as for found in verdicts]),
+        "verdict": worst([result.counts_as for result in verdicts]),
         "comparisons": comparisons,
     }
     more = {"before": _before(plan), "drift": _drift(), "questions": [_questions()], "fit": None}
@@ -262,12 +262,12 @@ def _questions(flips: int = 6) -> ScoredQuestions:
 def crowded_report() -> Report:
     """As large as reports become: every question, as many flips as are kept, all of them as long as they may be."""
     report = compared_report()
-    found = _questions(MOST_FLIPS)
+    scored = _questions(MOST_FLIPS)
     each = MOST_BYTES // MOST_FLIPS // 4
     words = Excerpt(text="é漢 <b>" * (each // 15), cut=999)
-    flips = [flip.model_copy(update=dict.fromkeys(("asked", "target", "theirs", "ours"), words)) for flip in found.flips]
+    flips = [flip.model_copy(update=dict.fromkeys(("asked", "target", "theirs", "ours"), words)) for flip in scored.flips]
     details = report.details.model_copy(
-        update={"questions": [found.model_copy(update={"flips": flips})], "course": course(300)}
+        update={"questions": [scored.model_copy(update={"flips": flips})], "course": course(300)}
     )
     return report.model_copy(update={"details": details})
 
@@ -344,7 +344,7 @@ def _startup() -> Startup:
 def _idle() -> Idle:
     first, second = ((143.0, 120.5), (602.0, 31.25)), ((143.0, 143.0), (602.0, 602.0))
     gpus = [
-        GpuIdle(index=index, samples=1490, **{part: Stretch(told_s=told, idle_s=idle) for part, (told, idle) in parts})
+        GpuIdle(index=index, samples=1490, **{part: Stretch(told_s=known, idle_s=idle) for part, (known, idle) in parts})
         for index, parts in enumerate(zip(("start", "serving"), of, strict=True) for of in (first, second))
     ]
     return Idle(held_s=748.0, gpus=gpus)
@@ -478,7 +478,7 @@ def _smoke() -> list[Measurement]:
 
 def _accuracy(right: int) -> list[Measurement]:
     """Flexible extraction finds three per cent fewer."""
-    found = {"strict-match": right, "flexible-extract": round(right * 0.97)}
+    counts = {"strict-match": right, "flexible-extract": round(right * 0.97)}
     return [
         valid(
             "exact_match",
@@ -490,7 +490,7 @@ def _accuracy(right: int) -> list[Measurement]:
             interval=share_interval(count, QUESTIONS, AT),
             traced_to=["accuracy/gsm8k/r1-b1/results.json:412"],
         )
-        for name, count in found.items()
+        for name, count in counts.items()
     ]
 
 
@@ -578,10 +578,10 @@ def _sha(text: str) -> str:
 def _judgement(gates: Sequence[Gate], measurements: Sequence[Measurement]) -> Judgement:
     by_label = {row.label: row for row in measurements}
     verdicts = [_verdict(gate, by_label.get(gate.label)) for gate in gates]
-    held = sum(getattr(found.checks, name) for found in verdicts for name in Checks.model_fields)
+    held = sum(getattr(result.checks, name) for result in verdicts for name in Checks.model_fields)
     asked = len(verdicts) * len(Checks.model_fields)
     return Judgement(
-        verdict=worst([found.verdict for found in verdicts]),
+        verdict=worst([result.verdict for result in verdicts]),
         gates=verdicts,
         levels=levels_of(gates),
         suite={"name": "cell", "meta": {"great_expectations_version": "1.24.1"}},

@@ -34,7 +34,7 @@ THEN = detailed_report().model_copy(update={"run_id": "20260201T101112Z-ba5e11"}
 def against(report: Report, **changes: Any) -> CellPlan:
     """The approved report's plan with this one as its baseline."""
     then, plan = report.plan, passed_report().plan
-    found = Baseline(
+    before = Baseline(
         run_id=report.run_id,
         cell=then.cell,
         fingerprint=then.fingerprint,
@@ -42,7 +42,7 @@ def against(report: Report, **changes: Any) -> CellPlan:
         accuracy=[task.settings for task in then.accuracy],
         load=then.load,
     )
-    return plan.model_copy(update={"baseline": found} | changes)
+    return plan.model_copy(update={"baseline": before} | changes)
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ def spaced(text: str) -> str:
 
 
 def test_the_baselines_report_is_read(evidence: Path) -> None:
-    found = read_before(against(THEN), evidence)
-    assert found is not None
-    assert (found.run_id, found.judged_at, found.server) == (THEN.run_id, THEN.created_at, THEN.plan.server)
+    before = read_before(against(THEN), evidence)
+    assert before is not None
+    assert (before.run_id, before.judged_at, before.server) == (THEN.run_id, THEN.created_at, THEN.plan.server)
     assert THEN.details.sweep is not None
-    assert found.curve == THEN.details.sweep.curve
+    assert before.curve == THEN.details.sweep.curve
     measured = [row for stage in THEN.stages for row in stage.measurements]
-    assert found.measurements == [row.model_copy(update={"traced_to": []}) for row in measured]
-    assert found.load_measured == "then"
+    assert before.measurements == [row.model_copy(update={"traced_to": []}) for row in measured]
+    assert before.load_measured == "then"
 
 
 def test_a_report_of_before_there_were_details_is_read_too(evidence: Path) -> None:
@@ -81,9 +81,9 @@ def test_a_report_of_before_there_were_details_is_read_too(evidence: Path) -> No
     older = json.loads(path.read_text())
     del older["details"]
     path.write_text(json.dumps(older))
-    found = read_before(against(THEN), evidence)
-    assert found is not None
-    assert found.curve == []
+    before = read_before(against(THEN), evidence)
+    assert before is not None
+    assert before.curve == []
 
 
 def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> None:
@@ -99,13 +99,13 @@ def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> 
     )
     shutil.copytree(CAPTURED_LOAD, evidence / "load" / BESIDE)
     plan = against(THEN, load=settings, beside=THEN.plan.server)
-    found = read_before(plan, evidence)
-    assert found is not None
-    assert found.load_measured == "in turns"
-    loads = [row for row in found.measurements if row.metric == "output_throughput_tok_s"]
+    before = read_before(plan, evidence)
+    assert before is not None
+    assert before.load_measured == "in turns"
+    loads = [row for row in before.measurements if row.metric == "output_throughput_tok_s"]
     assert len(loads) == 1
     assert loads[0].source.startswith("load/beside/")
-    assert [row.metric for row in found.measurements].count("startup_s") == 1
+    assert [row.metric for row in before.measurements].count("startup_s") == 1
 
 
 def test_without_a_baseline_there_is_none(tmp_path: Path) -> None:
@@ -121,15 +121,15 @@ def test_without_a_baseline_there_is_none(tmp_path: Path) -> None:
 )
 def test_a_report_that_cannot_be_used_is_told(evidence: Path, changes: dict[str, Any], reason: str) -> None:
     changed(evidence, **changes)
-    found = details_of(against(THEN), evidence)
-    assert found.before is None
-    assert [note for note in found.notes if note.startswith("baseline: no usable evidence: ")]
-    assert reason in found.notes[0]
+    details = details_of(against(THEN), evidence)
+    assert details.before is None
+    assert [note for note in details.notes if note.startswith("baseline: no usable evidence: ")]
+    assert reason in details.notes[0]
 
 
 def test_a_missing_report_is_told(tmp_path: Path) -> None:
-    found = details_of(against(THEN), tmp_path)
-    assert found.notes == ["baseline: no usable evidence: No such file or directory: report.json"]
+    details = details_of(against(THEN), tmp_path)
+    assert details.notes == ["baseline: no usable evidence: No such file or directory: report.json"]
 
 
 # --- drift
@@ -138,10 +138,10 @@ def test_a_missing_report_is_told(tmp_path: Path) -> None:
 def test_drift_is_told_by_the_catalogs_table() -> None:
     plan = passed_report().plan
     arguments = plan.server.arguments | {"no-such-option": 1}
-    found = drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"arguments": arguments})}))
-    assert found is not None
-    assert (found.version, found.since) == ("0.32.0", None)
-    assert [(each.kind, each.name) for each in found.findings] == [("unknown-option", "no-such-option")]
+    drift = drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"arguments": arguments})}))
+    assert drift is not None
+    assert (drift.version, drift.since) == ("0.32.0", None)
+    assert [(each.kind, each.name) for each in drift.findings] == [("unknown-option", "no-such-option")]
 
 
 def test_defaults_that_changed_since_the_baselines_version_are_told() -> None:
@@ -149,22 +149,22 @@ def test_defaults_that_changed_since_the_baselines_version_are_told() -> None:
     engine = release.engine.model_copy(update={"version": "0.12.0"})
     cell = THEN.plan.cell.model_copy(update={"release": release.model_copy(update={"engine": engine})})
     plan = against(THEN.model_copy(update={"plan": THEN.plan.model_copy(update={"cell": cell})}))
-    found = drifted(plan)
-    assert found is not None
-    assert found.since == "0.12.0"
-    told = {each.name: each for each in found.findings if each.kind == "changed-default"}
-    assert "false by default in 0.12.0 and true in 0.32.0" in told["async-scheduling"].told
+    drift = drifted(plan)
+    assert drift is not None
+    assert drift.since == "0.12.0"
+    changed = {each.name: each for each in drift.findings if each.kind == "changed-default"}
+    assert "false by default in 0.12.0 and true in 0.32.0" in changed["async-scheduling"].told
     # The recipe gives it, so that its default does not matter.
-    assert "gpu-memory-utilization" not in told
+    assert "gpu-memory-utilization" not in changed
 
 
 def test_a_version_without_a_table_is_told_as_missing(tmp_path: Path) -> None:
     plan = passed_report().plan
     engine = plan.cell.release.engine.model_copy(update={"version": "0.1.0"})
     cell = plan.cell.model_copy(update={"release": plan.cell.release.model_copy(update={"engine": engine})})
-    found = details_of(plan.model_copy(update={"cell": cell}), tmp_path)
-    assert found.drift is None
-    assert found.notes == ["drift: the catalog has no table of vLLM 0.1.0"]
+    details = details_of(plan.model_copy(update={"cell": cell}), tmp_path)
+    assert details.drift is None
+    assert details.notes == ["drift: the catalog has no table of vLLM 0.1.0"]
 
 
 def test_another_engine_has_no_drift() -> None:
@@ -176,26 +176,26 @@ def test_another_engine_has_no_drift() -> None:
 
 
 def test_settings_are_told_by_what_became_of_them() -> None:
-    found = changes_of(compared_report())
-    assert found is not None
-    assert found.config is not None
-    assert {(row.change, row.name) for row in found.config if row.where == "option"} == {
+    changes = changes_of(compared_report())
+    assert changes is not None
+    assert changes.config is not None
+    assert {(row.change, row.name) for row in changes.config if row.where == "option"} == {
         ("changed", "compilation-config.pass_config.fuse_allreduce_rms"),
         ("added", "speculative-config.method"),
         ("added", "speculative-config.num_speculative_tokens"),
         ("removed", "swap-space"),
     }
-    assert ConfigRow("added", "environment", "NCCL_DEBUG", DASH, '"WARN"') in found.config
+    assert ConfigRow("added", "environment", "NCCL_DEBUG", DASH, '"WARN"') in changes.config
 
 
 def test_the_same_settings_leave_no_row() -> None:
     report = compared_report()
     assert report.details.before is not None
     same = report.details.before.model_copy(update={"server": report.plan.server})
-    found = changes_of(report.model_copy(update={"details": report.details.model_copy(update={"before": same})}))
-    assert found is not None
-    assert found.config == []
-    assert found.brief == "changed: engine, digest, hardware, load client, torch; settings: the same"
+    changes = changes_of(report.model_copy(update={"details": report.details.model_copy(update={"before": same})}))
+    assert changes is not None
+    assert changes.config == []
+    assert changes.brief == "changed: engine, digest, hardware, load client, torch; settings: the same"
 
 
 def test_text_and_number_differ() -> None:
@@ -204,16 +204,16 @@ def test_text_and_number_differ() -> None:
     text = server.model_copy(update={"arguments": server.arguments | {"max-num-seqs": "256"}})
     assert report.details.before is not None
     then = report.details.before.model_copy(update={"server": text})
-    found = changes_of(report.model_copy(update={"details": report.details.model_copy(update={"before": then})}))
-    assert found is not None
-    assert found.config == [ConfigRow("changed", "option", "max-num-seqs", '"256"', "256")]
+    changes = changes_of(report.model_copy(update={"details": report.details.model_copy(update={"before": then})}))
+    assert changes is not None
+    assert changes.config == [ConfigRow("changed", "option", "max-num-seqs", '"256"', "256")]
 
 
 def test_each_gate_has_both_values_and_how_much_worse_it_is() -> None:
-    found = changes_of(compared_report())
-    assert found is not None
-    rows = {row.gate: row for row in found.metrics}
-    assert [row.verdict for row in found.metrics] == ["fail", "invalid", "inconclusive"]
+    changes = changes_of(compared_report())
+    assert changes is not None
+    rows = {row.gate: row for row in changes.metrics}
+    assert [row.verdict for row in changes.metrics] == ["fail", "invalid", "inconclusive"]
     output = rows["output_throughput_tok_s"]
     assert (output.then, output.now) == ("12,356 tok/s", "12,608 tok/s")
     assert spaced(output.worse) == "6.10 %"
@@ -232,15 +232,15 @@ def test_a_cell_without_a_baseline_has_no_changes() -> None:
 
 
 def test_repeats_are_points_within_their_drawing() -> None:
-    found = {strip.metric: strip for strip in strips(compared_report())}
-    assert list(found) == ["request_throughput_req_s", "output_throughput_tok_s", "ttft_p99_ms", "tpot_p99_ms"]
-    for strip in found.values():
+    drawn = {strip.metric: strip for strip in strips(compared_report())}
+    assert list(drawn) == ["request_throughput_req_s", "output_throughput_tok_s", "ttft_p99_ms", "tpot_p99_ms"]
+    for strip in drawn.values():
         assert strip.interval is not None
         xs = [mark.x for mark in (*strip.ours, *strip.theirs, *strip.bounds)] + list(strip.interval)
         assert points.LEFT <= min(xs) <= max(xs) <= points.WIDTH - points.RIGHT
         assert len(strip.ours) == len(strip.theirs) == 3
         assert strip.interval[0] < strip.ours[0].x < strip.ours[-1].x < strip.interval[1]
-    output = found["output_throughput_tok_s"]
+    output = drawn["output_throughput_tok_s"]
     assert output.bounds[0].x < output.theirs[0].x < output.ours[0].x
     assert spaced(output.text) == (
         "repeats 12,558 · 12,608 · 12,659 tok/s; interval 12,524 to 12,693 tok/s; bound ≥ 12,000 tok/s; "
@@ -318,19 +318,19 @@ def test_a_load_that_was_taken_over_names_the_run_that_it_cost() -> None:
 
 def test_figures_of_whole_runs_say_so_wherever_the_load_is_shown() -> None:
     steady, whole = (loaded(passed_report(), 3, window=window) for window in ("steady", "whole"))
-    told = "ramp-up and tail are in them"
-    assert told in dict(facts(whole))["Load"]
-    assert told in render_page(whole, page_link)
+    note = "ramp-up and tail are in them"
+    assert note in dict(facts(whole))["Load"]
+    assert note in render_page(whole, page_link)
     assert dict(facts(steady))["Load"] == "3 repeats, 42 min, 84 GPU-min, $5.02"
     page = render_page(steady, page_link)
     assert "It took 3 repeats, 42 min, 84 GPU-min, $5.02." in page
-    assert told not in page
+    assert note not in page
 
 
 def test_the_cost_follows_from_price_gpus_and_throughput() -> None:
     report = passed_report()
-    told, why = cost(report.model_copy(update={"plan": report.plan.model_copy(update={"price_usd_gpu_hour": 3.6})}))
-    assert told == "0.07931 usd/Mtok"
+    shown, why = cost(report.model_copy(update={"plan": report.plan.model_copy(update={"price_usd_gpu_hour": 3.6})}))
+    assert shown == "0.07931 usd/Mtok"
     assert spaced(why) == "1 times 3.6 usd an hour for 12,608 tok/s; interval 0.07878 to 0.07985 usd/Mtok"
 
 
@@ -378,7 +378,7 @@ def test_code_that_ran_is_shown_and_allowed_again(recipe: str, allowed: bool) ->
 
 def test_details_with_a_baseline_are_read_back() -> None:
     report = compared_report()
-    found = Report.model_validate_json(report.model_dump_json())
-    assert found == report
-    assert isinstance(found.details.before, Before)
-    assert isinstance(found.details.drift, Drift)
+    read_back = Report.model_validate_json(report.model_dump_json())
+    assert read_back == report
+    assert isinstance(read_back.details.before, Before)
+    assert isinstance(read_back.details.drift, Drift)

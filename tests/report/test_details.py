@@ -87,18 +87,18 @@ def as_if_watched(load: Load, rate: float | None, into: Path) -> None:
 
 
 def test_everything_is_read(evidence: Path) -> None:
-    found = details_of(plan_of(), evidence)
-    assert (found.notes, found.course_notes) == ([], [])
-    assert found.sweep is not None
-    assert found.sweep == sweep.parse_sweep(evidence / "sweep", sweep_plan(plan_of()))
-    assert [point.clients for point in found.sweep.curve] == [1, 4]
-    assert found.speculation == speculation.document(evidence / "speculation", SETTINGS)
-    assert found.startup is not None
-    assert (found.startup.compile_s, found.startup.warm) == (51.0, False)
-    assert found.fit == TRIED
-    assert found.course is not None
-    assert found.course == series(evidence / "serve", *MEASURED)
-    assert 0 < len(found.course.time_s) < len(series(evidence / "serve").time_s)
+    details = details_of(plan_of(), evidence)
+    assert (details.notes, details.course_notes) == ([], [])
+    assert details.sweep is not None
+    assert details.sweep == sweep.parse_sweep(evidence / "sweep", sweep_plan(plan_of()))
+    assert [point.clients for point in details.sweep.curve] == [1, 4]
+    assert details.speculation == speculation.document(evidence / "speculation", SETTINGS)
+    assert details.startup is not None
+    assert (details.startup.compile_s, details.startup.warm) == (51.0, False)
+    assert details.fit == TRIED
+    assert details.course is not None
+    assert details.course == series(evidence / "serve", *MEASURED)
+    assert 0 < len(details.course.time_s) < len(series(evidence / "serve").time_s)
 
 
 def test_a_cell_that_asks_for_nothing_of_it_has_no_details_and_no_notes(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_a_cell_that_asks_for_nothing_of_it_has_no_details_and_no_notes(tmp_path
 
 
 def test_what_left_nothing_is_absent_with_its_reason(tmp_path: Path) -> None:
-    found = details_of(plan_of(), tmp_path)
-    assert [getattr(found, name) for name in SHOWN] == [None] * len(SHOWN)
-    assert found.notes == [
+    details = details_of(plan_of(), tmp_path)
+    assert [getattr(details, name) for name in SHOWN] == [None] * len(SHOWN)
+    assert details.notes == [
         "sweep: the stage left nothing",
         "speculative decoding: the stage left nothing",
         "start-up: no usable evidence: No such file or directory: startup_s",
@@ -121,10 +121,10 @@ def test_how_long_gpus_idled_is_read_of_a_server_that_had_some(evidence: Path) -
     plan = plan_of(server=plan_of().server.model_copy(update={"gpus": [0]}))
     assert details_of(plan, evidence).idle is None
     (evidence / "serve" / "ended_at").write_text(f"{LAUNCHED + 600}\n")
-    found = details_of(plan, evidence)
-    assert found.idle is not None
+    details = details_of(plan, evidence)
+    assert details.idle is not None
     # The real machine had no GPU.
-    assert "GPU 0's use is known for only 0 of 600 s" in (found.idle.because or "")
+    assert "GPU 0's use is known for only 0 of 600 s" in (details.idle.because or "")
     (evidence / "serve" / "host.jsonl").unlink()
     assert "idle GPUs: no usable evidence: No such file or directory: host.jsonl" in details_of(plan, evidence).notes
 
@@ -135,9 +135,9 @@ def test_gains_that_no_gate_asks_for_are_kept(evidence: Path) -> None:
 
 
 def test_a_machine_without_room_for_both_servers_is_told(evidence: Path) -> None:
-    found = details_of(plan_of(undrafted=None), evidence)
-    assert found.speculation is None
-    assert found.notes == ["speculative decoding: the machine has no room for the same server without it"]
+    details = details_of(plan_of(undrafted=None), evidence)
+    assert details.speculation is None
+    assert details.notes == ["speculative decoding: the machine has no room for the same server without it"]
 
 
 @pytest.mark.parametrize("text", WRONG_TEXT)
@@ -153,9 +153,9 @@ def test_a_machine_without_room_for_both_servers_is_told(evidence: Path) -> None
 )
 def test_an_unusable_file_takes_only_its_own_away(path: str, absent: str, text: str, evidence: Path) -> None:
     (evidence / path).write_text(text)
-    found = details_of(plan_of(), evidence)
-    assert [name for name in SHOWN if getattr(found, name) is None] == [absent]
-    assert len(found.notes) == 1
+    details = details_of(plan_of(), evidence)
+    assert [name for name in SHOWN if getattr(details, name) is None] == [absent]
+    assert len(details.notes) == 1
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_an_unusable_file_takes_only_its_own_away(path: str, absent: str, text: 
 )
 def test_a_course_without_samples_or_times_is_absent(spoil: Callable[[Path], None], reason: str, evidence: Path) -> None:
     spoil(evidence)
-    found = details_of(plan_of(), evidence)
-    assert found.course is None
-    assert found.notes == [f"the server during the load: {reason}"]
+    details = details_of(plan_of(), evidence)
+    assert details.course is None
+    assert details.notes == [f"the server during the load: {reason}"]
 
 
 def test_a_thinned_course_keeps_peaks_dips_gaps_and_ends() -> None:

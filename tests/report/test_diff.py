@@ -1,4 +1,4 @@
-"""Two reports side by side: what differs is told, and only like is compared with like."""
+"""Two reports side by side: they name what differs, and only like is compared with like."""
 
 import io
 from collections.abc import Callable
@@ -39,9 +39,9 @@ def _served(report: Report, **changed: Any) -> Report:
     return _planned(report, server=report.plan.server.model_copy(update=changed))
 
 
-def _measured(report: Report, *found: Measurement) -> Report:
+def _measured(report: Report, *measurement: Measurement) -> Report:
     """With these in place of the load's measurements of the same names."""
-    fresh = {row.label: row for row in found}
+    fresh = {row.label: row for row in measurement}
     stages = [
         stage.model_copy(update={"measurements": [fresh.get(row.label, row) for row in stage.measurements]})
         for stage in report.stages
@@ -49,8 +49,8 @@ def _measured(report: Report, *found: Measurement) -> Report:
     return report.model_copy(update={"stages": stages})
 
 
-def _of(found: ReportDiff, label: str) -> Moved:
-    (moved,) = (each for each in found.measurements if each.label == label)
+def _of(compared: ReportDiff, label: str) -> Moved:
+    (moved,) = (each for each in compared.measurements if each.label == label)
     return moved
 
 
@@ -59,10 +59,10 @@ def _rate(value: float, reach: float | None = 0.01) -> Measurement:
     return valid(RATE, value, "load/", sample_count=3000, interval=interval)
 
 
-def _shown(found: ReportDiff, width: int = 120, encoding: str = "utf-8") -> str:
+def _shown(compared: ReportDiff, width: int = 120, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
-    show_diff(found, Console(file=file, width=width, legacy_windows=False))
+    show_diff(compared, Console(file=file, width=width, legacy_windows=False))
     return raw.getvalue().decode(encoding)
 
 
@@ -70,25 +70,34 @@ def _shown(found: ReportDiff, width: int = 120, encoding: str = "utf-8") -> str:
 
 
 def test_a_report_beside_itself_differs_in_nothing(approved: Report) -> None:
-    found = diff(approved, approved)
-    assert (found.unlike, found.release, found.machine, found.server, found.environment) == ([], [], [], [], [])
-    assert (found.workload, found.gates, found.tools, found.verdicts) == ([], [], [], [])
-    assert (found.alone_a, found.alone_b) == ([], [])
+    difference = diff(approved, approved)
+    assert (difference.unlike, difference.release, difference.machine, difference.server, difference.environment) == (
+        [],
+        [],
+        [],
+        [],
+        [],
+    )
+    assert (difference.workload, difference.gates, difference.tools, difference.verdicts) == ([], [], [], [])
+    assert (difference.alone_a, difference.alone_b) == ([], [])
     valued = [row for stage in approved.stages for row in stage.measurements if row.value is not None]
-    assert [moved.label for moved in found.measurements if moved.trend == "equal"] == [
-        moved.label for moved in found.measurements if moved.a.value is not None
+    assert [moved.label for moved in difference.measurements if moved.trend == "equal"] == [
+        moved.label for moved in difference.measurements if moved.a.value is not None
     ]
-    assert len(found.measurements) >= len(valued)
+    assert len(difference.measurements) >= len(valued)
 
 
 def test_an_image_is_told_with_tag_digest_and_client(approved: Report) -> None:
-    found = {change.what: change for change in diff(approved, image_report()).release}
+    difference = {change.what: change for change in diff(approved, image_report()).release}
     engine = image_report().plan.cell.release.engine
     assert engine.image is not None
-    assert found["image.reference"].b == engine.image.reference
-    assert (found["engine.digest"].a, found["engine.digest"].b) == (approved.plan.cell.release.engine.digest, engine.digest)
-    assert "v0.31.0" not in str(found["client image"].b)
-    assert str(found["client image"].b).startswith("registry.example:5000/vllm/vllm-openai@sha256:")
+    assert difference["image.reference"].b == engine.image.reference
+    assert (difference["engine.digest"].a, difference["engine.digest"].b) == (
+        approved.plan.cell.release.engine.digest,
+        engine.digest,
+    )
+    assert "v0.31.0" not in str(difference["client image"].b)
+    assert str(difference["client image"].b).startswith("registry.example:5000/vllm/vllm-openai@sha256:")
 
 
 def test_options_of_the_server_are_added_removed_and_changed_one_by_one(approved: Report) -> None:
@@ -109,8 +118,8 @@ def test_the_port_that_was_chosen_is_no_difference(approved: Report) -> None:
 
 
 def test_the_environment_is_compared_by_name(approved: Report) -> None:
-    found = diff(approved, _served(approved, environment={"NCCL_DEBUG": "INFO", "VLLM_USE_V2": "1"})).environment
-    assert [(change.what, change.kind) for change in found] == [
+    difference = diff(approved, _served(approved, environment={"NCCL_DEBUG": "INFO", "VLLM_USE_V2": "1"})).environment
+    assert [(change.what, change.kind) for change in difference] == [
         ("VLLM_LOGGING_LEVEL", "removed"),
         ("NCCL_DEBUG", "changed"),
         ("VLLM_USE_V2", "added"),
@@ -151,16 +160,16 @@ def test_gates_and_waivers_are_compared_by_their_bounds(approved: Report) -> Non
 
 def test_tools_are_compared(approved: Report) -> None:
     stages = [stage.model_copy(update={"tools": {"lm-eval": "0.4.12"}}) for stage in approved.stages]
-    found = diff(approved.model_copy(update={"stages": stages}), approved)
-    assert Change(what="lm-eval", kind="changed", a="0.4.12", b="0.4.13") in found.tools
-    assert [unlike.stages for unlike in found.unlike] == [["accuracy"]]
+    difference = diff(approved.model_copy(update={"stages": stages}), approved)
+    assert Change(what="lm-eval", kind="changed", a="0.4.12", b="0.4.13") in difference.tools
+    assert [unlike.stages for unlike in difference.unlike] == [["accuracy"]]
 
 
 # --- what cannot be compared
 
 
 @pytest.mark.parametrize(
-    ("change", "stages", "told"),
+    ("change", "stages", "reason"),
     [
         (lambda report: _planned(report, fingerprint=OTHER_GPU), {"serve", "load"}, "B on NVIDIA H100"),
         (lambda report: _loaded(report, input_len=2048), {"load"}, "input_len 1024 and 2048"),
@@ -173,31 +182,33 @@ def test_tools_are_compared(approved: Report) -> None:
     ],
 )
 def test_what_was_measured_in_another_way_is_neither_better_nor_worse(
-    approved: Report, change: Callable[[Report], Report], stages: set[str], told: str
+    approved: Report, change: Callable[[Report], Report], stages: set[str], reason: str
 ) -> None:
-    found = diff(approved, change(_measured(approved, _rate(20000.0))))
-    assert {moved.stage for moved in found.measurements if moved.trend == "unclear" and moved.a.value is not None} == stages
-    moved = _of(found, RATE)
-    assert (moved.trend, told in moved.because) == ("unclear", True)
+    difference = diff(approved, change(_measured(approved, _rate(20000.0))))
+    assert {
+        moved.stage for moved in difference.measurements if moved.trend == "unclear" and moved.a.value is not None
+    } == stages
+    moved = _of(difference, RATE)
+    assert (moved.trend, reason in moved.because) == ("unclear", True)
     assert moved.ratio == pytest.approx(20000.0 / 12608.4)
-    shown = " ".join(_shown(found).split())
-    assert shown.index("Not comparable") < shown.index(told) < shown.index("measurement A B")
+    shown = " ".join(_shown(difference).split())
+    assert shown.index("Not comparable") < shown.index(reason) < shown.index("measurement A B")
 
 
 def test_other_questions_are_another_test(approved: Report) -> None:
     (task,) = approved.plan.accuracy
     asked = task.model_copy(update={"settings": task.settings.model_copy(update={"num_fewshot": 8})})
-    found = diff(approved, _planned(approved, accuracy=[asked]))
-    told = {moved.trend for moved in found.measurements if moved.stage == "accuracy" and moved.a.task == "gsm8k"}
-    assert told == {"unclear"}
-    assert _of(found, RATE).trend == "equal"
-    assert "num_fewshot 5 and 8" in found.unlike[0].because
+    difference = diff(approved, _planned(approved, accuracy=[asked]))
+    trends = {moved.trend for moved in difference.measurements if moved.stage == "accuracy" and moved.a.task == "gsm8k"}
+    assert trends == {"unclear"}
+    assert _of(difference, RATE).trend == "equal"
+    assert "num_fewshot 5 and 8" in difference.unlike[0].because
 
 
 def test_another_slo_changes_goodput_alone(approved: Report) -> None:
-    found = diff(approved, _loaded(approved, slo=Slo(ttft_ms=500.0)))
-    assert [(unlike.metric, unlike.stages) for unlike in found.unlike] == [("goodput_req_s", ["load"])]
-    assert _of(found, RATE).trend == "equal"
+    difference = diff(approved, _loaded(approved, slo=Slo(ttft_ms=500.0)))
+    assert [(unlike.metric, unlike.stages) for unlike in difference.unlike] == [("goodput_req_s", ["load"])]
+    assert _of(difference, RATE).trend == "equal"
 
 
 def test_another_price_and_another_slo_of_the_sweep_are_told() -> None:
@@ -257,7 +268,7 @@ def _as_baseline(plan: CellPlan) -> Baseline:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "told", "because"),
+    ("a", "b", "trend", "because"),
     [
         (_rate(10000.0), _rate(12000.0), "better", ""),
         (_rate(12000.0), _rate(10000.0), "worse", ""),
@@ -269,11 +280,11 @@ def _as_baseline(plan: CellPlan) -> Baseline:
     ],
 )
 def test_a_measurement_is_told_in_its_direction(
-    approved: Report, a: Measurement, b: Measurement, told: str, because: str
+    approved: Report, a: Measurement, b: Measurement, trend: str, because: str
 ) -> None:
     moved = _of(diff(_measured(approved, a), _measured(approved, b)), RATE)
-    assert (moved.trend, moved.because) == (told, because)
-    assert moved.is_sure == (told != "unclear" and not because)
+    assert (moved.trend, moved.because) == (trend, because)
+    assert moved.is_sure == (trend != "unclear" and not because)
 
 
 @pytest.mark.parametrize("metric", [name for name, metric in METRICS.items() if metric.stage == "load"])
@@ -310,16 +321,16 @@ def test_losses_against_different_baselines_are_not_compared(approved: Report) -
 
 
 def test_what_only_one_measured_is_named(approved: Report) -> None:
-    found = diff(approved, detailed_report())
-    assert {"slo_cost_usd_mtok", "speculative_speedup"} <= set(found.alone_b)
-    assert found.alone_a == []
-    assert "Only B measured: " in _shown(found)
+    difference = diff(approved, detailed_report())
+    assert {"slo_cost_usd_mtok", "speculative_speedup"} <= set(difference.alone_b)
+    assert difference.alone_a == []
+    assert "Only B measured: " in _shown(difference)
 
 
 def test_verdicts_that_changed_are_told_and_so_are_waivers(approved: Report, not_approved: Report) -> None:
-    found = {change.gate: change for change in diff(approved, not_approved).verdicts}
-    assert (found[RATE].a, found[RATE].b) == ("pass", "invalid")
-    assert "smoke_usage" not in found
+    difference = {change.gate: change for change in diff(approved, not_approved).verdicts}
+    assert (difference[RATE].a, difference[RATE].b) == ("pass", "invalid")
+    assert "smoke_usage" not in difference
     failing = next(gate for gate in not_approved.judgement.gates if gate.verdict == "fail")
     waiver = Waiver(
         gate=failing.gate.label,
@@ -341,8 +352,8 @@ def test_verdicts_that_changed_are_told_and_so_are_waivers(approved: Report, not
 
 
 def test_the_json_is_read_back_as_it_was(approved: Report, not_approved: Report) -> None:
-    found = diff(approved, not_approved)
-    assert ReportDiff.model_validate_json(found.model_dump_json()) == found
+    difference = diff(approved, not_approved)
+    assert ReportDiff.model_validate_json(difference.model_dump_json()) == difference
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
@@ -368,7 +379,7 @@ def test_a_console_without_unicode_gets_ascii(approved: Report, not_approved: Re
 
 
 def test_what_is_not_sure_is_marked(approved: Report) -> None:
-    found = diff(approved, _measured(approved, _rate(12650.0)))
-    shown = _shown(found)
+    difference = diff(approved, _measured(approved, _rate(12650.0)))
+    shown = _shown(difference)
     assert "better?" in shown
     assert f"{RATE}: {WITHIN_NOISE}" in shown

@@ -22,8 +22,8 @@ ERRORS: dict[str, type[QualifyError]] = {"recipe": RecipeError, "host": HostErro
 
 def _error(case: Case) -> QualifyError:
     """As the server's start raises it."""
-    found = classify_log(case.text, case.end)
-    return ERRORS[found.whose_turn](found.problem, found.remedy, "serve", found.lines, found.kind, found.retry)
+    failure = classify_log(case.text, case.end)
+    return ERRORS[failure.whose_turn](failure.problem, failure.remedy, "serve", failure.lines, failure.kind, failure.retry)
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def plan() -> CellPlan:
 @pytest.fixture
 def run(tmp_path: Path, plan: CellPlan) -> Run:
     """A run that has its plan and its server's log."""
-    found = Run(folder=tmp_path / "runs" / plan.run_id)
-    (found.evidence / "serve").mkdir(parents=True)
-    (found.folder / "plan.json").write_text(plan.model_dump_json())
-    (found.evidence / "serve" / "server.log").write_text("INFO: starting\n")
-    return found
+    run_there = Run(folder=tmp_path / "runs" / plan.run_id)
+    (run_there.evidence / "serve").mkdir(parents=True)
+    (run_there.folder / "plan.json").write_text(plan.model_dump_json())
+    (run_there.evidence / "serve" / "server.log").write_text("INFO: starting\n")
+    return run_there
 
 
 def _ended(run: Run, error: QualifyError, *others: Run) -> tuple[RunFailure, str]:
@@ -52,30 +52,30 @@ def _ended(run: Run, error: QualifyError, *others: Run) -> tuple[RunFailure, str
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
 def test_a_real_log_is_told_with_class_turn_remedy_and_lines(case: Case, run: Run) -> None:
-    found, page = _ended(run, _error(case))
+    failure, page = _ended(run, _error(case))
     text = Reader(page).text
-    assert (found.stage, found.kind, found.retry) == ("serve", case.kind, case.retry)
-    assert found.whose_turn == ERRORS[case.turn].who_acts
-    assert found.lines
-    for told in (*found.lines, found.problem, found.remedy, str(found.kind), found.whose_turn):
-        assert "\t" in told or told in text
+    assert (failure.stage, failure.kind, failure.retry) == ("serve", case.kind, case.retry)
+    assert failure.whose_turn == ERRORS[case.turn].who_acts
+    assert failure.lines
+    for expected in (*failure.lines, failure.problem, failure.remedy, str(failure.kind), failure.whose_turn):
+        assert "\t" in expected or expected in text
     assert ("may well succeed" in text) == case.retry
     assert "<script" not in page
 
 
 def test_the_page_tells_release_machine_run_and_command(run: Run, plan: CellPlan) -> None:
-    found, page = _ended(run, ReleaseError("it died", "see the log", "accuracy.gsm8k", ["bang"]))
+    failure, page = _ended(run, ReleaseError("it died", "see the log", "accuracy.gsm8k", ["bang"]))
     text = Reader(page).text
     release = plan.cell.release
     engine = str(getattr(plan.server.engine, "pinned", ""))
-    for told in (plan.cell.id, plan.run_id, release.model, release.revision, release.engine.digest, "NVIDIA H200", engine):
-        assert told in text
+    for expected in (plan.cell.id, plan.run_id, release.model, release.revision, release.engine.digest, "NVIDIA H200", engine):
+        assert expected in text
     command = (
         f"vllm-qualify run llama-3.1-8b --gpu-type h200 --variant fp8 --profile throughput --launcher docker --image {engine}"
     )
     assert command in text
     assert "--reuse" not in text
-    assert found.stage == "accuracy"
+    assert failure.stage == "accuracy"
     assert "accuracy.gsm8k" in text
 
 
@@ -89,9 +89,11 @@ def test_raw_files_are_linked_below_the_run(run: Run) -> None:
 
 
 def test_hostile_lines_stay_text(run: Run) -> None:
-    told = f"{SCRIPT}{MARKUP}{IMAGE}{CONTROL}</code></pre>{{{{ 7 * 7 }}}}"
-    error = HostError(f"it died: {told}", f"ask {told}", f"serve/{told}", [told, f"{told}\n{told}"], kind=told)
-    found, page = _ended(run, error)
+    hostile = f"{SCRIPT}{MARKUP}{IMAGE}{CONTROL}</code></pre>{{{{ 7 * 7 }}}}"
+    error = HostError(
+        f"it died: {hostile}", f"ask {hostile}", f"serve/{hostile}", [hostile, f"{hostile}\n{hostile}"], kind=hostile
+    )
+    failure, page = _ended(run, error)
     read = Reader(page)
     assert not {"script", "img", "red", "iframe"} & {tag for tag, _ in read.elements}
     assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
@@ -99,7 +101,7 @@ def test_hostile_lines_stay_text(run: Run) -> None:
         assert text in read.text
     assert "\x1b" not in page
     assert "\u202e" not in page
-    assert len(found.lines) == 3
+    assert len(failure.lines) == 3
 
 
 def test_the_page_needs_no_network_and_runs_no_script(run: Run) -> None:
@@ -107,7 +109,7 @@ def test_the_page_needs_no_network_and_runs_no_script(run: Run) -> None:
     assert "default-src 'none'" in page
     assert "script-src" not in page
     assert "--paper:" in page, "it has the report page's style"
-    assert not [found for _, found in Reader(page).elements if "src" in found]
+    assert not [attributes for _, attributes in Reader(page).elements if "src" in attributes]
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
@@ -115,26 +117,26 @@ def test_lines_and_files_are_bounded_and_the_rest_is_counted(run: Run, ending: s
     lines = ending.join("x" * (LONGEST_LINE + 10) for _ in range(MOST_LINES + 3))
     for number in range(MOST_FILES):
         (run.evidence / f"{number}.log").write_text("")
-    found, page = _ended(run, HostError("it died", "see the log", "load", [lines]))
-    assert (len(found.lines), found.lines_left_out) == (MOST_LINES, 3)
-    assert {len(line) for line in found.lines} == {LONGEST_LINE + 2}
-    assert (len(found.files), found.files_left_out) == (MOST_FILES, 2)
+    failure, page = _ended(run, HostError("it died", "see the log", "load", [lines]))
+    assert (len(failure.lines), failure.lines_left_out) == (MOST_LINES, 3)
+    assert {len(line) for line in failure.lines} == {LONGEST_LINE + 2}
+    assert (len(failure.files), failure.files_left_out) == (MOST_FILES, 2)
     assert "3 more lines are in the log itself" in page
     assert "2 more files lie there" in page
 
 
 def test_what_the_error_does_not_tell_is_said_to_be_missing(run: Run) -> None:
-    found, page = _ended(run, StoreError("no right", "ask for it", "s3://bucket/evidence/x"))
-    assert (found.stage, found.kind, found.retry, found.lines) == (None, None, None, [])
+    failure, page = _ended(run, StoreError("no right", "ask for it", "s3://bucket/evidence/x"))
+    assert (failure.stage, failure.kind, failure.retry, failure.lines) == (None, None, None, [])
     text = Reader(page).text
-    for told in (
+    for expected in (
         "the error does not name it",
         "none that is known",
         "not known without a class",
         "no lines of a log",
         "no stage",
     ):
-        assert told in text
+        assert expected in text
     assert json.loads((run.folder / "failure.json").read_text())["retry"] is None
 
 
@@ -142,23 +144,23 @@ def test_secrets_reach_no_page(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     """Also those that a page and JSON write in another way."""
     secret = 'hf_<zyxwv>&"secret"'
     monkeypatch.setenv("HF_TOKEN", secret)
-    found, page = _ended(run, HostError(f"said {secret}", f"unset {secret}", "serve", [f"HF_TOKEN={secret}"]))
-    assert found.lines == ["HF_TOKEN=[redacted]"]
+    failure, page = _ended(run, HostError(f"said {secret}", f"unset {secret}", "serve", [f"HF_TOKEN={secret}"]))
+    assert failure.lines == ["HF_TOKEN=[redacted]"]
     written = page + (run.folder / "failure.json").read_text()
     assert "zyxwv" not in written
 
 
 def test_runs_of_one_server_end_together_and_a_finished_one_has_no_page(run: Run, tmp_path: Path, plan: CellPlan) -> None:
     def another(name: str) -> Run:
-        found = Run(folder=tmp_path / "runs" / name)
-        found.folder.mkdir()
-        (found.folder / "plan.json").write_text(plan.model_copy(update={"run_id": name}).model_dump_json())
-        return found
+        run_there = Run(folder=tmp_path / "runs" / name)
+        run_there.folder.mkdir()
+        (run_there.folder / "plan.json").write_text(plan.model_copy(update={"run_id": name}).model_dump_json())
+        return run_there
 
     second, finished = another("second"), another("finished")
     (finished.folder / "report.json").write_text("{}")
-    found, page = _ended(run, ReleaseError("it died", "see the log", "load"), second, finished)
-    assert found.ended_with == ["second"]
+    failure, page = _ended(run, ReleaseError("it died", "see the log", "load"), second, finished)
+    assert failure.ended_with == ["second"]
     assert "second" in Reader(page).text
     assert (second.folder / "failure.html").is_file()
     assert not (finished.folder / "failure.html").exists()
@@ -179,7 +181,7 @@ def test_a_page_that_cannot_be_written_hides_nothing(run: Run, breaks: str) -> N
 
 
 def test_a_failure_is_read_back_as_it_was(tmp_path: Path) -> None:
-    found = run_failure(HubError("429", "wait", "serve", kind="hub-rate-limit", retry=True), passed_report().plan, tmp_path)
-    assert RunFailure.model_validate_json(found.model_dump_json()) == found
-    assert "The run left no files" in render_failure(found)
-    assert os.fspath(tmp_path) not in found.model_dump_json()
+    failure = run_failure(HubError("429", "wait", "serve", kind="hub-rate-limit", retry=True), passed_report().plan, tmp_path)
+    assert RunFailure.model_validate_json(failure.model_dump_json()) == failure
+    assert "The run left no files" in render_failure(failure)
+    assert os.fspath(tmp_path) not in failure.model_dump_json()

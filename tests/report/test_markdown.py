@@ -55,7 +55,7 @@ def test_the_first_screen_tells_what_the_page_tells_first() -> None:
     text = _text(first_screen(report, PAGE))
     engine = report.plan.cell.release.engine
     assert engine.image is not None
-    for told in (
+    for expected in (
         f"PASSED: {report.plan.cell.id}",
         engine.image.reference,
         engine.digest,
@@ -65,7 +65,7 @@ def test_the_first_screen_tells_what_the_page_tells_first() -> None:
         report.run_id,
         words.tally(report.judgement),
     ):
-        assert told in text
+        assert expected in text
     for row in words.gate_rows(report.judgement):
         for cell in (row.gate, row.value, row.bound, row.interval, row.change):
             assert cell in text

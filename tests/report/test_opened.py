@@ -29,8 +29,10 @@ def failure_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("run")
     (folder / "evidence" / "serve").mkdir(parents=True)
     (folder / "evidence" / "serve" / f"{IMAGE.replace('/', '')}.log").write_text("x")
-    told = f"{SCRIPT}{MARKUP}{IMAGE}{CONTROL}"
-    error = HostError(f"the server ended: {told}", f"ask {told}", "serve", [*HOSTILE, told * 9], kind=told, retry=True)
+    hostile = f"{SCRIPT}{MARKUP}{IMAGE}{CONTROL}"
+    error = HostError(
+        f"the server ended: {hostile}", f"ask {hostile}", "serve", [*HOSTILE, hostile * 9], kind=hostile, retry=True
+    )
     return render_failure(run_failure(error, image_report().plan, folder, ["fit"], ["another run"]))
 
 
@@ -202,9 +204,9 @@ def test_axe_sees_what_keeps_people_out(opened: Open, hostile_page: str, tmp_pat
     broken = hostile_page.replace("</main>", '<a href="#gates"></a><p class="pale">hardly to be read</p></main>')
     broken = broken.replace("</style>", ".pale { color: #ddd; background: #eee }</style>")
     page, _ = opened(saved(tmp_path, broken), WIDE)
-    found = barriers(page)
-    assert "link-name" in found
-    assert "color-contrast" in found
+    problems = barriers(page)
+    assert "link-name" in problems
+    assert "color-contrast" in problems
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -37,7 +37,7 @@ MOST_BYTES = 2_000_000
 def test_outside_text_stays_text(hostile_page: str) -> None:
     read = Reader(hostile_page)
     assert not {"script", "img", "iframe", "object", "embed", "red"} & {tag for tag, _ in read.elements}
-    assert not [name for _, found in read.elements for name in found if name.startswith("on")]
+    assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
     for text in HOSTILE:
         assert text in read.text
     assert "\x1b" not in hostile_page
@@ -55,7 +55,7 @@ def test_the_page_is_complete_in_itself(hostile_page: str) -> None:
 def test_the_page_tells_everything_of_the_report(not_approved: Report, hostile_page: str) -> None:
     text = Reader(hostile_page).text
     release = not_approved.plan.cell.release
-    told = [
+    expected = [
         "NOT PASSED",
         not_approved.plan.cell.id,
         not_approved.run_id,
@@ -75,7 +75,7 @@ def test_the_page_tells_everything_of_the_report(not_approved: Report, hostile_p
         *(file.sha256 for file in not_approved.files),
         *(row.metric for stage in not_approved.stages for row in stage.measurements),
     ]
-    assert [missing for missing in told if missing not in text] == []
+    assert [missing for missing in expected if missing not in text] == []
 
 
 def test_commands_are_told_exactly(hostile_page: str) -> None:
@@ -91,8 +91,8 @@ def test_an_image_is_told_with_its_digest_platform_and_labels(image_page: str) -
         assert engine is not None
         assert engine.image is not None
         about = engine.image
-        told = [about.reference, engine.digest, about.platform, about.image_id, about.created, engine.version]
-        assert [missing for missing in told if missing not in read.text] == []
+        expected = [about.reference, engine.digest, about.platform, about.image_id, about.created, engine.version]
+        assert [missing for missing in expected if missing not in read.text] == []
         assert [name for name in about.labels if f"label {name}" not in read.text] == []
     assert "Image under test" in read.text
     assert "Image of the load client" in read.text
@@ -126,14 +126,14 @@ def test_an_environment_of_this_machine_has_no_image(approved_page: str) -> None
 def test_tables_have_captions_and_scopes(hostile_page: str) -> None:
     tags = [tag for tag, _ in Reader(hostile_page).elements]
     assert tags.count("table") == tags.count("caption") > 8
-    assert all("scope" in found for tag, found in Reader(hostile_page).elements if tag == "th")
+    assert all("scope" in attributes for tag, attributes in Reader(hostile_page).elements if tag == "th")
     assert [tags.count(landmark) for landmark in ("header", "nav", "main", "footer", "h1")] == [1] * 5
 
 
 @pytest.mark.parametrize("address", UNLINKABLE)
 def test_an_address_that_is_no_file_is_notpage_linked(approved: Report, address: str) -> None:
     addresses = Reader(render_page(approved, lambda _: address)).having("href")
-    assert all(found.startswith(("#", "report.json", "data:,", "data-docs/")) for found in addresses)
+    assert all(address.startswith(("#", "report.json", "data:,", "data-docs/")) for address in addresses)
 
 
 def test_addresses_of_a_store_arepage_linked(approved: Report) -> None:
@@ -173,7 +173,7 @@ def test_sections_are_there_only_for_what_there_is(detailed_page: str, approved_
 
 def test_details_are_told_with_their_reasons(detailed_page: str) -> None:
     text = Reader(detailed_page).text
-    told = [
+    expected = [
         "The SLO: ttft_p99_ms ≤\u00a02,000 ms.",
         "32 clients met the SLO, 34 missed it",
         f"2 runs were invalid: {SCRIPT}{MARKUP}",
@@ -203,7 +203,7 @@ def test_details_are_told_with_their_reasons(detailed_page: str) -> None:
         f"baseline: {IMAGE}",
         "running 63 to 64; waiting 0 to 37; samples that do not tell it all: 1 of 60",
     ]
-    assert [missing for missing in told if missing not in text] == []
+    assert [missing for missing in expected if missing not in text] == []
 
 
 def test_a_reason_stands_in_place_of_what_gpus_idled() -> None:
@@ -218,18 +218,18 @@ def test_a_reason_stands_in_place_of_what_gpus_idled() -> None:
 def test_hostile_details_stay_text(detailed_page: str) -> None:
     read = Reader(detailed_page)
     assert not {"script", "img", "red"} & {tag for tag, _ in read.elements}
-    assert not [name for _, found in read.elements for name in found if name.startswith("on")]
+    assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
     assert "\x1b" not in detailed_page
     assert "\u202e" not in detailed_page
 
 
 def test_drawings_bring_nothing_along_and_have_a_text(detailed_page: str) -> None:
     read = Reader(detailed_page)
-    drawings = [found for tag, found in read.elements if tag == "svg"]
-    assert [found["role"] for found in drawings] == ["img"] * CHARTS
-    assert all(found["aria-label"] for found in drawings)
+    drawings = [attributes for tag, attributes in read.elements if tag == "svg"]
+    assert [drawing["role"] for drawing in drawings] == ["img"] * CHARTS
+    assert all(drawing["aria-label"] for drawing in drawings)
     assert [tag for tag, _ in read.elements].count("figcaption") == CHARTS
-    assert not {"xlink:href", "src", "style"} & {name for _, found in read.elements for name in found}
+    assert not {"xlink:href", "src", "style"} & {name for _, attributes in read.elements for name in attributes}
     assert "url(" not in detailed_page
 
 
@@ -241,8 +241,8 @@ def test_large_rates_are_drawn_in_thousands(detailed_page: str) -> None:
 
 def test_the_curve_marks_its_front_and_names_its_clients(detailed_page: str) -> None:
     svg = detailed_page[detailed_page.index("Output tokens per second of a GPU over") :].split("</svg>")[0]
-    dots = [found for tag, found in Reader(svg).elements if tag == "circle"]
-    assert [found.get("fill") for found in dots] == ["currentColor", "currentColor", None]
+    dots = [attributes for tag, attributes in Reader(svg).elements if tag == "circle"]
+    assert [dot.get("fill") for dot in dots] == ["currentColor", "currentColor", None]
     # The point of the most output lies at the top, and the fastest one at the right.
     highest, fastest = min(dots, key=lambda dot: float(dot["cy"] or 0)), max(dots, key=lambda dot: float(dot["cx"] or 0))
     assert (dots.index(highest), dots.index(fastest)) == (1, 0)
@@ -284,7 +284,7 @@ def test_speculative_decoding_that_was_not_measured_is_missed() -> None:
 
 def test_what_changed_is_told(compared_page: str) -> None:
     text = Reader(compared_page).text
-    told = [
+    expected = [
         "changed: engine, digest, hardware, load client, torch; settings: 4 added, 2 removed, 1 changed",
         "compilation-config.pass_config.fuse_allreduce_rms",
         f'"4 {SCRIPT}"',
@@ -297,13 +297,13 @@ def test_what_changed_is_told(compared_page: str) -> None:
         f"on gpu-7 {SCRIPT} by vllm-qualify 0.1.0",
         "waived until 2026-06-30 by release@example.org",
     ]
-    assert [missing for missing in told if missing not in text] == []
+    assert [missing for missing in expected if missing not in text] == []
 
 
 def test_hostile_words_of_a_comparison_stay_text(compared_page: str) -> None:
     read = Reader(compared_page)
     assert not {"script", "img", "red"} & {tag for tag, _ in read.elements}
-    assert not [name for _, found in read.elements for name in found if name.startswith("on")]
+    assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
     assert "\x1b" not in compared_page
     assert "\u202e" not in compared_page
     assert read.text.count(SCRIPT) > 20

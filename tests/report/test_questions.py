@@ -28,8 +28,8 @@ LOST, GAINED = ASKED[3], ASKED[5]
 
 
 def compared(evidence: Path, plan: CellPlan = AGAINST) -> ScoredQuestions:
-    (found,) = questions(plan, evidence)
-    return found
+    (scored,) = questions(plan, evidence)
+    return scored
 
 
 def captured_plan(*gates: Gate) -> CellPlan:
@@ -60,7 +60,7 @@ def change_words(evidence: Path, question: int, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "found"),
+    ("ours", "theirs", "expected"),
     [
         (0.0, 1.0, "lost"),
         (1.0, 0.0, "gained"),
@@ -71,21 +71,21 @@ def change_words(evidence: Path, question: int, **changes: Any) -> None:
         (0.0, None, None),
     ],
 )
-def test_which_way_a_question_flips(ours: float | None, theirs: float | None, found: str | None) -> None:
-    assert way(ours, theirs) == found
+def test_which_way_a_question_flips(ours: float | None, theirs: float | None, expected: str | None) -> None:
+    assert way(ours, theirs) == expected
 
 
 def test_what_flipped_is_told_with_both_answers(evidence: Path) -> None:
-    found = compared(evidence)
-    assert (found.asked, found.lost, found.gained, found.notes) == (len(ASKED), 1, 1, [])
-    assert found.against == AGAINST.compared_with.run_id
-    assert [(flip.question, found.ways[flip.question]) for flip in found.flips] == [(LOST, "lost"), (GAINED, "gained")]
-    lost = found.flips[0]
+    scored = compared(evidence)
+    assert (scored.asked, scored.lost, scored.gained, scored.notes) == (len(ASKED), 1, 1, [])
+    assert scored.against == AGAINST.compared_with.run_id
+    assert [(flip.question, scored.ways[flip.question]) for flip in scored.flips] == [(LOST, "lost"), (GAINED, "gained")]
+    lost = scored.flips[0]
     assert lost.asked == Excerpt(text=f"the one at place {LOST}?")
     assert lost.target == Excerpt(text=f"#### {LOST}")
     assert lost.theirs == lost.ours == Excerpt(text="x" * 100)
-    assert found.numbers == ASKED
-    assert set(found.ours) == set(found.theirs) == {0.0, 1.0}
+    assert scored.numbers == ASKED
+    assert set(scored.ours) == set(scored.theirs) == {0.0, 1.0}
 
 
 def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
     write(read_answers(before, TASK), kept)
     shutil.copytree(before / "r1-b1", kept.parent / "r1-b1")
 
-    found = compared(evidence, captured_plan(loss_gate()))
-    assert (found.lost, found.gained) == (1, 1)
-    lost, gained = found.flips
+    scored = compared(evidence, captured_plan(loss_gate()))
+    assert (scored.lost, scored.gained) == (1, 1)
+    lost, gained = scored.flips
     assert (lost.question, gained.question) == (9, 11)
     assert lost.asked
     assert lost.asked.text.startswith("Finn finds 27 books on Monday")
@@ -117,16 +117,16 @@ def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
     assert lost.ours
     assert lost.ours.text.startswith(" On Tuesday Finn finds 27+14=<<27+14=41>>41 books.")
     assert lost.theirs == Excerpt(text=f"then: {lost.ours.text}")
-    assert dict(zip(found.numbers, found.theirs, strict=True))[11] == 0.5
+    assert dict(zip(scored.numbers, scored.theirs, strict=True))[11] == 0.5
 
 
 def test_words_that_were_not_brought_are_missing_and_told(tmp_path: Path) -> None:
     keep_baseline(tmp_path / "evidence", right_but([GAINED]))
     ask(tmp_path / "evidence", right_but([LOST]))
-    found = compared(tmp_path / "evidence")
-    assert found.notes == [NOT_BROUGHT]
-    assert [flip.theirs for flip in found.flips] == [None, None]
-    assert all(flip.ours and flip.asked for flip in found.flips)
+    scored = compared(tmp_path / "evidence")
+    assert scored.notes == [NOT_BROUGHT]
+    assert [flip.theirs for flip in scored.flips] == [None, None]
+    assert all(flip.ours and flip.asked for flip in scored.flips)
 
 
 def test_the_answer_that_is_shown_came_out_as_the_question_did(tmp_path: Path) -> None:
@@ -139,18 +139,18 @@ def test_the_answer_that_is_shown_came_out_as_the_question_did(tmp_path: Path) -
     keep_baseline(evidence, seldom)
     ask(evidence, right_but([]))
     bring_words(evidence)
-    found = compared(evidence)
-    assert (found.lost, found.gained) == (0, 1)
-    assert found.flips[0].theirs == Excerpt(text="x")
+    scored = compared(evidence)
+    assert (scored.lost, scored.gained) == (0, 1)
+    assert scored.flips[0].theirs == Excerpt(text="x")
 
 
 def test_an_empty_reply_is_lost_and_what_the_baseline_did_not_answer_has_not_flipped(tmp_path: Path) -> None:
     evidence = tmp_path / "evidence"
     keep_baseline(evidence, lambda question, _: EMPTY if question == GAINED else RIGHT)
     ask(evidence, lambda question, _: EMPTY if question == LOST else RIGHT)
-    found = compared(evidence)
-    assert (found.lost, found.gained) == (1, 0)
-    ours, theirs = (dict(zip(found.numbers, scores, strict=True)) for scores in (found.ours, found.theirs))
+    scored = compared(evidence)
+    assert (scored.lost, scored.gained) == (1, 0)
+    ours, theirs = (dict(zip(scored.numbers, scores, strict=True)) for scores in (scored.ours, scored.theirs))
     assert (ours[LOST], theirs[LOST]) == (0.0, 1.0)
     assert (ours[GAINED], theirs[GAINED]) == (1.0, None)
 
@@ -159,19 +159,19 @@ def test_without_a_baseline_the_questions_have_their_own_scores(tmp_path: Path) 
     shutil.copytree(CAPTURED, tmp_path / "accuracy" / "gsm8k")
     gate = gate_of(metric="exact_match", task="gsm8k", filter=FLEXIBLE, minimum=0.1, unit="fraction")
     plan = captured_plan(gate).model_copy(update={"baseline": None})
-    found = compared(tmp_path, plan)
-    assert (found.filter, found.against, found.theirs, found.flips, found.notes) == (FLEXIBLE, None, [], [], [])
-    assert dict(zip(found.numbers, found.ours, strict=True)) == {
+    scored = compared(tmp_path, plan)
+    assert (scored.filter, scored.against, scored.theirs, scored.flips, scored.notes) == (FLEXIBLE, None, [], [], [])
+    assert dict(zip(scored.numbers, scored.ours, strict=True)) == {
         number: float(number in (0, 10, 11)) for number in (0, 1, 3, 7, 8, 9, 10, 11)
     }
-    assert set(found.ways.values()) == {None}
+    assert set(scored.ways.values()) == {None}
 
 
 def test_a_baseline_that_cannot_be_read_is_told_and_the_own_scores_stay(evidence: Path) -> None:
     (evidence / "baseline" / answers_path("gsm8k")).write_text("{")
-    found = compared(evidence)
-    assert (found.theirs, found.flips, found.asked) == ([], [], len(ASKED))
-    assert found.notes[0].startswith("the baseline's answers cannot be read: ")
+    scored = compared(evidence)
+    assert (scored.theirs, scored.flips, scored.asked) == ([], [], len(ASKED))
+    assert scored.notes[0].startswith("the baseline's answers cannot be read: ")
 
 
 def test_answers_that_cannot_be_read_leave_nothing(evidence: Path, tmp_path: Path) -> None:
@@ -216,11 +216,11 @@ def test_where_likelihoods_are_compared_the_choice_is_shown(evidence: Path) -> N
 
 def test_half_a_character_and_odd_line_ends_survive_the_report(evidence: Path) -> None:
     change_words(evidence, LOST, resps=[["a\u2028b\ud800c\x1b"]])
-    found = compared(evidence)
-    assert found.flips[0].ours == Excerpt(text="a\u2028b\\ud800c\x1b")
+    scored = compared(evidence)
+    assert scored.flips[0].ours == Excerpt(text="a\u2028b\\ud800c\x1b")
     report = passed_report()
-    told = report.model_copy(update={"details": report.details.model_copy(update={"questions": [found]})})
-    assert read_report(told.model_dump_json(), "here") == told
+    changed = report.model_copy(update={"details": report.details.model_copy(update={"questions": [scored]})})
+    assert read_report(changed.model_dump_json(), "here") == changed
 
 
 @pytest.mark.parametrize(
@@ -235,16 +235,16 @@ def test_what_is_too_much_is_left_out_and_counted(
     ask(evidence, right_but(ASKED[:10]))
     bring_words(evidence)
     monkeypatch.setattr(room, limit, most)
-    found = compared(evidence)
-    assert (found.lost, len(found.flips)) == (10, kept)
-    assert [flip.question for flip in found.flips] == ASKED[:kept]
+    scored = compared(evidence)
+    assert (scored.lost, len(scored.flips)) == (10, kept)
+    assert [flip.question for flip in scored.flips] == ASKED[:kept]
 
 
 def test_of_too_many_questions_those_that_flipped_stay(evidence: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MOST_QUESTIONS", 4)
-    found = compared(evidence)
-    assert (len(found.numbers), found.asked) == (4, len(ASKED))
-    assert {LOST, GAINED} < set(found.numbers)
+    scored = compared(evidence)
+    assert (len(scored.numbers), scored.asked) == (4, len(ASKED))
+    assert {LOST, GAINED} < set(scored.numbers)
 
 
 def test_each_filter_that_a_gate_is_on_has_its_own(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_each_filter_that_a_gate_is_on_has_its_own(tmp_path: Path) -> None:
 
 
 def test_scores_that_are_not_beside_their_questions_are_refused() -> None:
-    (found,) = compared_report().details.questions
-    whole = found.model_dump()
-    for broken in ({"ours": found.ours[1:]}, {"theirs": found.theirs[1:]}):
+    (scored,) = compared_report().details.questions
+    whole = scored.model_dump()
+    for broken in ({"ours": scored.ours[1:]}, {"theirs": scored.theirs[1:]}):
         with pytest.raises(ValidationError, match="each question has a score"):
             ScoredQuestions.model_validate(whole | broken)
     stray = whole["flips"][0] | {"question": 99999}
@@ -275,5 +275,5 @@ def test_all_of_a_task_may_flip(tmp_path: Path) -> None:
     evidence = tmp_path / "evidence"
     keep_baseline(evidence, lambda *_: WRONG)
     ask(evidence, right_but([]))
-    found = compared(evidence)
-    assert (found.lost, found.gained, len(found.flips)) == (0, len(ASKED), len(ASKED))
+    scored = compared(evidence)
+    assert (scored.lost, scored.gained, len(scored.flips)) == (0, len(ASKED), len(ASKED))

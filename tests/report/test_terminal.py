@@ -67,8 +67,8 @@ def test_the_first_screen_tells_release_machine_time_and_place() -> None:
     release = report.plan.cell.release
     assert release.engine.image is not None
     shown = _without_spaces(_shown(report, 80))
-    for told in (release.engine.image.reference, release.engine.digest, release.model, release.revision, "NVIDIA H200"):
-        assert _without_spaces(told) in shown
+    for expected in (release.engine.image.reference, release.engine.digest, release.model, release.revision, "NVIDIA H200"):
+        assert _without_spaces(expected) in shown
     assert _without_spaces("2026-03-14 10:40:53 UTC on host-7 by vllm-qualify 0.1.0") in shown
 
 

@@ -166,8 +166,8 @@ def test_a_measurement_tells_why_it_lacks_something() -> None:
 
 
 def test_repeats_share_one_unit() -> None:
-    found = valid("ttft_p99_ms", 333.8, "load", sample_count=30, repeats=[332.46, 333.8, 1335.14])
-    assert words.measurement_row(found).repeats == "332 · 334 · 1,335 ms"
+    measurement = valid("ttft_p99_ms", 333.8, "load", sample_count=30, repeats=[332.46, 333.8, 1335.14])
+    assert words.measurement_row(measurement).repeats == "332 · 334 · 1,335 ms"
 
 
 def test_a_long_reason_is_told_once() -> None:

@@ -165,9 +165,9 @@ class Meddled(DirectoryStore):
         super().__init__(folder)
         self.end = end
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         self._meddle(key)
-        return super().swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
         self._meddle(key)

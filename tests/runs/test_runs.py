@@ -132,11 +132,10 @@ class Observed:
         self.store.put_new(key, body, content_type)
         self.written.append(key)
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         self._write(key)
-        fresh = self.store.swap(key, body, content_type, tag)
+        self.store.swap(key, body, content_type, tag)
         self.written.append(key)
-        return fresh
 
     def _write(self, key: str) -> None:
         self.tried += 1

@@ -1,4 +1,4 @@
-"""What nobody has to decide: which reports a recipe's own rule may approve."""
+"""Automatic decisions: which reports a recipe's own rule may approve."""
 
 from vllm_qualify.approval.decision import waivers_used
 from vllm_qualify.report.model import Report
@@ -16,6 +16,6 @@ def why_by_hand(report: Report) -> str:
         return "becomes what later releases are compared with"
     if report.judgement.not_judged:
         return "has gates that were not judged, because there is nothing to hold them against"
-    if report.plan.code or report.plan.server.trust_remote_code:
+    if report.plan.foreign_code:
         return "runs code that is not the engine's, which could have changed what was measured"
     return ""

@@ -14,19 +14,19 @@ const cells = [...document.getElementById("cells").tBodies[0].rows].map(cellOf);
 // --- what a row tells
 
 function cellOf(row) {
-  const [state, newer, by, expires, engines, startedS, runs] = JSON.parse(row.dataset.told);
+  const [state, newer, by, expires, engines, startedS, runs] = JSON.parse(row.dataset.row);
   const parts = [...row.cells].slice(0, 4).map((column) => column.textContent);
   const until = endOf(expires);
   const isOver = until !== null && today >= until;
   return {
-    id: parts.join("/"), model: parts[0], gpu: parts[2], row, found: null,
+    id: parts.join("/"), model: parts[0], gpu: parts[2], row, text: null,
     state: isOver && state === "approved" ? "expired" : state, newer, by, until, engines, startedS, runs,
   };
 }
 
 function textOf(cell) {
-  cell.found ??= [cell.id, cell.state, cell.newer, cell.by, ...cell.engines, ...cell.runs].join(" ").toLowerCase();
-  return cell.found;
+  cell.text ??= [cell.id, cell.state, cell.newer, cell.by, ...cell.engines, ...cell.runs].join(" ").toLowerCase();
+  return cell.text;
 }
 
 // --- the rows

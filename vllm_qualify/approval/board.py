@@ -77,13 +77,13 @@ def _drawn(lines: Lines, there: bytes) -> bytes:
 
 def _with_new_row(lines: Lines, there: bytes, cell: str) -> bytes | None:
     """The board of the revision before with a new row for `cell`; None if it is another board, or has not one row for it."""
-    (head, tail, _), count, found = _frame(), there.count(b"\n" + _ROW), lines.brief(cell)
+    (head, tail, _), count, line = _frame(), there.count(b"\n" + _ROW), lines.brief(cell)
     before = [_filled(part, lines.revision - 1, count) for part in (head, tail)]
     begin = b"\n" + _begin(cell)
     at = there.find(begin)
-    if not there.startswith(before[0]) or not there.endswith(before[1]) or there.count(begin) != 1:
+    if at < 0 or there.find(begin, at + 1) >= 0 or not there.startswith(before[0]) or not there.endswith(before[1]):
         return None
-    row = b"\n" + _row(_of_brief(found), found.revision)
+    row = b"\n" + _row(_of_brief(line), line.revision)
     after = [_filled(part, lines.revision, count) for part in (head, tail)]
     # Views: the rows that stay are copied once.
     seen, ends = memoryview(there), there.find(b"\n", at + 1)
@@ -120,7 +120,7 @@ def _rows_in(there: bytes) -> dict[bytes, bytes]:
 
 
 def _row(shown: "ShownRow", revision: int) -> bytes:
-    text = _row_template().render(row=shown, revision=revision, told=json.dumps(_told(shown), separators=(",", ":")))
+    text = _row_template().render(row=shown, revision=revision, data=json.dumps(_data(shown), separators=(",", ":")))
     return text.replace("\n", "").encode()
 
 
@@ -175,18 +175,18 @@ def _parts(cell: str) -> tuple[str, ...]:
     return (*parts, *[""] * (4 - len(parts)))
 
 
-def _of_brief(found: Brief) -> ShownRow:
-    newest, last = (found.reports[0] if found.reports else None), found.last
+def _of_brief(line: Brief) -> ShownRow:
+    newest, last = (line.reports[0] if line.reports else None), line.last
     return ShownRow(
-        cell=found.cell,
+        cell=line.cell,
         state=_state(last, newest),
         newer=newest.standing if newest and last and newest.run_id != last.run_id else None,
-        engine=found.engine,
+        engine=line.engine,
         newest_engine=newest.engine if newest else None,
-        page=address("cells", found.cell, "index.html"),
-        approved=Link(_report(found.cell, last.run_id), day(last.at)) if last else None,
+        page=address("cells", line.cell, "index.html"),
+        approved=Link(_report(line.cell, last.run_id), day(last.at)) if last else None,
         last=last,
-        newest=_link(found.cell, newest) if newest else None,
+        newest=_link(line.cell, newest) if newest else None,
         newest_report=newest,
     )
 
@@ -219,8 +219,8 @@ def _gaps(known: Collection[str]) -> list[str]:
     return gaps
 
 
-def _told(shown: ShownRow) -> list[Any]:
-    """What `board.js` is told of a row, in its order."""
+def _data(shown: ShownRow) -> list[Any]:
+    """What `board.js` reads of a row, in its order."""
     last, newest = shown.last, shown.newest_report
     return [
         shown.state,
@@ -229,5 +229,5 @@ def _told(shown: ShownRow) -> list[Any]:
         last.expires.isoformat() if last else None,
         sorted({plain(engine) for engine in (shown.engine, shown.newest_engine) if engine}),
         int(newest.started_at.timestamp()) if newest and newest.started_at else None,
-        [plain(found.run_id) for found in (last, newest) if found],
+        [plain(report.run_id) for report in (last, newest) if report],
     ]

@@ -32,11 +32,11 @@ function figureOf(title, what, points, format) {
   const known = points.filter((point) => point.value !== null);
   if (!known.length) return figure(`${title}: no report has one that can be trusted.`);
   const values = known.map((point) => point.value);
-  const told = `newest ${format(values.at(-1))}, lowest ${format(Math.min(...values))}, highest ${format(Math.max(...values))}`;
+  const summary = `newest ${format(values.at(-1))}, lowest ${format(Math.min(...values))}, highest ${format(Math.max(...values))}`;
   const missing = points.length - known.length;
   const gaps = missing ? ` ${missing} of ${points.length} reports have no such value.` : "";
   const caption = `${title}, ${what}, from the oldest report to the newest. The filled point is the last approved one.${gaps}`;
-  return figure(caption, chart(`${title}: ${told}. The table has all values.`, points, known, format));
+  return figure(caption, chart(`${title}: ${summary}. The table has all values.`, points, known, format));
 }
 
 function figure(caption, ...drawings) {
@@ -62,7 +62,7 @@ function scaleOf(least, most) {
   const reach = most - least || Math.abs(most) / 10 || 1;
   const [from, to] = [Math.max(0, least - reach / 10), most + reach / 10];
   const magnitude = 10 ** Math.floor(Math.log10((to - from) / 3));
-  const step = [1, 2, 5, 10].map((factor) => factor * magnitude).find((found) => found >= (to - from) / 3.5);
+  const step = [1, 2, 5, 10].map((factor) => factor * magnitude).find((candidate) => candidate >= (to - from) / 3.5);
   const first = Math.ceil(from / step);
   const steps = Array.from({ length: Math.floor(to / step) - first + 1 }, (_, at) => (first + at) * step);
   const decimals = (_, format) => Math.max(0, Math.ceil(-Math.log10(step * (format === share ? 100 : 1)) - 1e-9));
@@ -77,7 +77,7 @@ function pathOf(points, x, y) {
 
 function marks(point, x, y, format) {
   const interval = point.lower === point.upper ? "" : ` (${format(point.lower)} to ${format(point.upper)})`;
-  const title = drawing("title", {}, `${point.name}, ${point.engine ?? "engine not told"}: ${format(point.value)}${interval}`);
+  const title = drawing("title", {}, `${point.name}, ${point.engine ?? "engine unknown"}: ${format(point.value)}${interval}`);
   const fill = point.isLast ? "currentColor" : "var(--panel)";
   const dot = { cx: x, cy: y(point.value), r: 4, stroke: "currentColor", "stroke-width": 1.5, fill };
   return [...(interval ? [line(x, y(point.lower), x, y(point.upper), 0.7)] : []), drawing("circle", dot, title)];

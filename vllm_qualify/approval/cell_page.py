@@ -57,13 +57,13 @@ class ShownRun:
 
     @property
     def output(self) -> str | None:
-        found = self.summary.output_tok_s_per_gpu if self.summary else None
-        return None if found is None else f"{float(f'{found:.5g}'):,.10g} tok/s"
+        rate_tok_s = self.summary.output_tok_s_per_gpu if self.summary else None
+        return None if rate_tok_s is None else f"{float(f'{rate_tok_s:.5g}'):,.10g} tok/s"
 
 
 def _shown(cell: str, line: ReportLine) -> ShownRun:
-    found = address("reports", cell, line.run_id, "report.html")
-    return ShownRun(line, f"{TO_ROOT}{found}" if found else "")
+    page = address("reports", cell, line.run_id, "report.html")
+    return ShownRun(line, f"{TO_ROOT}{page}" if page else "")
 
 
 def _data(row: Row, lines: Sequence[ReportLine]) -> str:

@@ -38,8 +38,8 @@ def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
         "the model's revision": (release.revision, other.revision),
         "the machine or its driver": (ours.fingerprint.id, theirs.fingerprint.id),
         "the server's configuration": (
-            (ours.server.arguments, ours.server.environment, ours.server.draft_digest),
-            (theirs.server.arguments, theirs.server.environment, theirs.server.draft_digest),
+            (ours.server.arguments, ours.server.environment, ours.server.inherited, ours.server.draft_digest),
+            (theirs.server.arguments, theirs.server.environment, theirs.server.inherited, theirs.server.draft_digest),
         ),
         "the gates": (ours.gates, theirs.gates),
         "the load": (

@@ -12,6 +12,7 @@ from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 from vllm_qualify.evidence.stages.table import wanted
 from vllm_qualify.judge.verdict import GateVerdict, worst
+from vllm_qualify.plan.contradiction import contradiction
 from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
 from vllm_qualify.recipe.gates import Verdict, Waiver
 from vllm_qualify.recipe.values import Frozen
@@ -32,7 +33,7 @@ class Ruling(Frozen):
     @model_validator(mode="after")
     def _is_somebodys(self) -> Self:
         if self.automatic != (self.by == RECIPE):
-            raise ValueError(f"'{RECIPE}' decides automatically, and nobody else")
+            raise ValueError(f"'{RECIPE}' decides automatically, and a person never does")
         if self.automatic and self.verdict != "approve":
             raise ValueError("nothing is rejected automatically")
         if self.reason is None and not self.automatic:
@@ -109,13 +110,16 @@ def parse_decision(body: bytes, place: str) -> StoredDecision:
 
 
 def check_passed(report: Report, today: date) -> None:
-    """Raises CallerError if something of the plan is missing, or a gate did not pass and no waiver holds for it on this day."""
-    if missing := _missing(report):
-        problem = f"run {report.run_id} cannot be approved: {missing}"
+    """Raises CallerError if a report must not be approved on this day.
+
+    Its plan contradicts itself, something of the plan is missing, or a gate did not pass and no waiver holds for it.
+    """
+    if wrong := contradiction(report.plan) or _missing(report):
+        problem = f"run {report.run_id} cannot be approved: {wrong}"
         raise CallerError(problem, "do not trust this report; qualify the cell again", "REPORT")
     if _verdict_on(report, today) == "pass" and report.passed:
         return
-    gates = [f"{found.gate.label}: {_why(found, today)}" for found in report.judgement.gates if _on(found, today) != "pass"]
+    gates = [f"{result.gate.label}: {_why(result, today)}" for result in report.judgement.gates if _on(result, today) != "pass"]
     without = f"its verdict is {report.judgement.verdict}" if report.judgement.gates else "no gate was judged"
     problem = f"run {report.run_id} cannot be approved: {'; '.join(gates) or without}"
     remedy = (
@@ -126,8 +130,12 @@ def check_passed(report: Report, today: date) -> None:
 
 def _missing(report: Report) -> str:
     """What of the plan its report lacks: a gate, or the evidence of a stage. Empty if it is whole."""
-    judged = [found.gate for found in report.judgement.gates]
-    if without := [gate.label for gate in report.plan.judged if gate not in judged]:
+    judged = [result.gate for result in report.judgement.gates]
+    # What is said not to be judged is shown, and signed; a gate of which nothing is said would be left out unseen.
+    mentioned = [*judged, *report.judgement.not_judged]
+    if without := [
+        gate.label for gate in report.plan.gates if gate not in (judged if gate in report.plan.judged else mentioned)
+    ]:
         return f"it has no verdict on {', '.join(without)}, which its plan asks for"
     with_files = {stage.stage for stage in report.stages if stage.files}
     if absent := [name for name in wanted(report.plan) if name not in with_files]:
@@ -137,7 +145,7 @@ def _missing(report: Report) -> str:
 
 def waivers_used(report: Report) -> list[Waiver]:
     """The waivers that the verdict depends on."""
-    return [found.waiver for found in report.judgement.gates if found.waiver and found.counts_as != found.verdict]
+    return [result.waiver for result in report.judgement.gates if result.waiver and result.counts_as != result.verdict]
 
 
 def _decision(run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> Decision:
@@ -167,14 +175,14 @@ def _day_after(waiver: Waiver) -> date:
 def _check_automatic(report: Report, wanted: Ruling) -> None:
     if wanted.automatic and waivers_used(report):
         names = ", ".join(waiver.gate for waiver in waivers_used(report))
-        problem = f"run {report.run_id} rests on a waiver ({names}), and is approved by nobody automatically"
+        problem = f"run {report.run_id} rests on a waiver ({names}), so it is not approved automatically"
         raise CallerError(problem, f"decide by name: `vllm-qualify approve {report.run_id}`", "REPORT")
 
 
 def _same(
-    found: StoredDecision, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime, place: str
+    stored: StoredDecision, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime, place: str
 ) -> StoredDecision:
-    decision = found.decision
+    decision = stored.decision
     about = (decision.cell, decision.run_id, decision.report_sha256, decision.manifest_sha256)
     if about != (run.cell, run.run_id, run.report_object.sha256, run.manifest_object.sha256):
         raise StoreError("the decision is about another report", "do not trust this run", place)
@@ -184,7 +192,7 @@ def _same(
         raise DecidedError(f"run {run.run_id} was already {decision.done}", _instead(decision), "REPORT")
     if decision.verdict == "approve":
         _check_possible(decision, run, valid_days, now, place)
-    return found
+    return stored
 
 
 def _check_possible(decision: Decision, run: PublishedRun, valid_days: int, now: datetime, place: str) -> None:
@@ -210,14 +218,14 @@ def _instead(decision: Decision) -> str:
 
 
 def _verdict_on(report: Report, today: date) -> Verdict:
-    return worst([_on(found, today) for found in report.judgement.gates])
+    return worst([_on(result, today) for result in report.judgement.gates])
 
 
-def _on(found: GateVerdict, today: date) -> Verdict:
+def _on(result: GateVerdict, today: date) -> Verdict:
     """The verdict that counts on this day."""
-    return found.verdict if found.waiver and today > found.waiver.expires else found.counts_as
+    return result.verdict if result.waiver and today > result.waiver.expires else result.counts_as
 
 
-def _why(found: GateVerdict, today: date) -> str:
-    waiver = found.expired or (found.waiver if found.waiver and today > found.waiver.expires else None)
-    return f"{found.verdict}, its waiver expired after {waiver.expires}" if waiver else found.verdict
+def _why(result: GateVerdict, today: date) -> str:
+    waiver = result.expired or (result.waiver if result.waiver and today > result.waiver.expires else None)
+    return f"{result.verdict}, its waiver expired after {waiver.expires}" if waiver else result.verdict

@@ -102,7 +102,7 @@ def _reader(plan: ServerPlan) -> list[str]:
     arguments = plan.engine_kind.arguments(plan.served(SERVED_PORT), "FILE")
     if isinstance(plan.engine, EngineImage):
         return [plan.engine.pinned, *arguments]
-    variables = [f"{name}={value}" for name, value in plan.environment.items()]
+    variables = [f"{name}={value}" for name, value in plan.variables.items()]
     return [*(("env", *variables) if variables else ()), "vllm", "serve", *arguments]
 
 

@@ -71,8 +71,8 @@ def baseline_of(store: Store, cell: str) -> str | None:
     listed = set(store.keys(approvals_folder(cell)))
     pointer = read_pointer(store, cell, listed)
     approved = (entry.run_id for entry in reversed(pointer.entries if pointer else []) if not entry.revoked)
-    found = next((run_id for run_id in approved if _establishes(store, cell, run_id)), None)
-    return found or _undecided_baseline(store, cell, listed)
+    baseline = next((run_id for run_id in approved if _establishes(store, cell, run_id)), None)
+    return baseline or _undecided_baseline(store, cell, listed)
 
 
 def decided_against(store: Store, cell: str, run_id: str) -> str | None:
@@ -92,12 +92,12 @@ def _establishes(store: Store, cell: str, run_id: str) -> bool:
 
 def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str | None:
     row = _stored_row(store, cell).known or _made(store, cell)
-    found = _baseline(row, _arrived(store, row)[0])
-    if found is None:
+    manifest = _baseline(row, _arrived(store, row)[0])
+    if manifest is None:
         return None
     # The index may be wrong; the manifests are not.
-    if decision_key(cell, found.run_id) not in listed and _establishes(store, cell, found.run_id):
-        return found.run_id
+    if decision_key(cell, manifest.run_id) not in listed and _establishes(store, cell, manifest.run_id):
+        return manifest.run_id
     every = (manifest for manifest in manifests(store, cell)[0].values() if decision_key(cell, manifest.run_id) not in listed)
     newest = max((manifest for manifest in every if manifest.is_baseline), key=order, default=None)
     return newest.run_id if newest else None
@@ -107,11 +107,11 @@ def announce(store: Store, cell: str, run_id: str) -> None:
     """Write into the cell's index that a run is about to be published, before its manifest is written. Raises StoreError."""
 
     def attempt() -> None:
-        found = _stored_row(store, cell)
-        row = found.known or _made(store, cell)
+        stored = _stored_row(store, cell)
+        row = stored.known or _made(store, cell)
         if run_id not in (*row.coming, *row.unreadable, *(line.run_id for line in row.reports)):
             row = row.model_copy(update={"coming": [*row.coming, run_id]})
-        _put(store, row, found)
+        _put(store, row, stored)
 
     swapped(attempt, "the cell's index", "publish the run again", store.locate(cell_index_key(cell)))
 
@@ -143,8 +143,8 @@ def refresh(store: Store, cell: str) -> Row:
 
     def attempt() -> Row:
         # The index is read before its sources: if another process writes it in between, this write fails.
-        found = _stored_row(store, cell)
-        return _put(store, _current(store, cell, found), found)
+        stored = _stored_row(store, cell)
+        return _put(store, _current(store, cell, stored), stored)
 
     return swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
 
@@ -161,10 +161,10 @@ def make_again(store: Store, cell: str) -> Row:
     """Make a cell's index and its page from all reports of the cell, whatever they said before. Raises as `refresh`."""
 
     def attempt() -> Row:
-        found = _stored_row(store, cell)
-        coming = found.known.coming if found.known else []
+        stored = _stored_row(store, cell)
+        coming = stored.known.coming if stored.known else []
         made = _completed(store, _made(store, cell).model_copy(update={"coming": coming}))
-        return _put(store, made, found)
+        return _put(store, made, stored)
 
     row = swapped(attempt, "the cell's index", "try again later", store.locate(cell_index_key(cell)))
     write_cell_page(store, row)
@@ -179,8 +179,8 @@ def write_index(store: Store) -> Index:
     """
 
     def attempt() -> Lines:
-        found = _stored_lines(store, of_any_version=True)
-        return _put_lines(store, lines_with(map(brief, _rows(store))), found)
+        stored = _stored_lines(store, of_any_version=True)
+        return _put_lines(store, lines_with(map(brief, _rows(store))), stored)
 
     lines = swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
     write_board(store, lines)
@@ -205,24 +205,24 @@ def _with_row(store: Store, row: Row) -> tuple[Lines, bool]:
     """
 
     def attempt() -> tuple[Lines, bool]:
-        found = _stored_lines(store)
-        if found.known is None:
-            return _put_lines(store, lines_with(map(brief, _rows(store))), found), False
-        told = found.known.revision_of(row.cell)
-        if told is not None and told >= row.revision:
-            return found.known, False
-        lines = _put_lines(store, found.known.changed(brief(row)), found)
-        return lines, lines is not found.known
+        stored = _stored_lines(store)
+        if stored.known is None:
+            return _put_lines(store, lines_with(map(brief, _rows(store))), stored), False
+        revision = stored.known.revision_of(row.cell)
+        if revision is not None and revision >= row.revision:
+            return stored.known, False
+        lines = _put_lines(store, stored.known.changed(brief(row)), stored)
+        return lines, lines is not stored.known
 
     return swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
 
 
-def _put_lines(store: Store, lines: Lines, found: _StoredLines) -> Lines:
+def _put_lines(store: Store, lines: Lines, stored: _StoredLines) -> Lines:
     """Write the index as the next revision, unless the store says the same. Raises ChangedError."""
-    if found.known is not None and found.known.text == lines.text:
-        return found.known
-    fresh = replace(lines, revision=found.revision + 1)
-    store.swap(INDEX_KEY, write_lines(fresh), JSON, found.tag)
+    if stored.known is not None and stored.known.text == lines.text:
+        return stored.known
+    fresh = replace(lines, revision=stored.revision + 1)
+    store.swap(INDEX_KEY, write_lines(fresh), JSON, stored.tag)
     return fresh
 
 
@@ -270,12 +270,12 @@ class _StoredRow(NamedTuple):
     revision: int
 
 
-def _put(store: Store, row: Row, found: _StoredRow) -> Row:
+def _put(store: Store, row: Row, stored: _StoredRow) -> Row:
     """Write the row as the next revision, unless the store says the same. Raises ChangedError."""
-    if found.known is not None and row.model_copy(update={"revision": found.revision}) == found.known:
-        return found.known
-    fresh = row.model_copy(update={"revision": found.revision + 1})
-    store.swap(cell_index_key(row.cell), fresh.model_dump_json(exclude_none=True).encode(), JSON, found.tag)
+    if stored.known is not None and row.model_copy(update={"revision": stored.revision}) == stored.known:
+        return stored.known
+    fresh = row.model_copy(update={"revision": stored.revision + 1})
+    store.swap(cell_index_key(row.cell), fresh.model_dump_json(exclude_none=True).encode(), JSON, stored.tag)
     return fresh
 
 
@@ -305,15 +305,15 @@ def _no_index(error: ValidationError, place: str) -> StoreError:
     return StoreError(f"not an index: {reason_of(error)}", _DELETE, place)
 
 
-def _current(store: Store, cell: str, found: _StoredRow) -> Row:
-    return _completed(store, found.known) if found.known else _made(store, cell)
+def _current(store: Store, cell: str, stored: _StoredRow) -> Row:
+    return _completed(store, stored.known) if stored.known else _made(store, cell)
 
 
 def _completed(store: Store, row: Row) -> Row:
     """The row with the runs that have come, and with what was decided until now."""
     arrived, unreadable = _arrived(store, row)
     missing = [run_id for run_id in row.coming if run_id not in arrived and run_id not in unreadable]
-    known = {line.run_id: line for line in row.reports} | {run_id: _line(found) for run_id, found in arrived.items()}
+    known = {line.run_id: line for line in row.reports} | {run_id: _line(manifest) for run_id, manifest in arrived.items()}
     update = {"coming": missing[-MOST_COMING:], "unreadable": unreadable[-MOST_COMING:], "baseline": _baseline(row, arrived)}
     return _decided(store, row.model_copy(update=update), known)
 
@@ -336,10 +336,10 @@ def _numbered(manifest: Manifest) -> Numbered:
 
 def _made(store: Store, cell: str) -> Row:
     """The row, made of all manifests of the cell."""
-    found, unreadable = manifests(store, cell)
+    readable, unreadable = manifests(store, cell)
     row = Row(cell=cell, unreadable=unreadable[-MOST_COMING:])
-    row = row.model_copy(update={"baseline": _baseline(row, found)})
-    return _decided(store, row, {run_id: _line(manifest) for run_id, manifest in found.items()})
+    row = row.model_copy(update={"baseline": _baseline(row, readable)})
+    return _decided(store, row, {run_id: _line(manifest) for run_id, manifest in readable.items()})
 
 
 def manifests(store: Store, cell: str) -> tuple[dict[str, Manifest], list[str]]:
@@ -352,15 +352,15 @@ def manifests(store: Store, cell: str) -> tuple[dict[str, Manifest], list[str]]:
 
 def _readable(store: Store, cell: str, run_ids: Iterable[str]) -> tuple[dict[str, Manifest], list[str]]:
     """The manifests that are there, by run, and the runs whose manifest cannot be read: one of these must not hide others."""
-    found, unreadable = {}, []
+    readable, unreadable = {}, []
     for run_id in run_ids:
         try:
-            found[run_id] = read_manifest(store, manifest_key(cell, run_id))
+            readable[run_id] = read_manifest(store, manifest_key(cell, run_id))
         except MissingObjectError:
             continue
         except UnreadableError:
             unreadable.append(run_id)
-    return found, unreadable
+    return readable, unreadable
 
 
 def _manifest(store: Store, cell: str, run_id: str) -> Manifest | None:
@@ -422,15 +422,15 @@ def _link(manifest: Manifest) -> ChainLink:
 
 def _with_standing(store: Store, cell: str, line: ReportLine, pointer: Pointer | None, listed: Collection[str]) -> ReportLine:
     entry = pointer.entry(line.run_id) if pointer else None
-    told: str | None = None
+    words: str | None = None
     standing: Standing
     if pointer and entry:
-        standing, told = _approved(entry, pointer)
+        standing, words = _approved(entry, pointer)
     elif decision_key(cell, line.run_id) in listed and (rejection := _rejection(store, cell, line.run_id)):
-        standing, told = "rejected", rejection
+        standing, words = "rejected", rejection
     else:
         standing = _undecided(line, pointer)
-    return line.model_copy(update={"standing": standing, "told": told})
+    return line.model_copy(update={"standing": standing, "told": words})
 
 
 def _approved(entry: Entry, pointer: Pointer) -> tuple[Standing, str]:

@@ -60,8 +60,8 @@ def checked_cell(text: str) -> str:
 
 def approval_at(key: str) -> tuple[str, str] | None:
     """Cell and run of an approval's key; None if it is not such a key."""
-    found = _APPROVAL.fullmatch(key)
-    return (found["cell"], found["run_id"]) if found else None
+    match = _APPROVAL.fullmatch(key)
+    return (match["cell"], match["run_id"]) if match else None
 
 
 def decision_key(cell: str, run_id: str) -> str:
@@ -121,13 +121,20 @@ def readable(document: object) -> bytes:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Raises ValueError if it is not a JSON object."""
+    """Raises ValueError if it is not a JSON object, or if a key is given twice: parsers differ in which value they take."""
     try:
-        document = json.loads(body)
+        document = json.loads(body, object_pairs_hook=_each_once)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
+    return document
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a key is given twice")
     return document
 
 

@@ -1,6 +1,6 @@
 """The index of all cells as lines, one for each cell: a change of one cell rewrites one line, and the others are not parsed.
 
-Whoever reads the index parses all of it.
+A reader of the index parses all of it.
 """
 
 import json
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from vllm_qualify.approval.row import INDEX_VERSION, Brief, Index
 
-_LINE = rb'\n\{"cell":("(?:[^"\\\n]|\\[^\n])*+"),"revision":([0-9]{1,18})[,}][^\n]*+'
+# A name in runs of plain characters, which is four times as fast as one character after the other.
+_LINE = rb'\n\{"cell":("[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"),"revision":([0-9]{1,18})[,}][^\n]*+'
 _LINES = re.compile(_LINE)
 # The last line alone has no comma.
 _INDEX = re.compile(
@@ -29,28 +30,30 @@ class Lines:
     def revision_of(self, cell: str) -> int | None:
         """The revision of the cell's own index that its line says; None without a line."""
         begin, end = self._place_of(cell)
-        found = _LINES.match(self.text, begin, end)
-        return int(found[2]) if found else None
+        match = _LINES.match(self.text, begin, end)
+        return int(match[2]) if match else None
 
     def revisions(self) -> Iterator[tuple[str, int]]:
         """All cells, sorted, each with the revision of its own index."""
-        return ((json.loads(found[1]), int(found[2])) for found in _LINES.finditer(self.text))
+        return ((json.loads(match[1]), int(match[2])) for match in _LINES.finditer(self.text))
 
     def brief(self, cell: str) -> Brief:
         """Raises ValidationError if the line is not one, or if there is none."""
         begin, end = self._place_of(cell)
         return Brief.model_validate_json(self.text[begin:end].removesuffix(b","))
 
-    def changed(self, found: Brief) -> "Lines":
+    def changed(self, brief: Brief) -> "Lines":
         """The index with this line in place of the cell's own; without one, it comes where the order wants it."""
-        begin, end = self._place_of(found.cell)
-        return Lines(self.revision, b"".join([self.text[:begin], _line(found), self.text[end:]]))
+        begin, end = self._place_of(brief.cell)
+        # Views: the lines that stay are copied once.
+        seen = memoryview(self.text)
+        return Lines(self.revision, b"".join([seen[:begin], _line(brief), seen[end:]]))
 
     def _place_of(self, cell: str) -> tuple[int, int]:
         """Where the cell's line begins and ends; without one, twice the place where it would begin."""
         begin = self.text.find(_begin(cell))
         if begin < 0:
-            later = (found.start() for found in _LINES.finditer(self.text) if json.loads(found[1]) > cell)
+            later = (match.start() for match in _LINES.finditer(self.text) if json.loads(match[1]) > cell)
             begin = next(later, len(self.text))
             return begin, begin
         end = self.text.find(b"\n", begin + 1)
@@ -62,26 +65,26 @@ def lines_of(index: Index) -> Lines:
 
 
 def lines_with(cells: Iterable[Brief], revision: int = 0) -> Lines:
-    known = {found.cell: found for found in cells}
+    known = {cell.cell: cell for cell in cells}
     return Lines(revision, b"".join(_line(known[cell]) for cell in sorted(known)))
 
 
 def write_lines(lines: Lines) -> bytes:
-    text = lines.text.removesuffix(b",")
-    return b'{"index_version":%d,"revision":%d,"cells":[%b\n]}' % (INDEX_VERSION, lines.revision, text)
+    text = memoryview(lines.text)[: -1 if lines.text else 0]
+    return b"".join([b'{"index_version":%d,"revision":%d,"cells":[' % (INDEX_VERSION, lines.revision), text, b"\n]}"])
 
 
 def parse_lines(body: bytes) -> Lines:
     """Raises ValidationError if it is not an index of this version."""
-    found = _INDEX.fullmatch(body)
-    if not found:
+    match = _INDEX.fullmatch(body)
+    if not match:
         # Somebody else wrote it: as another document of the same content, or none.
         return lines_of(Index.model_validate_json(body))
-    return Lines(int(found[1]), found[2] + b"," if found[2] else b"")
+    return Lines(int(match[1]), match[2] + b"," if match[2] else b"")
 
 
-def _line(found: Brief) -> bytes:
-    return b"\n%b," % found.model_dump_json(exclude_none=True).encode()
+def _line(cell: Brief) -> bytes:
+    return b"\n%b," % cell.model_dump_json(exclude_none=True).encode()
 
 
 def _begin(cell: str) -> bytes:

@@ -33,17 +33,21 @@ def matrix(store: Store, today: date) -> list[CellState]:
     # One limit for a share of them: a limit for each would cost a thread each, as long as some reads.
     shares = [sorted(cells)[number::AT_ONCE] for number in range(AT_ONCE)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [pointer for share in pool.map(lambda share: _pointers(store, share, cells), shares) for pointer in share]
-    states = (CellState(cell=found.cell, state=state_of(found.last, found, today), last=found.last) for found in found)
+        pointers = [pointer for share in pool.map(lambda share: _pointers(store, share, cells), shares) for pointer in share]
+    states = (_state(pointer, today) for pointer in pointers)
     return sorted(states, key=lambda state: state.cell)
+
+
+def _state(pointer: Pointer, today: date) -> CellState:
+    return CellState(cell=pointer.cell, state=state_of(pointer.last, pointer, today), last=pointer.last)
 
 
 def _pointers(store: Store, share: Sequence[str], cells: Mapping[str, list[str]]) -> list[Pointer]:
     try:
-        found = within(LIMIT_S, lambda: [read_pointer(store, cell, cells[cell]) for cell in share])
+        pointers = within(LIMIT_S, lambda: [read_pointer(store, cell, cells[cell]) for cell in share])
     except TimeoutError as error:
         raise StoreBusyError(f"{store.url}: its pointers were not read: {error}", "try again later", PLACE) from error
-    return [pointer for pointer in found if pointer]
+    return [pointer for pointer in pointers if pointer]
 
 
 def _listed(store: Store) -> dict[str, list[str]]:
@@ -59,11 +63,11 @@ def as_json(cells: list[CellState]) -> str:
 
 
 def table(cells: list[CellState]) -> Table:
-    found = Table(box=None, header_style="bold", pad_edge=False)
+    shown = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("cell", "state", "until", "by", "run"):
-        found.add_column(column, overflow="fold")
+        shown.add_column(column, overflow="fold")
     for cell in cells:
-        told = (cell.cell, cell.state, str(cell.last.expires), cell.last.by, cell.last.run_id)
+        columns = (cell.cell, cell.state, str(cell.last.expires), cell.last.by, cell.last.run_id)
         # A name is plain text, even if it looks like markup.
-        found.add_row(*map(Text, told))
-    return found
+        shown.add_row(*map(Text, columns))
+    return shown

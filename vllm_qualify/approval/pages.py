@@ -57,11 +57,11 @@ def read_page(store: Store, key: str, what: str) -> Page | None:
         stored = store.read(key)
     except MissingObjectError:
         return None
-    told = _REVISION.search(stored.body[:BEGIN])
-    if not told:
+    match = _REVISION.search(stored.body[:BEGIN])
+    if not match:
         remedy = "move it away, or give the store a folder or a prefix of its own"
         raise StoreError(f"not {what.replace('the ', 'a ', 1)}", remedy, store.locate(key))
-    return Page(int(told[1]), stored.tag, stored.body)
+    return Page(int(match[1]), stored.tag, stored.body)
 
 
 @cache

@@ -129,11 +129,11 @@ def parse_pointer(body: bytes, cell: str, place: str) -> Pointer:
     """Raises TamperedError if it is not as it was written, StoreError if it is of another version."""
     try:
         document = parse_object(body)
-        told = document.pop("sha256", None)
+        stated = document.pop("sha256", None)
     except ValueError as error:
         raise _tampered(place) from error
     text = canonical(document)
-    if told != sha256(text) or readable(document | {"sha256": told}) != body:
+    if stated != sha256(text) or readable(document | {"sha256": stated}) != body:
         raise _tampered(place)
     try:
         pointer = Pointer.model_validate_json(text)
@@ -159,8 +159,8 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
     key, seen = pointer_key(cell), list[list[str]]()
 
     def attempt() -> Pointer:
-        found = _current(store, cell)
-        before = found.pointer.entries if found else []
+        current = _current(store, cell)
+        before = current.pointer.entries if current else []
         if _is_in(before, entry):
             return Pointer(cell=cell, entries=before)
         if seen:
@@ -169,7 +169,7 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
         seen.append([other.run_id for other in before])
         _check_newer(before, entry, cell)
         moved = Pointer(cell=cell, entries=[*before, entry])
-        store.swap(key, pointer_bytes(moved), JSON, found.tag if found else None)
+        store.swap(key, pointer_bytes(moved), JSON, current.tag if current else None)
         return moved
 
     moved = swapped(attempt, "the pointer", "approve it again", store.locate(key))
@@ -198,7 +198,7 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
     """
     entry = _approval(_current(store, checked_cell(cell)), cell, run_id)
     first = _put_revocation(store, cell, entry.run_id, entry.revoked or by)
-    pointer = _write_revocations(store, cell)
+    pointer = _write_revocations(store, cell, entry.run_id)
     revoked = entry.model_copy(update={"revoked": first})
     if (first.by, first.reason) != (by.by, by.reason):
         raise DecidedError(f"run {entry.run_id} was already {first.done}", "nothing is left to be done", "CELL")
@@ -249,12 +249,12 @@ def _with_revocation(store: Store, cell: str, entry: Entry, listed: Collection[s
 def _read_revocation(store: Store, cell: str, run_id: str) -> Revocation:
     key = revocation_key(cell, run_id)
     try:
-        found = RevocationObject.model_validate_json(store.get(key))
+        stored = RevocationObject.model_validate_json(store.get(key))
     except ValidationError as error:
         raise _no_revocation(store.locate(key)) from error
-    if (found.cell, found.run_id) != (cell, run_id):
+    if (stored.cell, stored.run_id) != (cell, run_id):
         raise _no_revocation(store.locate(key))
-    return Revocation(by=found.by, at=found.at, reason=found.reason)
+    return Revocation(by=stored.by, at=stored.at, reason=stored.reason)
 
 
 def _no_revocation(place: str) -> TamperedError:
@@ -273,23 +273,23 @@ def _put_once(store: Store, key: str, document: dict[str, object]) -> None:
         store.put_new(key, readable(document), JSON)
 
 
-def _write_revocations(store: Store, cell: str) -> Pointer:
-    """Write into the pointer the revocations that it lacks."""
+def _write_revocations(store: Store, cell: str, run_id: str) -> Pointer:
+    """Write into the pointer the revocations that it lacks. That of `run_id` is there, also if a list does not show it yet."""
     key = pointer_key(cell)
 
     def attempt() -> Pointer:
-        found = _current(store, cell)
-        if found is None:
+        current = _current(store, cell, {*store.keys(approvals_folder(cell)), revocation_key(cell, run_id)})
+        if current is None:
             raise TamperedError("the pointer went meanwhile", _RESTORE, store.locate(key))
-        if found.pointer != found.written:
-            store.swap(key, pointer_bytes(found.pointer), JSON, found.tag)
-        return found.pointer
+        if current.pointer != current.written:
+            store.swap(key, pointer_bytes(current.pointer), JSON, current.tag)
+        return current.pointer
 
     return swapped(attempt, "the pointer", "revoke it again", store.locate(key))
 
 
-def _approval(found: _Current | None, cell: str, run_id: str | None) -> Entry:
-    entry = found and (found.pointer.last if run_id is None else found.pointer.entry(run_id))
+def _approval(current: _Current | None, cell: str, run_id: str | None) -> Entry:
+    entry = current and (current.pointer.last if run_id is None else current.pointer.entry(run_id))
     if not entry:
         which = f"run {run_id} has no approval in force" if run_id else "nothing is approved"
         raise CallerError(f"{which} in {cell}", "see `vllm-qualify approved list`", "CELL")

@@ -73,11 +73,15 @@ def published(manifest_object: StoredObject, manifest: Manifest, report_body: by
     if stored_object(named.key, report_body) != named:
         raise _untrusted("the report is not what its manifest says", place)
     report = read_report(report_body, place)
-    told = (report.plan.cell.id, report.run_id, report.plan.run_id, report.outcome)
-    if told != (manifest.cell, manifest.run_id, manifest.run_id, manifest.outcome):
+    reported = (report.plan.cell.id, report.run_id, report.plan.run_id, report.outcome)
+    if reported != (manifest.cell, manifest.run_id, manifest.run_id, manifest.outcome):
         raise _untrusted("the report is of another run than its manifest", place)
     if (manifest.establishes and not report.is_baseline) or manifest.new_anchor != report.is_new_anchor:
         raise _untrusted("the report is of another kind of run than its manifest says: no such baseline or anchor", place)
+    try:
+        document = parse_object(report_body)
+    except ValueError as error:
+        raise _untrusted(f"the report cannot be trusted: {error}", place) from error
     known = {(entry.key, entry.sha256) for entry in manifest.objects}
     if not known.issuperset((evidence_key(file), file.sha256) for file in report.files):
         raise _untrusted("the report has evidence that its manifest does not name", place)
@@ -86,7 +90,7 @@ def published(manifest_object: StoredObject, manifest: Manifest, report_body: by
         manifest=manifest,
         report_object=named,
         report=report,
-        document=parse_object(report_body),
+        document=document,
     )
 
 

@@ -140,5 +140,5 @@ def _approval(entry: Entry) -> BriefApproval:
 
 
 def _report(line: ReportLine) -> BriefReport:
-    told = line.model_dump(include={"run_id", "outcome", "started_at", "standing"})
-    return BriefReport(**told, engine=line.engine, tries=line.tried.number if line.tried else None)
+    fields = line.model_dump(include={"run_id", "outcome", "started_at", "standing"})
+    return BriefReport(**fields, engine=line.engine, tries=line.tried.number if line.tried else None)

@@ -157,8 +157,8 @@ def open_envelope(body: bytes, trusted: Sequence[PublicKey], place: str) -> Open
     signers, known = [list(envelope.signatures), [key.keyid for key in trusted]]
     if set(signers) & set(known):
         raise _tampered("what is signed is not what the key signed", place)
-    told = f"signed by key {', '.join(map(short_id, signers))}; trusted: {', '.join(map(short_id, known)) or 'none'}"
-    raise OtherKeyError(told, "trust it only with the public key from whoever approves your releases", place)
+    problem = f"signed by key {', '.join(map(short_id, signers))}; trusted: {', '.join(map(short_id, known)) or 'none'}"
+    raise OtherKeyError(problem, "trust it only with the public key from whoever approves your releases", place)
 
 
 class _SignatureForm(Frozen):
@@ -239,10 +239,10 @@ def _loaded(body: bytes, password: bytes | None) -> PrivateKeyTypes | None:
 
 
 def _blocks(body: bytes, place: str) -> list[bytes]:
-    found = [match[0] for match in _BLOCK.finditer(body)]
-    if not found:
+    blocks = [match[0] for match in _BLOCK.finditer(body)]
+    if not blocks:
         raise CallerError("this is not a public key in PEM", "give the file that ends in .pub", place)
-    return found
+    return blocks
 
 
 def _public(block: bytes, place: str) -> PublicKey:

@@ -97,7 +97,7 @@ def statement(run: PublishedRun, stored: StoredDecision) -> bytes:
         raise ValueError("nothing is stated of a rejected run")
     check_passed(report, decision.at.date())
     gates = report.judgement.gates
-    warned = [found.gate.label for found in gates if found.verdict != "pass"]
+    warned = [result.gate.label for result in gates if result.verdict != "pass"]
     return canonical(
         {
             "_type": STATEMENT_TYPE,
@@ -106,7 +106,7 @@ def statement(run: PublishedRun, stored: StoredDecision) -> bytes:
             "predicate": {
                 "result": "WARNED" if warned else "PASSED",
                 "configuration": _configuration(run),
-                "passedTests": [found.gate.label for found in gates if found.verdict == "pass"],
+                "passedTests": [result.gate.label for result in gates if result.verdict == "pass"],
                 "warnedTests": warned,
                 "failedTests": [],
                 "qualification": _qualification(run, stored) | {"expires": decision.expires.isoformat()},
@@ -153,8 +153,8 @@ def _part_subjects(part: Part) -> list[Document]:
 def _configuration(run: PublishedRun) -> list[Document]:
     """The report, which contains the whole plan, and the server's config file as it was written."""
     files = [file for file in run.report.files if file.path == CONFIG]
-    found = {run.report_object.key: run.report_object.sha256} | {evidence_key(file): file.sha256 for file in files}
-    return [{"name": key, "digest": {"sha256": sha256}} for key, sha256 in found.items()]
+    digests = {run.report_object.key: run.report_object.sha256} | {evidence_key(file): file.sha256 for file in files}
+    return [{"name": key, "digest": {"sha256": sha256}} for key, sha256 in digests.items()]
 
 
 def _qualification(run: PublishedRun, stored: StoredDecision) -> Document:
@@ -193,18 +193,18 @@ def _anchor(plan: Document | None) -> Document | None:
     return {"run_id": plan["run_id"], "chosen": plan["chosen"]} if plan else None
 
 
-def _gate(found: GateVerdict, raw: Document) -> Document:
-    interval = found.interval
+def _gate(result: GateVerdict, raw: Document) -> Document:
+    interval = result.interval
     return {
-        "name": found.gate.label,
+        "name": result.gate.label,
         "gate": raw["gate"],
-        "bound": found.gate.bound,
-        "unit": found.gate.unit,
-        "verdict": found.verdict,
-        "value": found.value,
+        "bound": result.gate.bound,
+        "unit": result.gate.unit,
+        "verdict": result.verdict,
+        "value": result.value,
         "interval": {"lower": interval.lower, "upper": interval.upper} if interval else None,
-        "sample_count": found.sample_count,
-        "waived": found.counts_as != found.verdict,
+        "sample_count": result.sample_count,
+        "waived": result.counts_as != result.verdict,
     }
 
 

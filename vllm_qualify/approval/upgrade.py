@@ -3,22 +3,20 @@
 Reports, evidence and approvals stay as they are. Every step can be repeated, so an upgrade that was stopped is called again.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from vllm_qualify.approval.index import is_whole, make_again, write_index
 from vllm_qualify.approval.layout import is_cell
+from vllm_qualify.engine.process import Tell
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.publish.layout import put_place, run_key, write_layout
 from vllm_qualify.publish.store import Store
 
 AT_ONCE = 16
 
-Tell = Callable[[str], None]
-
 
 def upgrade(store: Store, tell: Tell) -> None:
-    """Add what the store lacks, and at last the mark that it lacks nothing. `tell` is told what is done.
+    """Add what the store lacks, and last the mark that it lacks nothing. `tell` gets a line for each step.
 
     Raises:
         TamperedError: a cell's pointer is not as it was written.
@@ -40,13 +38,13 @@ def upgrade(store: Store, tell: Tell) -> None:
 def _cells(store: Store) -> dict[str, list[str]]:
     """The runs of each cell that has reports or approvals, the newest first."""
     keys = [key.rsplit("/", 2) for key in store.keys("reports/") if key.endswith("/manifest.json")]
-    found: dict[str, list[str]] = {}
+    runs: dict[str, list[str]] = {}
     for folder, run_id, _ in reversed(keys):
-        found.setdefault(folder.removeprefix("reports/"), []).append(run_id)
+        runs.setdefault(folder.removeprefix("reports/"), []).append(run_id)
     for key in store.keys("approvals/"):
         if key.endswith("/pointer.json"):
-            found.setdefault(key.removeprefix("approvals/").removesuffix("/pointer.json"), [])
-    return {cell: run_ids for cell, run_ids in found.items() if is_cell(cell)}
+            runs.setdefault(key.removeprefix("approvals/").removesuffix("/pointer.json"), [])
+    return {cell: run_ids for cell, run_ids in runs.items() if is_cell(cell)}
 
 
 def _place(store: Store, cell: str, run_id: str) -> str:
@@ -54,7 +52,7 @@ def _place(store: Store, cell: str, run_id: str) -> str:
     try:
         put_place(store, run_id, cell)
     except AlreadyExistsError:
-        return f"run {run_id} is in several cells: by its id that of another cell than {cell} is found"
+        return f"run {run_id} is in several cells: its id leads to another cell than {cell}"
     return ""
 
 

@@ -32,7 +32,7 @@ from vllm_qualify.approval.statement import Qualification, read_statement, state
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.publish.bundle import StoredObject
-from vllm_qualify.publish.directory import read_plain
+from vllm_qualify.publish.directory import read_file
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
 from vllm_qualify.publish.stores import open_store
@@ -65,7 +65,7 @@ class Verified(Frozen):
         return ServerPlan.model_validate(self.statement["predicate"]["qualification"]["server"])
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The result in one line."""
         checked = f"{self.objects_checked} objects checked" if self.is_whole else "evidence and revocation not checked"
         name = f"{self.cell}, run {self.run_id}"
@@ -119,7 +119,7 @@ def verify_file(path: Path, trusted: Sequence[PublicKey], now: datetime) -> Veri
     if _is_in_store(path):
         return verify(store_of_file(path), _key_of(path), trusted, now)
     try:
-        body = read_plain(path)
+        body = read_file(path)
     except OSError as error:
         raise CallerError(f"the approval cannot be read: {error.strerror}", "give its file or its cell", str(path)) from error
     opened = open_envelope(body, trusted, str(path))
@@ -251,7 +251,7 @@ def _check_date(stated: Qualification, now: datetime, place: str) -> None:
     at = stated.decision.at
     if at > now + MOST_SKEW:
         problem = f"it is dated {at:%Y-%m-%d %H:%M:%S} UTC, {round((at - now).total_seconds())} s from now"
-        remedy = "compare this machine's clock with others; if it is right, revoke the approval, for whose clock was wrong"
+        remedy = "compare this machine's clock with others; if it is right, the signer's clock was wrong: revoke the approval"
         raise FutureError(problem, f"{remedy}, and qualify the cell again or judge the run again", place)
 
 

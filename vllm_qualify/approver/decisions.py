@@ -30,9 +30,9 @@ class Desk:
 
     def lines(self) -> Iterator[tuple[str, BriefReport]]:
         """Each cell with its newest report and those that wait for a decision, the newest first. Raises StoreError."""
-        for found in read_index(self.store).cells:
-            for report in found.reports:
-                yield found.cell, report
+        for row in read_index(self.store).cells:
+            for report in row.reports:
+                yield row.cell, report
 
     def waiting(self) -> list[tuple[str, str]]:
         """Cell and run of each report that waits for a decision. Raises StoreError."""
@@ -80,19 +80,23 @@ class Desk:
         Raises:
             StoreError: the store cannot be read.
         """
-        if told := why_by_hand(run.report):
-            return told
+        if reason := why_by_hand(run.report):
+            return reason
+        name = run.report.plan.cell.recipe
+        if name not in self.recipes:
+            return f"is of the recipe {name}, which the approver does not have"
+        return next(self.departures(run), "")
+
+    def departures(self, run: PublishedRun) -> Iterator[str]:
+        """What of a run is not as the recipe and the store here say, in words that follow it. Raises StoreError."""
         plan = run.report.plan
         recipe = self.recipes.get(plan.cell.recipe)
-        if recipe is None:
-            return f"is of the recipe {plan.cell.recipe}, which the approver does not have"
-        if told := difference(plan, recipe):
-            return f"was not qualified as the approver's recipe says: {told}"
-        if told := why_not_the_cells(plan, self.store):
-            return told
+        if recipe and (reason := difference(plan, recipe)):
+            yield f"was not qualified as the approver's recipe says: {reason}"
         if left_out := not_counted(run, self.store):
-            return f"does not count {', '.join(left_out)}, in which its release did not pass"
-        return ""
+            yield f"does not count {', '.join(left_out)}, in which its release did not pass"
+        if reason := why_not_the_cells(plan, self.store):
+            yield reason
 
     def approve_automatically(self, cell: str, run_id: str) -> str:
         """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""

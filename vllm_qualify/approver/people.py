@@ -25,7 +25,7 @@ _PEOPLE: TypeAdapter[People] = TypeAdapter(People)
 
 
 def read_people(file: Path) -> People:
-    """Names, each with the SHA-256 of the person's key. A key is 32 random bytes, so a faster hash helps nobody to guess it.
+    """Names, each with the SHA-256 of the person's key. A key is 32 random bytes, so a fast hash makes no guess easier.
 
     Raises:
         CallerError: the file is not there or not valid, everybody may write it, or it names the recipe itself.

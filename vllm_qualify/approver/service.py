@@ -75,6 +75,8 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
             gates=gate_rows(run.report.judgement),
             standing=desk.standing(run),
             why_by_hand=desk.why_by_hand(run),
+            departures=list(desk.departures(run)),
+            valid_days=run.report.plan.approval.valid_days,
             place=desk.store.locate(f"{run.report.prefix}/report.html"),
         )
 
@@ -85,9 +87,9 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
         run = desk.run(checked_cell(cell), run_id)
         if form.get("report_sha256") != run.report_object.sha256:
             raise CallerError("this is not the report that you saw", "look at it again, and decide then", "report_sha256")
-        told = desk.decide(run, form.get("decision", ""), name, form.get("reason", ""))
-        logger.info("%s decided: %s", name, told)
-        return _page("done.html.jinja", name, told=told)
+        message = desk.decide(run, form.get("decision", ""), name, form.get("reason", ""))
+        logger.info("%s decided: %s", name, message)
+        return _page("done.html.jinja", name, message=message)
 
     @app.exception_handler(QualifyError)
     def refused(_: Request, error: QualifyError) -> HTMLResponse:

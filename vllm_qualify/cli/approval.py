@@ -132,12 +132,13 @@ def approved_get(
     """The configuration that was qualified, ready to be deployed. The approval is verified first."""
     from vllm_qualify.approval.formats import deployable, deployment_name
     from vllm_qualify.approval.verify import verify
+    from vllm_qualify.recipe.code import code_of_server
 
-    found = verify(_store(store), cell, _keys(public_key), datetime.now(UTC))
-    known = {"cell": found.cell, "run": found.run_id, "approved-by": found.by, "expires": str(found.expires)}
-    if found.server.trust_remote_code:
-        known["trusts"] = "the model's own code"
-    typer.echo(deployable(found.server, format, deployment_name(cell), known), nl=False)
+    verified = verify(_store(store), cell, _keys(public_key), datetime.now(UTC))
+    known = {"cell": verified.cell, "run": verified.run_id, "approved-by": verified.by, "expires": str(verified.expires)}
+    if code := code_of_server(verified.server.arguments, verified.server.environment):
+        known["trusts"] = "; ".join(code)
+    typer.echo(deployable(verified.server, format, deployment_name(cell), known), nl=False)
 
 
 @approved_app.command("export", epilog=CODES)
@@ -166,18 +167,18 @@ def verify(
 
     now, keys = datetime.now(UTC), _keys(public_key)
     is_file = what.endswith(".json") or Path(what).is_file()
-    found = verify_file(Path(what), keys, now) if is_file else verify_cell(_store(store), what, keys, now)
+    verified = verify_file(Path(what), keys, now) if is_file else verify_cell(_store(store), what, keys, now)
     if deep:
-        _judge_again(store_of_file(Path(what)) if is_file else _store(store), found)
-    told = f"{found.told}, and judged again" if deep else found.told
-    typer.echo(found.model_dump_json(indent=2) if json else told)
+        _judge_again(store_of_file(Path(what)) if is_file else _store(store), verified)
+    summary = f"{verified.summary}, and judged again" if deep else verified.summary
+    typer.echo(verified.model_dump_json(indent=2) if json else summary)
 
 
-def _judge_again(store: "Store", found: "Verified") -> None:
+def _judge_again(store: "Store", verified: "Verified") -> None:
     from vllm_qualify.approval.published import read_run
     from vllm_qualify.runs.judging import check_judgement
 
-    check_judgement(store, read_run(store, found.cell, found.run_id))
+    check_judgement(store, read_run(store, verified.cell, verified.run_id))
 
 
 @key_app.command("new", epilog="Exit codes: 0 done, 2 the caller's mistake, 3 the world's fault.")

@@ -68,7 +68,7 @@ def approver_serve(
     os.environ.pop(PRIVATE_KEY, None)
     recipes = [load_recipe(name).recipe for name in recipe or []]
     desk = Desk(opened, key, {each.name: each for each in recipes})
-    # What is wrong with the approvers or the store is told now, and not to the first person who decides.
+    # A problem of the approvers or the store ends the start, before anybody tries to decide.
     read_people(path)
     read_index(opened)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

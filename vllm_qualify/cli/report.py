@@ -31,11 +31,11 @@ def report_show(
     json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Show a report's first screen."""
-    found = _find_report(report, store)
+    stored = _find_report(report, store)
     if json:
-        typer.echo(found.text)
+        typer.echo(stored.text)
     else:
-        show(found.report, found.page)
+        show(stored.report, stored.page)
 
 
 @report_app.command("diff", epilog="Exit codes: 0 compared, whatever differs, 2 the caller's mistake, 3 the world's fault.")
@@ -48,15 +48,15 @@ def report_diff(
     """Compare two reports, of any cells: what went into them, and what came out."""
     from vllm_qualify.report.diff import diff
 
-    found = diff(_find_report(a, store).report, _find_report(b, store).report)
+    compared = diff(_find_report(a, store).report, _find_report(b, store).report)
     if json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(compared.model_dump_json(indent=2))
     else:
         from rich.console import Console
 
         from vllm_qualify.report.terminal import show_diff
 
-        show_diff(found, Console())
+        show_diff(compared, Console())
 
 
 def rejudge(
@@ -94,13 +94,13 @@ def publish(
     from vllm_qualify.runs.home import default_store_url
     from vllm_qualify.runs.publishing import publish_run
 
-    found = find_run(run)
-    if not (found.folder / REPORT).is_file():
-        remedy = f"judge and publish what it measured: vllm-qualify rejudge {found.id}"
-        raise CallerError(f"run {found.id} has not been judged", remedy, "RUN")
-    target, report = open_store(store or default_store_url()), found.report()
+    measured = find_run(run)
+    if not (measured.folder / REPORT).is_file():
+        remedy = f"judge and publish what it measured: vllm-qualify rejudge {measured.id}"
+        raise CallerError(f"run {measured.id} has not been judged", remedy, "RUN")
+    target, report = open_store(store or default_store_url()), measured.report()
     target.check()
-    published = publish_run(report, found, target)
+    published = publish_run(report, measured, target)
     show(report, published.page)
     if published.index_problem:
         typer.echo(f"warning: {published.index_problem}", err=True)

@@ -33,7 +33,7 @@ def prune(
     keep: Annotated[int, typer.Option(min=1, help="How many of the newest reports of each cell stay.")],
     older_than_days: Annotated[int, typer.Option(min=1, help="Only what is older goes.")],
     store: StoreOption = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it. Without this, only what would go is told.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it. Without this, it is only listed.")] = False,
 ) -> None:
     """Remove old reports of a store, and evidence that nothing else has.
 
@@ -49,7 +49,7 @@ def prune(
     if delete:
         typer.echo(f"removed: {pruning.prune(opened, policy, now, typer.echo).told}")
         return
-    found = pruning.plan(opened, policy, now)
-    for cell, run_id in found.runs:
+    planned = pruning.plan(opened, policy, now)
+    for cell, run_id in planned.runs:
         typer.echo(f"{cell}: run {run_id}")
-    typer.echo(f"would go: {found.told}; with --delete it is removed")
+    typer.echo(f"would go: {planned.told}; with --delete it is removed")

@@ -117,8 +117,8 @@ def _ask_once(
 ) -> ProbeAnswer:
     """Ask one question. A complete answer is kept in `cache`, if nothing that it depends on can change unnoticed."""
     kept = answer_file(candidate, group, cache, resolve=resolve)
-    if found := kept_answer(kept):
-        return found
+    if known := kept_answer(kept):
+        return known
     text = _answer(candidate, group, _question(group, resolve=resolve), check)
     answer = parse_answer(text)
     is_whole = not any(judgement.unclear for judgement in answer.servers) and all(answer.resolved.values())

@@ -84,9 +84,9 @@ def _of_table(version: str, option: str) -> Candidate:
 
 
 def _of_image(reference: str, option: str, progress: Callable[[str], None]) -> Candidate:
-    found = image.resolve(reference, option)
-    image.pull(found, progress)
-    return _of_engine(found, option)
+    resolved = image.resolve(reference, option)
+    image.pull(resolved, progress)
+    return _of_engine(resolved, option)
 
 
 def _of_engine(engine: Engine, option: str) -> Candidate:

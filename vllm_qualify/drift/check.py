@@ -59,7 +59,7 @@ class Checked(NamedTuple):
 
     @property
     def problems(self) -> list[FindingOfCells]:
-        return [told for told in self.findings if told.finding.is_problem]
+        return [each for each in self.findings if each.finding.is_problem]
 
     @property
     def fits(self) -> bool | None:
@@ -70,9 +70,9 @@ class Checked(NamedTuple):
 
     def lines(self) -> Iterator[str]:
         """Lines for people: problems first, each with its cells."""
-        for told in sorted(self.findings, key=lambda told: not told.finding.is_problem):
-            state = "problem" if told.finding.is_problem else "note"
-            yield f"{state:<8} {told.finding.kind:<20} {told.finding.told}  [{self._of(told.cells)}]"
+        for each in sorted(self.findings, key=lambda each: not each.finding.is_problem):
+            state = "problem" if each.finding.is_problem else "note"
+            yield f"{state:<8} {each.finding.kind:<20} {each.finding.told}  [{self._of(each.cells)}]"
         yield from (f"{'unknown':<8} {what}" for what in self.unknown)
         yield from (f"{'left out':<8} {what}" for what in self.left_out)
         yield f"vLLM {self.version}, {len(self.cells)} cells: {self._verdict()}"
@@ -91,7 +91,7 @@ class Checked(NamedTuple):
     def as_json(self) -> str:
         """The findings as JSON; `fits` is true, false or null."""
         findings = [
-            told.finding.model_dump() | {"is_problem": told.finding.is_problem, "cells": told.cells} for told in self.findings
+            each.finding.model_dump() | {"is_problem": each.finding.is_problem, "cells": each.cells} for each in self.findings
         ]
         answer = {"vllm": self.version, "fits": self.fits, "cells": self.cells, "findings": findings}
         return json.dumps(answer | {"unknown": self.unknown, "left_out": self.left_out}, indent=2)
@@ -118,8 +118,8 @@ def check_recipe(
     subjects = list(_subjects(loaded, choice, candidate, left_out))
     away = [] if candidate.table else list(_not_fetched(subjects))
     checked = _check(subjects, candidate, cache)
-    found = [*checked.findings, *_of_code(loaded, checked.cells, allow_code)]
-    checked = checked._replace(left_out=left_out, findings=found, unknown=[*checked.unknown, *away])
+    findings = [*checked.findings, *_of_code(loaded, checked.cells, allow_code)]
+    checked = checked._replace(left_out=left_out, findings=findings, unknown=[*checked.unknown, *away])
     if against is None:
         return checked
     before, now = table_from(against, cache), table_from(candidate, cache)
@@ -167,7 +167,7 @@ def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None
             f"vLLM {candidate.version} does not take what the recipe asks of it",
             "mend the recipe, with by_version where it is to serve several versions; vllm-qualify recipe check shows more",
             CHECK,
-            [f"{told.finding.told} ({', '.join(told.cells)})" for told in checked.problems],
+            [f"{each.finding.told} ({', '.join(each.cells)})" for each in checked.problems],
             kind="recipe-drift",
         )
     return checked.unknown
@@ -204,14 +204,14 @@ def _left_out(loaded: LoadedRecipe, choice: Choice, version: str) -> Iterator[st
 
 
 def _subjects(loaded: LoadedRecipe, choice: Choice, candidate: Candidate, left_out: list[str]) -> Iterator[Subject]:
-    recipe, found = loaded.recipe, False
+    recipe, count = loaded.recipe, 0
     for gpu_type, variant, profile in recipe.cells(candidate.version):
         wanted = ((choice.gpu_type, gpu_type), (choice.variant, variant), (choice.profile, profile))
         if recipe.variants[variant].of_vllm and all(chosen in (None, name) for chosen, name in wanted):
             selection = select(loaded, Choice(gpu_type=gpu_type, variant=variant, profile=profile), None)
-            found = True
+            count += 1
             yield _subject(loaded, selection, profile, candidate)
-    if not found:
+    if not count:
         known = f"it has the GPU types {', '.join(recipe.gpu_types)} and the variants {', '.join(recipe.variants)}"
         problem = f"the recipe has nothing of this choice for vLLM {candidate.version}"
         raise CallerError(problem, "; ".join([known, *left_out]), "RECIPE")
@@ -256,15 +256,17 @@ def _pair(capability: str) -> tuple[int, int]:
 def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path, check: Callable[[], None] = lambda: None) -> Checked:
     cells = [subject.cell for subject in subjects]
     if candidate.table is not None:
-        found = [(subject.cell, _by_table(subject, candidate.table)) for subject in subjects]
+        findings = [(subject.cell, _by_table(subject, candidate.table)) for subject in subjects]
         same = candidate.version == candidate.table.version
         newer = [] if same else [f"what changed after vLLM {candidate.table.version}, whose table this is"]
-        return Checked(candidate.version, cells, _by_finding(found), [*newer, UNASKED])
+        return Checked(candidate.version, cells, _by_finding(findings), [*newer, UNASKED])
     answer, judgements = ask(candidate, subjects, cache, check=check)
-    found = [(subject.cell, _findings(subject, judgements.get(subject.cell), answer)) for subject in subjects]
+    findings = [(subject.cell, _findings(subject, judgements.get(subject.cell), answer)) for subject in subjects]
     why = _unjudged(subjects, judgements)
-    unknown = [f"whether options refuse each other, for {len(of)} of {len(cells)} cells: {told}" for told, of in why.items()]
-    return Checked(candidate.version, cells, _by_finding(found), unknown, sum(map(len, why.values())))
+    unknown = [
+        f"whether options refuse each other, for {len(of)} of {len(cells)} cells: {because}" for because, of in why.items()
+    ]
+    return Checked(candidate.version, cells, _by_finding(findings), unknown, sum(map(len, why.values())))
 
 
 def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
@@ -273,17 +275,17 @@ def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
 
 def _findings(subject: Subject, judgement: EngineJudgement | None, answer: ProbeAnswer) -> list[Finding]:
     """The table's findings that vLLM itself did not accept, and, if none is about the server, what vLLM refuses."""
-    found = _by_table(subject, answer)
+    findings = _by_table(subject, answer)
     if judgement is None or subject.asked is None:
-        return found
+        return findings
     is_of_this_build = answer.build == "cuda" or subject.asked.device is None
-    found += drift.unnamed(judgement.unnamed)
+    findings += drift.unnamed(judgement.unnamed)
     if is_of_this_build and judgement.parsed:
         taken = drift.OF_THE_PARSER if judgement.refused or judgement.unclear else drift.OF_THE_SERVER
-        found = [finding for finding in found if finding.kind not in taken]
-    if judgement.refused is None or any(finding.kind in drift.ABOUT_THE_SERVER for finding in found):
-        return found
-    return [*found, drift.refusal(judgement.refused, answer.version, is_of_this_build)]
+        findings = [finding for finding in findings if finding.kind not in taken]
+    if judgement.refused is None or any(finding.kind in drift.ABOUT_THE_SERVER for finding in findings):
+        return findings
+    return [*findings, drift.refusal(judgement.refused, answer.version, is_of_this_build)]
 
 
 def _unjudged(subjects: Sequence[Subject], judgements: Mapping[str, EngineJudgement]) -> dict[str, list[str]]:
@@ -298,9 +300,9 @@ def _unjudged(subjects: Sequence[Subject], judgements: Mapping[str, EngineJudgem
     return why
 
 
-def _by_finding(found: Iterable[tuple[str, list[Finding]]]) -> list[FindingOfCells]:
+def _by_finding(of_cells: Iterable[tuple[str, list[Finding]]]) -> list[FindingOfCells]:
     cells: dict[Finding, list[str]] = {}
-    for cell, findings in found:
+    for cell, findings in of_cells:
         for finding in findings:
             cells.setdefault(finding, []).append(cell)
     return [FindingOfCells(finding, names) for finding, names in cells.items()]

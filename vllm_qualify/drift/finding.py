@@ -30,7 +30,7 @@ FindingKind = Literal[
 ]
 NOTES = ("perhaps-refused", "changed-default", "trusts-code")
 # Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters
-# of an option, and takes a second value of an option for the model: what is found of these counts, whatever the parser says.
+# of an option, and takes a second value of an option for the model: findings about these count, whatever the parser says.
 OF_THE_PARSER = ("unknown-field",)
 OF_THE_SERVER = (*OF_THE_PARSER, "bad-value")
 ABOUT_THE_SERVER = (*OF_THE_SERVER, "unknown-option", "spare-value", "unnamed-option")
@@ -86,8 +86,8 @@ def runs_code(line: str, *, is_allowed: bool) -> Finding:
 
 def unnamed(options: Iterable[str]) -> list[Finding]:
     """Options that the engine's parser read from the config file, and that no key there names."""
-    told = "is set, and no key of the recipe names it: a value was read as an option, or as the model"
-    return [Finding(kind="unnamed-option", name=name, told=f"--{name} {told}") for name in options]
+    problem = "is set, and no key of the recipe names it: a value was read as an option, or as the model"
+    return [Finding(kind="unnamed-option", name=name, told=f"--{name} {problem}") for name in options]
 
 
 def changed_defaults(server: ServerArguments, before: EngineTable, now: EngineTable) -> list[Finding]:
@@ -120,8 +120,8 @@ def _difference(
         for field in [field for field in new if field in old]:
             yield from _difference(f"{name}.{field}", (old[field], new[field]), of, before, now)
     elif old != new:
-        told = f"--{name} is {_short(old)} by default in {before.version} and {_short(new)} in {now.version}{of}"
-        yield Finding(kind="changed-default", name=name, told=told)
+        text = f"--{name} is {_short(old)} by default in {before.version} and {_short(new)} in {now.version}{of}"
+        yield Finding(kind="changed-default", name=name, told=text)
 
 
 def _given_twice(server: ServerArguments, table: EngineTable) -> Iterator[Finding]:
@@ -132,8 +132,8 @@ def _given_twice(server: ServerArguments, table: EngineTable) -> Iterator[Findin
         names.setdefault(destination.destination if destination else name, []).append(name)
     for given in names.values():
         if len(given) > 1 and not any("." in name for name in given):
-            told = f"--{' and --'.join(given)} are one option: give one of them"
-            yield Finding(kind="bad-value", name=given[0], told=told)
+            problem = f"--{' and --'.join(given)} are one option: give one of them"
+            yield Finding(kind="bad-value", name=given[0], told=problem)
 
 
 def _option_of(name: str, table: EngineTable) -> Option | None:
@@ -142,17 +142,17 @@ def _option_of(name: str, table: EngineTable) -> Option | None:
 
 def _of_option(name: str, value: JsonValue, table: EngineTable) -> Iterator[Finding]:
     plain, _, path = name.partition(".")
-    found = _option_of(name, table)
-    fields = None if found is None else _config_of(found, table)
-    if found is None:
+    option = _option_of(name, table)
+    fields = None if option is None else _config_of(option, table)
+    if option is None:
         hint = _nearest(plain, table.options)
         yield Finding(kind="unknown-option", name=name, told=f"vLLM {table.version} has no option --{plain}{hint}")
     elif path or (fields is not None and isinstance(_as_mapping(value), dict)):
         yield from _of_config(plain, _nested(path, value), fields or {}, table)
-    elif isinstance(value, list) and len(value) > 1 and not found.several:
+    elif isinstance(value, list) and len(value) > 1 and not option.several:
         yield Finding(kind="spare-value", name=name, told=f"--{name} {_short(value)}: it takes one value")
     else:
-        problem = _problem_of_flag(plain, value, found) if found.is_flag else _problem_of_value(value, found, table)
+        problem = _problem_of_flag(plain, value, option) if option.is_flag else _problem_of_value(value, option, table)
         if problem:
             yield Finding(kind="bad-value", name=name, told=f"--{name} {_short(value)}: {problem}")
 
@@ -172,10 +172,10 @@ def _as_mapping(value: JsonValue) -> JsonValue:
 
 def _nested(path: str, value: JsonValue) -> dict[str, JsonValue]:
     """The mapping that `--compilation-config.pass_config.eliminate_noops true` means."""
-    found = _as_mapping(value)
+    fields = _as_mapping(value)
     for step in reversed(path.split(".") if path else []):
-        found = {step: found}
-    return found if isinstance(found, dict) else {}
+        fields = {step: fields}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _positive(name: str, table: EngineTable) -> str:
@@ -230,14 +230,14 @@ def _problem_of_number(number: JsonValue, option: Option, table: EngineTable) ->
 def _of_config(name: str, value: dict[str, JsonValue], fields: dict[str, Schema], table: EngineTable) -> Iterator[Finding]:
     for field, inner in value.items():
         if field not in fields:
-            told = f"--{name} has no field {field} in vLLM {table.version}{_nearest(field, fields)}"
-            yield Finding(kind="unknown-field", name=f"{name}.{field}", told=told)
-        elif problem := _first_error(inner, fields[field]):
-            yield Finding(kind="bad-value", name=f"{name}.{field}", told=f"--{name}.{field} {_short(inner)}: {problem}")
+            problem = f"--{name} has no field {field} in vLLM {table.version}{_nearest(field, fields)}"
+            yield Finding(kind="unknown-field", name=f"{name}.{field}", told=problem)
+        elif refusal := _first_error(inner, fields[field]):
+            yield Finding(kind="bad-value", name=f"{name}.{field}", told=f"--{name}.{field} {_short(inner)}: {refusal}")
 
 
 def _config_of(option: Option, table: EngineTable) -> dict[str, Schema] | None:
-    """The fields of a `…_config` option's class, found by its name: `compilation_config` is a CompilationConfig."""
+    """The fields of a `…_config` option's class, looked up by its name: `compilation_config` is a CompilationConfig."""
     wanted = option.destination.replace("_", "")
     return next((fields for name, fields in table.configs.items() if name.lower() == wanted), None)
 
@@ -275,8 +275,8 @@ def _of_environment(environment: Environment, table: EngineTable) -> list[Findin
 
 def _of_metrics(table: EngineTable) -> list[Finding]:
     unknown = [name for name in COUNTERS_READ if name not in table.metrics]
-    told = "vLLM {} has no counter {}, which decides whether a load is valid"
-    return [Finding(kind="unknown-metric", name=name, told=told.format(table.version, name)) for name in unknown]
+    problem = "vLLM {} has no counter {}, which decides whether a load is valid"
+    return [Finding(kind="unknown-metric", name=name, told=problem.format(table.version, name)) for name in unknown]
 
 
 def _short(value: JsonValue) -> str:

@@ -83,18 +83,18 @@ def serve_parser() -> argparse.ArgumentParser:
     return typing.cast("argparse.ArgumentParser", parser)
 
 
-def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def accepted_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Every name that the parser accepts, even if its help omits it. Names that switch a flag off are listed with the flag."""
     names: dict[argparse.Action, list[str]] = {}
     for name, action in parser._option_string_actions.items():
         if name.startswith("--"):
             names.setdefault(action, []).append(name)
-    found: dict[str, Any] = {}
+    options_by_name: dict[str, Any] = {}
     for action, given in names.items():
         negatives = [name for name in given if is_negative(name, action)]
         about = option(action, [name.removeprefix("--") for name in negatives])
-        found |= {name.removeprefix("--"): about for name in given if name not in negatives}
-    return found
+        options_by_name |= {name.removeprefix("--"): about for name in given if name not in negatives}
+    return options_by_name
 
 
 def is_negative(name: str, action: argparse.Action) -> bool:
@@ -111,25 +111,25 @@ def option(action: argparse.Action, negatives: list[str]) -> dict[str, Any]:
         "several": action.nargs in ("+", "*") or (isinstance(action.nargs, int) and action.nargs > 0),
         "choices": sorted(map(str, action.choices)) if action.choices is not None else None,
         "type": getattr(action.type, "__name__", None),
-        "default": None if action.default is argparse.SUPPRESS else plain(action.default),
+        "default": None if action.default is argparse.SUPPRESS else json_value(action.default),
         "destination": action.dest,
     }
 
 
-def plain(found: Any) -> Any:
+def json_value(value: Any) -> Any:
     """As JSON, or as text where JSON has no form for it."""
     try:
-        return json.loads(json.dumps(found, default=as_json))
+        return json.loads(json.dumps(value, default=encoded))
     except (TypeError, ValueError):
-        return repr(found)
+        return repr(value)
 
 
-def as_json(found: Any) -> Any:
-    if dataclasses.is_dataclass(found) and not isinstance(found, type):
-        return {field.name: getattr(found, field.name, None) for field in dataclasses.fields(found)}
-    if isinstance(found, set | frozenset):
-        return sorted(map(str, found))
-    return str(found)
+def encoded(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    return str(value)
 
 
 def configs() -> dict[str, Any]:
@@ -158,15 +158,15 @@ def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
     if about is not None and about.metadata:
         hint = typing.Annotated[hint, *about.metadata]
     try:
-        found = TypeAdapter(hint).json_schema()
+        described = TypeAdapter(hint).json_schema()
     except (PydanticUserError, NameError, TypeError, ValueError):
         return None
     names = sorted({name for cls in enums(hint) for member in cls.__members__ for name in (member, member.lower())})
     if not names:
-        return found
+        return described
     # References begin at the top.
-    definitions = {"$defs": found.pop("$defs")} if "$defs" in found else {}
-    return {"anyOf": [found, {"enum": names}]} | definitions
+    definitions = {"$defs": described.pop("$defs")} if "$defs" in described else {}
+    return {"anyOf": [described, {"enum": names}]} | definitions
 
 
 def enums(hint: Any) -> list[Any]:
@@ -178,14 +178,14 @@ def enums(hint: Any) -> list[Any]:
 
 def metrics(package: Path) -> list[str]:
     """Every text in vLLM's source that is a metric's name."""
-    found = set()
+    names_read = set()
     for path in package.rglob("*.py"):
         text = path.read_text(encoding="utf-8", errors="replace")
         if METRIC_PREFIX in text:
             constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
             names = (value for value in constants if isinstance(value, str) and value.startswith(METRIC_PREFIX))
-            found |= {name for name in names if name.removeprefix(METRIC_PREFIX).replace("_", "").isalnum()}
-    return sorted(found)
+            names_read |= {name for name in names if name.removeprefix(METRIC_PREFIX).replace("_", "").isalnum()}
+    return sorted(names_read)
 
 
 # --- how it configures a server
@@ -282,7 +282,7 @@ def stand_in_for_a_driver(device: dict[str, Any]) -> None:
         "is_fully_connected": lambda *_, **__: True,
         "log_warnings": lambda *_, **__: None,
     }
-    methods = {name: staticmethod(told) for name, told in facts.items()}
+    methods = {name: staticmethod(fact) for name, fact in facts.items()}
     platforms._current_platform = type("StandIn", (cuda.CudaPlatformBase,), methods)()
     for name in ("vllm.utils", "vllm.utils.torch_utils"):
         module: Any = importlib.import_module(name)
@@ -307,21 +307,21 @@ def read(config: str, parser: argparse.ArgumentParser) -> argparse.Namespace:
         return parser.parse_args(["--config", str(path)])
 
 
-def unnamed(config: str, found: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+def unnamed_options(config: str, parsed: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
     """The options that differ from their defaults, and that no key of the config file names."""
     yaml: Any = importlib.import_module("yaml")
     names = {action: action.option_strings for action in parser._actions}
     keys = {f"--{str(key).partition('.')[0].replace('_', '-')}" for key in yaml.safe_load(config)}
     named = {action.dest for action, given in names.items() if keys & set(given)}
     defaults = vars(parser.parse_args([]))
-    changed = [dest for dest, value in vars(found).items() if dest not in named | {"config"} and value != defaults.get(dest)]
+    changed = [dest for dest, value in vars(parsed).items() if dest not in named | {"config"} and value != defaults.get(dest)]
     return [dest.replace("_", "-") for dest in changed]
 
 
-def arguments_of(found: argparse.Namespace) -> Any:
+def arguments_of(parsed: argparse.Namespace) -> Any:
     """vLLM's arguments of a server."""
     arguments: Any = importlib.import_module("vllm.engine.arg_utils")
-    return arguments.AsyncEngineArgs.from_cli_args(found)
+    return arguments.AsyncEngineArgs.from_cli_args(parsed)
 
 
 def configured(arguments: Any) -> Any:
@@ -335,13 +335,13 @@ def judged(server: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"parsed": False, "unnamed": [], "refused": None, "unclear": None}
     try:
         parser = serve_parser()
-        found = read(server["config"], parser)
-        answer |= {"parsed": True, "unnamed": unnamed(server["config"], found, parser)}
-        configured(arguments_of(found))
+        parsed = read(server["config"], parser)
+        answer |= {"parsed": True, "unnamed": unnamed_options(server["config"], parsed, parser)}
+        configured(arguments_of(parsed))
     except (ValueError, NotImplementedError) as error:
-        answer["unclear" if answer["parsed"] and is_of_the_model(error) else "refused"] = in_words(error)
+        answer["unclear" if answer["parsed"] and is_of_the_model(error) else "refused"] = message_of(error)
     except Exception as error:  # whatever it is, it says nothing against the server
-        answer["unclear"] = f"{type(error).__name__}: {in_words(error)}"
+        answer["unclear"] = f"{type(error).__name__}: {message_of(error)}"
     return answer
 
 
@@ -354,11 +354,11 @@ def is_of_the_model(error: BaseException) -> bool:
         inner = [one.__cause__, one.__context__]
         if hasattr(one, "errors"):
             inner += [about.get("ctx", {}).get("error") for about in typing.cast("Any", one).errors()]
-        seen += [found for found in inner if isinstance(found, BaseException) and found not in seen]
+        seen += [cause for cause in inner if isinstance(cause, BaseException) and cause not in seen]
     return any(isinstance(one, OSError) for one in seen)
 
 
-def in_words(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The error's text; pydantic's errors are without their echo of the input."""
     if hasattr(error, "errors"):
         each = typing.cast("Any", error).errors(include_url=False, include_context=False, include_input=False)
@@ -378,13 +378,13 @@ def resolved_for(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model | SIZES), encoding="utf-8")
         made = configured(arguments_of(read(json.dumps({"model": folder, "skip-tokenizer-init": True}), parser)))
-    found = {}
-    for name, about in options(parser).items():
+    defaults = {}
+    for name, about in accepted_options(parser).items():
         values = [getattr(part, about["destination"], None) for part in vars(made).values()]
         known = [value for value in values if value is not None]
         if len(known) == 1 and isinstance(known[0], bool | int | float | str) and folder not in str(known[0]):
-            found[name] = plain(known[0])
-    return found
+            defaults[name] = json_value(known[0])
+    return defaults
 
 
 # --- each in a process of its own, since a process takes a platform only once
@@ -398,7 +398,7 @@ def apart(work: typing.Callable[..., Any], *arguments: Any) -> tuple[int, int]:
         try:
             answer = work(*arguments)
         except BaseException as error:  # whatever it is, it must reach the parent
-            answer = {"parsed": False, "refused": None, "unclear": f"{type(error).__name__}: {in_words(error)}"}
+            answer = {"parsed": False, "refused": None, "unclear": f"{type(error).__name__}: {message_of(error)}"}
         with os.fdopen(writing, "w") as out:
             json.dump(answer, out)
         os._exit(0)
@@ -414,7 +414,7 @@ def ended(started: tuple[int, int]) -> Any:
     return json.loads(text) if text else {"parsed": False, "refused": None, "unclear": "it ended without a word"}
 
 
-def told(device: dict[str, Any] | None, is_home: bool, servers: list[dict[str, Any]]) -> dict[str, Any]:
+def answer_on(device: dict[str, Any] | None, is_home: bool, servers: list[dict[str, Any]]) -> dict[str, Any]:
     """What vLLM on this device says about these servers, in their order. With `is_home` it also says what it knows."""
     if device is not None:
         stand_in_for_a_driver(device)
@@ -426,7 +426,7 @@ def knowledge(parser: argparse.ArgumentParser) -> dict[str, Any]:
     vllm: Any = importlib.import_module("vllm")
     envs: Any = importlib.import_module("vllm.envs")
     return {
-        "options": options(parser),
+        "options": accepted_options(parser),
         "configs": configs(),
         "environment": sorted(envs.environment_variables),
         "metrics": metrics(Path(str(vllm.__file__)).parent),
@@ -447,7 +447,7 @@ def asked_of_each(servers: list[dict[str, Any]], has_platform: bool) -> dict[str
     home = json.dumps(None) if has_platform else next(iter(by_device), json.dumps(A_GPU))
     by_device.setdefault(home, [])
     started = {
-        device: apart(told, json.loads(device), device == home, [servers[number] for number in numbers])
+        device: apart(answer_on, json.loads(device), device == home, [servers[number] for number in numbers])
         for device, numbers in by_device.items()
     }
     answers = {device: ended(child) for device, child in started.items()}

@@ -133,14 +133,14 @@ def _await(
 ) -> str:
     """Wait for the end of an order. Returns what the worker says then."""
     wanted = re.compile(rf"^{re.escape(MARK)} {name} (\{{.*\}})$", re.MULTILINE)
-    told = (0, 0)
+    shown = (0, 0)
 
     def answer() -> str | None:
-        nonlocal told
+        nonlocal shown
         written = _since(bench.process.log, log_from)
-        told = _tell(written, told, progress)
-        if found := wanted.search(written):
-            return found[1]
+        shown = _tell(written, shown, progress)
+        if match := wanted.search(written):
+            return match[1]
         check()
         _check_running(bench.process, place)
         return None
@@ -156,9 +156,9 @@ def _check_running(process: Running, place: str) -> None:
         )
 
 
-def _tell(written: str, told: tuple[int, int], progress: Progress) -> tuple[int, int]:
-    found = PROGRESS.findall(written[-4096:]) or PROGRESS.findall(written)
-    now = (int(found[-1][0]), int(found[-1][1])) if found else told
-    if now != told:
+def _tell(written: str, shown: tuple[int, int], progress: Progress) -> tuple[int, int]:
+    counts = PROGRESS.findall(written[-4096:]) or PROGRESS.findall(written)
+    now = (int(counts[-1][0]), int(counts[-1][1])) if counts else shown
+    if now != shown:
         progress(*now)
     return now

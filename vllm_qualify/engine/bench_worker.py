@@ -8,8 +8,8 @@ exit code other than 0.
 `NAME.ahead` has the arguments of several later commands. While it has no order, it makes their prompts, in this order. The next
 such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and NAME.
 
-Its further arguments are the time of whoever starts it, as `clock.handed_over` gives it: the samples of both can then be
-compared, even if the machine's clock is set meanwhile.
+Its further arguments are the starter's time, as `clock.handed_over` gives it: the samples of both can then be compared, even
+if the machine's clock is set meanwhile.
 """
 
 import dis
@@ -57,9 +57,9 @@ def main(letter_box: Path, offset_s: float) -> None:
 
 
 def _taken(path: Path) -> Any:
-    found = json.loads(path.read_text())
+    job = json.loads(path.read_text())
     path.unlink()
-    return found
+    return job
 
 
 def _say(line: str) -> None:
@@ -171,10 +171,10 @@ class Watch:
         return {"cpu_s": self.samples, "max_rss_mib": most_kib // 1024}
 
 
-def offset_from(told: str, boot_id: str) -> float:
-    """How far unix time is ahead of the monotonic clock, in s: as told, or by this machine's own clock if it is another one."""
+def offset_from(offset_s: str, boot_id: str) -> float:
+    """How far unix time is ahead of the monotonic clock, in s: as given, or by its own clock if this is another machine."""
     own = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return float(told) if boot_id == own else time.time() - time.monotonic()
+    return float(offset_s) if boot_id == own else time.time() - time.monotonic()
 
 
 def _used_s() -> float:

@@ -12,7 +12,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def steady_s() -> float:
-    """The time in s since 1970, as if nobody had set the machine's clock since this process began."""
+    """The time in s since 1970, as if the machine's clock had not been set since this process began."""
     return OFFSET_S + time.monotonic()
 
 

@@ -20,6 +20,7 @@ from pydantic import JsonValue
 
 from vllm_qualify.engine.confine import LEAST_VERSION
 from vllm_qualify.errors import writing
+from vllm_qualify.recipe.environment import may_be_set
 from vllm_qualify.recipe.serving import is_secret_name
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import has_password
@@ -80,6 +81,19 @@ def _is_inherited(name: str, value: str, downloads: bool) -> bool:
     return is_listed and not is_secret_name(name) and not has_password(value)
 
 
+def inherited_by_engines() -> dict[str, str]:
+    """The variables of this process that a recipe could set too, and that an engine's process gets: they tune what it serves.
+
+    Places of caches, the choice of GPUs and the switches of statistics are not among them.
+    """
+    left_out = CACHES | NO_STATISTICS.keys() | {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name not in left_out and may_be_set(name) and _is_inherited(name, value, False)
+    }
+
+
 # --- the files
 
 # Not /etc, /opt, /run, /var, /home or /tmp as a whole: keys and configurations of services are there.
@@ -122,12 +136,12 @@ KEY_VARIABLES = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "DOCKER_CONFI
 WHERE = """
 import importlib.metadata as m, json, os, sys
 from urllib.parse import unquote, urlsplit
-found = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)), *sys.path]
+folders = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)), *sys.path]
 for each in m.distributions():
     about = json.loads(each.read_text("direct_url.json") or "{}")
     if about.get("dir_info", {}).get("editable"):
-        found.append(unquote(urlsplit(about["url"]).path))
-print(json.dumps(found))
+        folders.append(unquote(urlsplit(about["url"]).path))
+print(json.dumps(folders))
 """
 
 
@@ -175,14 +189,14 @@ def confined(
     with writing(STAGE):
         kept = _made(_cache_home())
         hub_folders = [_made(hub / name) for name in HUB_FOLDERS] if downloads else []
-    # A short name: sockets are in it, whose paths have at most 107 letters.
+    # A short name: it holds sockets, and a path of a socket has at most 107 letters.
     with TemporaryDirectory(prefix="vq-", ignore_cleanup_errors=True) as temporary:
         cache = _made(Path(temporary, "home")) if is_trusting else kept
         own = {
             "HOME": str(cache),
             "TMPDIR": temporary,
             "HF_HOME": str(hub),
-            # Nobody else runs code that this process writes.
+            # No other process runs code that this one writes.
             "HF_MODULES_CACHE": f"{temporary}/modules",
             # The hub's client fails on a file that is there and cannot be read.
             "HF_TOKEN_PATH": f"{temporary}/none",
@@ -218,14 +232,14 @@ def paths_within(value: JsonValue) -> Iterator[Path]:
 def folders_of(python: Path) -> list[Path]:
     """Where a Python and its packages are. One that does not run says so itself when it is used."""
     try:
-        told = _told_folders(python)
+        folders = _reported_folders(python)
     except (OSError, subprocess.SubprocessError, ValueError):
-        told = []
-    return [python.parents[1], *told]
+        folders = []
+    return [python.parents[1], *folders]
 
 
 @lru_cache
-def _told_folders(python: Path) -> list[Path]:
+def _reported_folders(python: Path) -> list[Path]:
     command = [str(python), "-I", "-c", WHERE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=quiet_environment(), check=True)
     return [Path(folder) for folder in json.loads(done.stdout) if folder.startswith("/")]

@@ -1,6 +1,6 @@
 """Containers: planned as data, launched through Docker's SDK, watched, and always removed.
 
-A container that a killed process left behind is found by its labels: `remove_leftovers` removes it.
+Labels show which containers a killed process left behind: `remove_leftovers` removes them.
 """
 
 import csv
@@ -290,7 +290,7 @@ def _check_engine_stays(host: "docker.DockerClient", within_s: float, asked: thr
 
 
 def _unknown(error: HostError) -> dict[str, Any]:
-    """The state of something whose end cannot be known, for this reason."""
+    """The state of something with an unknown end, and the reason."""
     names = ("problem", "remedy", "place", "kind", "retry")
     return {"error": {name: getattr(error, name) for name in names}}
 
@@ -374,7 +374,7 @@ def _execute(exec_id: str, log: Path, state_file: Path, place: str) -> None:
     _write_state(state_file, state)
 
 
-def fetch(container_id: str, file: str, into: Path, place: str) -> None:
+def copy_out(container_id: str, file: str, into: Path, place: str) -> None:
     """Copy a plain file from the container to `into`, if it exists. Raises HostError."""
     with docker_host(place) as host:
         try:
@@ -384,9 +384,9 @@ def fetch(container_id: str, file: str, into: Path, place: str) -> None:
         content = io.BytesIO(b"".join(stream))
     with writing(str(into)), tarfile.open(fileobj=content) as archive:
         member = archive.next()
-        found = archive.extractfile(member) if member and member.isfile() else None
-        if found is not None:
-            into.write_bytes(found.read())
+        body = archive.extractfile(member) if member and member.isfile() else None
+        if body is not None:
+            into.write_bytes(body.read())
 
 
 def put(container_id: str, file: str, body: bytes, place: str) -> None:
@@ -428,7 +428,7 @@ def run_once(
         try:
             container_id = _started(host, plan, place)
             exit_code = _waited_for(host, container_id, time_limit_s, check)
-            told = bytes(host.api.logs(container_id, stdout=True, stderr=exit_code not in accepted)).decode(errors="replace")
+            output = bytes(host.api.logs(container_id, stdout=True, stderr=exit_code not in accepted)).decode(errors="replace")
         except requests.RequestException as error:
             # The SDK reports the end of the wait as a lost connection, with these words.
             if "timed out" not in str(error):
@@ -441,8 +441,8 @@ def run_once(
                 _force_removal(remover, name)
     if exit_code not in accepted:
         problem = f"`{what}` in {plan.image} ended with exit code {exit_code}"
-        raise HostError(problem, "see what it said", place, told.splitlines()[-10:], kind=COMMAND_FAILED)
-    return told
+        raise HostError(problem, "see what it said", place, output.splitlines()[-10:], kind=COMMAND_FAILED)
+    return output
 
 
 def _waited_for(host: "docker.DockerClient", container_id: str, time_limit_s: float, check: Callable[[], None]) -> int:
@@ -492,8 +492,8 @@ def _is_orphan(label: str) -> bool:
 def leftovers(place: str = "check") -> list[Leftover]:
     """The containers whose owner is gone. Raises HostError if Docker Engine does not answer."""
     with docker_host(place) as host:
-        found = host.api.containers(all=True, filters={"label": [RUN_LABEL, OWNER_LABEL]})
-    return [_leftover(about) for about in found if _is_orphan(about["Labels"][OWNER_LABEL])]
+        containers = host.api.containers(all=True, filters={"label": [RUN_LABEL, OWNER_LABEL]})
+    return [_leftover(about) for about in containers if _is_orphan(about["Labels"][OWNER_LABEL])]
 
 
 def _leftover(about: dict[str, Any]) -> Leftover:
@@ -509,8 +509,8 @@ def _leftover(about: dict[str, Any]) -> Leftover:
 
 def remove_leftovers(place: str = "check") -> list[Leftover]:
     """Remove them, and return what was removed. Raises HostError."""
-    found = leftovers(place)
+    removed = leftovers(place)
     with docker_host(place) as host:
-        for leftover in found:
+        for leftover in removed:
             _force_removal(host, leftover.id)
-    return found
+    return removed

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -86,14 +86,14 @@ class EngineEnvironment(Frozen):
         Raises:
             HostError: this Python cannot run or has no vLLM.
         """
-        found = self._probe()
-        if "vllm" not in found["packages"] or not found["record_sha256"]:
+        probed = self._probe()
+        if "vllm" not in probed["packages"] or not probed["record_sha256"]:
             raise HostError(f"no vLLM in the environment of {self.python}", _REMEDY, "check")
         return EngineIdentity(
-            version=found["packages"]["vllm"],
-            digest=f"sha256:{found['record_sha256']}",
-            python=found["python"],
-            packages=found["packages"],
+            version=probed["packages"]["vllm"],
+            digest=f"sha256:{probed['record_sha256']}",
+            python=probed["python"],
+            packages=probed["packages"],
         )
 
     def _probe(self) -> dict[str, dict[str, str]]:
@@ -141,16 +141,28 @@ def file_digest(path: Path) -> str:
 
 
 def content_of(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file in a folder by its relative path, sorted."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    """The SHA-256 of each file in a folder by its relative path, sorted; also of files in folders that are links."""
+    digests = {}
+    for path in sorted(_files_below(folder, frozenset())):
         with path.open("rb") as file:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    here = folder.resolve()
+    if here in above:
+        # A link back to a folder that it is in adds nothing.
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files_below(path, above | {here})
+        elif path.is_file():
+            yield path
 
 
 def digest_of(content: Mapping[str, str]) -> str:
-    """SHA-256 over what `content_of` found: the revision of local weights."""
+    """SHA-256 over the digests of `content_of`: the revision of local weights."""
     lines = [f"{path}\0{digest}\n" for path, digest in content.items()]
     return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 

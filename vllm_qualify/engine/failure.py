@@ -148,9 +148,9 @@ MEANINGS: dict[FailureClass, Meaning] = {
 class Sign(NamedTuple):
     """A pattern for the log's telling lines, and the failure that it shows.
 
-    The pattern's groups, and `whole` for the whole match, fill the problem's braces. In a match over several lines, the most
-    telling line is the one where the group `told` begins, or else the first. With `through`, the match counts only as the end
-    of a traceback that has this path in a frame.
+    The pattern's groups, and `whole` for the whole match, fill the problem's braces. In a match over several lines, the line
+    where the group `telling` begins is shown first, or else the match's first line. With `through`, the match counts only as
+    the end of a traceback that has this path in a frame.
     """
 
     kind: FailureClass
@@ -257,7 +257,7 @@ SIGNS = [
     _sign(
         "hub-unreachable",
         rf"{_first(_NO_CONNECTION)}(?P<why>.+)(?:\n(?!.*{_NO_CONNECTION}).*){{0,300}}?"
-        r"(?P<told>We couldn't connect to '(?P<url>[^'\n]+)')",
+        r"(?P<telling>We couldn't connect to '(?P<url>[^'\n]+)')",
         "the hub at {url} does not answer: {why}",
     ),
     _sign("hub-unreachable", r"We couldn't connect to '(?P<url>[^'\n]+)'", "the hub at {url} does not answer"),
@@ -341,7 +341,7 @@ SIGNS = [
     _sign(
         "cuda-out-of-memory",
         rf"{_first('out of memory')}(?:[^\n]*\n){{1,60}}?[^\n]*?"
-        r"(?P<told>CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests)",
+        r"(?P<telling>CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests)",
         "the GPU ran out of memory when the sampler was warmed up with {requests} requests",
         "lower max-num-seqs or gpu-memory-utilization",
     ),
@@ -361,7 +361,7 @@ SIGNS = [
     # NCCL noticed it, but is not the cause.
     _sign(
         "cuda-out-of-memory",
-        rf"{_first('NCCL error')}{_NEXT_LINES}(?P<told>Cuda failure(?: \d+)? 'out of memory')",
+        rf"{_first('NCCL error')}{_NEXT_LINES}(?P<telling>Cuda failure(?: \d+)? 'out of memory')",
         "the GPU ran out of memory in NCCL",
     ),
     _sign(
@@ -403,20 +403,20 @@ SIGNS = [
     _sign(
         "nccl-failure",
         rf"{_first('NCCL error|ncclInvalidUsage')}{_NEXT_LINES}"
-        r"(?P<told>Duplicate GPU detected : rank (?P<one>\d+) and rank (?P<other>\d+))",
+        r"(?P<telling>Duplicate GPU detected : rank (?P<one>\d+) and rank (?P<other>\d+))",
         "NCCL: rank {one} and rank {other} are on the same GPU",
         "give each rank a GPU of its own: check CUDA_VISIBLE_DEVICES and the sum of the parallel sizes",
     ),
     _sign(
         "nccl-failure",
         rf"{_first('NCCL error|ncclSystemError|NCCL WARN')}{_NEXT_LINES}"
-        r"(?P<told>Error while creating shared memory segment (?P<name>\S+) \(size (?P<size>\d+)\))",
+        r"(?P<telling>Error while creating shared memory segment (?P<name>\S+) \(size (?P<size>\d+)\))",
         "NCCL got no shared memory: {name}, {size} bytes",
         "give the container more shared memory: ipc host, or a larger shm size",
     ),
     _sign(
         "nccl-failure",
-        rf"{_first('NCCL error')}{_NEXT_LINES}(?P<told>Bootstrap : no socket interface found)",
+        rf"{_first('NCCL error')}{_NEXT_LINES}(?P<telling>Bootstrap : no socket interface found)",
         "NCCL: no network interface of this host fits",
         "set NCCL_SOCKET_IFNAME to an interface that the server sees, or unset it",
     ),
@@ -543,12 +543,12 @@ def classify_log(log: str, end: End, own_signs: Sequence[Sign] = ()) -> Failure:
     lines = _lines(log)
     alive = _first_after_ready(lines)
     telling = _with_messages(lines, [""] * alive + [_telling(line) for line in lines[alive:]])
-    found = _by_sign(lines, telling, [*own_signs, *SIGNS])
+    failure = _by_sign(lines, telling, [*own_signs, *SIGNS])
     # If the memory limit killed a rank, the others fail with an NCCL error. Any other sign wins over the memory limit: the
     # runtime also reports the end of a helper process, which the server may have survived.
-    if end.oom_killed and (found is None or found.kind == "nccl-failure"):
+    if end.oom_killed and (failure is None or failure.kind == "nccl-failure"):
         return _oom_killed(lines, end)
-    return found or _by_silent_death(lines, telling, alive) or _by_end(lines, telling, end)
+    return failure or _by_silent_death(lines, telling, alive) or _by_end(lines, telling, end)
 
 
 def _lines(log: str) -> list[str]:
@@ -578,11 +578,11 @@ def _said(line: str) -> tuple[str, bool]:
 
 def _with_messages(lines: list[str], telling: list[str]) -> list[str]:
     """The telling lines, and the first line of each message that is not on its exception's own line."""
-    found = list(telling)
+    with_messages = list(telling)
     for index, line in enumerate(telling):
         if _WITHOUT_MESSAGE.match(line) and (place := _message_of(lines, index)) is not None:
-            found[place] = _said(lines[place])[0].strip()
-    return found
+            with_messages[place] = _said(lines[place])[0].strip()
+    return with_messages
 
 
 def _message_of(lines: list[str], index: int) -> int | None:
@@ -597,12 +597,13 @@ def _by_sign(lines: list[str], telling: list[str], signs: Sequence[Sign]) -> Fai
     matches = [place for place in places if _is_through(signs[place[1]].through, lines, place[0])]
     if not matches:
         return None
-    first, order, match = min(matches, key=lambda found: found[:2])
+    first, order, match = min(matches, key=lambda candidate: candidate[:2])
     sign = signs[order]
     groups = match.groupdict(default="")
     problem = sign.problem.format_map(groups | {"whole": match[0].strip()})
-    told = text.count("\n", 0, match.start("told")) if "told" in groups else first
-    shown = [told, *(index for index in range(first, first + match[0].count("\n") + 1) if index != told and telling[index])]
+    head = text.count("\n", 0, match.start("telling")) if "telling" in groups else first
+    others = range(first, first + match[0].count("\n") + 1)
+    shown = [head, *(index for index in others if index != head and telling[index])]
     return _failure(sign.kind, problem, [lines[index] for index in shown], sign.remedy, sign.retry)
 
 
@@ -623,8 +624,8 @@ def _is_through(path: str | None, lines: list[str], last: int) -> bool:
 
 def _by_silent_death(lines: list[str], telling: list[str], alive: int) -> Failure | None:
     """A process's end is the cause only if no exception comes before it. Its parent may report it in a warning."""
-    for line, told in zip(lines[alive:], telling[alive:], strict=True):
-        if _is_cause(told):
+    for line, text in zip(lines[alive:], telling[alive:], strict=True):
+        if _is_cause(text):
             return None
         death = next((match for pattern in _SILENT_DEATHS if (match := pattern.search(line))), None)
         code = int(death["code"] or 0) if death else 0
@@ -642,7 +643,7 @@ def _by_end(lines: list[str], telling: list[str], end: End) -> Failure:
     # vLLM ends with exit code 0 after a SIGTERM.
     stopped = [line for line in lines if _TOLD_TO_STOP.search(line)]
     if stopped:
-        return _failure("killed", f"the server was told to stop, and ended with exit code {end.exit_code}", stopped)
+        return _failure("killed", f"the server was stopped from outside, and ended with exit code {end.exit_code}", stopped)
     exceptions = _exceptions(lines, telling)
     said = f": {_short(exceptions[0].text)}" if exceptions else "" if _last(lines) else " and left no log"
     return _failure("unknown", f"the server ended with exit code {end.exit_code}{said}", _shown(exceptions) or _last(lines))

@@ -160,10 +160,10 @@ def visible(reading: Reading, chosen: str | None) -> Reading | None:
     if chosen is None:
         return reading
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    found = [_named(reading, name) for name in names]
-    if len({gpu.index for gpu in found}) < len(found):
+    gpus = [_named(reading, name) for name in names]
+    if len({gpu.index for gpu in gpus}) < len(gpus):
         raise HostError(f"{VISIBLE}={chosen} names a GPU twice", "name each GPU once", "check")
-    return reading.model_copy(update={"gpus": found}) if found else None
+    return reading.model_copy(update={"gpus": gpus}) if gpus else None
 
 
 def _named(reading: Reading, name: str) -> Gpu:

@@ -25,7 +25,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Beside this file, whose folder is on no path here.
+# Beside this file. Its folder is not on this process's import path.
 CONFINE = str(Path(__file__).with_name("confine.py"))
 LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -7,13 +7,14 @@ of a run are gone, even if the run itself was killed.
 import fcntl
 import os
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_qualify.errors import writing
+from vllm_qualify.errors import HostError, writing
 
 FOLDER, NAME = "VLLM_QUALIFY_LOCKS", "vllm-qualify.lock"
 SYSTEMS = "/run/lock"
@@ -43,13 +44,14 @@ def holding_machine(who: str, tell: Callable[[str], None]) -> Iterator[None]:
     """Hold the machine during the block. If it is not free, report once who has it, and wait.
 
     Raises:
-        HostError: the lock's file cannot be written.
+        HostError: the lock's file cannot be written, or is another user's.
     """
     path = lock_file()
     with writing("check"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o660)
     try:
+        _make_own(descriptor, path)
         _await(descriptor, tell)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, who.encode(), 0)
@@ -63,11 +65,22 @@ def holding_machine(who: str, tell: Callable[[str], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _make_own(descriptor: int, path: Path) -> None:
+    """Close the lock's file to other users: whoever may read a file may lock it, for ever. Raises HostError if it is theirs."""
+    found = os.fstat(descriptor)
+    is_shared = bool(found.st_mode & stat.S_IWGRP) and found.st_gid in (os.getegid(), *os.getgroups())
+    if found.st_uid not in (0, os.geteuid()) and not is_shared:
+        remedy = f"find out who made it and delete it, or set {FOLDER} to a folder of your own"
+        raise HostError("the lock of this machine belongs to another user", remedy, str(path))
+    if found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXO:
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~stat.S_IRWXO)
+
+
 def _await(descriptor: int, tell: Callable[[str], None]) -> None:
-    told = False
+    is_announced = False
     while not _take(descriptor):
-        if not told:
-            told = True
+        if not is_announced:
+            is_announced = True
             tell(
                 f"waiting for this machine, which {os.pread(descriptor, 200, 0).decode(errors='replace') or 'another run'} has"
             )

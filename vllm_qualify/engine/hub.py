@@ -113,7 +113,8 @@ def check_files(folder: Path, repository: Repository, place: str) -> None:
     """
     if not repository.files:
         return
-    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    # A link to a folder is none of the hub's: what is in it would be served, and is not walked here.
+    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     with writing(place), ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
         digests = list(pool.map(partial(_is_the_hubs, folder, repository), paths))
     if changed := [path.relative_to(folder).as_posix() for path, is_same in zip(paths, digests, strict=True) if not is_same]:
@@ -161,12 +162,12 @@ def _about(model: str, revision: str | None, place: str, *, files_metadata: bool
     with _answered(what, place):
         hub = huggingface_hub.HfApi(endpoint=_endpoint())
         # TimeoutError is an OSError, as one of the hub's own library.
-        found = within(
+        about = within(
             ANSWER_S, lambda: hub.model_info(model, revision=revision, timeout=READ_S, files_metadata=files_metadata)
         )
-    if not found.sha:
+    if not about.sha:
         raise _unknown(what, place)
-    return found.sha, found.siblings or []
+    return about.sha, about.siblings or []
 
 
 @contextmanager

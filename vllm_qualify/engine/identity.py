@@ -8,8 +8,10 @@ from vllm_qualify.engine.server import HF_HOME_INSIDE, STAGE, ServerPlan, draft_
 from vllm_qualify.errors import RecipeError
 
 
-def check_identity(plan: ServerPlan, log: str) -> None:
+def check_identity(plan: ServerPlan, log: str, *, in_any_cache: bool = False) -> None:
     """Compare what the engine's log says that it serves with the plan. A kind whose log does not say it is not checked.
+
+    A model of the hub must lie in this machine's cache; with `in_any_cache`, for the log of another machine, in any.
 
     Raises:
         RecipeError: the engine serves something else, or its log does not say what.
@@ -17,15 +19,16 @@ def check_identity(plan: ServerPlan, log: str) -> None:
     identities = plan.engine_kind.identities
     if identities is None:
         return
-    found = identities(log)
-    if not found:
+    logged = identities(log)
+    if not logged:
         problem = (
             f"{plan.engine_kind.title} did not say in its log what it serves, so nothing shows that it is the plan's model"
         )
         remedy = "let it log at level INFO: leave VLLM_LOGGING_LEVEL and other logging variables out of the recipe"
         raise RecipeError(problem, remedy, STAGE, kind="serves-unknown")
     expected = _expected(plan)
-    wrong = list(dict.fromkeys(told for each in found for told in _differences(plan, each, expected)))
+    cache = None if in_any_cache else _cache(plan)
+    wrong = list(dict.fromkeys(difference for each in logged for difference in _differences(plan, each, expected, cache)))
     if wrong:
         problem = f"{plan.engine_kind.title} does not serve what the plan names: {'; '.join(wrong)}"
         remedy = "look for a server option or a variable in the recipe that changes it, and take it out"
@@ -44,22 +47,26 @@ def _expected(plan: ServerPlan) -> Identity:
     }
 
 
-def _differences(plan: ServerPlan, told: Identity, expected: Identity) -> list[str]:
-    same = {name: told[name] == expected[name] for name in expected}
+def _cache(plan: ServerPlan) -> PurePosixPath:
+    return PurePosixPath(f"{HF_HOME_INSIDE}/hub") if plan.in_container else PurePosixPath(cache_folder())
+
+
+def _differences(plan: ServerPlan, logged: Identity, expected: Identity, cache: PurePosixPath | None) -> list[str]:
+    same = {name: logged[name] == expected[name] for name in expected}
     # A model with a draft head of its own is its own draft model.
-    has_own_head = expected["draft"] is None and told["draft"] is not None
+    has_own_head = expected["draft"] is None and logged["draft"] is not None
     models = {**expected, "draft": expected["model"]} if has_own_head else expected
     drafted = plan.part(plan.engine_kind.speculative)
     of_draft = drafted.revision if drafted else plan.revision
     commits = {"model": plan.revision, "tokenizer": plan.tokenizer_revision, "draft": of_draft}
     for name, commit in commits.items():
-        same[name] = told[name] == models[name] or _is_cached(plan, told[name], models[name], commit)
-    return [f"its {name} is {told[name]}, not {expected[name]}" for name, is_same in same.items() if not is_same]
+        same[name] = logged[name] == models[name] or _is_cached(logged[name], models[name], commit, cache)
+    return [f"its {name} is {logged[name]}, not {expected[name]}" for name, is_same in same.items() if not is_same]
 
 
-def _is_cached(plan: ServerPlan, told: str | None, model: str | None, commit: str | None) -> bool:
-    """Whether it is the folder in the cache of the hub by which vLLM names a model when it is offline."""
-    if told is None or model is None or commit is None:
+def _is_cached(logged: str | None, model: str | None, commit: str | None, cache: PurePosixPath | None) -> bool:
+    """Whether it is the folder in a cache of the hub, this one or any, by which vLLM names a model when it is offline."""
+    if logged is None or model is None or commit is None:
         return False
-    cache = PurePosixPath(f"{HF_HOME_INSIDE}/hub") if plan.in_container else cache_folder()
-    return told == str(cache / folder_name(model) / "snapshots" / commit)
+    folder = PurePosixPath(folder_name(model), "snapshots", commit)
+    return logged == str(cache / folder) if cache else PurePosixPath(logged).parts[-3:] == folder.parts

@@ -62,17 +62,17 @@ class EngineImage(Frozen):
         """
         with docker_host(CHECK) as host:
             about = _inspect(host, self)
-        found = _probe(self)
-        kind = kind_in(found["packages"])
+        probed = _probe(self)
+        kind = kind_in(probed["packages"])
         if kind is None:
             raise _no_engine(self, f"its Python has no {' and no '.join(kind.title for kind in KINDS.values())}")
         return EngineIdentity(
             kind=kind.name,
             launcher=self.launcher,
-            version=found["packages"][kind.package],
+            version=probed["packages"][kind.package],
             digest=str(self.digest),
-            python=found["python"],
-            packages=found["packages"],
+            python=probed["python"],
+            packages=probed["packages"],
             image=ImageIdentity(
                 reference=self.reference,
                 platform=self.platform,
@@ -115,13 +115,13 @@ def resolve(text: str, option: str = "--image") -> EngineImage:
 
 def _resolved(host: "docker.DockerClient", image: EngineImage, option: str, stage: str) -> EngineImage:
     try:
-        found: dict[str, Any] = host.api.inspect_distribution(image.reference)
+        distribution: dict[str, Any] = host.api.inspect_distribution(image.reference)
     except docker.errors.APIError as error:
         raise registry_failure.classify_answer(said(error), image.reference, option, stage) from error
-    digest = str(found["Descriptor"]["digest"])
+    digest = str(distribution["Descriptor"]["digest"])
     if image.digest not in (None, digest):
         raise _moved(image, digest, stage)
-    _check_platforms(image, found.get("Platforms") or [], stage)
+    _check_platforms(image, distribution.get("Platforms") or [], stage)
     return image.model_copy(update={"digest": digest})
 
 
@@ -141,9 +141,9 @@ def _check_platforms(image: EngineImage, platforms: list[dict[str, Any]], stage:
         raise _wrong_platform(image, ", ".join(sorted(names)), stage)
 
 
-def _wrong_platform(image: EngineImage, found: str, stage: str) -> ReleaseError:
+def _wrong_platform(image: EngineImage, platforms: str, stage: str) -> ReleaseError:
     return ReleaseError(
-        f"{image.reference} is made for {found}, and this machine is {image.platform}",
+        f"{image.reference} is made for {platforms}, and this machine is {image.platform}",
         "name an image for this platform, or qualify on a machine of the image's",
         stage,
         kind="wrong-platform",
@@ -244,15 +244,15 @@ def _inspect(host: "docker.DockerClient", image: EngineImage) -> dict[str, Any]:
 def _probe(image: EngineImage) -> dict[str, Any]:
     plan = ContainerPlan(image=image.pinned, platform=image.platform, entrypoint="python3", arguments=["-I", "-c", PROBE])
     try:
-        found: dict[str, Any] = json.loads(run_once(plan, CHECK))
-        dict(found["packages"])
+        answer: dict[str, Any] = json.loads(run_once(plan, CHECK))
+        dict(answer["packages"])
     except HostError as error:
         if error.kind != COMMAND_FAILED or error.retry:
             raise
         raise _no_engine(image, error.problem, error.log_tail) from error
     except (ValueError, LookupError, TypeError) as error:
         raise _no_engine(image, "its Python did not report what is installed") from error
-    return found
+    return answer
 
 
 def _no_engine(image: EngineImage, why: str, log_tail: Sequence[str] = ()) -> ReleaseError:

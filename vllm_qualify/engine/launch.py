@@ -88,14 +88,14 @@ def provide(engines: Engines, progress: Callable[[str], None]) -> Provided:
         HostError: Docker Engine does not answer.
         ReleaseError: the image is not what its name says, or contains no engine.
     """
-    launcher, told = launcher_of(engines.engine), []
+    launcher, lines = launcher_of(engines.engine), []
     pulled_s = launcher.pull(engines.engine, progress)
     if isinstance(engines.engine, EngineImage) and (name := launcher.tag_for_deployment(engines.engine)):
-        told.append(f"{engines.engine.pinned} is now {name}")
+        lines.append(f"{engines.engine.pinned} is now {name}")
     if engines.client is not None:
         launcher.pull(engines.client, progress)
-        told.append(f"{engines.client.pinned} is the load client's")
-    return Provided(told, pulled_s)
+        lines.append(f"{engines.client.pinned} is the load client's")
+    return Provided(lines, pulled_s)
 
 
 def identity_of(engine: Engine) -> EngineIdentity:
@@ -114,5 +114,5 @@ def read_machine(engine: Engine, wanted: str | None) -> Fingerprint:
 
 def left_behind(launcher: LauncherName) -> list[str]:
     """Remove what killed runs left running. Returns a message for each. Raises HostError."""
-    found = LAUNCHERS[launcher].remove_leftovers()
-    return [f"removed {each.name}, which run {each.run or 'unknown'} had left behind" for each in found]
+    removed = LAUNCHERS[launcher].remove_leftovers()
+    return [f"removed {each.name}, which run {each.run or 'unknown'} had left behind" for each in removed]

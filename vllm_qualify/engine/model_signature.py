@@ -100,8 +100,8 @@ def check_signed(folder: Path, signed_by: str, left_out: Collection[str], name: 
     wrong = [f"{path} is not what was signed" for path in served if signed.get(path) != there[path]]
     wrong += [f"{path} is missing" for path in sorted(signed.keys() - there.keys() - {*left_out})]
     if wrong:
-        told = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise _refused(f"{name} is not the model that was signed: {told}", "find out who changed the model", place)
+        problems = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        raise _refused(f"{name} is not the model that was signed: {problems}", "find out who changed the model", place)
 
 
 def _bundle(file: Path, name: str, place: str) -> bytes:
@@ -134,11 +134,11 @@ def _signed(bundle: bytes, signed_by: str, name: str, place: str) -> dict[str, s
     except (ValidationError, RecursionError) as error:
         raise _refused(f"{SIGNATURE} of {name} signs something else than files by SHA-256", _UNKNOWN, place) from error
     resources = statement.predicate.resources
-    found = {resource.name: resource.digest for resource in resources}
+    digests = {resource.name: resource.digest for resource in resources}
     whole = hashlib.sha256(b"".join(bytes.fromhex(resource.digest) for resource in resources)).hexdigest()
-    if len(found) < len(resources) or whole != statement.subject[0].digest.sha256:
+    if len(digests) < len(resources) or whole != statement.subject[0].digest.sha256:
         raise _refused(f"{SIGNATURE} of {name} contradicts itself", _UNKNOWN, place)
-    return found
+    return digests
 
 
 def _sha256(file: Path) -> str:

@@ -179,7 +179,7 @@ def await_result(look: Callable[[], T | None], time_limit_s: float, what: str, s
         HostError: `what` took longer than `time_limit_s`; the error has the last lines of `log`.
     """
     deadline = time.monotonic() + time_limit_s
-    while (found := look()) is None:
+    while (result := look()) is None:
         if time.monotonic() > deadline:
             raise HostError(
                 f"{what} took longer than its {time_limit_s:g} s",
@@ -189,4 +189,4 @@ def await_result(look: Callable[[], T | None], time_limit_s: float, what: str, s
             )
         # No single event ends the wait: `look` may check a file, a log, the server and the tool.
         time.sleep(POLL_S)
-    return found
+    return result

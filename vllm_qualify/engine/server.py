@@ -60,7 +60,8 @@ class ServerPlan(Frozen):
     `arguments` are options of the engine's `kind`. `gpus` are the indices of the GPUs that it may use; none on a CPU.
     `memory_limit_gib` limits a container's host memory. `draft_digest` covers the content of a draft model's folder. `parts`
     are the repositories and files that shape its replies, each pinned: the model itself, if it is the hub's, is the first.
-    `signed_by` is the key (PEM) of the model's publisher, if its files must be those that this key signed.
+    `signed_by` is the key (PEM) of the model's publisher, if its files must be those that this key signed. `inherited` are
+    variables of the orchestrator's own environment that tune a server run as a process, beside those of its `environment`.
     """
 
     engine: Engine
@@ -76,6 +77,7 @@ class ServerPlan(Frozen):
     draft_digest: str | None = None
     parts: list[Part] = []
     signed_by: str | None = None
+    inherited: Environment = {}
 
     def part(self, option: str) -> Part | None:
         """What an option names, if it is not the model's own."""
@@ -84,10 +86,10 @@ class ServerPlan(Frozen):
     @property
     def repositories(self) -> list[Part]:
         """The hub's repositories that it reads. Plans of older versions have no parts, and name the model alone."""
-        found = [part for part in self.parts if part.is_of_the_hub]
+        parts = [part for part in self.parts if part.is_of_the_hub]
         if self.revision is None or self.part(MODEL):
-            return found
-        return [Part(option=MODEL, name=self.model, revision=self.revision), *found]
+            return parts
+        return [Part(option=MODEL, name=self.model, revision=self.revision), *parts]
 
     @property
     def engine_kind(self) -> EngineKind:
@@ -107,6 +109,11 @@ class ServerPlan(Frozen):
     def is_local(self) -> bool:
         """Whether the weights are on this machine; a model of the hub has a revision."""
         return self.revision is None
+
+    @property
+    def variables(self) -> Environment:
+        """All variables that tune it, the recipe's after those of the machine."""
+        return self.inherited | self.environment
 
     @property
     def trust_remote_code(self) -> bool:
@@ -201,7 +208,7 @@ def with_draft(arguments: ServerArguments, kind: EngineName, changes: dict[str, 
     """The arguments, with changes to the mapping that names their draft model."""
     option = KINDS[kind].speculative
     speculative = arguments[option]
-    assert isinstance(speculative, dict)  # noqa: S101  (told by the caller)
+    assert isinstance(speculative, dict)  # noqa: S101  (the caller has checked it)
     return arguments | {option: speculative | changes}
 
 
@@ -284,7 +291,7 @@ class Starting(Frozen):
 
 def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> ContainerPlan:
     """The server's container. Of this machine it gets only the cell's GPUs, the config file and the model."""
-    assert isinstance(plan.engine, EngineImage)  # noqa: S101  (told by the caller)
+    assert isinstance(plan.engine, EngineImage)  # noqa: S101  (the caller has checked it)
     config_bind = Bind(source=config, target=CONFIG_INSIDE)
     return ContainerPlan(
         name=container_name(labels, "server"),

@@ -108,16 +108,16 @@ def _free_port(asked: int | None) -> int:
 
 def _await_completion(plan: ServerPlan, starting: Starting, progress: Callable[[str], None], check: Callable[[], None]) -> None:
     """Wait for a completion. /health is not enough: it can answer 200 while every completion fails."""
-    process, told = starting.process, ""
+    process, shown = starting.process, ""
     while not _completes(starting.url, plan.served_model_name):
         check_alive(process, plan.kind)
         check()
         if time.monotonic() - starting.launched_at > plan.startup_timeout_s:
             raise error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s), plan.kind)
         last = (tail(process.log, 1) or [""])[0]
-        if last != told:
+        if last != shown:
             progress(f"server starting: {last}")
-            told = last
+            shown = last
         time.sleep(ASK_EVERY_S)
 
 

@@ -79,10 +79,10 @@ def families(kind: EngineKind, version: str) -> Collection[str]:
 def kept(kind: EngineKind, version: str) -> MetricNames:
     """Which of the kind's counters a version has. Raises CallerError if the catalog has no table for it."""
     has = frozenset(table_of(version).metrics)
-    found = {meaning: next((name for name in names if name in has), None) for meaning, names in kind.counters.items()}
+    counters = {meaning: next((name for name in names if name in has), None) for meaning, names in kind.counters.items()}
     return MetricNames(
-        {meaning: name for meaning, name in found.items() if name is not None},
-        [meaning for meaning, name in found.items() if name is None],
+        {meaning: name for meaning, name in counters.items() if name is not None},
+        [meaning for meaning, name in counters.items() if name is None],
     )
 
 
@@ -191,8 +191,8 @@ def family_of(key: str) -> str:
 
 
 def _key(name: str, labels: Mapping[str, str]) -> str:
-    told = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
-    return f"{name}{{{told}}}" if told else name
+    text = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    return f"{name}{{{text}}}" if text else name
 
 
 @contextmanager
@@ -254,20 +254,24 @@ def _host_sample(roots: Mapping[str, Roots], devices: "Devices", is_first: bool)
 
 def _process_sample(asked: Roots) -> ProcessSample | None:
     try:
-        found = [_of_tree(psutil.Process(pid)) for pid in asked()]
+        samples = [_of_tree(psutil.Process(pid)) for pid in asked()]
     except (psutil.Error, OSError):
         # It ended meanwhile.
         return None
-    return ProcessSample(cpu_s=sum(one.cpu_s for one in found), rss_mib=sum(one.rss_mib for one in found)) if found else None
+    return _sum_of(samples) if samples else None
 
 
 def _of_tree(root: psutil.Process) -> ProcessSample:
     """Raises psutil.Error if the root is gone. Any other process that is gone has left its time to its parent."""
-    found = [_of_process(root)]
+    samples = [_of_process(root)]
     for process in root.children(recursive=True):
         with suppress(psutil.Error):
-            found.append(_of_process(process))
-    return ProcessSample(cpu_s=sum(one.cpu_s for one in found), rss_mib=sum(one.rss_mib for one in found))
+            samples.append(_of_process(process))
+    return _sum_of(samples)
+
+
+def _sum_of(samples: Sequence[ProcessSample]) -> ProcessSample:
+    return ProcessSample(cpu_s=sum(one.cpu_s for one in samples), rss_mib=sum(one.rss_mib for one in samples))
 
 
 def _of_process(process: psutil.Process) -> ProcessSample:

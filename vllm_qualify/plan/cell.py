@@ -9,6 +9,7 @@ from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.recipe.code import TASKS_CODE, code_of_server
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.recipe.values import Frozen, Name
@@ -190,6 +191,13 @@ class CellPlan(Frozen):
         """How often the release was judged and did not pass since it last passed. An invalid run decided nothing."""
         since = takewhile(lambda tried: tried.verdict != "pass", reversed(self.tries))
         return sum(tried.verdict != "invalid" for tried in since)
+
+    @property
+    def foreign_code(self) -> list[str]:
+        """What of the plan runs code, in words, by its server and tasks as they stand here: `code` may leave something out."""
+        tasks = [f"accuracy.{task.name}: {TASKS_CODE}" for task in self.accuracy if task.folder or task.settings.task_folder]
+        own = [*code_of_server(self.server.arguments, self.server.environment), *tasks]
+        return list(dict.fromkeys([*own, *self.code]))
 
     @property
     def comparing(self) -> list[Gate]:

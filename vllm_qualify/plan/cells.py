@@ -143,7 +143,7 @@ def _of_tasks(tasks: list[TaskPlan]) -> list[str]:
 
 def unconfined_code(plan: CellPlan) -> str:
     """Whose code would run unconfined on this machine; empty if nobody's. lm-eval runs here, also beside a container."""
-    if (plan.code or plan.server.trust_remote_code) and not plan.fingerprint.confined:
+    if plan.foreign_code and not plan.fingerprint.confined:
         return "code of the model or of the recipe"
     return "code of a task" if any(task.folder for task in plan.accuracy) and not can_confine() else ""
 

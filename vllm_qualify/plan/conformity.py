@@ -1,5 +1,6 @@
 """Whether a plan is what a recipe gives: a plan from another machine is a claim until it was held against the recipe."""
 
+import re
 from collections.abc import Iterator
 
 from vllm_qualify.engine.server import draft_model, with_draft, with_speculation_parsed
@@ -21,7 +22,7 @@ def difference(plan: CellPlan, recipe: Recipe) -> str:
     try:
         expected, selection = judged_by(plan, recipe), _selection(plan, recipe)
         profile = selection.profiles[plan.cell.profile]
-        different = [*_judged(plan, expected), *_measured(plan, recipe, profile), *_served(plan, selection)]
+        different = [*_judged(plan, expected, selection), *_measured(plan, recipe, profile), *_served(plan, selection, recipe)]
     except CallerError as error:
         return error.problem
     return f"{', '.join(different)}: not as in the recipe" if different else ""
@@ -39,10 +40,17 @@ def _selection(plan: CellPlan, recipe: Recipe) -> Selection:
     )
 
 
-def _judged(plan: CellPlan, expected: CellPlan) -> Iterator[str]:
+def _is_commit(revision: str | None) -> bool:
+    """Whether a recipe's revision is a commit of the hub, and no branch or tag."""
+    return revision is not None and bool(re.fullmatch("[0-9a-f]{40}", revision))
+
+
+def _judged(plan: CellPlan, expected: CellPlan, selection: Selection) -> Iterator[str]:
     for name in ("gates", "waivers", "smoke_golden", "approval", "named_anchor"):
         if getattr(plan, name) != getattr(expected, name):
             yield name.replace("_", " ")
+    if plan.baseline_variant != (selection.variant.baseline or plan.cell.variant):
+        yield "baseline's variant"
 
 
 def _measured(plan: CellPlan, recipe: Recipe, profile: Profile) -> Iterator[str]:
@@ -67,14 +75,18 @@ def _lasting(load: Workload) -> dict[str, object]:
     return load.model_dump(exclude={"time_budget_s", "prompts_sha256"})
 
 
-def _served(plan: CellPlan, selection: Selection) -> Iterator[str]:
+def _served(plan: CellPlan, selection: Selection, recipe: Recipe) -> Iterator[str]:
     variant, server = selection.variant, plan.server
     options, environment = selection.at(plan.cell.profile, plan.cell.release.engine.version)
     found = plan.fit.options if plan.fit else []
     if (plan.cell.release.model, server.kind) != (variant.model, variant.engine):
         yield "model and engine"
-    if plan.baseline_variant != (variant.baseline or plan.cell.variant):
-        yield "the baseline's variant"
+    if _is_commit(variant.revision) and plan.cell.release.revision != variant.revision:
+        yield "revision"
+    if server.served_model_name != recipe.served_model_name:
+        yield "served model name"
+    if server.memory_limit_gib != selection.serving.memory_limit_gib:
+        yield "memory limit"
     if server.signed_by != variant.signed_by:
         yield "publisher's key"
     if _own(with_speculation_parsed(options, server.kind), server.kind, found) != _own(server.arguments, server.kind, found):

@@ -1,16 +1,17 @@
 """Pin what shapes a server's replies: the model, and each repository or file that an option names."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from vllm_qualify.engine.environment import content_digest, file_digest
-from vllm_qualify.engine.hub import Repository, find_repository
+from vllm_qualify.engine.hub import Repository, cache_folder, check_files, find_repository, folder_name
 from vllm_qualify.engine.parts import MODEL, Part
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.errors import CallerError
+from vllm_qualify.errors import CallerError, HostError, writing
 
 PLACE = "check"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -28,44 +29,119 @@ def with_parts(server: ServerPlan, model: Repository | None) -> ServerPlan:
     return server.model_copy(update={"parts": list(_parts(server, model))})
 
 
+def check_unchanged(server: ServerPlan, revision: str, place: str) -> None:
+    """Hash again what a server has read, when it has ended: what was hashed before it began may have been changed since.
+
+    `revision` is that of its release.
+
+    Raises:
+        HostError: a folder or a file of this machine is not what the plan says.
+        HubError: a file of a repository is not what the hub has.
+    """
+    for part in server.repositories:
+        if part.files:
+            snapshot = cache_folder() / folder_name(part.name) / "snapshots" / part.revision
+            check_files(snapshot, Repository(name=part.name, commit=part.revision, files=part.files), place)
+    own = [(server.model, revision)] if server.is_local else []
+    files = [(part.name, part.revision) for part in server.parts if not part.is_of_the_hub]
+    for name, digest in (*own, *files):
+        with writing(place):
+            is_same = _digest(Path(name).expanduser()) == digest
+        if not is_same:
+            problem = f"{name} was changed while it was served, so nothing shows what was measured"
+            raise HostError(problem, "find out who writes there, and qualify again", place, kind="model-changed")
+
+
+def repositories_named(server: ServerPlan) -> Iterator[tuple[str, str]]:
+    """Each option that names a repository of the hub besides the model's own, with that repository."""
+    kind = server.engine_kind
+    for option, name in _named(server, (*kind.repositories, *kind.unpinned)):
+        if _REPOSITORY.fullmatch(name):
+            yield option, name
+    for _, name in _drafts(server):
+        yield kind.speculative, name
+
+
+def texts_of(value: JsonValue) -> list[str]:
+    """Each text in an option's value, however deep; of `NAME=PATH` the path, and of JSON text the texts in it."""
+    if isinstance(value, str):
+        parsed = _parsed(value)
+        return [value.partition("=")[2] or value] if parsed is None else texts_of(parsed)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in texts_of(each)]
+
+
+def _parsed(text: str) -> JsonValue:
+    """The mapping or list that a JSON text is; None if it is another text."""
+    try:
+        found: JsonValue = json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
 def _parts(server: ServerPlan, model: Repository | None) -> Iterator[Part]:
     if model is not None:
         yield _of_the_hub(MODEL, model)
     kind = server.engine_kind
-    for option in dict.fromkeys((*kind.repositories, *kind.unpinned, *kind.files)):
-        value = server.arguments.get(option)
-        if isinstance(value, str) and value != server.model:
-            yield from _named_by(server, option, value)
+    for option, name in _named(server, (*kind.repositories, *kind.unpinned, *kind.files)):
+        yield from _named_by(server, option, name)
     yield from _draft(server)
 
 
-def _named_by(server: ServerPlan, option: str, value: str) -> Iterator[Part]:
-    """What an option's value names. In a container a path is one of the image, whose digest covers it."""
-    path, kind = Path(value).expanduser(), server.engine_kind
-    if path.exists() and not server.in_container:
-        yield Part(option=option, name=value, revision=content_digest(path) if path.is_dir() else file_digest(path))
-    elif not _REPOSITORY.fullmatch(value):
+def _named(server: ServerPlan, options: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each text of these options, and of single fields of them, that is not the model's name; each once."""
+    given = [name for option in options for name in server.arguments if name.partition(".")[0] == option]
+    texts = dict.fromkeys((option, text) for option in given for text in texts_of(server.arguments[option]))
+    yield from (each for each in texts if each[1] != server.model)
+
+
+def _named_by(server: ServerPlan, option: str, name: str) -> Iterator[Part]:
+    """What an option names. In a container a path is one of the image, whose digest covers it."""
+    path, kind = Path(name).expanduser(), server.engine_kind
+    if not server.in_container and _is_there(path):
+        yield Part(option=option, name=name, revision=_digest(path))
+    elif not _REPOSITORY.fullmatch(name):
         return
-    elif option in kind.repositories:
-        yield _of_the_hub(option, find_repository(value, None, PLACE))
-    elif option in kind.unpinned:
-        raise _cannot_be_pinned(server, option, value)
+    elif option.partition(".")[0] in kind.repositories:
+        yield _of_the_hub(option, find_repository(name, None, PLACE))
+    elif option.partition(".")[0] in kind.unpinned:
+        raise _cannot_be_pinned(server, option, name)
+
+
+def _digest(path: Path) -> str:
+    return content_digest(path) if path.is_dir() else file_digest(path)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        # A template that is written out can be longer than a path may be.
+        return False
 
 
 def _draft(server: ServerPlan) -> Iterator[Part]:
     option = server.engine_kind.speculative
-    speculative = server.arguments.get(option)
     if server.draft is not None and server.draft_digest is not None:
         yield Part(option=option, name=str(server.draft), revision=server.draft_digest)
+    for key, name in _drafts(server):
+        if not server.engine_kind.pins_draft:
+            raise _cannot_be_pinned(server, f"{option}.{key}", name)
+        speculative = server.arguments[option]
+        revision = speculative.get("revision") if isinstance(speculative, dict) else None
+        yield _of_the_hub(option, find_repository(name, _text(revision), PLACE))
+
+
+def _drafts(server: ServerPlan) -> Iterator[tuple[str, str]]:
+    """Each key of the speculative decoding that names a repository of the hub, with that repository."""
+    speculative = server.arguments.get(server.engine_kind.speculative)
     if not isinstance(speculative, dict) or server.draft is not None:
         return
     for key in _DRAFTS:
         name = speculative.get(key)
-        if not isinstance(name, str) or not _REPOSITORY.fullmatch(name) or name == server.model:
-            continue
-        if not server.engine_kind.pins_draft:
-            raise _cannot_be_pinned(server, f"{option}.{key}", name)
-        yield _of_the_hub(option, find_repository(name, _text(speculative.get("revision")), PLACE))
+        if isinstance(name, str) and _REPOSITORY.fullmatch(name) and name != server.model:
+            yield key, name
 
 
 def _of_the_hub(option: str, found: Repository) -> Part:

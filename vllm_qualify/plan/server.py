@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from vllm_qualify.engine.confinement import inherited_by_engines
 from vllm_qualify.engine.environment import content_digest
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.engine.launchers.registry import LAUNCHERS
@@ -9,7 +10,7 @@ from vllm_qualify.engine.server import Engine, ServerPlan, draft_model, with_dra
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.choice import Selection, check_model_at
 from vllm_qualify.recipe.recipe import LoadedRecipe, Serving
-from vllm_qualify.recipe.serving import EngineName, ServerArguments
+from vllm_qualify.recipe.serving import EngineName, Environment, ServerArguments
 
 # How a path to a model begins in a recipe; other models are the hub's.
 PATHS = ("./", "../", "/", "~")
@@ -46,7 +47,12 @@ def server_plan(
         kind=variant.engine,
         draft_digest=content_digest(draft) if draft else None,
         signed_by=variant.signed_by,
+        inherited={} if LAUNCHERS[engine.launcher].from_image else _inherited(environment),
     )
+
+
+def _inherited(environment: Environment) -> Environment:
+    return {name: value for name, value in inherited_by_engines().items() if name not in environment}
 
 
 def _draft(loaded: LoadedRecipe, arguments: ServerArguments, kind: EngineName) -> Path | None:

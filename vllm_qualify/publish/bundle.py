@@ -64,7 +64,7 @@ class Summary(Frozen):
 
 
 class ReleaseTry(Frozen):
-    """What later runs of the same release are told of a run. `number` is 1 for the first run of the release in its cell."""
+    """What later runs of the same release read of a run. `number` is 1 for the first run of the release in its cell."""
 
     release: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     number: Count
@@ -150,14 +150,14 @@ def publish(
         HostError: an evidence file is missing or is not what was measured.
         StoreError: the store refused. Objects that were already written do no harm, because the manifest is written last.
     """
-    told = [_put(store, f"{prefix}/{name}", body) for name, body in documents.items()]
+    written = [_put(store, f"{prefix}/{name}", body) for name, body in documents.items()]
     begin(store)
     check_open(store)
     put_place(store, head.run_id, head.cell)
     announce()
     # Once more: the door may have been closed before this run was announced.
     check_open(store)
-    objects = {found.key: found for found in told}
+    objects = {stored.key: stored for stored in written}
     for file in files:
         # If two stages wrote the same file, it becomes one object.
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)

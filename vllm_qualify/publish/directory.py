@@ -35,7 +35,7 @@ LOCK_WAIT_S = 30.0
 LOCK_POLL_S = 0.01
 
 
-def read_plain(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """The content of a file. Raises OSError, also for a pipe or a device, whose content might never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -87,8 +87,8 @@ class DirectoryStore:
     def read(self, key: str) -> Stored:
         return self._read(self._path(key))
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:  # noqa: ARG002  # as above
-        return self._swap(self._path(key), body, tag)
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:  # noqa: ARG002  # as above
+        self._swap(self._path(key), body, tag)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -144,18 +144,18 @@ class DirectoryStore:
 
     def _read(self, path: Path) -> Stored:
         body = self._body(path)
-        self._last = found = Stored(body, _tag(body))
-        return found
+        self._last = stored = Stored(body, _tag(body))
+        return stored
 
     def _body(self, path: Path) -> bytes:
         with _told(path):
             try:
-                return read_plain(path)
+                return read_file(path)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 self._require_root()
                 raise missing(str(path)) from None
 
-    def _swap(self, path: Path, body: bytes, tag: str | None) -> str:
+    def _swap(self, path: Path, body: bytes, tag: str | None) -> None:
         with _told(path), self._locked(path):
             if self._tag_of(path) != tag:
                 raise changed(str(path))
@@ -163,11 +163,10 @@ class DirectoryStore:
                 _write_first(path, body)
             else:
                 _write(path, body, _replace)
-        return _tag(body)
 
     def _tag_of(self, path: Path) -> str | None:
         try:
-            there = read_plain(path)
+            there = read_file(path)
         except FileNotFoundError:
             return None
         last = self._last

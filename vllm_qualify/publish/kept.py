@@ -100,9 +100,9 @@ def reuse_stage(
         return None
     for kept, read in _usable(store, [*here, *_newest_first(store, stage, plan)], reuse):
         _bring(store, kept, read, evidence)
-        found = parse(stage, plan, evidence)
-        if not _lacks(plan, stage, found):
-            taken = kept.stage.model_copy(update={"measurements": found, "taken_from": kept.measured_by})
+        measurements = parse(stage, plan, evidence)
+        if not _lacks(plan, stage, measurements):
+            taken = kept.stage.model_copy(update={"measurements": measurements, "taken_from": kept.measured_by})
             _complete(store, taken, evidence)
             _note(store, plan, taken)
             return taken
@@ -119,8 +119,8 @@ def _complete(store: Store, taken: StageEvidence, evidence: Path) -> None:
 
 def stage_key(stage: Stage, plan: CellPlan) -> str:
     """SHA-256 of all inputs of a stage of the plan. Raises KeyError for a stage that cannot be reused."""
-    told = {"stage": stage, "common": _common(plan), "own": INPUTS[stage](plan)}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    inputs = {"stage": stage, "common": _common(plan), "own": INPUTS[stage](plan)}
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
@@ -172,9 +172,9 @@ def _folder(stage: Stage, plan: CellPlan) -> str:
 
 def _usable(store: Store, kept: Iterable[Candidate], reuse: Reuse) -> list[Candidate]:
     """The usable ones, in their order. A measurement that may not be used from one run is not used from any run."""
-    found = [each for each in kept if _is_young(each.kept, reuse)]
-    refused = {each.kept.measured_by for each in found if not _may_be_used(store, each.kept, reuse)}
-    return [each for each in found if each.kept.measured_by not in refused]
+    young = [each for each in kept if _is_young(each.kept, reuse)]
+    refused = {each.kept.measured_by for each in young if not _may_be_used(store, each.kept, reuse)}
+    return [each for each in young if each.kept.measured_by not in refused]
 
 
 def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[Candidate]:
@@ -197,10 +197,10 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
     return reuse.of == "all" and read_manifest(store, manifest).outcome == "passed"
 
 
-def _lacks(plan: CellPlan, stage: Stage, found: list[Any]) -> bool:
+def _lacks(plan: CellPlan, stage: Stage, measurements: list[Any]) -> bool:
     """Whether the measurement of a gate is invalid: then the stage is better measured again."""
     gated = {gate.metric for gate in plan.judged if METRICS[gate.metric].stage == stage}
-    return any(measurement.metric in gated and measurement.invalid_because for measurement in found)
+    return any(measurement.metric in gated and measurement.invalid_because for measurement in measurements)
 
 
 def _bring(store: Store, kept: KeptStage, read: Callable[[EvidenceFile], bytes], evidence: Path) -> None:

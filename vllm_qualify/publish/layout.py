@@ -1,6 +1,7 @@
 """The layout of a store: its version, and where the store has each run.
 
-A run's id is found by one key, however many reports there are. Stores of before have no such keys: `store upgrade` adds them.
+One key leads from a run's id to its cell, however many reports there are. Older stores have no such keys:
+`store upgrade` adds them.
 """
 
 import json

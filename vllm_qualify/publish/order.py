@@ -56,9 +56,9 @@ def next_number(store: Store, cell: str) -> int:
     key = sequence_key(cell)
 
     def attempt() -> int:
-        found = _read(store, key)
-        number = _last(found.body, store.locate(key)) + 1 if found else 1
-        store.swap(key, Counter(last=number).model_dump_json().encode(), "application/json", found.tag if found else None)
+        stored = _read(store, key)
+        number = _last(stored.body, store.locate(key)) + 1 if stored else 1
+        store.swap(key, Counter(last=number).model_dump_json().encode(), "application/json", stored.tag if stored else None)
         return number
 
     return swapped(attempt, "the cell's counter", "publish the run again", store.locate(key))

@@ -129,9 +129,9 @@ def _one_of(environment: Mapping[str, str], name: str, allowed: Sequence[str]) -
 
 
 def _lock_of(value: str) -> tuple[str, int]:
-    found = _LOCK.fullmatch(value)
-    if found and int(found[2]) <= _LOCK_DAYS:
-        return found[1].upper(), int(found[2])
+    match = _LOCK.fullmatch(value)
+    if match and int(match[2]) <= _LOCK_DAYS:
+        return match[1].upper(), int(match[2])
     if value:
         remedy = f"set it to governance:<days> or compliance:<days>, with 1 to {_LOCK_DAYS} days, or unset it"
         raise CallerError(f"{value!r} is not an object lock", remedy, OBJECT_LOCK)
@@ -173,8 +173,8 @@ class S3Store:
     def read(self, key: str) -> Stored:
         return self._read(self._name(key))
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-        return self._swap(self._name(key), body, content_type, tag)
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
+        self._swap(self._name(key), body, content_type, tag)
 
     def delete(self, key: str) -> None:
         name = self._name(key)
@@ -217,18 +217,16 @@ class S3Store:
         return self._asked("read", lambda: _again_when_cut(whole), name)
 
     def _create(self, name: str, body: bytes, content_type: str) -> None:
-        if self._write("write", name, body, content_type, None) is None:
+        if not self._write("write", name, body, content_type, None):
             raise already_exists(f"s3://{self._bucket}/{name}")
 
-    def _swap(self, name: str, body: bytes, content_type: str, tag: str | None) -> str:
+    def _swap(self, name: str, body: bytes, content_type: str, tag: str | None) -> None:
         # An empty If-Match would be no condition.
-        new = None if tag == "" else self._write("change", name, body, content_type, tag)
-        if new is None:
+        if tag == "" or not self._write("change", name, body, content_type, tag):
             raise changed(f"s3://{self._bucket}/{name}")
-        return new
 
-    def _write(self, action: str, name: str, body: bytes, content_type: str, tag: str | None) -> str | None:
-        """The object's new tag; None if it did not have `tag`, or if `tag` is None and the object existed already."""
+    def _write(self, action: str, name: str, body: bytes, content_type: str, tag: str | None) -> bool:
+        """Whether it was written. It is not if the object did not have `tag`, or if `tag` is None and it existed already."""
         write_id = uuid4().hex
         arguments = {
             "ContentType": content_type,
@@ -237,29 +235,30 @@ class S3Store:
             **self._settings.arguments(once=action == "write"),
         }
         for pause_s in _PAUSES_S:
-            if written := self._put(action, name, body, arguments):
-                return written
+            if self._put(action, name, body, arguments):
+                return True
             there = self._head(name)
             if there.write_id == write_id:
-                return there.tag
+                return True
             if there.tag != tag:
-                return None
+                return False
             # The condition holds, but the server refused: another write is under way, and may still fail.
             time.sleep(pause_s)
         raise self._told.busy(f"other writes of {name} keep getting in the way")
 
-    def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> str | None:
+    def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> bool:
+        """Whether it was written; not if the server refuses the condition."""
         # A bucket with object lock refuses an object without this checksum.
         md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
-        def put() -> str | None:
+        def put() -> bool:
             try:
-                answer = self._client.put_object(Bucket=self._bucket, Key=name, Body=body, ContentMD5=md5, **arguments)
+                self._client.put_object(Bucket=self._bucket, Key=name, Body=body, ContentMD5=md5, **arguments)
             except ClientError as error:
                 if not _refuses_condition(error):
                     raise
-                return None
-            return _unquoted(answer["ETag"])
+                return False
+            return True
 
         return self._asked(action, put, name)
 
@@ -446,7 +445,7 @@ class _Errors:
             )
         if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
             remedy = f"set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with the right to {S3_ACTIONS}"
-            return self._error(f"needs credentials, and none were found ({kind})", remedy)
+            return self._error(f"needs credentials, and there are none ({kind})", remedy)
         if isinstance(error, (e.ConnectionError, *broken)):
             remedy = "check AWS_ENDPOINT_URL, the network and the server; then try again"
             return StoreBusyError(f"{self._where} does not answer ({kind})", remedy, PLACE)

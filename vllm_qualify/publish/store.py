@@ -37,7 +37,7 @@ class MissingObjectError(StoreError):
 
 
 class ChangedError(StoreError):
-    """A swap found another object than the one that the caller had read."""
+    """A swap failed because the object is not the one that the caller had read."""
 
 
 class Stored(NamedTuple):
@@ -71,7 +71,7 @@ class Store(Protocol):
         """Write a new object. Readers see all of it or nothing.
 
         If several writers write one key, exactly one call succeeds. If the object already exists, the call fails, even if
-        its content is the same. If the answer to this call's own write was lost and the object is then found in the store, the
+        its content is the same. If the answer to this call's own write was lost and the object is then in the store, the
         call succeeds.
 
         Raises:
@@ -93,11 +93,11 @@ class Store(Protocol):
             MissingObjectError: there is no such object.
         """
 
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> str:
-        """Write a changeable object if it still has `tag`; with None, only if it does not exist. Return its new tag.
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
+        """Write a changeable object if it still has `tag`; with None, only if it does not exist.
 
         Readers see the old content or the new one. If several writers swap the same tag, exactly one succeeds. As in `put_new`,
-        a write whose answer was lost, and that is then found in the store, is a success.
+        a write whose answer was lost, but that is then in the store, is a success.
 
         An object must never return to an earlier content: a tag can depend on the content alone, and the object would then look
         unchanged. A document that contains its own growing history never returns to one.
@@ -234,7 +234,7 @@ def wrong_clock(ahead: timedelta, url: str) -> HostError:
     )
 
 
-def require_swap(read: Callable[[], Stored], swap: Callable[[bytes, str | None], str], url: str) -> None:
+def require_swap(read: Callable[[], Stored], swap: Callable[[bytes, str | None], None], url: str) -> None:
     """Check swaps: swap a probe by its tag, then by a tag that it never had. The store must refuse the second swap."""
     body = f"{uuid4().hex}\n".encode()
     try:

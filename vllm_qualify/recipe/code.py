@@ -44,27 +44,27 @@ _METHOD, _OWN_CLASS = "method", "custom-class"
 _QUALIFIED_NAME = re.compile(r"[^\W\d]\w*([.:][^\W\d]\w*)+")
 _NOT_QUALIFIED = ("chat-template", "allowed-media-domains")
 
-_TASKS_CODE = "lm-eval runs what its task_folder says: templates, metrics and functions"
+TASKS_CODE = "lm-eval runs what its task_folder says: templates, metrics and functions"
 _FUNCTION, _INCLUDE = "!function", "include"
 
 
 def check_allowed(loaded: LoadedRecipe, allow_code: bool) -> None:
     """Raises CallerError if the recipe runs code, and is neither the catalog's nor allowed to."""
-    if not allow_code and not is_of_the_catalog(loaded) and (found := code_of(loaded)):
-        raise _not_allowed(found, "RECIPE")
+    if not allow_code and not is_of_the_catalog(loaded) and (code := code_of(loaded)):
+        raise _not_allowed(code, "RECIPE")
 
 
 def check_import_allowed(recipe: Recipe, source: Path, allow_code: bool) -> list[str]:
     """What of an imported recipe runs code. Raises CallerError if there is any, and that is not allowed."""
-    found = code_of(LoadedRecipe(recipe=recipe, folder=source.parent.absolute()))
-    if found and not allow_code:
-        raise _not_allowed(found, str(source))
-    return found
+    code = code_of(LoadedRecipe(recipe=recipe, folder=source.parent.absolute()))
+    if code and not allow_code:
+        raise _not_allowed(code, str(source))
+    return code
 
 
-def _not_allowed(found: list[str], place: str) -> CallerError:
+def _not_allowed(code: list[str], place: str) -> CallerError:
     remedy = f"read what it names, then add {ALLOW} (of a deployment: allow_code)"
-    return CallerError(f"the recipe runs code: {'; '.join(found)}", remedy, place)
+    return CallerError(f"the recipe runs code: {'; '.join(code)}", remedy, place)
 
 
 def is_of_the_catalog(loaded: LoadedRecipe) -> bool:
@@ -91,7 +91,7 @@ def code_of_task(settings: Accuracy, folder: Path | None) -> list[str]:
     if folder is None:
         return []
     place = f"accuracy.{settings.task}"
-    return [f"{place}: {_TASKS_CODE}", *(f"{place}: {found}" for found in _functions_in(folder))]
+    return [f"{place}: {TASKS_CODE}", *(f"{place}: {function}" for function in _functions_in(folder))]
 
 
 def _layers(recipe: Recipe) -> Iterator[tuple[str, Arguments]]:
@@ -135,13 +135,13 @@ def _of_value(name: str, value: JsonValue, place: str) -> Iterator[str]:
     value = _parsed(value)
     if name == _INDUCTOR and _has_text(value):
         yield f"{place}: it can name compilers and code that the server runs"
-    for inner, found in value.items() if isinstance(value, dict) else ():
-        yield from _of_value(inner.replace("_", "-"), found, f"{place}.{inner}")
-    for found in value if isinstance(value, list) else (value,):
-        if isinstance(found, str) and _is_code(name, found):
+    for inner, inner_value in value.items() if isinstance(value, dict) else ():
+        yield from _of_value(inner.replace("_", "-"), inner_value, f"{place}.{inner}")
+    for inner_value in value if isinstance(value, list) else (value,):
+        if isinstance(inner_value, str) and _is_code(name, inner_value):
             yield f"{place}: {_IMPORTED}"
-        elif isinstance(found, dict | list) and found is not value:
-            yield from _of_value(name, found, place)
+        elif isinstance(inner_value, dict | list) and inner_value is not value:
+            yield from _of_value(name, inner_value, place)
 
 
 def _is_code(name: str, text: str) -> bool:

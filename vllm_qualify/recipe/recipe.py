@@ -38,7 +38,7 @@ class Profile(Arguments):
 
     load: LoadSettings = Field(description="the workload")
     sweep: Sweep | None = Field(default=None, description="the same workload at other levels")
-    fit: Fit | None = Field(default=None, description="server arguments to be found on the machine")
+    fit: Fit | None = Field(default=None, description="server arguments that are searched for on the machine")
     gates: Gates = Field(default=[], description="gates of this profile, beside those of the recipe")
 
     @model_validator(mode="after")

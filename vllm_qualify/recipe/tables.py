@@ -117,11 +117,11 @@ def parse_answer(text: str) -> ProbeAnswer:
         raise HostError("the engine did not report what it knows", remedy, "check", said) from error
 
 
-def _without_words(found: Any) -> Any:
+def _without_words(value: Any) -> Any:
     """Schemas without the texts for people, which are half of their size."""
-    if isinstance(found, dict):
-        return {name: _without_words(inner) for name, inner in found.items() if name not in WORDS_FOR_PEOPLE}
-    return [_without_words(inner) for inner in found] if isinstance(found, list) else found
+    if isinstance(value, dict):
+        return {name: _without_words(inner) for name, inner in value.items() if name not in WORDS_FOR_PEOPLE}
+    return [_without_words(inner) for inner in value] if isinstance(value, list) else value
 
 
 def write_table(version: str, answer: Path) -> Path:

@@ -261,7 +261,7 @@ class Sweep(Frozen):
 
 
 class Fit(Frozen):
-    """Server options of a profile that are found on the machine before the cell is qualified; at least one is requested."""
+    """Server options of a profile that are searched for on the machine before the cell is qualified. At least one is set."""
 
     tensor_parallel_sizes: Annotated[list[Count], AfterValidator(_ascending)] = Field(
         default=[], description="the smallest is taken with which the server starts"
@@ -285,9 +285,9 @@ class Fit(Frozen):
     @property
     def options(self) -> list[str]:
         """The server options that it finds."""
-        found = {
+        kinds = {
             "tensor-parallel-size": self.tensor_parallel_sizes,
             "max-num-seqs": self.max_num_seqs,
             "max-num-batched-tokens": self.max_num_batched_tokens,
         }
-        return [name for name, asked in found.items() if asked]
+        return [name for name, asked in kinds.items() if asked]

@@ -64,21 +64,21 @@ class Claim(Frozen):
 def note_new(
     store: Store,
     source: Source,
-    found: Sequence[Available],
+    available: Sequence[Available],
     now: datetime,
     backfill: bool = False,
     again_after_s: float = AGAIN_AFTER_S,
 ) -> list[Sighting]:
-    """Record the new ones among the releases that were found, and return those that must be emitted now.
+    """Record the new ones among the available releases, and return those that must be emitted now.
 
-    `found` has the newest release first. A release must be emitted if it is not claimed, and was never emitted or last
+    `available` has the newest release first. A release must be emitted if it is not claimed, and was never emitted or last
     emitted at least `again_after_s` ago. The first look notes all releases without emitting them. `backfill` makes
     the newest release due, at any look.
 
     Raises:
         StoreError: the record cannot be read. StoreBusyError: it changes all the time.
     """
-    known = _change(store, source, lambda before: _seen(before, source, found, now, backfill))
+    known = _change(store, source, lambda before: _seen(before, source, available, now, backfill))
     return [each for each in known.releases if each.is_open(now, again_after_s) and not store.exists(_claim_key(each.key))]
 
 
@@ -120,15 +120,15 @@ def _claim_key(key: str) -> str:
     return f"releases/claims/{key}.json"
 
 
-def _seen(before: Known | None, source: Source, found: Sequence[Available], now: datetime, backfill: bool) -> Known:
+def _seen(before: Known | None, source: Source, available: Sequence[Available], now: datetime, backfill: bool) -> Known:
     seen = {each.key: each for each in before.releases} if before else {}
-    for each in reversed(found):
+    for each in reversed(available):
         key = release_key(source, each.identity)
         new = Sighting(key=key, identity=each.identity, tags=[], seen_at=now, noted=before is None)
         old = seen.get(key, new)
         seen[key] = old.model_copy(update={"tags": list(dict.fromkeys([*old.tags, *each.tags]))})
-    if backfill and found:
-        newest = release_key(source, found[0].identity)
+    if backfill and available:
+        newest = release_key(source, available[0].identity)
         seen[newest] = seen[newest].model_copy(update={"noted": False})
     return Known(source=source, releases=list(seen.values()))
 

@@ -38,12 +38,12 @@ def credentials_for(registry: str) -> Credentials:
         HostError: the configuration cannot be read, or a helper fails.
     """
     try:
-        found = auth.load_config().resolve_authconfig(registry) or {}
+        config = auth.load_config().resolve_authconfig(registry) or {}
     except (DockerException, credentials.StoreError, ValueError) as error:
         problem, remedy = f"Docker's configuration gives no login for {registry}: {error}", f"`docker login {registry}`"
         raise HostError(problem, remedy, WATCH, kind="login-required") from error
     # Files and helpers write its keys in two different ways.
-    named = {name.lower(): value for name, value in found.items()}
+    named = {name.lower(): value for name, value in config.items()}
     return Credentials(named.get("username", ""), named.get("password", ""), named.get("identitytoken", ""))
 
 
@@ -119,7 +119,7 @@ def _token(answer: httpx.Response) -> str:
         raise RefusedError(f"its token server answered {answer.status_code}")
     answer.raise_for_status()
     try:
-        found = answer.json()
-        return str(found.get("token") or found["access_token"])
+        body = answer.json()
+        return str(body.get("token") or body["access_token"])
     except (ValueError, LookupError, AttributeError) as error:
         raise RefusedError("its token server gave no token") from error

@@ -3,7 +3,7 @@
 from vllm_qualify.engine.image import parse_reference
 from vllm_qualify.engine.launch import Launch, check_launch
 from vllm_qualify.errors import CallerError
-from vllm_qualify.releases.registry import Repository
+from vllm_qualify.releases.registry import ImageRepository
 
 
 def pinned(launch: Launch) -> Launch:
@@ -22,7 +22,7 @@ def _pinned(text: str, option: str) -> str:
     image = parse_reference(text, "", option)
     if image.digest or not image.tag:
         return text
-    with Repository(image.repository) as repository:
+    with ImageRepository(image.repository) as repository:
         digest = repository.digest(image.tag)
     if digest is None:
         raise CallerError(f"the registry has no {text}", "check the name and the tag", option)

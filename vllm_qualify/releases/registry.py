@@ -57,12 +57,12 @@ def releases_in(name: str, rule: VersionRule) -> list[Available]:
     try:
         return within(WHOLE_S, lambda: _releases_in(name, rule))
     except TimeoutError as error:
-        raise _unreachable(name, f"it has not told its tags within {WHOLE_S:.0f} s") from error
+        raise _unreachable(name, f"it has not listed its tags within {WHOLE_S:.0f} s") from error
 
 
 def _releases_in(name: str, rule: VersionRule) -> list[Available]:
     digests: dict[str, list[str]] = {}
-    with Repository(name) as repository, ThreadPoolExecutor(AT_ONCE) as threads:
+    with ImageRepository(name) as repository, ThreadPoolExecutor(AT_ONCE) as threads:
         tags = rule.newest_first(repository.tags())[:NEWEST_TAGS]
         for tag, digest in zip(tags, threads.map(repository.digest, tags), strict=True):
             if digest:
@@ -81,7 +81,7 @@ def registry_and_path(name: str) -> tuple[str, str]:
     return registry, f"library/{path}" if registry == DOCKER_HUB and "/" not in path else path
 
 
-class Repository:
+class ImageRepository:
     """A repository, read over HTTP with the credentials of `docker login`. Close it, or use it as a context manager.
 
     httpx takes proxies and certificates from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE). A registry on this machine
@@ -104,7 +104,7 @@ class Repository:
             # Docker contacts this machine without a proxy, whatever NO_PROXY says.
             mounts={f"all://{_host(address)}": None} if is_here else None,
         )
-        with self._told():
+        with self._explained():
             self._http.base_url = f"{self._scheme(address) if is_here else 'https'}://{address}/v2/{path}/"
 
     def __enter__(self) -> Self:
@@ -118,21 +118,21 @@ class Repository:
 
     def tags(self) -> list[str]:
         """All tags, in the registry's order."""
-        found: dict[str, None] = {}
+        tags: dict[str, None] = {}
         address: httpx.URL | str = f"tags/list?n={TAGS_PER_PAGE}"
         for _ in range(MOST_PAGES):
             page, address = self._page(address)
             # The last page can be empty. A registry without paging can return the first page forever.
-            is_last = not address or found.keys() >= set(page)
-            found.update(dict.fromkeys(page))
+            is_last = not address or tags.keys() >= set(page)
+            tags.update(dict.fromkeys(page))
             if is_last:
-                return list(found)
+                return list(tags)
         raise self._unknown(f"its list of tags has no end after {MOST_PAGES} pages")
 
     def digest(self, tag: str) -> str | None:
         """The digest of the tag's index or manifest, as the registry serves it and Docker pins it. None if the tag is gone."""
         headers = {"Accept": ", ".join(MANIFESTS)}
-        with self._told():
+        with self._explained():
             answer = self._http.head(f"manifests/{tag}", headers=headers)
             if answer.status_code == httpx.codes.NOT_FOUND:
                 return None
@@ -154,7 +154,7 @@ class Repository:
         return "https"
 
     def _page(self, address: httpx.URL | str) -> tuple[list[str], httpx.URL | str]:
-        with self._told():
+        with self._explained():
             answer = self._http.get(address).raise_for_status()
             following = answer.links.get("next", {}).get("url")
             # Only the path of a link counts. Behind a proxy it can name another host, which must not get our login.
@@ -165,7 +165,7 @@ class Repository:
             raise self._unknown("its answer is not a list of tags") from error
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except httpx.HTTPStatusError as error:

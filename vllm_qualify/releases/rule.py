@@ -33,5 +33,5 @@ class VersionRule(Frozen):
 
 def version_in(tag: str) -> Version | None:
     """The version that a tag such as `v0.32.0` names; None for `latest`, `nightly-…` or `v0.32.0-cu130`."""
-    found = _VERSION.fullmatch(tag)
-    return Version(found["version"]) if found else None
+    match = _VERSION.fullmatch(tag)
+    return Version(match["version"]) if match else None

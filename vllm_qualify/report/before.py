@@ -66,18 +66,18 @@ def read_before(plan: CellPlan, evidence: Path) -> Before | None:
     """The baseline, read from its copied report; None without a baseline. Raises one of UNUSABLE if it cannot be read."""
     if plan.baseline is None:
         return None
-    told = _Report.model_validate_json((evidence / BASELINE / "report.json").read_bytes())
-    if told.run_id != plan.baseline.run_id:
-        raise ValueError(f"the report is of run {told.run_id}")
+    report = _Report.model_validate_json((evidence / BASELINE / "report.json").read_bytes())
+    if report.run_id != plan.baseline.run_id:
+        raise ValueError(f"the report is of run {report.run_id}")
     beside = parse_beside(plan, evidence)
-    others = [row for stage in told.stages for row in stage.measurements if not (beside and stage.stage == figures.STAGE)]
+    others = [row for stage in report.stages for row in stage.measurements if not (beside and stage.stage == figures.STAGE)]
     return Before(
-        run_id=told.run_id,
-        judged_at=told.created_at,
-        server=told.plan.server,
+        run_id=report.run_id,
+        judged_at=report.created_at,
+        server=report.plan.server,
         measurements=[row.model_copy(update={"traced_to": []}) for row in [*others, *beside]],
         load_measured="in turns" if beside else "then",
-        curve=told.details.sweep.curve if told.details.sweep else [],
+        curve=report.details.sweep.curve if report.details.sweep else [],
     )
 
 

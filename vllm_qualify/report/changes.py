@@ -69,12 +69,12 @@ class Changes:
     @property
     def brief(self) -> str:
         """The changes in one line, for the first screen."""
-        told = [row.what for row in self.facts if not row.is_same]
+        changed = [row.what for row in self.facts if not row.is_same]
         if self.config is None:
-            return "; ".join([f"changed: {', '.join(told) or 'nothing of the release'}", "configuration not known"])
+            return "; ".join([f"changed: {', '.join(changed) or 'nothing of the release'}", "configuration not known"])
         counts = {change: sum(row.change == change for row in self.config) for change in ("added", "removed", "changed")}
         settings = ", ".join(f"{count} {change}" for change, count in counts.items() if count)
-        return f"changed: {', '.join(told) or 'nothing of the release'}; settings: {settings or 'the same'}"
+        return f"changed: {', '.join(changed) or 'nothing of the release'}; settings: {settings or 'the same'}"
 
 
 def changes_of(report: Report) -> Changes | None:
@@ -131,7 +131,7 @@ def _served(before: ServerPlan, now: ServerPlan) -> list[FactRow]:
 
 def _config_rows(before: ServerPlan, now: ServerPlan) -> Iterator[ConfigRow]:
     yield from _differences(OPTION, *(_configured(server) for server in (before, now)))
-    yield from _differences(VARIABLE, before.environment, now.environment)
+    yield from _differences(VARIABLE, before.variables, now.variables)
 
 
 def _configured(server: ServerPlan) -> dict[str, JsonValue]:
@@ -139,16 +139,16 @@ def _configured(server: ServerPlan) -> dict[str, JsonValue]:
 
 
 def _differences(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigRow]:
-    for found in sorted(diff.changed_settings(before, now), key=lambda change: change.what):
-        yield ConfigRow(found.kind, where, found.what, _json(found.a), _json(found.b))
+    for change in sorted(diff.changed_settings(before, now), key=lambda change: change.what):
+        yield ConfigRow(change.kind, where, change.what, _json(change.a), _json(change.b))
 
 
 def _json(setting: JsonValue) -> str:
     return DASH if setting is None else json.dumps(setting, ensure_ascii=False)
 
 
-def _metric_row(found: GateVerdict, report: Report) -> MetricRow:
-    gate, unit = found.gate, found.gate.shown_unit
+def _metric_row(result: GateVerdict, report: Report) -> MetricRow:
+    gate, unit = result.gate, result.gate.shown_unit
     compared = next(iter(measurements_of(gate, report.judgement.comparisons)), None)
     ours = [row for stage in report.stages for row in stage.measurements]
     before = report.details.before
@@ -161,13 +161,13 @@ def _metric_row(found: GateVerdict, report: Report) -> MetricRow:
         worse=words.value(compared.value if compared else None, unit, gate.bounds),
         interval=words.interval(compared.interval if compared else None, unit, gate.bounds),
         bound=words.bound(gate),
-        verdict=found.verdict,
-        because=found.because,
+        verdict=result.verdict,
+        because=result.because,
     )
 
 
 def _own_value(gate: Gate, measurements: list[Measurement]) -> str:
     """The measured value itself, without a comparison."""
     label = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
-    found = [row for row in measurements if row.label == label]
-    return words.value(found[0].value, found[0].unit) if len(found) == 1 else DASH
+    rows = [row for row in measurements if row.label == label]
+    return words.value(rows[0].value, rows[0].unit) if len(rows) == 1 else DASH

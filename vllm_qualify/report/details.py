@@ -145,12 +145,12 @@ def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
         return None
     began, ended = _span(evidence / figures.STAGE)
     folder = evidence / "serve"
-    found = watched.series(folder, began, ended)
-    if len(found.time_s) == 1:
+    series = watched.series(folder, began, ended)
+    if len(series.time_s) == 1:
         raise _NothingError("one sample of it alone draws no line")
-    if not any(value is not None for line in _lines(found) for value in line):
+    if not any(value is not None for line in _lines(series) for value in line):
         raise _NothingError("no sample of it has a value")
-    return thinned(found), watched.notes(folder, began, ended)
+    return thinned(series), watched.notes(folder, began, ended)
 
 
 def _span(folder: Path) -> tuple[float, float]:

@@ -62,8 +62,8 @@ class Unlike(Frozen):
     metric: str | None = None
     because: str
 
-    def covers(self, stage: Stage, found: Measurement) -> bool:
-        return stage in self.stages and self.task in (None, found.task) and self.metric in (None, found.metric)
+    def covers(self, stage: Stage, measurement: Measurement) -> bool:
+        return stage in self.stages and self.task in (None, measurement.task) and self.metric in (None, measurement.metric)
 
 
 class Moved(Frozen):
@@ -130,7 +130,7 @@ def diff(a: Report, b: Report) -> ReportDiff:
         release=changed_settings(_release(a), _release(b)),
         machine=changed_settings(_machine(a), _machine(b)),
         server=changed_settings(effective_server(a.plan), effective_server(b.plan)),
-        environment=changed_settings(a.plan.server.environment, b.plan.server.environment),
+        environment=changed_settings(a.plan.server.variables, b.plan.server.variables),
         workload=changed_settings(_workload(a.plan), _workload(b.plan)),
         gates=changed_settings(_gates(a.plan), _gates(b.plan)),
         tools=changed_settings(_tools(a), _tools(b)),
@@ -159,8 +159,8 @@ def effective_server(plan: CellPlan) -> dict[str, Any]:
     return {**server_options(server), **about, "startup_timeout_s": server.startup_timeout_s}
 
 
-def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
-    for name, setting in found.items():
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for name, setting in settings.items():
         if isinstance(setting, dict) and setting:
             yield from _flat(setting, f"{prefix}{name}.")
         elif setting is not None and setting != {}:
@@ -229,8 +229,8 @@ def _tools(report: Report) -> dict[str, Any]:
 
 
 def _verdicts(a: Report, b: Report) -> list[VerdictChange]:
-    before = {found.gate.label: found for found in a.judgement.gates}
-    both = [(before[found.gate.label], found) for found in b.judgement.gates if found.gate.label in before]
+    before = {result.gate.label: result for result in a.judgement.gates}
+    both = [(before[result.gate.label], result) for result in b.judgement.gates if result.gate.label in before]
     return [
         VerdictChange(
             gate=new.gate.label,
@@ -247,21 +247,21 @@ def _verdicts(a: Report, b: Report) -> list[VerdictChange]:
 
 def _measurements(report: Report) -> dict[tuple[Stage, str], Measurement]:
     """The measurements by stage and label, in the order of the stages. Comparisons have the stage of what they compare."""
-    own = {(stage.stage, found.label): found for stage in report.stages for found in stage.measurements}
+    own = {(stage.stage, measurement.label): measurement for stage in report.stages for measurement in stage.measurements}
     others = [*report.judgement.comparisons, *report.details.speedups]
-    found = own | {(_stage_of(each), each.label): each for each in others}
-    return dict(sorted(found.items(), key=lambda entry: STAGES.index(entry[0][0])))
+    measurements = own | {(_stage_of(each), each.label): each for each in others}
+    return dict(sorted(measurements.items(), key=lambda entry: STAGES.index(entry[0][0])))
 
 
-def _stage_of(found: Measurement) -> Stage:
-    return METRICS[found.metric].stage
+def _stage_of(measurement: Measurement) -> Stage:
+    return METRICS[measurement.metric].stage
 
 
 def _moved(stage: Stage, label: str, a: Measurement, b: Measurement, unlike: Sequence[Unlike]) -> Moved:
-    told, because = _told(a, b, _why_unlike(stage, a, b, unlike))
+    trend, because = _trend(a, b, _why_unlike(stage, a, b, unlike))
     difference, ratio = _change_in_numbers(a, b)
     return Moved(
-        stage=stage, label=label, unit=b.unit, a=a, b=b, difference=difference, ratio=ratio, trend=told, because=because
+        stage=stage, label=label, unit=b.unit, a=a, b=b, difference=difference, ratio=ratio, trend=trend, because=because
     )
 
 
@@ -279,11 +279,12 @@ def _why_unlike(stage: Stage, a: Measurement, b: Measurement, unlike: Sequence[U
         return f"A is against run {a.against}, B against run {b.against}"
     if a.unit != b.unit:
         return f"A is in {a.unit or 'no unit'}, B in {b.unit or 'no unit'}"
-    return "; ".join(found.because for found in unlike if found.covers(stage, a))
+    return "; ".join(reason.because for reason in unlike if reason.covers(stage, a))
 
 
-def _told(a: Measurement, b: Measurement, unlike: str) -> tuple[Trend, str]:
-    invalid = [f"{side} is invalid: {found.invalid_because}" for side, found in (("A", a), ("B", b)) if found.invalid_because]
+def _trend(a: Measurement, b: Measurement, unlike: str) -> tuple[Trend, str]:
+    reasons = (("A", a.invalid_because), ("B", b.invalid_because))
+    invalid = [f"{side} is invalid: {reason}" for side, reason in reasons if reason]
     if a.value is None or b.value is None or unlike:
         return "unclear", "; ".join(invalid) or unlike
     direction = _direction(b)
@@ -294,11 +295,11 @@ def _told(a: Measurement, b: Measurement, unlike: str) -> tuple[Trend, str]:
     return ("better" if (b.value > a.value) == (direction == "higher") else "worse"), _noise(bounds_of(a), bounds_of(b))
 
 
-def _direction(found: Measurement) -> Direction | None:
+def _direction(measurement: Measurement) -> Direction | None:
     """The better direction. Against a baseline, the value is a loss or a worsening, so lower is better."""
-    if found.against is not None:
+    if measurement.against is not None:
         return "lower"
-    return METRICS[found.metric].direction if found.metric in METRICS else None
+    return METRICS[measurement.metric].direction if measurement.metric in METRICS else None
 
 
 def _noise(a: Interval | None, b: Interval | None) -> str:
@@ -354,8 +355,8 @@ def _dumped(settings: Frozen | None) -> dict[str, Any]:
     return settings.model_dump(mode="json") if settings else {}
 
 
-def _in_words(found: Sequence[Change]) -> str:
-    return ", ".join(f"{each.what} {_or_none(each.a)} and {_or_none(each.b)}" for each in found)
+def _in_words(changes: Sequence[Change]) -> str:
+    return ", ".join(f"{each.what} {_or_none(each.a)} and {_or_none(each.b)}" for each in changes)
 
 
 def _or_none(setting: JsonValue) -> str:

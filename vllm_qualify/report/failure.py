@@ -65,7 +65,7 @@ def run_failure(
     error: QualifyError, plan: CellPlan, folder: Path, finished: Sequence[Stage] = (), ended_with: Sequence[str] = ()
 ) -> RunFailure:
     """The failure of the run in `folder` by `error`, without secrets. Raises OSError if its files cannot be listed."""
-    lines = [line for told in error.log_tail for line in told.splitlines()]
+    lines = [line for text in error.log_tail for line in text.splitlines()]
     paths = sorted(path for path in (folder / "plan.json", *(folder / "evidence").rglob("*")) if path.is_file())
     return RunFailure(
         made_by=f"vllm-qualify {metadata.version('vllm-qualify')}",

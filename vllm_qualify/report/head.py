@@ -11,7 +11,7 @@ from vllm_qualify.report.words import GateRow
 def facts(report: Report) -> list[tuple[str, str]]:
     """Named facts: what was qualified, on which machine, when, where, and compared with what."""
     plan, release, changed = report.plan, report.plan.cell.release, changes_of(report)
-    told = [
+    rows = [
         ("Engine", f"{words.engine(release.engine)} ({release.engine.digest})"),
         ("Model", f"{release.model} at {release.revision}"),
         ("Signed by", words.publisher(plan.server)),
@@ -23,10 +23,10 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Baseline", words.compared(plan)),
         ("Anchor", words.anchored(plan)),
         ("Tries", words.tries(plan)),
-        ("Trusts code", "; ".join(plan.code)),
+        ("Trusts code", "; ".join(plan.foreign_code)),
         ("Since then", changed.brief if changed else ""),
     ]
-    return [(name, text) for name, text in told if text]
+    return [(name, text) for name, text in rows if text]
 
 
 def _where(report: Report) -> str:

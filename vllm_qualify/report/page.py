@@ -88,7 +88,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         changes=changes_of(report),
         why_no_changes=why_none(report.plan),
         drift=report.details.drift,
-        questions=[sections.questions_section(found) for found in report.details.questions],
+        questions=[sections.questions_section(scored) for scored in report.details.questions],
         strips=points.strips(report),
         latencies=points.latency_rows(report),
         percentiles=points.PERCENTILES,
@@ -112,17 +112,17 @@ def _details(report: Report) -> dict[str, Any]:
         "startup": sections.startup_rows(details.startup) if details.startup else None,
         "idle": sections.idle_rows(details.idle) if details.idle else None,
         "warmth": sections.WARMTH[details.startup.warm] if details.startup else None,
-        "warm_starts": [words.measurement_row(found) for found in warm],
+        "warm_starts": [words.measurement_row(measurement) for measurement in warm],
         "tries": sections.try_rows(details.fit) if details.fit else None,
         "fitted": sections.options_text(details.fit.found) if details.fit else None,
     }
 
 
 def _swept(report: Report) -> sections.SweepSection | None:
-    found, before = report.details.sweep, report.details.before
-    if found is None or report.plan.sweep is None:
+    results, before = report.details.sweep, report.details.before
+    if results is None or report.plan.sweep is None:
         return None
-    return sections.sweep_section(found, sweep_plan(report.plan), before.curve if before else [])
+    return sections.sweep_section(results, sweep_plan(report.plan), before.curve if before else [])
 
 
 @cache
@@ -147,7 +147,7 @@ def _sections(report: Report) -> list[Section]:
 
 
 def _section(name: str, measurements: Sequence[Measurement]) -> Section:
-    rows = [words.measurement_row(found) for found in measurements]
+    rows = [words.measurement_row(measurement) for measurement in measurements]
     notes = words.fold_repeats([row.note for row in rows])
     return Section(name, list(zip(rows, notes, strict=True)), sorted({row.source for row in rows}))
 
@@ -172,11 +172,11 @@ def _server(report: Report) -> Pairs:
 def _images(report: Report) -> list[tuple[str, Pairs]]:
     """The facts of the image under test, and of the load client's image if that is another one."""
     engines = {"Image under test": report.plan.cell.release.engine, "Image of the load client": report.plan.client}
-    return [(name, _image(found)) for name, found in engines.items() if found and found.image]
+    return [(name, _image(engine)) for name, engine in engines.items() if engine and engine.image]
 
 
 def _image(engine: EngineIdentity) -> Pairs:
-    assert engine.image is not None  # noqa: S101  (told by the caller)
+    assert engine.image is not None  # noqa: S101  (the caller has checked it)
     about = engine.image
     facts = {"reference": about.reference, "digest": engine.digest, "platform": about.platform, "image ID": about.image_id}
     facts |= {"created": about.created, KINDS[engine.kind].title: engine.version}
@@ -187,37 +187,37 @@ def _image(engine: EngineIdentity) -> Pairs:
 def _workload(report: Report) -> list[tuple[str, Pairs]]:
     """The settings of each stage that has settings."""
     each = [kind.settings(report.plan) for kind in TABLE.values()]
-    return [(title, _settings(found)) for settings in each for title, found in settings.items()]
+    return [(title, _settings(section)) for settings in each for title, section in settings.items()]
 
 
-def _settings(found: dict[str, Any]) -> Pairs:
-    return [(name, _json(setting)) for name, setting in found.items() if setting is not None]
+def _settings(settings: dict[str, Any]) -> Pairs:
+    return [(name, _json(setting)) for name, setting in settings.items() if setting is not None]
 
 
 def _tools(report: Report) -> list[tuple[str, str, str]]:
     """Each tool once, as (tool, version, where it was used)."""
     engine = report.plan.cell.release.engine
     maker, _, version = report.made_by.rpartition(" ")
-    found = [(maker, version, "report"), ("Python", engine.python, "engine")]
-    found += [(name, number, "engine") for name, number in engine.packages.items()]
+    tools = [(maker, version, "report"), ("Python", engine.python, "engine")]
+    tools += [(name, number, "engine") for name, number in engine.packages.items()]
     used = [(name, number, stage.stage) for stage in _in_order(report.stages) for name, number in stage.tools.items()]
-    found += [(name, number, stage) for name, number, stage in used if engine.packages.get(name) != number]
+    tools += [(name, number, stage) for name, number, stage in used if engine.packages.get(name) != number]
     judged_by = _flat(report.judgement.suite.get("meta")).get("great_expectations_version")
-    return [*found, *([("Great Expectations", judged_by, "judge")] if judged_by else [])]
+    return [*tools, *([("Great Expectations", judged_by, "judge")] if judged_by else [])]
 
 
-def _flat(found: object) -> dict[str, str]:
-    """The plain entries of `found`; empty if it is not a mapping."""
-    entries = found.items() if isinstance(found, dict) else ()
+def _flat(document: object) -> dict[str, str]:
+    """The plain entries of `document`; empty if it is not a mapping."""
+    entries = document.items() if isinstance(document, dict) else ()
     return {
         str(name).replace("_", " ") if isinstance(entry, int | float) else str(name): _entry(entry) for name, entry in entries
     }
 
 
-def _entry(found: object) -> str:
-    if found is None:
+def _entry(value: object) -> str:
+    if value is None:
         return words.DASH
-    return f"{found:,.4g}" if isinstance(found, float) else str(found)
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def _json(setting: object) -> str:

@@ -103,11 +103,11 @@ def _strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate])
         bounds=[Mark(x(bound), words.bound(gate)) for gate in gates for bound in gate.bounds],
         least=words.value(least, ours.unit, [most]),
         most=words.value(most, ours.unit, [least]),
-        text=_told(ours, theirs, gates),
+        text=_text(ours, theirs, gates),
     )
 
 
-def _told(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> str:
+def _text(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> str:
     """The content of the drawing, in words."""
     row = words.measurement_row(ours)
     parts = [f"repeats {row.repeats}"]
@@ -132,24 +132,24 @@ def latency_rows(report: Report) -> list[LatencyRow]:
     ]
 
 
-def _value(metric: str, found: dict[str, Measurement]) -> str:
-    return words.value(found[metric].value, found[metric].unit) if metric in found else DASH
+def _value(metric: str, measurements: dict[str, Measurement]) -> str:
+    return words.value(measurements[metric].value, measurements[metric].unit) if metric in measurements else DASH
 
 
 def cost(report: Report) -> tuple[str, str]:
     """The cost of a million output tokens at the profile's load, and how it follows; or DASH, and why there is no cost."""
-    plan, found = report.plan, _by_metric(_measured(report)).get(OUTPUT)
+    plan, output = report.plan, _by_metric(_measured(report)).get(OUTPUT)
     if plan.price_usd_gpu_hour is None:
         return DASH, "the price of a GPU hour is not given: give the recipe price_usd_gpu_hour, or the run --price-usd-gpu-hour"
-    if found is None or not found.value:
+    if output is None or not output.value:
         return DASH, f"there is no valid {OUTPUT}"
     gpus = _gpus(plan)
     usd_s = plan.price_usd_gpu_hour * gpus / 3600
-    at = f"{gpus} times {plan.price_usd_gpu_hour:g} usd an hour for {words.value(found.value, 'tok/s')}"
-    if found.interval and found.interval.lower > 0:
-        ends = Interval(lower=1e6 * usd_s / found.interval.upper, upper=1e6 * usd_s / found.interval.lower)
+    at = f"{gpus} times {plan.price_usd_gpu_hour:g} usd an hour for {words.value(output.value, 'tok/s')}"
+    if output.interval and output.interval.lower > 0:
+        ends = Interval(lower=1e6 * usd_s / output.interval.upper, upper=1e6 * usd_s / output.interval.lower)
         at += f"; interval {words.interval(ends, 'usd/Mtok')}"
-    return words.value(1e6 * usd_s / found.value, "usd/Mtok"), at
+    return words.value(1e6 * usd_s / output.value, "usd/Mtok"), at
 
 
 def effort(report: Report) -> str:

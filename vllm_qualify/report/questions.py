@@ -49,8 +49,8 @@ class Flip(Frozen):
     @property
     def bytes(self) -> int:
         """The size of its text as written on a page."""
-        found = (self.asked, self.target, self.theirs, self.ours)
-        return sum(len(escape(plain(each.text)).encode(errors="replace")) for each in found if each)
+        excerpts = (self.asked, self.target, self.theirs, self.ours)
+        return sum(len(escape(plain(each.text)).encode(errors="replace")) for each in excerpts if each)
 
 
 class ScoredQuestions(Frozen):
@@ -106,14 +106,14 @@ def is_right(score: float) -> bool:
 def questions(plan: CellPlan, evidence: Path) -> list[ScoredQuestions]:
     """The questions of each task with a gate, by that gate's filter. Unreadable ones are left out: the measurements say why."""
     wanted = [(task, key) for task in plan.accuracy for key in _keys(plan, task)]
-    found = []
+    tasks = []
     for task, key in wanted:
         room = _Room(MOST_FLIPS // len(wanted), MOST_BYTES // len(wanted), MOST_QUESTIONS // len(wanted))
         try:
-            found.append(_questions(plan, evidence, task, key, room))
+            tasks.append(_questions(plan, evidence, task, key, room))
         except UNUSABLE:
             continue
-    return found
+    return tasks
 
 
 class _Room(NamedTuple):
@@ -159,9 +159,9 @@ def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, ro
     )
 
 
-def _by_question(found: Iterable[Answer]) -> dict[int, list[Answer]]:
+def _by_question(answers: Iterable[Answer]) -> dict[int, list[Answer]]:
     by_question: dict[int, list[Answer]] = defaultdict(list)
-    for answer in found:
+    for answer in answers:
         by_question[answer.question].append(answer)
     return dict(by_question)
 
@@ -182,7 +182,7 @@ def _their_folder(evidence: Path, task: TaskPlan) -> Path:
 
 
 def _means(by_question: dict[int, list[Answer]], name: str) -> dict[int, float]:
-    return {number: fmean(answer.score(name) for answer in found) for number, found in sorted(by_question.items())}
+    return {number: fmean(answer.score(name) for answer in answers) for number, answers in sorted(by_question.items())}
 
 
 Means = dict[int, float]
@@ -230,10 +230,12 @@ class _Side(NamedTuple):
 
 
 def _flips(numbers: Sequence[int], ours: _Side, theirs: _Side, name: str) -> list[Flip]:
-    told = {number: (ours.telling(number, name), theirs.telling(number, name)) for number in numbers}
-    here = _rows([ours.place(mine) for mine, _ in told.values()])
-    there = _rows([theirs.place(their) for _, their in told.values()])
-    return [_flip(number, here.get(ours.place(mine)), there.get(theirs.place(their))) for number, (mine, their) in told.items()]
+    answers = {number: (ours.telling(number, name), theirs.telling(number, name)) for number in numbers}
+    here = _rows([ours.place(mine) for mine, _ in answers.values()])
+    there = _rows([theirs.place(their) for _, their in answers.values()])
+    return [
+        _flip(number, here.get(ours.place(mine)), there.get(theirs.place(their))) for number, (mine, their) in answers.items()
+    ]
 
 
 def _rows(places: Iterable[tuple[Path, int]]) -> dict[tuple[Path, int], dict[str, Any]]:
@@ -241,11 +243,11 @@ def _rows(places: Iterable[tuple[Path, int]]) -> dict[tuple[Path, int], dict[str
     wanted: dict[Path, set[int]] = defaultdict(set)
     for path, line in places:
         wanted[path].add(line)
-    found: dict[tuple[Path, int], dict[str, Any]] = {}
+    rows: dict[tuple[Path, int], dict[str, Any]] = {}
     for path, lines in wanted.items():
         if path.is_file():
-            found |= {(path, number): row for number, row in _rows_of(path, lines)}
-    return found
+            rows |= {(path, number): row for number, row in _rows_of(path, lines)}
+    return rows
 
 
 def _rows_of(path: Path, lines: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -283,8 +285,8 @@ def _reply(row: dict[str, Any]) -> str:
     return _text(row["filtered_resps"])
 
 
-def _text(found: object) -> str:
-    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _begin(text: str) -> Excerpt:

@@ -87,7 +87,7 @@ class SweepSection:
     latencies: list[str]
     plot: Plot | None
     points: list[PointRow]
-    found: list[Fact]
+    searched: list[Fact]
     problems: list[str]
 
 
@@ -114,7 +114,7 @@ class QuestionsSection:
     """A task's questions. `left_out` and `unshown` say how many questions and how many flips are not on the page."""
 
     title: str
-    found: ScoredQuestions
+    scored: ScoredQuestions
     flips: list[FlipBlock]
     rows: list[QuestionRow]
     unshown: int
@@ -135,7 +135,7 @@ class DraftingRow:
 
 @dataclass(frozen=True)
 class TryRow:
-    """One start of a fit. The chosen start had exactly the options that were found."""
+    """One start of a fit. The chosen start had exactly the options of the result."""
 
     options: str
     kv_cache: str
@@ -147,24 +147,24 @@ class TryRow:
 
 def course_figures(course: Series) -> list[Figure]:
     """The figures of the server's course. A figure without any value is left out."""
-    found = [
+    figures = [
         _figure("Requests in the server", "req", course, {"running": course.running, "waiting": course.waiting}),
         _figure("KV cache in use", "share", course, {"in use": course.kv_cache_usage}),
         _figure("Output tokens per second", "tok/s", course, {"output": course.output_tok_s}),
     ]
-    return [figure for figure in found if figure is not None]
+    return [figure for figure in figures if figure is not None]
 
 
 def _figure(title: str, unit: str, course: Series, lines: dict[str, list[float | None]]) -> Figure | None:
     known = {name: [value for value in line if value is not None] for name, line in lines.items()}
     if not any(known.values()):
         return None
-    told = [f"{name} {_range(values, unit)}" for name, values in known.items()]
+    ranges = [f"{name} {_range(values, unit)}" for name, values in known.items()]
     missing = sum(any(line[at] is None for line in lines.values()) for at in range(len(course.time_s)))
     gaps = f"; samples that do not tell it all: {missing} of {len(course.time_s)}" if missing else ""
     drawn = chart(title, unit, course.time_s, lines)
     # The chart escapes its inputs.
-    return Figure(Markup(drawn), f"{'; '.join(told)}{gaps}")  # noqa: S704  (our own drawing, its labels escaped)
+    return Figure(Markup(drawn), f"{'; '.join(ranges)}{gaps}")  # noqa: S704  (our own drawing, its labels escaped)
 
 
 def _range(values: Sequence[float], unit: str) -> str:
@@ -187,15 +187,15 @@ def sweep_section(swept: Swept, planned: Plan, before: Sequence[CurvePoint] = ()
         latencies=latencies,
         plot=plot(swept.curve, before) if swept.curve else None,
         points=[_point_row(point, on_curve.get(point.folder), latencies, planned.gpus) for point in swept.points],
-        found=[_found(GOALS[goal], UNITS[goal], found) for goal, found in goals],
+        searched=[_searched(GOALS[goal], UNITS[goal], level) for goal, level in goals],
         problems=swept.curve_problems,
     )
 
 
-def _found(name: str, unit: str, found: SloLevel | None) -> Fact:
-    if found is None or found.value is None:
-        return name, DASH, (found.invalid_because if found else None) or "it was not searched for"
-    return name, f"{found.value:,g} {unit}", found.note
+def _searched(name: str, unit: str, level: SloLevel | None) -> Fact:
+    if level is None or level.value is None:
+        return name, DASH, (level.invalid_because if level else None) or "it was not searched for"
+    return name, f"{level.value:,g} {unit}", level.note
 
 
 def _point_row(point: Point, on_curve: CurvePoint | None, latencies: Sequence[str], gpus: int) -> PointRow:
@@ -239,16 +239,16 @@ def _front(dots: Sequence[Dot]) -> str:
     return "".join(f"{'L' if at else 'M'}{x:g} {y:g}" for at, (x, y) in enumerate(front))
 
 
-def questions_section(found: ScoredQuestions) -> QuestionsSection:
-    ways = found.ways
-    scores = dict(zip(found.numbers, zip(found.ours, found.theirs or [None] * len(found.ours), strict=True), strict=True))
+def questions_section(scored: ScoredQuestions) -> QuestionsSection:
+    ways = scored.ways
+    scores = dict(zip(scored.numbers, zip(scored.ours, scored.theirs or [None] * len(scored.ours), strict=True), strict=True))
     return QuestionsSection(
-        title=label_of(found.metric, found.task, found.filter, against_baseline=False),
-        found=found,
-        flips=[_flip_block(flip, way, scores[flip.question]) for flip in found.flips if (way := ways.get(flip.question))],
-        rows=[QuestionRow(number, ways[number] or "", *map(_score, scores[number])) for number in found.numbers],
-        unshown=found.flipped - len(found.flips),
-        left_out=found.asked - len(found.numbers),
+        title=label_of(scored.metric, scored.task, scored.filter, against_baseline=False),
+        scored=scored,
+        flips=[_flip_block(flip, way, scores[flip.question]) for flip in scored.flips if (way := ways.get(flip.question))],
+        rows=[QuestionRow(number, ways[number] or "", *map(_score, scores[number])) for number in scored.numbers],
+        unshown=scored.flipped - len(scored.flips),
+        left_out=scored.asked - len(scored.numbers),
     )
 
 
@@ -260,8 +260,8 @@ def _flip_block(flip: Flip, way: Way, scores: tuple[float | None, float | None])
         f"Baseline: {theirs}": flip.theirs,
         f"This run: {ours}": flip.ours,
     }
-    told = [(name, each.text if each else DASH, _cut(each)) for name, each in named.items()]
-    return FlipBlock(number=flip.question, way=way, scores=f"{theirs} at the baseline, {ours} here", words=told)
+    excerpts = [(name, each.text if each else DASH, _cut(each)) for name, each in named.items()]
+    return FlipBlock(number=flip.question, way=way, scores=f"{theirs} at the baseline, {ours} here", words=excerpts)
 
 
 def _score(score: float | None) -> str:
@@ -270,31 +270,35 @@ def _score(score: float | None) -> str:
     return {1.0: "right", 0.0: "wrong"}.get(score) or words.share(score)
 
 
-def _cut(found: Excerpt | None) -> str:
-    if found is None:
+def _cut(excerpt: Excerpt | None) -> str:
+    if excerpt is None:
         return "its words are not in this run's evidence"
-    return f"{found.cut:,} more characters were cut" if found.cut else ""
+    return f"{excerpt.cut:,} more characters were cut" if excerpt.cut else ""
 
 
-def drafting_rows(found: SpeculationDetails) -> list[DraftingRow]:
-    named = {"fixed prompts, greedy": found.greedy, "one request at a time": found.batch1, "the profile's load": found.profile}
+def drafting_rows(details: SpeculationDetails) -> list[DraftingRow]:
+    named = {
+        "fixed prompts, greedy": details.greedy,
+        "one request at a time": details.batch1,
+        "the profile's load": details.profile,
+    }
     return [_drafting_row(name, drafting) for name, drafting in named.items()]
 
 
-def _drafting_row(name: str, found: Drafting) -> DraftingRow:
+def _drafting_row(name: str, drafting: Drafting) -> DraftingRow:
     return DraftingRow(
         name=name,
-        clients=f"{found.max_concurrency:,}",
-        length=words.value(found.length_tok, "tok"),
-        rate=words.value(found.rate, "fraction"),
-        rates=" · ".join(words.value(rate, "fraction") for rate in found.rates) or DASH,
-        note=found.invalid_because or "",
+        clients=f"{drafting.max_concurrency:,}",
+        length=words.value(drafting.length_tok, "tok"),
+        rate=words.value(drafting.rate, "fraction"),
+        rates=" · ".join(words.value(rate, "fraction") for rate in drafting.rates) or DASH,
+        note=drafting.invalid_because or "",
     )
 
 
 def speedup_rows(speedups: Sequence[Measurement]) -> list[Fact]:
     """Each speedup with its interval, or with the reason why there is no value."""
-    rows = [words.measurement_row(found) for found in speedups]
+    rows = [words.measurement_row(measurement) for measurement in speedups]
     return [(f"{row.metric}: {row.meaning}", row.value, row.note or f"interval {row.interval}") for row in rows]
 
 
@@ -305,24 +309,24 @@ def same_text_sentence(texts: SameText | None) -> str:
             "It is not known whether the texts are the same without it: the measurement speculative_same_text has the reason."
         )
     parted = [f"that of prompt {number} at character {at:,}" for number, at in enumerate(texts.parts_at, 1) if at is not None]
-    told = f"{texts.same} of {len(texts.parts_at)} greedy texts are the same without it"
-    return f"{told}; they part: {', '.join(parted)}." if parted else f"{told}."
+    same = f"{texts.same} of {len(texts.parts_at)} greedy texts are the same without it"
+    return f"{same}; they part: {', '.join(parted)}." if parted else f"{same}."
 
 
-def startup_rows(found: Startup) -> list[Fact]:
+def startup_rows(startup: Startup) -> list[Fact]:
     """The whole start, then its parts in their order."""
-    parts = [(part, metric, getattr(found, part)) for part, metric in PARTS.items()]
-    rows = [(METRICS[metric].meaning, _seconds(value), found.because.get(part, "")) for part, metric, value in parts]
-    return [(METRICS["startup_s"].meaning, _seconds(found.startup_s), ""), *rows]
+    parts = [(part, metric, getattr(startup, part)) for part, metric in PARTS.items()]
+    rows = [(METRICS[metric].meaning, _seconds(value), startup.because.get(part, "")) for part, metric, value in parts]
+    return [(METRICS["startup_s"].meaning, _seconds(startup.startup_s), ""), *rows]
 
 
-def idle_rows(found: Idle) -> list[Fact]:
+def idle_rows(idle: Idle) -> list[Fact]:
     """Each GPU; if there are several, also all together. If nothing is certain, only the reason."""
-    if found.because is not None:
-        return [("The GPUs idled", DASH, found.because)]
-    several = len(found.gpus) > 1
-    rows = [_idle_row(f"GPU {gpu.index} idled", gpu.start, gpu.serving) for gpu in found.gpus]
-    starts, servings = (sum_of([getattr(gpu, part) for gpu in found.gpus]) for part in ("start", "serving"))
+    if idle.because is not None:
+        return [("The GPUs idled", DASH, idle.because)]
+    several = len(idle.gpus) > 1
+    rows = [_idle_row(f"GPU {gpu.index} idled", gpu.start, gpu.serving) for gpu in idle.gpus]
+    starts, servings = (sum_of([getattr(gpu, part) for gpu in idle.gpus]) for part in ("start", "serving"))
     return [*rows, *([_idle_row("All of them together idled", starts, servings)] if several else [])]
 
 
@@ -343,14 +347,14 @@ def try_rows(tried: Tried) -> list[TryRow]:
     return [_try_row(each, tried.found) for each in tried.tries]
 
 
-def _try_row(tried: Try, found: ServerArguments) -> TryRow:
+def _try_row(tried: Try, chosen: ServerArguments) -> TryRow:
     return TryRow(
         options=options_text(tried.arguments) or "those of the recipe",
         kv_cache=f"{tried.kv_cache_tok:,} tok" if tried.kv_cache_tok is not None else DASH,
         holds=f"{tried.holds:,} req" if tried.holds is not None else DASH,
         throughput=words.value(tried.output_throughput_tok_s, "tok/s"),
         note=tried.failed_because or "",
-        is_chosen=tried.failed_because is None and tried.arguments == found,
+        is_chosen=tried.failed_because is None and tried.arguments == chosen,
     )
 
 

@@ -40,6 +40,6 @@ def template(package: str, name: str, **names: object) -> Template:
     return environment.get_template(name)
 
 
-def _finalize(found: object) -> object:
+def _finalize(value: object) -> object:
     """Outside text with visible control characters. Markup of a template stays unchanged."""
-    return plain(found) if type(found) is str else found
+    return plain(value) if type(value) is str else value

@@ -22,7 +22,7 @@ HEADS = ("gate", "value", "bound", "interval", "smallest visible change", "verdi
 GROWING = (3, 1, 2, 4, 0)
 MOVED = ("measurement", "A", "B", "change", "B is")
 MOVED_GROWING = (1, 2, 3, 0)
-TOLD: dict[Trend, str] = {"better": "green", "worse": "bold red", "equal": "", "unclear": "magenta"}
+TREND_STYLES: dict[Trend, str] = {"better": "green", "worse": "bold red", "equal": "", "unclear": "magenta"}
 MARKS: dict[ChangeKind, str] = {"added": "+", "removed": "-", "changed": "~"}
 NOT_SURE = "?"
 GAPS = (2, 1)
@@ -46,18 +46,18 @@ def show_report(report: Report, console: Console, page: str | None) -> None:
         console.print(_text(f"Page: {page}", console), soft_wrap=True)
 
 
-def show_diff(found: ReportDiff, console: Console) -> None:
-    """Print `found`: what cannot be compared and why, what differs, and the results. It is as plain as `show_report`."""
-    for name, side in (("A", found.a), ("B", found.b)):
+def show_diff(diff: ReportDiff, console: Console) -> None:
+    """Print a comparison: what cannot be compared and why, what differs, and the results. It is as plain as `show_report`."""
+    for name, side in (("A", diff.a), ("B", diff.b)):
         _print_wrapped(_text(f"{name}: {_side(side)}", console, "bold"), console)
     console.print()
-    _print_unlike(found, console)
-    for title, changed in _sections(found):
+    _print_unlike(diff, console)
+    for title, changed in _sections(diff):
         _print_changes(title, changed, console)
-    _print_verdicts(found.verdicts, console)
+    _print_verdicts(diff.verdicts, console)
     console.print()
-    _print_moved(found.measurements, console)
-    for name, labels in (("A", found.alone_a), ("B", found.alone_b)):
+    _print_moved(diff.measurements, console)
+    for name, labels in (("A", diff.alone_a), ("B", diff.alone_b)):
         if labels:
             _print_wrapped(_text(f"Only {name} measured: {', '.join(labels)}", console), console)
 
@@ -66,23 +66,23 @@ def _side(side: Side) -> str:
     return f"{side.outcome.upper()}  {side.cell}, run {side.run_id}, {words.time(side.created_at)}"
 
 
-def _print_unlike(found: ReportDiff, console: Console) -> None:
-    for unlike in found.unlike:
+def _print_unlike(diff: ReportDiff, console: Console) -> None:
+    for unlike in diff.unlike:
         what = _text(f"Not comparable ({unlike.metric or unlike.task or ', '.join(unlike.stages)}): ", console, "bold magenta")
         _print_wrapped(Text.assemble(what, _text(unlike.because, console)), console)
-    if found.unlike:
+    if diff.unlike:
         console.print()
 
 
-def _sections(found: ReportDiff) -> list[tuple[str, list[Change]]]:
+def _sections(diff: ReportDiff) -> list[tuple[str, list[Change]]]:
     return [
-        ("Release", found.release),
-        ("Machine", found.machine),
-        ("Server configuration", found.server),
-        ("Server environment", found.environment),
-        ("Workload", found.workload),
-        ("Gates", found.gates),
-        ("Tools", found.tools),
+        ("Release", diff.release),
+        ("Machine", diff.machine),
+        ("Server configuration", diff.server),
+        ("Server environment", diff.environment),
+        ("Workload", diff.workload),
+        ("Gates", diff.gates),
+        ("Tools", diff.tools),
     ]
 
 
@@ -115,8 +115,8 @@ def _print_verdicts(changed: Sequence[VerdictChange], console: Console) -> None:
     _print_wrapped(_text("Verdicts" if changed else "Verdicts: no difference", console, "bold"), console)
     for change in changed:
         old, new = _verdict(change.a, change.a_counts_as), _verdict(change.b, change.b_counts_as)
-        told = [_text(f"{change.gate}: {old} → ", console), _text(new, console, STYLES[change.b])]
-        _print_wrapped(Text.assemble(*told, _text(f": {change.because}", console)), console, INDENT)
+        texts = [_text(f"{change.gate}: {old} → ", console), _text(new, console, STYLES[change.b])]
+        _print_wrapped(Text.assemble(*texts, _text(f": {change.because}", console)), console, INDENT)
 
 
 def _verdict(verdict: Verdict, counts_as: Verdict) -> str:
@@ -127,35 +127,35 @@ def _print_moved(moved: Sequence[Moved], console: Console) -> None:
     if not moved:
         _print_wrapped(_text("No measurement is in both.", console), console)
         return
-    _print_rows(MOVED, [_moved_cells(found, console) for found in moved], MOVED_GROWING, console)
+    _print_rows(MOVED, [_moved_cells(row, console) for row in moved], MOVED_GROWING, console)
     console.print()
     for because, labels in _by_reason(moved).items():
         _print_wrapped(Text.assemble(_text(", ".join(labels), console, "bold"), _text(f": {because}", console)), console)
 
 
-def _moved_cells(found: Moved, console: Console) -> list[Text]:
-    others = [side.value for side in (found.a, found.b) if side.value is not None]
-    a, b = (words.value(side.value, side.unit, others) for side in (found.a, found.b))
-    told = f"{found.trend}{NOT_SURE}" if found.trend in ("better", "worse") and not found.is_sure else found.trend
-    texts = [_text(text, console) for text in (found.label, a, b, _change(found))]
-    return [*texts, _text(told, console, TOLD[found.trend] if found.is_sure else "")]
+def _moved_cells(moved: Moved, console: Console) -> list[Text]:
+    others = [side.value for side in (moved.a, moved.b) if side.value is not None]
+    a, b = (words.value(side.value, side.unit, others) for side in (moved.a, moved.b))
+    trend = f"{moved.trend}{NOT_SURE}" if moved.trend in ("better", "worse") and not moved.is_sure else moved.trend
+    texts = [_text(text, console) for text in (moved.label, a, b, _change(moved))]
+    return [*texts, _text(trend, console, TREND_STYLES[moved.trend] if moved.is_sure else "")]
 
 
-def _change(found: Moved) -> str:
+def _change(moved: Moved) -> str:
     """The change like `+4.21 %`, relative to A. For shares, or if A is zero, the difference."""
-    if found.ratio is not None:
-        return f"{100 * (found.ratio - 1):+,.2f}{words.NO_BREAK}%"
-    if found.difference is None:
+    if moved.ratio is not None:
+        return f"{100 * (moved.ratio - 1):+,.2f}{words.NO_BREAK}%"
+    if moved.difference is None:
         return words.DASH
-    return f"{'+' if found.difference > 0 else ''}{words.change(found.difference, found.unit)}"
+    return f"{'+' if moved.difference > 0 else ''}{words.change(moved.difference, moved.unit)}"
 
 
 def _by_reason(moved: Sequence[Moved]) -> dict[str, list[str]]:
     """The reasons, each once, with the measurements that share it."""
     groups: dict[str, list[str]] = {}
-    for found in moved:
-        if found.because:
-            groups.setdefault(found.because, []).append(found.label)
+    for row in moved:
+        if row.because:
+            groups.setdefault(row.because, []).append(row.label)
     return groups
 
 
@@ -230,24 +230,24 @@ def _print_stacked(heads: Sequence[str], rows: Sequence[Sequence[Text]], console
 
 
 def _print_reasons(rows: Sequence[GateRow], console: Console) -> None:
-    told = list(head.reasons(rows))
-    for labels, row in told:
+    reasons = list(head.reasons(rows))
+    for labels, row in reasons:
         verdict = _text(row.verdict, console, STYLES[row.verdict])
         _print_wrapped(Text.assemble(_text(labels, console, "bold"), ": ", verdict), console)
         _print_wrapped(_text(row.because, console), console, INDENT)
         if row.waiver:
             _print_wrapped(_text(row.waiver, console, "bold"), console, INDENT)
-    if told:
+    if reasons:
         console.print()
 
 
 def _print_sweep(report: Report, console: Console) -> None:
     """Print the sweep's results and their cost, one line each."""
-    found = [row for stage in report.stages if stage.stage == "sweep" for row in stage.measurements]
-    for row in map(words.measurement_row, found):
-        told = row.value if row.is_valid else f"none: {row.note}"
-        _print_wrapped(_text(f"{row.metric}: {told}", console), console)
-    if found:
+    rows = [row for stage in report.stages if stage.stage == "sweep" for row in stage.measurements]
+    for row in map(words.measurement_row, rows):
+        value = row.value if row.is_valid else f"none: {row.note}"
+        _print_wrapped(_text(f"{row.metric}: {value}", console), console)
+    if rows:
         console.print()
 
 

@@ -66,49 +66,49 @@ class MeasurementRow:
 
 def gate_rows(judgement: Judgement) -> list[GateRow]:
     """The gates, worst verdict first. Within a verdict, yes-or-no checks are last; otherwise the order of judging stays."""
-    return [_gate_row(found) for found in worst_first(judgement)]
+    return [_gate_row(result) for result in worst_first(judgement)]
 
 
 def worst_first(judgement: Judgement) -> list[GateVerdict]:
     return sorted(judgement.gates, key=lambda gate: (WORST_FIRST.index(gate.verdict), not gate.gate.has_noise))
 
 
-def _gate_row(found: GateVerdict) -> GateRow:
-    gate, unit = found.gate, found.gate.shown_unit
+def _gate_row(result: GateVerdict) -> GateRow:
+    gate, unit = result.gate, result.gate.shown_unit
     return GateRow(
-        verdict=found.verdict,
+        verdict=result.verdict,
         gate=gate.label,
         meaning=gate.meaning,
-        value=value(found.value, unit, gate.bounds),
+        value=value(result.value, unit, gate.bounds),
         bound=bound(gate),
-        interval=interval(found.interval, unit, gate.bounds),
-        change=change(found.smallest_visible_change, unit),
-        samples=count(found.sample_count),
-        because=_because(found),
-        waiver=_waiver(found),
+        interval=interval(result.interval, unit, gate.bounds),
+        change=change(result.smallest_visible_change, unit),
+        samples=count(result.sample_count),
+        because=_because(result),
+        waiver=_waiver(result),
     )
 
 
-def _because(found: GateVerdict) -> str:
+def _because(result: GateVerdict) -> str:
     """Why it has its verdict; of one that fails or misses its bound also how small a chance of a wrong `fail` suffices."""
-    if found.p_value is None or found.p_value == 1:
-        return found.because
-    return f"{found.because}; it would just fail with a chance of a wrong `fail` of {share(found.p_value)}"
+    if result.p_value is None or result.p_value == 1:
+        return result.because
+    return f"{result.because}; it would just fail with a chance of a wrong `fail` of {share(result.p_value)}"
 
 
-def _waiver(found: GateVerdict) -> str:
+def _waiver(result: GateVerdict) -> str:
     """Who waived the gate, until when and why; empty without a waiver."""
-    given = found.waiver or found.expired
+    given = result.waiver or result.expired
     if given is None:
         return ""
-    told = "waived until" if found.waiver else "no longer waived: expired after"
-    useless = ", which waives no invalid evidence" if found.waiver and found.verdict == "invalid" else ""
-    return f"{told} {given.expires} by {given.owner}{useless}: {given.reason}"
+    state = "waived until" if result.waiver else "no longer waived: expired after"
+    useless = ", which waives no invalid evidence" if result.waiver and result.verdict == "invalid" else ""
+    return f"{state} {given.expires} by {given.owner}{useless}: {given.reason}"
 
 
 def levels(judgement: Judgement) -> str:
     """How certain the verdicts are, in one sentence."""
-    noisy = sum(found.gate.has_noise for found in judgement.gates)
+    noisy = sum(result.gate.has_noise for result in judgement.gates)
     missed, met = judgement.levels.false_pass, judgement.levels.false_fail
     return (
         f"A gate whose bound is missed passes with a chance of at most {share(missed)}; one whose bound is met fails with at "
@@ -157,31 +157,31 @@ def tries(plan: CellPlan) -> str:
     """How often the release was qualified for this cell before, in one sentence; empty for the first time."""
     if not plan.tries:
         return ""
-    told = ", ".join(f"{tried.verdict} (run {tried.run_id})" for tried in plan.tries)
-    return f"this is try {len(plan.tries) + 1} of this model and engine in this cell; before: {told}"
+    verdicts = ", ".join(f"{tried.verdict} (run {tried.run_id})" for tried in plan.tries)
+    return f"this is try {len(plan.tries) + 1} of this model and engine in this cell; before: {verdicts}"
 
 
-def measurement_row(found: Measurement) -> MeasurementRow:
-    metric = METRICS.get(found.metric)
+def measurement_row(measurement: Measurement) -> MeasurementRow:
+    metric = METRICS.get(measurement.metric)
     return MeasurementRow(
-        metric=found.label,
+        metric=measurement.label,
         meaning=metric.meaning if metric else "",
-        value=value(found.value, found.unit),
-        interval=interval(found.interval, found.unit),
-        repeats=_with_unit(found.repeats, found.unit, (), " · ") if found.repeats else DASH,
-        samples=count(found.sample_count),
-        note=_note(found),
-        source=found.source,
-        is_valid=found.invalid_because is None,
+        value=value(measurement.value, measurement.unit),
+        interval=interval(measurement.interval, measurement.unit),
+        repeats=_with_unit(measurement.repeats, measurement.unit, (), " · ") if measurement.repeats else DASH,
+        samples=count(measurement.sample_count),
+        note=_note(measurement),
+        source=measurement.source,
+        is_valid=measurement.invalid_because is None,
     )
 
 
-def _note(found: Measurement) -> str:
-    if found.invalid_because is not None:
-        return found.invalid_because
-    if found.interval is not None:
+def _note(measurement: Measurement) -> str:
+    if measurement.invalid_because is not None:
+        return measurement.invalid_because
+    if measurement.interval is not None:
         return ""
-    return "a yes-or-no check has no interval" if found.unit == "bool" else "measured once: no interval"
+    return "a yes-or-no check has no interval" if measurement.unit == "bool" else "measured once: no interval"
 
 
 def fold_repeats(reasons: Sequence[str]) -> list[str]:
@@ -195,13 +195,13 @@ def fold_repeats(reasons: Sequence[str]) -> list[str]:
 
 def tally(judgement: Judgement) -> str:
     """`12 gates: 1 fail, 3 invalid, 8 pass; 1 waived`."""
-    found = Counter(gate.verdict for gate in judgement.gates)
-    if not found:
+    counts = Counter(gate.verdict for gate in judgement.gates)
+    if not counts:
         return "no gate was judged"
-    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in WORST_FIRST if found[verdict])
+    counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in WORST_FIRST if counts[verdict])
     waived = sum(gate.counts_as != gate.verdict for gate in judgement.gates)
-    told = f"; {waived} waived" if waived else ""
-    return f"{len(judgement.gates)} {'gate' if len(judgement.gates) == 1 else 'gates'}: {counts}{told}"
+    waivers = f"; {waived} waived" if waived else ""
+    return f"{len(judgement.gates)} {'gate' if len(judgement.gates) == 1 else 'gates'}: {counted}{waivers}"
 
 
 def value(number: float | None, unit: str, apart_from: Sequence[float] = ()) -> str:
@@ -209,11 +209,11 @@ def value(number: float | None, unit: str, apart_from: Sequence[float] = ()) -> 
     return _with_unit([number], unit, apart_from) if number is not None else DASH
 
 
-def interval(found: Interval | None, unit: str, apart_from: Sequence[float] = ()) -> str:
+def interval(ends: Interval | None, unit: str, apart_from: Sequence[float] = ()) -> str:
     """`78.12 to 81.90 %`; DASH for a yes-or-no check, which has no noise."""
-    if found is None or unit == "bool":
+    if ends is None or unit == "bool":
         return DASH
-    return _with_unit([found.lower, found.upper], unit, apart_from)
+    return _with_unit([ends.lower, ends.upper], unit, apart_from)
 
 
 def bound(gate: Gate) -> str:
@@ -274,9 +274,10 @@ def time(moment: datetime) -> str:
     return f"{aware.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def engine(found: EngineIdentity) -> str:
+def engine(identity: EngineIdentity) -> str:
     """`vLLM 0.32.0 from vllm/vllm-openai:v0.32.0`, or `vLLM 0.32.0 from an environment of this machine`."""
-    return f"{KINDS[found.kind].title} {found.version} from {found.image.reference if found.image else 'a local environment'}"
+    source = identity.image.reference if identity.image else "a local environment"
+    return f"{KINDS[identity.kind].title} {identity.version} from {source}"
 
 
 def parts(server: ServerPlan) -> list[str]:
@@ -294,17 +295,17 @@ def publisher(server: ServerPlan) -> str:
     return f"the publisher's key {key_id(server.signed_by)[:16]}: all files are those that it signed"
 
 
-def hardware(found: Fingerprint) -> str:
+def hardware(machine: Fingerprint) -> str:
     """`NVIDIA H200 · SXM · 8 GPUs · 140.4 GiB each · compute capability 9.0 · driver 580.159.04`."""
-    kind, share = ("core", "") if found.gpu_type == "cpu" else ("GPU", " each" if found.count != 1 else "")
+    kind, share = ("core", "") if machine.gpu_type == "cpu" else ("GPU", " each" if machine.count != 1 else "")
     parts = [
-        found.name,
-        found.form_factor or "",
-        f"{found.count} {kind}{'' if found.count == 1 else 's'}",
-        f"{size(found.memory_mib * 2**20)}{share}",
-        f"compute capability {found.compute_capability}" if found.compute_capability else "",
-        f"driver {found.driver}" if found.driver else "",
-        ", ".join(found.features),
+        machine.name,
+        machine.form_factor or "",
+        f"{machine.count} {kind}{'' if machine.count == 1 else 's'}",
+        f"{size(machine.memory_mib * 2**20)}{share}",
+        f"compute capability {machine.compute_capability}" if machine.compute_capability else "",
+        f"driver {machine.driver}" if machine.driver else "",
+        ", ".join(machine.features),
     ]
     return " · ".join(part for part in parts if part)
 

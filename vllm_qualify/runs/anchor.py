@@ -8,7 +8,7 @@ from vllm_qualify.engine.process import Tell
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import describe
 from vllm_qualify.judge.compare import ACCURACY_STAGE, ANCHOR, answers_path
-from vllm_qualify.plan.cell import Anchor, CellPlan
+from vllm_qualify.plan.cell import Anchor, Baseline, CellPlan
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.layout import check_layout
 from vllm_qualify.publish.store import Store
@@ -90,16 +90,24 @@ def why_not_the_cells(plan: CellPlan, store: Store) -> str:
     Raises:
         StoreError, TamperedError: the store cannot be read or trusted.
     """
-    chain = chain_of(store, plan.baseline_cell)
-    approved = [manifest.run_id for manifest in chain]
-    if plan.comparing and (plan.baseline is None or [plan.baseline.run_id] != approved[-1:]):
-        return f"is not compared with the approved baseline of {plan.baseline_cell}, {_named(approved[-1:])}"
-    own = anchor_in(chain)
-    anchor = [plan.named_anchor] if plan.named_anchor in approved else [own.run_id] if own and not plan.named_anchor else []
-    if any(gate.is_against_anchor for gate in plan.gates) and (plan.anchor is None or [plan.anchor.run_id] != anchor):
-        return f"is not held against the anchor of {plan.baseline_cell}, {_named(anchor)}"
+    cell, chain = plan.baseline_cell, chain_of(store, plan.baseline_cell)
+    approved, own = [manifest.run_id for manifest in chain], anchor_in(chain)
+    newest = approved[-1] if approved else None
+    if (plan.comparing or plan.baseline) and not _is(plan.baseline, cell, newest):
+        return f"is compared with {_named(plan.baseline)}, and the approved baseline of {cell} is {_run(newest)}"
+    anchor = plan.named_anchor if plan.named_anchor in approved else own.run_id if own and not plan.named_anchor else None
+    if any(gate.is_against_anchor for gate in plan.gates) and not _is(plan.anchor, cell, anchor):
+        return f"is held against {_named(plan.anchor)}, and the anchor of {cell} is {_run(anchor)}"
     return ""
 
 
-def _named(run_ids: list[str]) -> str:
-    return f"run {run_ids[0]}" if run_ids else "which has none"
+def _is(other: Baseline | Anchor | None, cell: str, run_id: str | None) -> bool:
+    return other is not None and (other.cell.id, other.run_id) == (cell, run_id)
+
+
+def _named(other: Baseline | Anchor | None) -> str:
+    return f"run {other.run_id} of {other.cell.id}" if other else "no run"
+
+
+def _run(run_id: str | None) -> str:
+    return f"run {run_id}" if run_id else "none"

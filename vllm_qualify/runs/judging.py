@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import HostError
+from vllm_qualify.evidence.as_planned import served_otherwise
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.compare import compare, not_established, speedup
@@ -24,6 +25,8 @@ from vllm_qualify.report.model import Report, make_report
 from vllm_qualify.runs.brought import check_brought
 from vllm_qualify.runs.folder import Run, start_run
 from vllm_qualify.runs.stored import fetch_evidence
+
+_QUALIFY_AGAIN = "do not deploy it; qualify the cell again"
 
 
 def judge_run(run: Run, stages: list[StageEvidence]) -> Report:
@@ -52,7 +55,8 @@ def check_judgement(store: Store, run: PublishedRun) -> None:
     """Judge a published run again, from its evidence in the store and by its plan, and compare with what its report says.
 
     Raises:
-        TamperedError: a stage of the plan has no evidence, or the evidence gives other verdicts than the report.
+        TamperedError: a stage of the plan has no evidence, the evidence is of another server than the plan's, or it gives
+            other verdicts than the report.
         StoreError: the evidence cannot be read, or is not what the report says.
     """
     report, place = run.report, store.locate(run.report_object.key)
@@ -60,11 +64,14 @@ def check_judgement(store: Store, run: PublishedRun) -> None:
         evidence = Path(folder)
         fetch_evidence(store, report, evidence)
         check_brought(store, report, evidence)
+        taken_over = any(stage.taken_from for stage in report.stages if stage.stage == "serve")
+        if told := served_otherwise(report.plan.server, evidence, taken_over=taken_over):
+            raise TamperedError(f"its evidence is of another server: {told}", _QUALIFY_AGAIN, place)
         stages = _parsed_again(report.stages, report.plan, evidence)
         again, _ = _judged(report.plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
     if problem := _difference(report.judgement, again):
         told = f"its evidence does not give its verdicts: {problem}"
-        raise TamperedError(told, "do not deploy it; qualify the cell again", place)
+        raise TamperedError(told, _QUALIFY_AGAIN, place)
 
 
 def _parsed_again(stages: Iterable[StageEvidence], plan: CellPlan, evidence: Path) -> list[StageEvidence]:
@@ -84,6 +91,8 @@ def _difference(told: Judgement, again: Judgement) -> str:
             return f"{found.gate.label} is said to be {found.value}, and is {own.value}"
     if ours:
         return f"{next(iter(ours)).label} is a gate of the plan, and was not judged"
+    if told.not_judged != again.not_judged:
+        return "other gates are said not to be judged"
     return "" if told.verdict == again.verdict else f"the verdict is said to be {told.verdict}, and is {again.verdict}"
 
 

@@ -68,7 +68,7 @@ def test_the_written_recipe_loads_and_says_where_it_comes_from(tmp_path: Path) -
     assert text.startswith("# Imported from vllm-project/recipes: Org/A-Model/hw/h200.json.\n")
     assert "# Published image for h200: vllm/vllm-openai:latest\n" in text
     assert "# - h200: dropped --host h" in text
-    assert "the gate, exact_match (flexible-extract) of at least 0.8." in text
+    assert "chooses the gate: exact_match (flexible-extract) of at least 0.8." in text
     assert str(tmp_path) not in text
     assert max(map(len, text.splitlines())) <= 128
 

@@ -145,9 +145,9 @@ def test_vllm_reads_the_recipe_as_it_reads_the_published_command(engine: EngineE
     command = [str(engine.python), str(tmp_path / "probe.py"), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["short forms"] == SHORT_FORMS
-    assert told["unlike"] == []
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    assert answer["short forms"] == SHORT_FORMS
+    assert answer["unlike"] == []
 
 
 def published_case(file: Path) -> tuple[list[str], ServerArguments]:
@@ -180,7 +180,7 @@ def short_forms():
 
 cases = json.load(open(f"{folder}/cases.json"))
 unlike = [words for words, options in cases if parsed(words) != of_config(options)]
-json.dump({"short forms": dict(short_forms()), "unlike": unlike}, open(f"{folder}/told.json", "w"))
+json.dump({"short forms": dict(short_forms()), "unlike": unlike}, open(f"{folder}/answer.json", "w"))
 """
 
 

@@ -54,7 +54,7 @@ def test_the_model_may_be_an_option(argv: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "told"),
+    ("changes", "key", "message"),
     [
         (
             {"deploy_type": "multi_node", "argv": ..., "head_argv": ["vllm"]},
@@ -81,16 +81,16 @@ def test_the_model_may_be_an_option(argv: list[str], tmp_path: Path) -> None:
         ({"env": {"a b": "c"}}, "", "not the name of an environment variable"),
     ],
 )
-def test_what_a_recipe_cannot_express_is_refused_by_name(changes: Document, key: str, told: str, tmp_path: Path) -> None:
+def test_what_a_recipe_cannot_express_is_refused_by_name(changes: Document, key: str, message: str, tmp_path: Path) -> None:
     path = written(published_document(**changes), tmp_path)
     with pytest.raises(InexpressibleError) as refusal:
         imported(path)
-    assert told in refusal.value.problem
+    assert message in refusal.value.problem
     assert refusal.value.place == (f"{path}: {key}" if key else str(path))
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--nnodes", "2"], "--nnodes: several nodes"),
         (["-n", "2"], "--nnodes: several nodes"),
@@ -119,10 +119,10 @@ def test_what_a_recipe_cannot_express_is_refused_by_name(changes: Document, key:
         (["-cc.a.b=1", "-cc.a=1"], "beside a dotted option inside of it"),
     ],
 )
-def test_a_command_that_a_recipe_cannot_express_is_refused_by_name(words: list[str], told: str, tmp_path: Path) -> None:
+def test_a_command_that_a_recipe_cannot_express_is_refused_by_name(words: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(InexpressibleError) as refusal:
         import_words(tmp_path, *words)
-    assert told in refusal.value.problem
+    assert message in refusal.value.problem
     assert refusal.value.place == f"{tmp_path / 'h200.json'}: argv"
 
 
@@ -132,7 +132,7 @@ def test_a_models_own_words_in_angle_brackets_are_no_placeholders(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("document", "key", "told"),
+    ("document", "key", "message"),
     [
         ([], "(top level)", "a mapping is needed here, and it is []"),
         ({}, "deploy_type", "a text is needed here, and it is missing"),
@@ -151,14 +151,14 @@ def test_a_models_own_words_in_angle_brackets_are_no_placeholders(tmp_path: Path
     ],
 )
 def test_a_document_of_another_form_is_one_error_with_file_and_key(
-    document: object, key: str, told: str, tmp_path: Path
+    document: object, key: str, message: str, tmp_path: Path
 ) -> None:
     path = written(document, tmp_path)
     with pytest.raises(CallerError) as error:
         imported(path)
     assert not isinstance(error.value, InexpressibleError)
     assert error.value.place == f"{path}: {key}"
-    assert told in error.value.problem
+    assert message in error.value.problem
 
 
 def test_numbers_in_argv_and_environment_are_their_digits(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_numbers_in_argv_and_environment_are_their_digits(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("h200.json", "{", "not valid JSON: Expecting"),
         ("h200.json", "\ufeff{}", "not valid JSON: "),
@@ -180,12 +180,12 @@ def test_numbers_in_argv_and_environment_are_their_digits(tmp_path: Path) -> Non
         ("model.yaml", "a: 1", "does not lie in models/<org>/"),
     ],
 )
-def test_what_is_not_json_or_yaml_is_one_error(name: str, text: str, told: str, tmp_path: Path) -> None:
+def test_what_is_not_json_or_yaml_is_one_error(name: str, text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     with pytest.raises(CallerError) as error:
         imported(path)
-    assert told in error.value.problem
+    assert message in error.value.problem
     assert error.value.place == str(path)
 
 

@@ -163,7 +163,7 @@ def test_yaml_has_the_gpu_types_that_the_variant_is_meant_for(changes: Document,
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "told"),
+    ("changes", "key", "message"),
     [
         ({"meta__tasks": ["omni", "text"]}, "meta.tasks", "an omni model"),
         ({"meta__tasks": ["embedding"]}, "meta.tasks", "an embedding model"),
@@ -194,12 +194,12 @@ def test_yaml_has_the_gpu_types_that_the_variant_is_meant_for(changes: Document,
     ],
 )
 def test_yaml_that_cannot_be_put_together_is_refused_by_name(
-    changes: Document, key: str | None, told: str, tmp_path: Path
+    changes: Document, key: str | None, message: str, tmp_path: Path
 ) -> None:
     path = repository(tmp_path, model_document(**changes))
     with pytest.raises(InexpressibleError) as refusal:
         imported(path)
-    assert told in refusal.value.problem
+    assert message in refusal.value.problem
     assert refusal.value.place == (f"{path}: {key}" if key else f"{tmp_path / 'strategies/multi_node_tp.yaml'}: deploy_type")
 
 

@@ -183,8 +183,8 @@ class EngineKind:
 
     def most_requests(self, arguments: ServerArguments) -> int | None:
         """How many requests a server runs at once, if its arguments say so."""
-        found = arguments.get(self.concurrency)
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        limit = arguments.get(self.concurrency)
+        return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
 
     def total(self, count: CounterName) -> str:
         """The newest name of a counter, as it is on a metrics page. Raises KeyError if this kind does not report it."""
@@ -204,5 +204,5 @@ def plain_text(config: ServerArguments) -> str:
 
 def setting(arguments: ServerArguments, section: str, name: str, default: JsonValue) -> JsonValue:
     """An option inside an option, such as `kv_cache_config.enable_block_reuse`."""
-    found = arguments.get(section)
-    return found.get(name, default) if isinstance(found, dict) else default
+    settings = arguments.get(section)
+    return settings.get(name, default) if isinstance(settings, dict) else default

@@ -74,13 +74,13 @@ def _hit_problems(hits: float, queries: float, under: Conditions) -> list[str]:
     """Prompts from a file may share prefixes with each other, but not with the repeats before."""
     if not too_many(hits, queries):
         return []
-    told = f"{hits:.0f} of {queries:.0f} prefix-cache queries hit"
+    counted = f"{hits:.0f} of {queries:.0f} prefix-cache queries hit"
     if under.random_prompts:
-        return [f"{told} on random prompts: add no-enable-prefix-caching to the server"]
+        return [f"{counted} on random prompts: add no-enable-prefix-caching to the server"]
     if under.was_emptied:
         return []
     remedy = 'add no-enable-prefix-caching, or VLLM_SERVER_DEV_MODE: "1" to its environment'
-    return [f"{told}, and the server does not let its prefix cache be emptied: {remedy}"]
+    return [f"{counted}, and the server does not let its prefix cache be emptied: {remedy}"]
 
 
 # Bounded, like every number in a log: it must not take long to match, or be too large for a number.
@@ -127,8 +127,8 @@ _SERVES = re.compile(
 
 def _identities(log: str) -> list[Identity]:
     lines = (START_LOG.line.match(line) for line in log.splitlines())
-    found = (_SERVES.match(line["message"]) for line in lines if line)
-    return [{name: _unquoted(match[name]) for name in IDENTITY} for match in found if match]
+    matches = (_SERVES.match(line["message"]) for line in lines if line)
+    return [{name: _unquoted(match[name]) for name in IDENTITY} for match in matches if match]
 
 
 def _unquoted(written: str | None) -> str | None:
@@ -151,9 +151,9 @@ KIND = EngineKind(
     trust_remote_code="trust-remote-code",
     speculative="speculative-config",
     repositories=("tokenizer",),
-    # Its configuration is read at the revision of the model, which another repository does not have.
-    unpinned=("hf-config-path", "generation-config"),
-    files=("chat-template", "tool-parser-plugin", "reasoning-parser-plugin"),
+    # Its configuration is read at the revision of the model, which another repository does not have; an adapter at none.
+    unpinned=("hf-config-path", "generation-config", "lora-modules", "default-mm-loras"),
+    files=("chat-template", "tool-parser-plugin", "reasoning-parser-plugin", "structured-outputs-config"),
     metrics_path="/metrics",
     counters={
         "running": ("vllm:num_requests_running",),

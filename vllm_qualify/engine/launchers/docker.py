@@ -64,18 +64,18 @@ class DockerLauncher:
 
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
         """Its GPUs by NVML here, else by `nvidia-smi` in a container of the image; without GPUs its CPU."""
-        found = detect(gpu_type)
-        told = None if gpu_type == "cpu" or found.gpu_type != "cpu" else _nvidia_smi(_image(engine))
-        machine = found if told is None else fingerprint_of(parse_nvidia_smi(told), gpu_type)
+        detected = detect(gpu_type)
+        listed = None if gpu_type == "cpu" or detected.gpu_type != "cpu" else _nvidia_smi(_image(engine))
+        machine = detected if listed is None else fingerprint_of(parse_nvidia_smi(listed), gpu_type)
         return machine.model_copy(update={"confined": True})
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         """The models' files are mounted where a server of this image has them."""
-        found = _image(engine)
+        image = _image(engine)
         binds = {bind for server in script.servers for bind in model_binds(server)}
         plan = ContainerPlan(
-            image=found.pinned,
-            platform=found.platform,
+            image=image.pinned,
+            platform=image.platform,
             entrypoint="python3",
             arguments=["-I", "-c", script.file.read_text(), script.question],
             environment={"HF_HOME": HF_HOME_INSIDE} | OFFLINE | statistics_off(),
@@ -142,7 +142,7 @@ class DockerLauncher:
         return RESULTS_INSIDE
 
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:
-        container.fetch(client.runs_in, file, into, place)
+        container.copy_out(client.runs_in, file, into, place)
 
     def shown(self, client: Client, command: list[str]) -> list[str]:
         return ["docker", "exec", client.runs_in[:12], *command]

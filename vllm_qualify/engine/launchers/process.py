@@ -47,7 +47,7 @@ class ProcessLauncher:
         with ExitStack() as stack:
             # The guard's own files are not where the script may write.
             folder, box = (Path(stack.enter_context(TemporaryDirectory(prefix="vllm-qualify-probe-"))) for _ in range(2))
-            found = stack.enter_context(
+            confinement = stack.enter_context(
                 confined(
                     OFFLINE,
                     named=[path for server in script.servers for path in server.local_paths],
@@ -57,7 +57,8 @@ class ProcessLauncher:
                 )
             )
             command = [str(python), "-I", str(script.file), script.question, str(box / answered)]
-            process = stack.enter_context(guarded(command, found.environment, folder / "probe.log", rules=found.rules))
+            log = folder / "probe.log"
+            process = stack.enter_context(guarded(command, confinement.environment, log, rules=confinement.rules))
             wait_for(process, script.time_limit_s, check, script.what)
             copy_plain(box / answered, folder / answered)
             return (folder / answered).read_text() if (folder / answered).exists() else text_of(process.log)
@@ -73,8 +74,8 @@ class ProcessLauncher:
                 named=plan.local_paths,
                 readable=[*folders_of(engine.python), folder / CONFIG_FILE],
                 is_trusting=plan.trust_remote_code,
-            ) as found,
-            guarded(command, found.environment, folder / LOG, rules=found.rules) as process,
+            ) as confinement,
+            guarded(command, confinement.environment, folder / LOG, rules=confinement.rules) as process,
         ):
             client = Client(
                 program=str(engine.vllm),
@@ -110,8 +111,8 @@ class ProcessLauncher:
                 readable=folders_of(Path(client.python)),
                 writable=[Path(letter_box)],
                 is_trusting=client.trust_remote_code,
-            ) as found,
-            guarded(command, found.environment, log, rules=found.rules) as process,
+            ) as confinement,
+            guarded(command, confinement.environment, log, rules=confinement.rules) as process,
         ):
             yield process
 

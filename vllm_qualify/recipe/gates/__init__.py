@@ -120,7 +120,7 @@ def refused_in_recipes(metric: Metric) -> str | None:
         return f"{metric.name} is measured once a run, which shows no noise to judge it by"
     if metric.stage == "sweep":
         remedy = "set load.max_concurrency to the number wanted, and gate the latencies there"
-        return f"{metric.name} is found by one search, which shows no noise to judge it by: {remedy}"
+        return f"{metric.name} comes from one search, which shows no noise to judge it by: {remedy}"
     return None
 
 

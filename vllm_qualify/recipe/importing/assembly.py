@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from vllm_qualify.recipe.importing.commands import GPU_TYPES, Command, check_deployment
-from vllm_qualify.recipe.importing.documents import Part, read_yaml
+from vllm_qualify.recipe.importing.documents import Node, read_yaml
 from vllm_qualify.recipe.serving import Environment
 
 _TENSOR_PARALLEL = "single_node_tp"
@@ -31,12 +31,12 @@ class _Hardware:
     only_if_declared: bool
     scalable: bool
 
-    def chosen(self, by_hardware: Part) -> Part:
+    def chosen(self, by_hardware: Node) -> Node:
         """The entry of a mapping for its name, else for its generation, its brand, or `default`."""
         keys = (self.name, self.generation, self.brand.lower(), "default")
         return _first(by_hardware[key] for key in keys)
 
-    def override(self, overrides: Part) -> Part:
+    def override(self, overrides: Node) -> Node:
         """The entry for its generation; for NVIDIA hardware without one, the entry `nvidia`."""
         own = overrides[self.generation]
         return overrides["nvidia"] if not own and self.brand == "NVIDIA" else own
@@ -46,13 +46,13 @@ class _Hardware:
 class _Case:
     """A model's YAML for one variant and hardware profile."""
 
-    model: Part
+    model: Node
     variant_name: str
     hardware: _Hardware
     repository: Path
 
     @property
-    def variant(self) -> Part:
+    def variant(self) -> Node:
         return self.model["variants"][self.variant_name]
 
     @cached_property
@@ -70,23 +70,23 @@ class _Case:
         return any(name.startswith(_MULTI_NODE) for name in self._usable)
 
     @cached_property
-    def strategy(self) -> Part:
+    def strategy(self) -> Node:
         name = self.strategy_name
         if not re.fullmatch(r"[a-z0-9_]+", name):
             raise self.model["default_strategy"].wrong("the name of a strategy")
         return read_yaml(self.repository / "strategies" / f"{name}.yaml")
 
     @property
-    def own(self) -> Part:
+    def own(self) -> Node:
         """The model's own settings for the strategy."""
         return self.model["strategy_overrides"][self.strategy_name]
 
-    def least_gpus(self, strategy: str) -> tuple[int, Part]:
+    def least_gpus(self, strategy: str) -> tuple[int, Node]:
         """The least number of GPUs for a strategy, and its place: the higher one of the strategy's and the hardware's bound."""
         bounds = self.model["strategy_min_gpus"]
         by_hardware = bounds[self.hardware.name] if isinstance(bounds.value, dict) else bounds
-        found = [part[strategy] if isinstance(part.value, dict) else part for part in (bounds, by_hardware)]
-        return max(((part.count() if part else 0, part) for part in found), key=lambda bound: bound[0])
+        parts = [part[strategy] if isinstance(part.value, dict) else part for part in (bounds, by_hardware)]
+        return max(((part.count() if part else 0, part) for part in parts), key=lambda bound: bound[0])
 
     @cached_property
     def _offered(self) -> list[str]:
@@ -100,7 +100,7 @@ class _Case:
         """The offered strategies that the hardware allows."""
         return [name for name in self._offered if self._is_allowed(name) and self._is_reachable(name)]
 
-    def _gates(self) -> Iterator[tuple[str, Part]]:
+    def _gates(self) -> Iterator[tuple[str, Node]]:
         return self.model["strategy_hardware"].items()
 
     def _is_allowed(self, strategy: str) -> bool:
@@ -115,7 +115,7 @@ class _Case:
         )
 
 
-def assembled(model: Part, variant: str, repository: Path) -> list[tuple[str, Callable[[], Command]]]:
+def assembled(model: Node, variant: str, repository: Path) -> list[tuple[str, Callable[[], Command]]]:
     """For each GPU type of ours that the variant supports: the name of the hardware, and a function that gives its command.
 
     The function raises InexpressibleError if the command needs more than one server on one node.
@@ -126,7 +126,7 @@ def assembled(model: Part, variant: str, repository: Path) -> list[tuple[str, Ca
     return [(one.name, partial(_command, _Case(model, variant, one, repository))) for one in meant]
 
 
-def _hardware(part: Part, name: str) -> _Hardware:
+def _hardware(part: Node, name: str) -> _Hardware:
     return _Hardware(
         name=name,
         generation=part["generation"].text(),
@@ -138,7 +138,7 @@ def _hardware(part: Part, name: str) -> _Hardware:
     )
 
 
-def _is_meant(model: Part, variant: Part, hardware: _Hardware) -> bool:
+def _is_meant(model: Node, variant: Node, hardware: _Hardware) -> bool:
     declared = model["meta"]["hardware"].mapping()
     if declared.get(hardware.name) == "unsupported" or (hardware.only_if_declared and hardware.name not in declared):
         return False
@@ -199,15 +199,15 @@ def _environment(case: _Case) -> Environment:
     return {name: value for part in parts for name, value in part.environment().items()}
 
 
-def _extra_args(layers: list[Part]) -> list[str]:
+def _extra_args(layers: list[Node]) -> list[str]:
     return [word for layer in layers for word in layer["extra_args"].words()]
 
 
-def _early_layers(case: _Case) -> list[Part]:
+def _early_layers(case: _Case) -> list[Node]:
     return [case.variant, case.variant["hardware_overrides"][case.hardware.name]]
 
 
-def _late_layers(case: _Case) -> list[Part]:
+def _late_layers(case: _Case) -> list[Node]:
     """The strategy's layer for a generation replaces those of the model and the variant; that for the GPU type is added."""
     of_strategy = case.hardware.override(case.own["hardware_overrides"])
     of_model = [case.hardware.override(part["hardware_overrides"]) for part in (case.model, case.variant)]
@@ -237,7 +237,7 @@ def _feature_args(case: _Case) -> list[str]:
     return [word for name, feature in features for word in _args_of(case, name, feature)]
 
 
-def _args_of(case: _Case, name: str, feature: Part) -> list[str]:
+def _args_of(case: _Case, name: str, feature: Node) -> list[str]:
     strategies = feature["strategies"].words()
     if strategies and case.strategy_name not in strategies:
         return []
@@ -249,14 +249,14 @@ def _args_of(case: _Case, name: str, feature: Part) -> list[str]:
     return _first((case.hardware.override(feature["hardware_overrides"])["args"], feature["args"])).words()
 
 
-def _mode(case: _Case, name: str, feature: Part) -> Part:
+def _mode(case: _Case, name: str, feature: Node) -> Node:
     """The mode for this variant and hardware: the one that the variant names, else the feature's default, else the first."""
     modes = {key: mode for key, mode in feature["modes"].items() if _is_mode_for(case, mode)}
     named = (case.variant["default_modes"][name], feature["default_mode"])
     return _first([*(modes[part.text()] for part in named if part and part.text() in modes), *modes.values()])
 
 
-def _is_mode_for(case: _Case, mode: Part) -> bool:
+def _is_mode_for(case: _Case, mode: Node) -> bool:
     variants = mode["variants"].words()
     names = (case.hardware.generation, case.hardware.name)
     return (not variants or case.variant_name in variants) and all(
@@ -275,7 +275,7 @@ def _image(case: _Case) -> str | None:
     return next((image for image in named if isinstance(image, str) and image), None)
 
 
-def _image_for(brand: str, part: Part) -> object:
+def _image_for(brand: str, part: Node) -> object:
     """The image for a brand. An image without a brand is NVIDIA's. NVIDIA's image may depend on the version of CUDA."""
     by_cuda = isinstance(part.value, dict) and bool({"cu129", "cu130"} & part.value.keys())
     if isinstance(part.value, dict) and not by_cuda:
@@ -285,7 +285,7 @@ def _image_for(brand: str, part: Part) -> object:
     return _first((part["cu130"], part["cu129"])).value if isinstance(part.value, dict) else part.value
 
 
-def _first(parts: Iterable[Part]) -> Part:
+def _first(parts: Iterable[Node]) -> Node:
     """The first part that has a value; else a part without a value."""
     every = list(parts)
-    return next((part for part in every if part), every[-1] if every else Part(None, Path()))
+    return next((part for part in every if part), every[-1] if every else Node(None, Path()))

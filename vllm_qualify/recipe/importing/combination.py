@@ -7,7 +7,7 @@ from typing import Any
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.importing.assembly import assembled
 from vllm_qualify.recipe.importing.commands import Command, Gathered, Translated, expressible, translated
-from vllm_qualify.recipe.importing.documents import InexpressibleError, Part, read_yaml
+from vllm_qualify.recipe.importing.documents import InexpressibleError, Node, read_yaml
 from vllm_qualify.recipe.importing.published import gathered_json, label
 
 
@@ -46,7 +46,7 @@ def by_note(notes: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{', '.join(names)}: {note}" for note, names in holding.items()]
 
 
-def _check_tasks(tasks: Part) -> None:
+def _check_tasks(tasks: Node) -> None:
     if "omni" in tasks.words():
         raise tasks.refused("an omni model", "import a text model")
     if tasks.words() == ["embedding"]:
@@ -64,7 +64,7 @@ def _repository(source: Path) -> Path:
     return folder.parent
 
 
-def _notes(model: Part, variant: str) -> Iterator[str]:
+def _notes(model: Node, variant: str) -> Iterator[str]:
     others = [name for name in model["variants"].mapping() if name != variant]
     if others:
         yield f"the YAML has other variants, for recipes of their own: {', '.join(others)}"
@@ -74,7 +74,7 @@ def _notes(model: Part, variant: str) -> Iterator[str]:
         yield f"the YAML asks for vLLM {version.word()} or later"
 
 
-def _by_json(source: Path, model: Part, variant: str, roots: list[Path]) -> Gathered | None:
+def _by_json(source: Path, model: Node, variant: str, roots: list[Path]) -> Gathered | None:
     """The commands of the variant's JSON, if there are any. A model with that name may also be another variant or recipe."""
     own = model["variants"][variant]["model_id"]
     model_id = own.text() if own and variant != "default" else f"{source.absolute().parent.name}/{source.stem}"

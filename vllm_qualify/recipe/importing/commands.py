@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from vllm_qualify.recipe import gpu_types
-from vllm_qualify.recipe.importing.documents import InexpressibleError, Part, short
+from vllm_qualify.recipe.importing.documents import InexpressibleError, Node, short
 from vllm_qualify.recipe.importing.options import positional_and_arguments
 from vllm_qualify.recipe.serving import Environment, ServerArguments
 
@@ -54,7 +54,7 @@ class Command:
     words: list[str]
     environment: Environment
     image: str | None
-    origin: Part
+    origin: Node
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def expressible(sources: Iterable[tuple[str, Callable[[], Command]]]) -> tuple[l
     return list(commands.values()), notes
 
 
-def check_deployment(part: Part) -> None:
+def check_deployment(part: Node) -> None:
     """Raises InexpressibleError unless the deployment is `single_node`."""
     deployment = part.text()
     if deployment != "single_node":
@@ -129,19 +129,19 @@ def translated(command: Command) -> Translated:
 
 def _check_placeholders(command: Command) -> None:
     for text in [*command.words, *command.environment.values()]:
-        found = _PLACEHOLDER.search(text)
-        if found:
-            raise command.origin.refused(f"the placeholder {short(found.group())} in {short(text)}", "fill it in")
+        match = _PLACEHOLDER.search(text)
+        if match:
+            raise command.origin.refused(f"the placeholder {short(match.group())} in {short(text)}", "fill it in")
 
 
-def _model(words: list[str], arguments: ServerArguments, origin: Part) -> str:
+def _model(words: list[str], arguments: ServerArguments, origin: Node) -> str:
     given = [*words, *([arguments.pop("model")] if "model" in arguments else [])]
     if len(given) != 1 or not isinstance(given[0], str) or not given[0]:
         raise origin.refused(f"a command with {len(given)} models ({short(given)}): the model comes first, and there is one")
     return given[0]
 
 
-def _check_options(arguments: ServerArguments, origin: Part) -> None:
+def _check_options(arguments: ServerArguments, origin: Node) -> None:
     for name, what in _REFUSED.items():
         if name in arguments and not (name == "nnodes" and arguments[name] == 1):
             raise origin.refused(f"--{name}: {what}")
@@ -152,7 +152,7 @@ def _check_options(arguments: ServerArguments, origin: Part) -> None:
         raise origin.refused(f"--kv-transfer-config: {DEPLOYMENTS['pd_cluster']}")
 
 
-def _revision(arguments: ServerArguments, origin: Part, notes: list[str]) -> str | None:
+def _revision(arguments: ServerArguments, origin: Node, notes: list[str]) -> str | None:
     revision, tokenizer = arguments.pop("revision", None), arguments.pop("tokenizer-revision", None)
     if tokenizer != revision and tokenizer is not None:
         raise origin.refused("--tokenizer-revision: the tokenizer's revision is the model's")

@@ -84,9 +84,9 @@ def _gathered(source: Path, variant: str | None, published: Path | None) -> Gath
 def _gate(minimum: float | None, filter_: str | None) -> dict[str, Any]:
     """The gate on accuracy. A bound of 0 is refused, because every score would pass it."""
     if minimum is None or not 0 < minimum <= 1:
-        told = "which the source does not have" if minimum is None else f"above 0 and at most 1, not {minimum}"
+        reason = "which the source does not have" if minimum is None else f"above 0 and at most 1, not {minimum}"
         raise CallerError(
-            f"the recipe needs the least share of gsm8k's questions to be answered exactly, {told}",
+            f"the recipe needs the least share of gsm8k's questions to be answered exactly, {reason}",
             "measure a release that you trust, or take a published score less a margin",
             place="--exact-match-minimum",
         )

@@ -21,7 +21,7 @@ class InexpressibleError(CallerError):
 
 
 @dataclass(frozen=True)
-class Part:
+class Node:
     """A part of a document, and its place in it. For a missing key of a mapping, the value is None."""
 
     value: Any
@@ -32,8 +32,8 @@ class Part:
     def place(self) -> str:
         return f"{self.file}: {'.'.join(self.keys) or '(top level)'}"
 
-    def __getitem__(self, key: str) -> "Part":
-        return Part(self.mapping().get(key), self.file, (*self.keys, key))
+    def __getitem__(self, key: str) -> "Node":
+        return Node(self.mapping().get(key), self.file, (*self.keys, key))
 
     def __bool__(self) -> bool:
         """Whether it has a value; 0 and empty values count."""
@@ -55,7 +55,7 @@ class Part:
             raise self.wrong("a mapping")
         return value
 
-    def items(self) -> Iterator[tuple[str, "Part"]]:
+    def items(self) -> Iterator[tuple[str, "Node"]]:
         return ((key, self[key]) for key in self.mapping())
 
     def text(self) -> str:
@@ -78,7 +78,7 @@ class Part:
         value = self.value if self else []
         if not isinstance(value, list):
             raise self.wrong("a list of words")
-        return [Part(word, self.file, (*self.keys, str(index))).word() for index, word in enumerate(value)]
+        return [Node(word, self.file, (*self.keys, str(index))).word() for index, word in enumerate(value)]
 
     def word(self) -> str:
         if isinstance(self.value, int) and not isinstance(self.value, bool):
@@ -91,17 +91,17 @@ class Part:
         return {name: part.word() for name, part in self.items()}
 
 
-def read_json(path: Path) -> Part:
+def read_json(path: Path) -> Node:
     return _read(path, json.loads, "JSON")
 
 
-def read_yaml(path: Path) -> Part:
+def read_yaml(path: Path) -> Node:
     return _read(path, load_yaml, "YAML")
 
 
-def _read(path: Path, parse: Callable[[str], Any], form: str) -> Part:
+def _read(path: Path, parse: Callable[[str], Any], form: str) -> Node:
     try:
-        return Part(parse(path.read_text(encoding="utf-8")), path)
+        return Node(parse(path.read_text(encoding="utf-8")), path)
     except OSError as error:
         raise CallerError(f"cannot be read: {error.strerror}", "check the path and its permissions", place=str(path)) from error
     # For invalid documents, ruamel also raises some internal errors of its code.

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from pydantic import JsonValue
 
-from vllm_qualify.recipe.importing.documents import Part, short
+from vllm_qualify.recipe.importing.documents import Node, short
 from vllm_qualify.recipe.serving import ServerArguments
 
 # Short forms of options, from the parser of vLLM 0.32 (vllm/engine/arg_utils.py; vllm/entrypoints/launchers/cli_args.py).
@@ -57,7 +57,7 @@ class _Option:
     values: tuple[str, ...]
 
 
-def positional_and_arguments(words: list[str], origin: Part, notes: list[str]) -> tuple[list[str], ServerArguments]:
+def positional_and_arguments(words: list[str], origin: Node, notes: list[str]) -> tuple[list[str], ServerArguments]:
     """The words before the first option, and all options as server arguments. Adds notes for the reader to `notes`.
 
     Raises:
@@ -82,7 +82,7 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and word != "-" and not _NEGATIVE_NUMBER.fullmatch(word)
 
 
-def _option(word: str, values: list[str], origin: Part) -> _Option:
+def _option(word: str, values: list[str], origin: Node) -> _Option:
     if word.startswith("-O"):
         return _optimization_level(word, values, origin)
     written, equals, value = word.partition("=")
@@ -102,7 +102,7 @@ def _option(word: str, values: list[str], origin: Part) -> _Option:
     return _Option(name, long, tuple(path), tuple(given))
 
 
-def _optimization_level(word: str, values: list[str], origin: Part) -> _Option:
+def _optimization_level(word: str, values: list[str], origin: Node) -> _Option:
     """The option `-O3`, `-O=3` or `-O 3`. In earlier versions of vLLM, -O took a compilation config."""
     given = [part for part in [word.removeprefix("-O").removeprefix("="), *values] if part]
     if len(given) != 1 or given[0] not in _LEVELS:
@@ -110,14 +110,14 @@ def _optimization_level(word: str, values: list[str], origin: Part) -> _Option:
     return _Option("-O", "optimization-level", (), tuple(given))
 
 
-def _arguments(options: list[_Option], origin: Part, notes: list[str]) -> ServerArguments:
+def _arguments(options: list[_Option], origin: Node, notes: list[str]) -> ServerArguments:
     """Every option once, with its last value."""
     arguments: ServerArguments = {}
     for name, value in _named_values(options, origin):
         opposite = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
         earlier = [key for key in (name, opposite) if key in arguments]
         if earlier and name in _COLLECTED:
-            raise origin.refused(f"--{name} more than once, of which vLLM keeps every value")
+            raise origin.refused(f"--{name} more than once: vLLM would keep every value")
         for key in earlier:
             del arguments[key]
             notes.append(f"--{key} is given before --{name}: vLLM takes the last one, and so does this recipe")
@@ -125,7 +125,7 @@ def _arguments(options: list[_Option], origin: Part, notes: list[str]) -> Server
     return arguments
 
 
-def _named_values(options: list[_Option], origin: Part) -> Iterator[tuple[str, JsonValue]]:
+def _named_values(options: list[_Option], origin: Node) -> Iterator[tuple[str, JsonValue]]:
     """Names and values, as in vLLM: dotted options of one name become one mapping, which comes after all other options."""
     mappings: dict[str, tuple[str, dict[str, JsonValue]]] = {}
     for option in options:
@@ -136,7 +136,7 @@ def _named_values(options: list[_Option], origin: Part) -> Iterator[tuple[str, J
     yield from mappings.values()
 
 
-def _insert(mapping: dict[str, JsonValue], option: _Option, origin: Part) -> None:
+def _insert(mapping: dict[str, JsonValue], option: _Option, origin: Node) -> None:
     *parents, last = option.path
     value = _dotted_value(option.values[0], is_list=last.endswith("+"))
     last = last.removesuffix("+")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.importing.commands import GPU_TYPES, Command, Gathered, check_deployment, expressible, translated
-from vllm_qualify.recipe.importing.documents import Part, read_json, short
+from vllm_qualify.recipe.importing.documents import Node, read_json, short
 
 # The end of a path that is the same on every machine.
 _IN_ITS_PLACE = re.compile(
@@ -17,7 +17,7 @@ _IN_ITS_PLACE = re.compile(
 def gathered_json(source: Path, variant: str | None = None) -> Gathered:
     """The command of a file, or the commands of a folder `<org>/<repo>` or `<org>/<repo>/hw`.
 
-    For a folder, `variant` chooses one variant's commands, of which there may be none.
+    For a folder, `variant` chooses one variant's commands. There may be none.
 
     Raises:
         CallerError: nothing is there, not readable, a key missing or of a wrong type.
@@ -44,11 +44,11 @@ def gathered_json(source: Path, variant: str | None = None) -> Gathered:
 
 def label(path: Path) -> str:
     """The path, starting at the organization. Only the file name if the file is not in its usual place."""
-    found = _IN_ITS_PLACE.search(path.absolute().as_posix())
-    return found.group() if found else path.name
+    match = _IN_ITS_PLACE.search(path.absolute().as_posix())
+    return match.group() if match else path.name
 
 
-def _command(document: Part) -> Command:
+def _command(document: Node) -> Command:
     _check_one_server(document)
     argv = document["argv"].words()
     if argv[:2] != ["vllm", "serve"]:
@@ -63,7 +63,7 @@ def _command(document: Part) -> Command:
     )
 
 
-def _check_one_server(document: Part) -> None:
+def _check_one_server(document: Node) -> None:
     """Raises InexpressibleError unless the document has one command for one node."""
     check_deployment(document["deploy_type"])
     if document["node_count"].count() > 1:
@@ -76,7 +76,7 @@ def _check_one_server(document: Part) -> None:
         raise document["argv"].wrong("the command, a list of words,")
 
 
-def _gpu_type(document: Part) -> str:
+def _gpu_type(document: Node) -> str:
     hardware = document["hardware"].text()
     if hardware not in GPU_TYPES:
         shown = document["hardware_profile"]["display_name"].value

@@ -61,7 +61,7 @@ def rendered(imported: Imported) -> str:
 
 def _gate_line(imported: Imported) -> str:
     gates = "; ".join(f"{gate.label} of at least {gate.bounds[0]:g}" for gate in imported.recipe.gates)
-    return f"Left to whoever imported it, since the source has no scores: the gate, {gates}."
+    return f"The source has no scores, so the person who imports it chooses the gate: {gates}."
 
 
 def _default_variant_first(serving: dict[str, Any]) -> dict[str, Any]:

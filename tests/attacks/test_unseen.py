@@ -1,0 +1,147 @@
+"""What a plan from another machine leaves out, changes or makes long, so that a person signs without having seen it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.approval.builder import CELL, NEWER, OLDER, RUN, approved, publish_report, with_gate
+from tests.approval.conftest import key, store
+from tests.approver.desk import PAGE, asked
+from tests.html import Reader
+from tests.report.builder import passed_report
+from tests.test_cli_approval import WHO, Command
+from tests.test_cli_approval import command as command
+from tests.test_cli_approval import store as cli_store
+from vllm_qualify.approval.automatic import why_by_hand
+from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.approver.decisions import Desk
+from vllm_qualify.plan.cell import Baseline, CellPlan
+from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.recipe import Approval
+from vllm_qualify.report.head import facts
+from vllm_qualify.report.model import Report
+
+__all__ = ["key", "store"]
+in_store = cli_store
+
+Change = Callable[[Report], Report]
+OF_THE_MODEL = "server.trust-remote-code: the model's own Python code runs in the server"
+
+
+def planned(**changes: object) -> Change:
+    return lambda report: report.model_copy(update={"plan": report.plan.model_copy(update=changes)})
+
+
+def served(**options: object) -> Change:
+    """The server with further options, of which the plan's list of code says nothing."""
+
+    def change(report: Report) -> Report:
+        server = report.plan.server
+        return planned(server=server.model_copy(update={"arguments": server.arguments | options}), code=[])(report)
+
+    return change
+
+
+def with_a_task_folder(report: Report) -> Report:
+    tasks = [task.model_copy(update={"folder": Path("/srv/tasks")}) for task in report.plan.accuracy]
+    return planned(accuracy=tasks, code=[])(report)
+
+
+@pytest.fixture
+def page(store: Store, key: PrivateKey, tmp_path: Path) -> Callable[[Change], str]:
+    """What Ada sees of a report at the approver, which has a recipe of that name."""
+    service = asked(Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe}), tmp_path / "approvers.json")
+    adas = service.newcomer("Ada")
+
+    def seen(change: Change) -> str:
+        publish_report(store, tmp_path / "runs", change=change)
+        return " ".join(Reader(service.look(PAGE, "Ada", adas).text).text.split())
+
+    return seen
+
+
+# --- code
+
+
+@pytest.mark.parametrize("option", ["trust-remote-code", "trust_remote_code", "trust-remote"])
+def test_code_that_a_plan_does_not_name_is_shown_and_is_for_a_person(option: str, page: Callable[[Change], str]) -> None:
+    told = OF_THE_MODEL.replace("trust-remote-code", option)
+    report = served(**{option: True})(passed_report())
+    assert dict(facts(report))["Trusts code"] == told
+    automatic = planned(approval=Approval(automatic=True))
+    assert why_by_hand(automatic(passed_report())) == ""
+    assert "runs code" in why_by_hand(automatic(report))
+    assert f"Trusts code{told}" in page(served(**{option: True}))
+
+
+def test_a_folder_of_tasks_that_a_plan_does_not_name_is_shown_too() -> None:
+    report = with_a_task_folder(passed_report())
+    assert "accuracy.gsm8k: lm-eval runs what its task_folder says" in dict(facts(report))["Trusts code"]
+    assert "runs code" in why_by_hand(planned(approval=Approval(automatic=True))(report))
+
+
+@pytest.mark.usefixtures("believed")
+def test_who_deploys_is_told_of_the_models_code(in_store: Store, command: Command, tmp_path: Path) -> None:
+    assert command("approve", RUN, *WHO)[0] == 0
+    assert "trusts" not in command("approved", "get", CELL)[1].splitlines()[0]
+    publish_report(in_store, tmp_path / "runs", NEWER, served(**{"trust-remote-code": True}))
+    assert command("approve", NEWER, *WHO)[0] == 0
+    assert f"trusts {OF_THE_MODEL}" in command("approved", "get", CELL)[1].splitlines()[0]
+
+
+# --- the decision
+
+
+def test_the_page_says_how_long_an_approval_would_hold(page: Callable[[Change], str]) -> None:
+    """The days are the plan's, which another machine made."""
+    assert "An approval holds for 3650 days" in page(planned(approval=Approval(valid_days=3650)))
+
+
+def test_the_page_says_what_is_not_as_the_approvers_recipe_says(page: Callable[[Change], str]) -> None:
+    """Also where the plan asks for a person: whoever lowers a gate would not ask for an automatic approval."""
+    assert "was not qualified as the approver's recipe says: the recipe has no GPU type 'h200'" in page(lambda report: report)
+
+
+def test_the_page_says_which_tries_are_not_counted(store: Store, page: Callable[[Change], str], tmp_path: Path) -> None:
+    publish_report(store, tmp_path / "runs", OLDER, with_gate("fail"))
+    assert f"does not count {OLDER}, in which its release did not pass" in page(planned(tries=[]))
+
+
+# --- the baseline
+
+
+def compared_with(run_id: str, plan: CellPlan, **of_cell: str) -> Baseline:
+    return Baseline(
+        run_id=run_id,
+        cell=plan.cell.model_copy(update=of_cell),
+        fingerprint=plan.fingerprint,
+        client_version=plan.client_version,
+        accuracy=[task.settings for task in plan.accuracy],
+        load=plan.load,
+    )
+
+
+def test_a_run_that_is_compared_with_another_baseline_than_the_cells_is_for_a_person(
+    store: Store, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts a run may name its baseline: of a model that answers worse, nothing is a loss."""
+    # What else of a plan must be the recipe's is tested with the plan's conformity.
+    monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
+    desk = Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe})
+    approved(store, publish_report(store, tmp_path / "runs", OLDER, planned(establishes=True)), key)
+
+    def against(run_id: str, **of_cell: str) -> Change:
+        def change(report: Report) -> Report:
+            baseline = compared_with(run_id, report.plan, **of_cell)
+            return planned(approval=Approval(automatic=True), baseline=baseline)(report)
+
+        return change
+
+    honest = publish_report(store, tmp_path / "runs", RUN, against(OLDER))
+    assert desk.why_by_hand(honest) == ""
+    for number, (named, of_cell) in enumerate([("20260101T080000Z-ffffff", {}), (OLDER, {"variant": "worse"})]):
+        other = publish_report(store, tmp_path / "runs", f"20260315T08000{number}Z-ffffff", against(named, **of_cell))
+        assert f"is compared with run {named} of" in desk.why_by_hand(other)
+        assert f"and the approved baseline of {CELL} is run {OLDER}" in desk.why_by_hand(other)

@@ -1,0 +1,86 @@
+"""Whether the server of the evidence is the plan's: its config file and its log."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.test_served_model import captured, plan_of
+from vllm_qualify.engine.parts import Part
+from vllm_qualify.engine.server import ServerPlan, config_text
+from vllm_qualify.evidence.as_planned import served_otherwise
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SNAPSHOT = f"models--org--name/snapshots/{COMMIT}"
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    """What the server of `plan_of()` left, on a port of its own."""
+    folder = tmp_path / "serve"
+    folder.mkdir()
+    (folder / "server.yaml").write_text(config_text(plan_of(), 41234))
+    (folder / "server.log").write_text(captured())
+    return tmp_path
+
+
+def test_what_the_plans_server_left_is_the_plans(evidence: Path) -> None:
+    assert served_otherwise(plan_of(), evidence, taken_over=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": "/models/other"}, "its server had another model than the plan"),
+        ({"arguments": {"max-model-len": 7}}, "its server had another max-model-len than the plan"),
+        ({"arguments": {"trust-remote-code": True}}, "its server had another trust-remote-code than the plan"),
+        ({"model": "org/name", "revision": COMMIT}, "its server had another model, revision, tokenizer-revision than the plan"),
+    ],
+)
+def test_another_plan_is_told(evidence: Path, changes: dict[str, object], told: str) -> None:
+    assert served_otherwise(plan_of(**changes), evidence, taken_over=False) == told
+
+
+def test_what_was_taken_over_may_have_another_path_and_nothing_else(evidence: Path) -> None:
+    assert served_otherwise(plan_of(model="/elsewhere"), evidence, taken_over=True) == ""
+    other = plan_of(model="/elsewhere", arguments={"dtype": "auto"})
+    assert served_otherwise(other, evidence, taken_over=True) == "its server had another dtype than the plan"
+    assert "another model" in served_otherwise(plan_of(model="org/name", revision=COMMIT), evidence, taken_over=True)
+
+
+def of_the_hub() -> ServerPlan:
+    return plan_of(model="org/name", revision=COMMIT, parts=[Part(option="model", name="org/name", revision=COMMIT)])
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [(f"/another/hosts/hub/{SNAPSHOT}", ""), (f"/hub/{SNAPSHOT[:-1]}8", "its model is"), (f"/hub/x{SNAPSHOT}", "its model is")],
+)
+def test_the_cache_of_another_host_is_a_cache(evidence: Path, folder: str, told: str) -> None:
+    plan = of_the_hub()
+    (evidence / "serve" / "server.yaml").write_text(config_text(plan, 8000))
+    log = captured().replace("/models/tiny", folder).replace("revision=None", f"revision={COMMIT}")
+    (evidence / "serve" / "server.log").write_text(log)
+    assert told in served_otherwise(plan, evidence, taken_over=False)
+    assert bool(served_otherwise(plan, evidence, taken_over=False)) is bool(told)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text("a: ["),
+        lambda path: path.write_text("a: &a [*a]"),
+        lambda path: path.write_bytes(b"\xff\xfe\x00"),
+        lambda path: path.write_text(""),
+    ],
+)
+def test_a_file_that_says_nothing_is_no_proof(evidence: Path, spoil: Callable[[Path], object]) -> None:
+    spoil(evidence / "serve" / "server.yaml")
+    assert "its server left no usable file" in served_otherwise(plan_of(), evidence, taken_over=False)
+
+
+def test_a_log_that_says_nothing_is_no_proof(evidence: Path) -> None:
+    (evidence / "serve" / "server.log").write_text("INFO: ready\n")
+    assert "did not say in its log what it serves" in served_otherwise(plan_of(), evidence, taken_over=False)

@@ -1,0 +1,51 @@
+"""Whether the server that left the evidence is the plan's: its config file and its log, held against the plan."""
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml.error import YAMLError
+
+from vllm_qualify.engine.identity import check_identity
+from vllm_qualify.engine.server import CONFIG_FILE, LOG, ServerPlan, config_text
+from vllm_qualify.errors import RecipeError
+from vllm_qualify.evidence.measurement import UNUSABLE, in_words
+from vllm_qualify.recipe.yaml_text import load_yaml
+
+# Differ from one start to the next.
+_OF_THE_START = ("port",)
+
+
+def served_otherwise(plan: ServerPlan, evidence: Path, *, taken_over: bool) -> str:
+    """In what the server of the evidence is another one than the plan's, in words; empty if it is the plan's.
+
+    Evidence that was `taken_over` from another run may be of a host on which the model's folder has another path.
+    """
+    try:
+        told = _document((evidence / "serve" / CONFIG_FILE).read_text(encoding="utf-8"))
+        log = (evidence / "serve" / LOG).read_text(encoding="utf-8", errors="replace")
+    except (*UNUSABLE, YAMLError) as error:
+        return f"its server left no usable file: {in_words(error)}"
+    planned = _where_it_was(plan, told) if taken_over else plan
+    expected = _document(config_text(planned, 0))
+    if different := sorted(name for name in told.keys() | expected.keys() if told.get(name) != expected.get(name)):
+        return f"its server had another {', '.join(different)} than the plan"
+    try:
+        check_identity(planned, log, in_any_cache=True)
+    except RecipeError as error:
+        return error.problem
+    return ""
+
+
+def _document(text: str) -> dict[str, Any]:
+    """A config file's options without those of a single start. Raises ValueError, or YAMLError."""
+    document = load_yaml(text)
+    if not isinstance(document, dict):
+        raise ValueError(f"{CONFIG_FILE} is not a mapping")
+    return {str(name): value for name, value in document.items() if name not in _OF_THE_START}
+
+
+def _where_it_was(plan: ServerPlan, told: dict[str, Any]) -> ServerPlan:
+    """The plan with its model at the path of the host that served it."""
+    model = told.get("model")
+    is_elsewhere = plan.is_local and not plan.in_container and isinstance(model, str) and model.startswith("/")
+    return plan.model_copy(update={"model": model}) if is_elsewhere else plan
