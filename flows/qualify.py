@@ -101,7 +101,7 @@ def qualify_release(request: QualifyRelease) -> State[list[Published]]:
     if not claim(request.store, request.release_key):
         return nothing_to_do("another flow run handles this release")
     pinned = request.model_copy(update={"launch": resolve(request.launch)})
-    return run_on_fleet({gpu_type: on_host(pinned, gpu_type) for gpu_type in request.gpu_types}, request.queue)
+    return run_on_fleet({gpu_type: on_host(pinned, gpu_type) for gpu_type in request.gpu_types}, request.queue, request.store)
 
 
 def qualified(request: QualifyRelease) -> list[Published]:

@@ -16,6 +16,7 @@ from vllm_qualify.errors import CallerError
 from vllm_qualify.publish.store import MissingObjectError, Store, present
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.runs import judging
+from vllm_qualify.runs.anchor import why_not_the_cells
 from vllm_qualify.runs.publishing import Published
 
 LOOK_EVERY_S = 10.0
@@ -45,6 +46,9 @@ def approve_automatically(published: Published, store: str) -> Published:
         get_run_logger().info("the recipe approves automatically, and there is no key here to sign with")
         return published
     opened = open_store(store)
+    if why := why_not_the_cells(report.plan, opened):
+        get_run_logger().info(f"{report.plan.cell.id} {why}: a person decides")
+        return published
     refused = _approve(opened, read_run(opened, published.run.plan.cell.id, published.run.id))
     return _decided(published, _decision(opened, published), refused)
 

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect import get_client, get_run_logger
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
@@ -20,13 +21,16 @@ from tasks.patience import patiently
 from tasks.step import step
 from tasks.tend import why_lost
 from vllm_qualify.engine.launch import Launch
-from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.errors import CallerError, HostError, StoreError
+from vllm_qualify.judge.chance import Refusals, refusals
 from vllm_qualify.plan.choice import Choice, commit_of
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.releases import known
 from vllm_qualify.releases.pinning import pinned
-from vllm_qualify.runs.publishing import Published
+from vllm_qualify.report.markdown import escaped
+from vllm_qualify.report.refusals import lines
+from vllm_qualify.runs.publishing import Published, chances
 
 LOOK_EVERY_S = 5.0
 # `tend-fleet` starts a lost run again within some minutes, if its deployment has a schedule.
@@ -104,8 +108,24 @@ def wait_for_host(gpu_type: str, run: UUID) -> HostOutcome:
     return HostOutcome(name=str(state.name), message=str(state.message), is_qualified=was_qualified(state))
 
 
-def run_on_fleet(requests: dict[str, dict[str, Any]], queue: str) -> State[list[Published]]:
-    """Qualify on a host of each GPU type; the state gives the outcome of every host.
+@step("refusals", "what stands out of the refusals")
+def refusals_of(store: str, runs: list[UUID]) -> Refusals:
+    """Which refused cells of these hosts' runs stand out; Prefect's UI shows it if there are any.
+
+    It changes no outcome: where the store does not answer, nothing stands out, and the log says so.
+    """
+    try:
+        found = refusals(chances(open_store(store), map(str, runs)))
+    except StoreError as error:
+        get_run_logger().warning(f"it is not known which refusals stand out: {error}")
+        return refusals([])
+    if told := lines(found):
+        create_markdown_artifact(key="refusals", markdown="\n".join(f"- {escaped(line)}" for line in told))
+    return found
+
+
+def run_on_fleet(requests: dict[str, dict[str, Any]], queue: str, store: str) -> State[list[Published]]:
+    """Qualify on a host of each GPU type; the state gives the outcome of every host, and which refusals stand out.
 
     Raises:
         CallerError: a GPU type has no deployment.
@@ -119,7 +139,7 @@ def run_on_fleet(requests: dict[str, dict[str, Any]], queue: str) -> State[list[
         raise HostError(
             f"{len(failed)} of {len(ended)} GPU types were not qualified: {problems}", "see their flow runs", "fleet"
         )
-    return state_of_fleet(ended)
+    return state_of_fleet(ended, refusals_of(store, list(runs.values())))
 
 
 def _digest(request: dict[str, Any]) -> str:

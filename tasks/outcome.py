@@ -6,8 +6,10 @@ from typing import Any
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from vllm_qualify.judge.chance import Refusals, refusals
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.report.refusals import lines as refusal_lines
 from vllm_qualify.runs.publishing import Published
 
 NOT_PASSED, INVALID, INCONCLUSIVE, REJECTED = "NotPassed", "Invalid", "Inconclusive", "Rejected"
@@ -31,13 +33,18 @@ def outcome_state(reported: list[Published]) -> State[list[Published]]:
     """The final state of a run that qualified cells on its own machine. The state's result is their reports."""
     if not reported:
         return nothing_to_do("the approval of every cell still covers it")
-    message = "\n".join(line for each in reported for line in _lines(each))
+    refused = refusal_lines(refusals([each.run.report().chance for each in reported]))
+    message = "\n".join([*(line for each in reported for line in _lines(each)), *refused])
     return _state([_name(each) for each in reported], message, reported)
 
 
-def state_of_fleet(ended: Mapping[str, HostOutcome]) -> State[list[Published]]:
-    """The final state of a run whose cells were qualified on hosts. The hosts' messages say where the reports are."""
-    message = "\n".join(f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in ended.items())
+def state_of_fleet(ended: Mapping[str, HostOutcome], found: Refusals) -> State[list[Published]]:
+    """The final state of a run whose cells were qualified on hosts, and which of their refusals stand out.
+
+    The hosts' messages say where the reports are.
+    """
+    hosts = [f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in ended.items()]
+    message = "\n".join([*hosts, *refusal_lines(found)])
     return _state([each.name for each in ended.values()], message, [])
 
 

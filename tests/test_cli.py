@@ -100,6 +100,8 @@ def test_a_callers_mistake_ends_with_2(arguments: list[str], message: str) -> No
         (["--variant", "regressed"], "has none of reference/bf16/cpu/balanced"),
         (["--baseline", "no-such-run"], "no whole run 'no-such-run'"),
         (["--baseline", "x", "--establish-baseline"], "leave one of the two out"),
+        (["--new-anchor"], "add --establish-baseline"),
+        (["--establish-baseline", "--new-anchor", "--anchor", "x"], "leave --anchor out"),
     ],
 )
 def test_a_choice_that_the_recipe_does_not_have_ends_with_2(

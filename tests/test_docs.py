@@ -7,6 +7,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,14 +31,14 @@ def test_the_readmes_recipe_is_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", re.findall(r"^```yaml\n(.*?)^```$", RECIPES, re.DOTALL | re.MULTILINE))
 def test_each_example_of_the_recipes_document_is_valid_in_a_recipe(example: str, tmp_path: Path) -> None:
-    """It is the README's recipe with the example's keys, GPU type or profile."""
+    """It is the README's recipe with the example's keys, variants, gates, GPU type or profile."""
     yaml = YAML(typ="safe")
     (whole,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     recipe, part = yaml.load(whole), yaml.load(example)
-    if {"variants", "likelihood"} & part.keys():
-        recipe |= part
-    elif "gpu_types" in part:
+    if "gpu_types" in part:
         recipe["gpu_types"]["h200"] |= part["gpu_types"]["h200"]
+    elif part.keys() <= Recipe.model_fields.keys():
+        recipe |= part
     else:
         recipe["gpu_types"]["h200"]["profiles"]["balanced"] = part
     with (tmp_path / "example.yaml").open("w", encoding="utf-8") as file:

@@ -27,6 +27,7 @@ from tests.approval.builder import approved, made_key, publish_report, with_gate
 from tests.recipes import reference, write
 from tests.report.builder import not_passed_report, passed_report
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.judge.chance import refusals
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import Verdict
@@ -137,7 +138,7 @@ def test_a_run_on_a_host_is_nested_in_the_one_that_started_it_also_after_a_resta
         if is_killed:
             raise KilledError
         client.set_flow_run_state(run, Completed(name="Approved"), force=True)
-        run_on_fleet({"cpu": request}, RELEASE)
+        run_on_fleet({"cpu": request}, RELEASE, request["store"])
 
     parent = client.create_flow_run(releasing, parameters={"is_killed": True}, state=Pending())
     with pytest.raises(KilledError):
@@ -209,7 +210,7 @@ def test_each_verdict_that_does_not_pass_has_its_state(verdict: Verdict, name: s
 def test_a_release_has_the_worst_state_of_its_hosts() -> None:
     hosts = {"h100": "Approved", "h200": "Inconclusive", "b200": "NotPassed"}
     ended = {gpu_type: HostOutcome(name=name, message=f"of {gpu_type}", is_qualified=True) for gpu_type, name in hosts.items()}
-    state = state_of_fleet(ended)
+    state = state_of_fleet(ended, refusals([]))
     assert (state.type.value, state.name) == ("FAILED", "NotPassed")
     assert all(f"{gpu_type}: {name}: of {gpu_type}" in str(state.message) for gpu_type, name in hosts.items())
 
@@ -357,8 +358,8 @@ def test_an_event_has_the_whole_request(
 def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def run_on_fleet(requests: object, queue: str) -> State[list[Published]]:
-        asked.append((requests, queue))
+    def run_on_fleet(requests: object, queue: str, store: str) -> State[list[Published]]:
+        asked.append((requests, queue, store))
         return Completed(name="Approved")
 
     monkeypatch.setattr("flows.qualify.run_on_fleet", run_on_fleet)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.approval.builder import ADA, BOB_REJECTS, CELL, NOW, RUN, VALID_DAYS, publish_report, waiver, with_gate
+from tests.approval.builder import ADA, BOB_REJECTS, CELL, NEWER, NOW, OLDER, RUN, VALID_DAYS, publish_report, waiver, with_gate
 from tests.report.builder import image_report
 from vllm_qualify.approval.decision import make_decision
 from vllm_qualify.approval.layout import decision_key, sha256
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.statement import read_statement, statement
 from vllm_qualify.errors import CallerError, StoreError
-from vllm_qualify.plan.cell import EarlierTry
+from vllm_qualify.plan.cell import Anchor, EarlierTry
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.model import Report
 
@@ -150,6 +150,24 @@ def test_it_says_how_often_the_release_was_tried_before(store: Store, tmp_path: 
 
     qualified = stated(store, publish_report(store, tmp_path, change=tried))["predicate"]["qualification"]
     assert qualified["tries"] == [{"run_id": "20260313T080000Z-ffffff", "verdict": "inconclusive"}]
+
+
+def test_it_names_the_anchor_and_why_it_is_that_one(store: Store, run: PublishedRun, tmp_path: Path) -> None:
+    def held(report: Report) -> Report:
+        anchor = Anchor(run_id=OLDER, cell=report.plan.cell, accuracy=[], chosen="the first approved")
+        return report.model_copy(update={"plan": report.plan.model_copy(update={"anchor": anchor})})
+
+    later = publish_report(store, tmp_path / "later", NEWER, held)
+    told = stated(store, later)["predicate"]["qualification"]["anchor"]
+    assert told == {"run_id": OLDER, "chosen": "the first approved"}
+    assert stated(store, run)["predicate"]["qualification"]["anchor"] is None
+
+
+def test_of_a_report_that_knows_no_anchors_it_says_nothing_of_them(store: Store, run: PublishedRun) -> None:
+    """Its approval was signed before there were any: the same bytes must follow from it."""
+    plan = {name: told for name, told in run.document["plan"].items() if name != "anchor"}
+    earlier = replace(run, document=run.document | {"plan": plan})
+    assert "anchor" not in stated(store, earlier)["predicate"]["qualification"]
 
 
 def test_of_a_report_that_counts_no_tries_it_says_nothing_of_them(store: Store, run: PublishedRun) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, NEWER, OLDER, RUN, publish_report, with_gate
+from tests.approval.builder import CELL, NEWER, OLDER, RUN, approved, publish_report, with_gate
 from tests.approval.conftest import key, store
 from tests.approver.desk import PAGE, asked
 from tests.html import Reader
@@ -130,7 +130,7 @@ def test_a_run_that_is_compared_with_another_baseline_than_the_cells_is_for_a_pe
     # What else of a plan must be the recipe's is tested with the plan's conformity.
     monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
     desk = Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe})
-    publish_report(store, tmp_path / "runs", OLDER, planned(establishes=True))
+    approved(store, publish_report(store, tmp_path / "runs", OLDER, planned(establishes=True)), key)
 
     def against(run_id: str, **of_cell: str) -> Change:
         def change(report: Report) -> Report:
@@ -144,4 +144,4 @@ def test_a_run_that_is_compared_with_another_baseline_than_the_cells_is_for_a_pe
     for number, (named, of_cell) in enumerate([("20260101T080000Z-ffffff", {}), (OLDER, {"variant": "worse"})]):
         other = publish_report(store, tmp_path / "runs", f"20260315T08000{number}Z-ffffff", against(named, **of_cell))
         assert f"is compared with run {named} of" in desk.why_by_hand(other)
-        assert f"and the baseline of {CELL} is run {OLDER}" in desk.why_by_hand(other)
+        assert f"and the approved baseline of {CELL} is run {OLDER}" in desk.why_by_hand(other)

@@ -71,6 +71,8 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda plan: served(plan, arguments=plan.server.arguments | {"max-model-len": 7}), "server options"),
         (lambda plan: served(plan, environment={"VLLM_X": "1"}), "environment variables"),
         (lambda plan: served(plan, signed_by="another"), "publisher's key"),
+        (lambda _: {"named_anchor": "20260301T080000Z-0a1b2c"}, "named anchor"),
+        (lambda _: {"baseline_variant": "regressed"}, "baseline's variant"),
         (released, "model and engine"),
         (lambda plan: served(plan, served_model_name="another"), "served model name"),
         (lambda plan: served(plan, memory_limit_gib=1.0), "memory limit"),

@@ -15,6 +15,7 @@ from vllm_qualify.recipe.gates import (
     Gate,
     Maximum,
     MaxLoss,
+    MaxLossSinceAnchor,
     MaxNllIncrease,
     MaxWorsening,
     Minimum,
@@ -28,6 +29,7 @@ from vllm_qualify.recipe.metrics import METRICS, least_requests
 PAIRED = {"metric": "exact_match", "filter": "strict-match", "max_loss": 0.008, "unit": "fraction"}
 UNLIKELIER = {"metric": "answer_nll_nat_per_tok", "max_nll_increase": 0.01, "unit": "nat/tok"}
 AGREEING = {"metric": "text_top1_share", "min_top1_agreement": 0.98, "unit": "fraction"}
+SINCE_ANCHOR = {"metric": "exact_match", "filter": "strict-match", "max_loss_since_anchor": 0.016, "unit": "fraction"}
 RELATIVE = {"metric": "ttft_p50_ms", "max_worsening": 0.05, "unit": "fraction"}
 WAIVER = {
     "gate": "exact_match (gsm8k, strict-match)",
@@ -52,6 +54,7 @@ PROFILE = "gpu_types.cpu.profiles.balanced"
         ),
         ({"metric": "ttft_p99_ms", "reference": 200, "margin": 10, "unit": "ms"}, (None, 210), "ttft_p99_ms"),
         (PAIRED, (None, 0.008), "exact_match (strict-match) against the baseline"),
+        (SINCE_ANCHOR, (None, 0.016), "exact_match (strict-match) against the anchor"),
         (RELATIVE, (None, 0.05), "ttft_p50_ms against the baseline"),
         (UNLIKELIER, (None, 0.01), "answer_nll_nat_per_tok against the baseline"),
         (AGREEING, (0.98, None), "text_top1_share against the baseline"),
@@ -100,7 +103,7 @@ SCORE = {"metric": "exact_match", "filter": "strict-match", "unit": "fraction"}
         (P99 | {"maxmum": 5}, "maxmum", "unknown key"),
         ({"metric": "tpot_p99_ms", "maxmum": 300, "unit": "ms"}, "maxmum", "unknown key (1 more after this)"),
         (PAIRED | {"maxmum": 5, "minimum": 0.9}, "maxmum", "unknown key"),
-        (PAIRED | {"minimum": 0.9}, "", "give 'minimum', or 'reference and margin', or 'max_loss', and nothing beside"),
+        (PAIRED | {"minimum": 0.9}, "", "or 'max_loss', or 'max_loss_since_anchor', and nothing beside"),
         (PAIRED | {"minimum": 0.9, "metric": "exact_mtach"}, "", "no metric 'exact_mtach'; known: startup_s"),
         (SCORE, "", "give 'minimum', or 'reference and margin', or 'max_loss'"),
         (SCORE | {"minimum": None}, "", "give 'minimum', or"),
@@ -128,16 +131,18 @@ def test_a_misspelled_key_is_told_with_the_keys_of_every_kind(tmp_path: Path) ->
     with pytest.raises(CallerError) as raised:
         load_recipe(str(file))
     common = "metric, filter, task, unit"
-    allowed = "minimum, maximum, reference, margin, max_loss, max_worsening, max_nll_increase, min_top1_agreement"
-    assert raised.value.remedy == f"allowed here: {common}, {allowed}"
+    losses = "max_loss, max_loss_since_anchor, max_worsening, max_nll_increase, min_top1_agreement"
+    assert raised.value.remedy == f"allowed here: {common}, minimum, maximum, reference, margin, {losses}"
 
 
-NULLS = dict.fromkeys(("filter", "task", "minimum", "maximum", "reference", "margin", "max_loss", "max_worsening"))
+OWN_KEYS = ("minimum", "maximum", "reference", "margin", "max_loss", "max_loss_since_anchor", "max_worsening")
+NULLS = dict.fromkeys(("filter", "task", *OWN_KEYS))
 KINDS_AS_WRITTEN: list[tuple[dict[str, Any], type[BaseGate]]] = [
     (SCORE | {"task": "gsm8k", "minimum": 0.9}, Minimum),
     (P99, Maximum),
     (SCORE | {"reference": 0.92, "margin": 0.02}, Reference),
     (PAIRED, MaxLoss),
+    (SINCE_ANCHOR, MaxLossSinceAnchor),
     (RELATIVE, MaxWorsening),
     (UNLIKELIER, MaxNllIncrease),
     (AGREEING, MinTop1Agreement),
@@ -234,3 +239,39 @@ def test_a_recipe_with_one_task_need_not_name_it_and_one_with_several_names_it(t
     for recipe in (one, several):
         (profile,) = recipe.gpu_types["cpu"].profiles.values()
         assert {gate.task for gate in recipe.gates_of(profile) if gate.filter} == {"gsm8k"}
+
+
+# --- anchors
+
+
+def anchored(*gates: dict[str, Any], **more: Any) -> Document:
+    document = reference()
+    document["gates"] = [gate for gate in document["gates"] if "max_loss" not in gate] + [*gates]
+    return document | more
+
+
+def named(**changes: str) -> dict[str, str]:
+    return {"run": "20260301T080000Z-0a1b2c", "gpu_type": "cpu", "variant": "bf16", "profile": "balanced"} | changes
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (anchored(SINCE_ANCHOR), "needs one with max_loss on the same score beside it"),
+        (anchored(SINCE_ANCHOR, PAIRED | {"filter": "flexible-extract"}), "needs one with max_loss on the same score"),
+        (anchored(SINCE_ANCHOR | {"max_loss_since_anchor": 0.007}, PAIRED), "must be max_loss or more"),
+        (anchored(anchors=[named(variant="bf17")]), "an anchor is for cpu/bf17/balanced, which the recipe does not have"),
+        (anchored(anchors=[named(), named(run="other")]), "cpu/bf16/balanced has more than one anchor"),
+    ],
+)
+def test_an_anchor_that_could_not_be_judged_is_refused(tmp_path: Path, document: Document, told: str) -> None:
+    with pytest.raises(CallerError) as raised:
+        load_recipe(str(write(document, tmp_path / "mine.yaml")))
+    assert told in raised.value.problem
+
+
+def test_a_gate_against_the_anchor_stands_beside_one_against_the_baseline(tmp_path: Path) -> None:
+    document = anchored(PAIRED, SINCE_ANCHOR, anchors=[named()])
+    recipe = load_recipe(str(write(document, tmp_path / "mine.yaml"))).recipe
+    assert [gate.against for gate in recipe.gates if gate.is_compared] == ["answers", "anchor"]
+    assert recipe.anchors[0].run == named()["run"]

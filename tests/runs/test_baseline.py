@@ -212,7 +212,7 @@ def test_the_first_run_can_become_the_baseline(store: Store, now: CellPlan, esta
     assert not any(gate.is_against_baseline for gate in found.judged)
     # In whole repetitions, as often as the recipe allows.
     assert [(task.sequential, task.repetitions) for task in found.accuracy] == [(False, 10)]
-    assert told.startswith(f"{CELL} becomes a baseline: ")
+    assert told.startswith(f"{CELL} becomes a baseline. ")
 
 
 def test_where_there_is_a_baseline_only_always_makes_another(

@@ -12,8 +12,10 @@ def why_by_hand(report: Report) -> str:
         return f"is {report.outcome}"
     if waivers_used(report):
         return "rests on a waiver"
+    if report.plan.establishes:
+        return "becomes what later releases are compared with"
     if report.judgement.not_judged:
-        return "has gates that were not judged, because there is no baseline"
+        return "has gates that were not judged, because there is nothing to hold them against"
     if report.plan.foreign_code:
         return "runs code that is not the engine's, which could have changed what was measured"
     return ""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_qualify.approval.chain_chart import chart_of
 from vllm_qualify.approval.layout import cell_page_key
 from vllm_qualify.approval.pages import Texts, address, data_of, page_template, read_page, rounded, write_page
 from vllm_qualify.approval.row import ReportLine, Row
@@ -31,7 +32,7 @@ def render_cell_page(row: Row) -> str:
     """The page. All text of the row is escaped. The page's policy allows its own script and no request."""
     shown = [_shown(row.cell, line) for line in row.reports]
     return page_template("cell.html.jinja", "cell.js").render(
-        row=row, runs=shown, data=_data(row, row.reports), to_root=TO_ROOT, board=f"{TO_ROOT}index.html"
+        row=row, runs=shown, chain=chart_of(row), data=_data(row, row.reports), to_root=TO_ROOT, board=f"{TO_ROOT}index.html"
     )
 
 

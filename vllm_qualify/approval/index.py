@@ -27,7 +27,7 @@ from vllm_qualify.approval.layout import (
 )
 from vllm_qualify.approval.lines import Lines, lines_with, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
-from vllm_qualify.approval.row import Index, ReportLine, Row, Standing, brief
+from vllm_qualify.approval.row import ChainLink, Index, ReportLine, Row, Standing, brief
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, UnreadableError, read_manifest
 from vllm_qualify.publish.layout import earlier_layout, is_run_id, manifest_key
@@ -35,6 +35,8 @@ from vllm_qualify.publish.order import Numbered, is_newer, order
 from vllm_qualify.publish.store import MissingObjectError, Store, swapped
 
 REPORTS_SHOWN = 25
+# Of the approved runs that are no baseline.
+LINKS_SHOWN = 25
 # A run whose publisher never ended stays among those that are coming: the newest of them are kept.
 MOST_COMING = 100
 
@@ -85,7 +87,7 @@ def decided_against(store: Store, cell: str, run_id: str) -> str | None:
 
 def _establishes(store: Store, cell: str, run_id: str) -> bool:
     manifest = _manifest(store, cell, run_id)
-    return manifest is not None and _is_baseline(manifest)
+    return manifest is not None and manifest.is_baseline
 
 
 def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str | None:
@@ -97,7 +99,7 @@ def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str
     if decision_key(cell, manifest.run_id) not in listed and _establishes(store, cell, manifest.run_id):
         return manifest.run_id
     every = (manifest for manifest in manifests(store, cell)[0].values() if decision_key(cell, manifest.run_id) not in listed)
-    newest = max(filter(_is_baseline, every), key=order, default=None)
+    newest = max((manifest for manifest in every if manifest.is_baseline), key=order, default=None)
     return newest.run_id if newest else None
 
 
@@ -324,7 +326,7 @@ def _arrived(store: Store, row: Row) -> tuple[dict[str, Manifest], list[str]]:
 def _baseline(row: Row, arrived: dict[str, Manifest]) -> Numbered | None:
     known = [row.baseline] if row.baseline else []
     return max(
-        [*known, *(_numbered(manifest) for manifest in arrived.values() if _is_baseline(manifest))], key=order, default=None
+        [*known, *(_numbered(manifest) for manifest in arrived.values() if manifest.is_baseline)], key=order, default=None
     )
 
 
@@ -361,10 +363,6 @@ def _readable(store: Store, cell: str, run_ids: Iterable[str]) -> tuple[dict[str
     return readable, unreadable
 
 
-def _is_baseline(manifest: Manifest) -> bool:
-    return manifest.establishes and manifest.outcome == "passed"
-
-
 def _manifest(store: Store, cell: str, run_id: str) -> Manifest | None:
     try:
         return read_manifest(store, manifest_key(cell, run_id))
@@ -394,7 +392,32 @@ def _decided(store: Store, row: Row, known: dict[str, ReportLine]) -> Row:
     if last and last.run_id not in {line.run_id for line in shown}:
         shown += map(_line, _readable(store, row.cell, [last.run_id])[0].values())
     reports = [_with_standing(store, row.cell, line, pointer, listed) for line in shown]
-    return row.model_copy(update={"last": last, "reports": reports})
+    chain = list(_chain(store, row, pointer.entries if pointer else []))
+    return row.model_copy(update={"last": last, "reports": reports, "chain": chain})
+
+
+def _chain(store: Store, row: Row, entries: Sequence[Entry]) -> Iterator[ChainLink]:
+    """The approved baselines and the newest other approved runs. Each manifest is read once, when its run is new here."""
+    known = {link.run_id: link for link in row.chain}
+    shown = {entry.run_id for entry in entries[-LINKS_SHOWN:]}
+    # An older run that the row does not have is no baseline: else it would have it.
+    wanted = [entry for entry in entries if not known or entry.run_id in known or entry.run_id in shown]
+    new = _readable(store, row.cell, [entry.run_id for entry in wanted if entry.run_id not in known])[0]
+    known |= {run_id: _link(manifest) for run_id, manifest in new.items()}
+    for entry in wanted:
+        link = known.get(entry.run_id)
+        if link and (link.establishes or entry.run_id in shown):
+            yield link.model_copy(update={"revoked": entry.revoked is not None})
+
+
+def _link(manifest: Manifest) -> ChainLink:
+    return ChainLink(
+        run_id=manifest.run_id,
+        score=manifest.summary.score if manifest.summary else None,
+        establishes=manifest.is_baseline,
+        new_anchor=manifest.new_anchor and manifest.is_baseline,
+        anchor=manifest.anchor,
+    )
 
 
 def _with_standing(store: Store, cell: str, line: ReportLine, pointer: Pointer | None, listed: Collection[str]) -> ReportLine:

@@ -76,6 +76,8 @@ def published(manifest_object: StoredObject, manifest: Manifest, report_body: by
     reported = (report.plan.cell.id, report.run_id, report.plan.run_id, report.outcome)
     if reported != (manifest.cell, manifest.run_id, manifest.run_id, manifest.outcome):
         raise _untrusted("the report is of another run than its manifest", place)
+    if (manifest.establishes and not report.is_baseline) or manifest.new_anchor != report.is_new_anchor:
+        raise _untrusted("the report is of another kind of run than its manifest says: no such baseline or anchor", place)
     try:
         document = parse_object(report_body)
     except ValueError as error:

@@ -6,7 +6,7 @@ from typing import Literal
 from vllm_qualify.approval.pointer import Entry
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.judge.verdict import Outcome
-from vllm_qualify.publish.bundle import ReleaseTry, Summary
+from vllm_qualify.publish.bundle import ReleaseTry, Score, Summary
 from vllm_qualify.publish.order import Numbered
 from vllm_qualify.recipe.values import Count, Frozen
 
@@ -35,13 +35,25 @@ class ReportLine(Frozen):
         return f"{KINDS[self.summary.engine].title} {self.summary.engine_version}" if self.summary else None
 
 
+class ChainLink(Frozen):
+    """One approved run, with what its manifest says of it."""
+
+    run_id: str
+    score: Score | None = None
+    establishes: bool = False
+    new_anchor: bool = False
+    anchor: str | None = None
+    revoked: bool = False
+
+
 class Row(Frozen):
     """The index of one cell. `last` is its last approval, whatever its state is.
 
     `reports` are the newest reports, the newest first. The approved one follows if it is not among them. `baseline` is the
     newest run that passed and was made to be a baseline. `coming` are runs whose publication began: each is published whole
-    if it has a manifest; one whose manifest cannot be read is among the `unreadable`. `revision` grows with each write, because
-    a store may identify an object by its content alone.
+    if it has a manifest; one whose manifest cannot be read is among the `unreadable`. `chain` has all approved baselines and
+    the newest other approved runs, the oldest first. `revision` grows with each write, because a store may identify an object
+    by its content alone.
     """
 
     index_version: Literal[4] = INDEX_VERSION
@@ -52,6 +64,15 @@ class Row(Frozen):
     baseline: Numbered | None = None
     last: Entry | None = None
     reports: list[ReportLine] = []
+    chain: list[ChainLink] = []
+
+    @property
+    def anchor(self) -> str | None:
+        """What the newest approved run was held against for good, or is itself for later ones; else the first baseline."""
+        holding = [link for link in self.chain if not link.revoked]
+        told = (link.run_id if link.new_anchor else link.anchor for link in reversed(holding))
+        first = next((link.run_id for link in holding if link.establishes), None)
+        return next(filter(None, told), first)
 
     @property
     def subject(self) -> ReportLine | None:

@@ -172,6 +172,7 @@ def _qualification(run: PublishedRun, stored: StoredDecision) -> Document:
         "server": plan["server"],
         "fingerprint": plan["fingerprint"],
         "gates": [_gate(gate, raw) for gate, raw in gates],
+        **({"anchor": _anchor(plan["anchor"])} if "anchor" in plan else {}),
         **({"tries": plan["tries"]} if "tries" in plan else {}),
         "not_judged": [gate.label for gate in report.judgement.not_judged],
         "waivers": [raw["waiver"] for gate, raw in gates if gate.counts_as != gate.verdict],
@@ -186,6 +187,10 @@ def _qualification(run: PublishedRun, stored: StoredDecision) -> Document:
         "manifest": _object(run.manifest_object),
         "report": _object(run.report_object),
     }
+
+
+def _anchor(plan: Document | None) -> Document | None:
+    return {"run_id": plan["run_id"], "chosen": plan["chosen"]} if plan else None
 
 
 def _gate(result: GateVerdict, raw: Document) -> Document:

@@ -16,7 +16,7 @@ from vllm_qualify.plan.conformity import difference
 from vllm_qualify.publish.store import Store, present
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.runs import judging
-from vllm_qualify.runs.baseline import compared_otherwise
+from vllm_qualify.runs.anchor import why_not_the_cells
 from vllm_qualify.runs.known_starts import between_by_pointers
 from vllm_qualify.runs.tries import not_counted
 
@@ -96,7 +96,7 @@ class Desk:
             yield f"was not qualified as the approver's recipe says: {reason}"
         if left_out := not_counted(run, self.store):
             yield f"does not count {', '.join(left_out)}, in which its release did not pass"
-        if reason := compared_otherwise(plan, self.store):
+        if reason := why_not_the_cells(plan, self.store):
             yield reason
         if plan.between and not self._passes_by_pointers(run):
             yield "rests on how much starts of the server differ, and passes only by other approved runs than the store's"

@@ -12,6 +12,7 @@ from vllm_qualify.errors import CallerError, HostError
 
 if TYPE_CHECKING:
     from vllm_qualify.engine.launch import Launch
+    from vllm_qualify.judge.chance import CellChance
     from vllm_qualify.plan.choice import Choice
 from vllm_qualify.cli.flow import flow_module
 from vllm_qualify.cli.words import NOT_PASSED, PASSED, AllowCodeOption, show, undecided
@@ -51,7 +52,22 @@ def run(
         str | None, typer.Option(metavar="RUN", help="The run to compare with; by default the cell's newest baseline.")
     ] = None,
     establish_baseline: Annotated[
-        bool, typer.Option("--establish-baseline", help="Make this run the baseline of later ones; it is not compared.")
+        bool,
+        typer.Option(
+            "--establish-baseline",
+            help="Make this run the baseline of later ones; it is held against the approved one before it.",
+        ),
+    ] = False,
+    anchor: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="The approved baseline to hold it against for good; by default the cell's anchor."),
+    ] = None,
+    new_anchor: Annotated[
+        bool,
+        typer.Option(
+            "--new-anchor",
+            help="With --establish-baseline: begin anew, held against no earlier run, and become the anchor too.",
+        ),
     ] = False,
     in_turns: Annotated[
         bool,
@@ -93,8 +109,18 @@ def run(
         _dry_run(recipe, choice, launch, port, allow_code)
         return
     if baseline and establish_baseline:
-        raise CallerError("a run that becomes the baseline is not compared", "leave one of the two out", "--baseline")
-    against: RunSettings = {"run": baseline, "establish": "always" if establish_baseline else "never", "in_turns": in_turns}
+        problem = "a run that becomes the baseline is held against the approved one alone"
+        raise CallerError(problem, "leave one of the two out", "--baseline")
+    if new_anchor and (anchor or not establish_baseline):
+        problem = "a run becomes the anchor only as a baseline, and is held against no other anchor"
+        raise CallerError(problem, "add --establish-baseline, and leave --anchor out", "--new-anchor")
+    against: RunSettings = {
+        "run": baseline,
+        "establish": "always" if establish_baseline else "never",
+        "in_turns": in_turns,
+        "anchor": anchor,
+        "new_anchor": new_anchor,
+    }
     others: RunSettings = {
         "reuse": {"of": reuse.value},
         "allow_code": allow_code,
@@ -174,8 +200,18 @@ def _qualify(
         show(result.run.report(), result.page)
         if result.passed:
             typer.echo(result.decision or undecided(result.run.id))
+    _show_refusals([result.run.report().chance for result in results])
     is_good = all(result.passed and not result.rejected for result in results)
     return PASSED if results and is_good else NOT_PASSED
+
+
+def _show_refusals(cells: "list[CellChance]") -> None:
+    """Say which refused cells stand out, and which may be chance."""
+    from vllm_qualify.judge.chance import refusals
+    from vllm_qualify.report.refusals import lines
+
+    for line in lines(refusals(cells)):
+        typer.echo(line)
 
 
 def _check_early(

@@ -40,9 +40,10 @@ class Measurement(Frozen):
     """One row of evidence. `value` is None exactly when `invalid_because` says why no value can be trusted.
 
     `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). `against` is the run that is the
-    baseline. With it, the value says how much worse the cell is: the share of questions lost, how many times worse, less 1, or
-    by how many nats per token less likely. Of likeliest tokens it is the share in which both agree.
-    `start` is the further start of the server that it is of, from 2 on; None is the first, which the other stages measure.
+    baseline, or the anchor with `against_anchor`. With it, the value says how much worse the cell is: the share of questions
+    lost, how many times worse, less 1, or by how many nats per token less likely. Of likeliest tokens it is the share in which
+    both agree. `start` is the further start of the server that it is of, from 2 on; None is the first, which the other stages
+    measure.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
     measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
     `is_history` says that the baseline was measured on another day.
@@ -53,6 +54,7 @@ class Measurement(Frozen):
     filter: str | None = None
     against: str | None = None
     start: Count | None = None
+    against_anchor: bool = False
     value: Number | None
     unit: str
     sample_count: CountOrNone
@@ -68,8 +70,13 @@ class Measurement(Frozen):
 
     @property
     def label(self) -> str:
-        found = label_of(self.metric, self.task, self.filter, against_baseline=self.against is not None)
+        against = {"against_baseline": self.is_against_baseline, "against_anchor": self.against_anchor}
+        found = label_of(self.metric, self.task, self.filter, **against)
         return found if self.start is None else f"{found} of start {self.start}"
+
+    @property
+    def is_against_baseline(self) -> bool:
+        return self.against is not None and not self.against_anchor
 
     @property
     def range(self) -> tuple[float, float]:

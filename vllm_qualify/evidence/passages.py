@@ -42,11 +42,12 @@ class Passage(NamedTuple):
 
 
 def answered(plan: CellPlan, evidence: Path) -> list[Passage]:
-    """The answers that the cell scores: the first ones of its baseline, or its own if it has none. Empty ones are left out.
+    """The answers that the cell scores, without empty ones: the first ones of its baseline, or its own if it becomes a baseline.
 
     Raises one of UNUSABLE if there are none, or a file is not as lm-eval writes it.
     """
-    folder = evidence / BASELINE / ACCURACY if plan.baseline else evidence / ACCURACY
+    is_own = plan.establishes or plan.baseline is None
+    folder = evidence / ACCURACY if is_own else evidence / BASELINE / ACCURACY
     most = plan.likelihood.settings.num_answers if plan.likelihood else 0
     passages = [passage for task in plan.accuracy for passage in _of_task(folder / task.name, task.name)[:most]]
     if not passages:

@@ -7,7 +7,9 @@ critical value follows from the ones before it by numerical integration (Armitag
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,8 +59,21 @@ def levels_of(gates: Sequence[Gate], tries: int = 0) -> Levels:
     return Levels(false_pass=FALSE_PASS / (tries + 1) ** 3, false_fail=FALSE_FAIL_OF_RELEASE / max(1, noisy))
 
 
+_INSTEAD: ContextVar[Levels | None] = ContextVar("levels instead of a plan's own", default=None)
+
+
 def levels_for(plan: CellPlan) -> Levels:
-    return levels_of(plan.judged, plan.unpassed)
+    return _INSTEAD.get() or levels_of(plan.judged, plan.unpassed)
+
+
+@contextmanager
+def at_levels(levels: Levels) -> Iterator[None]:
+    """Within the block, all intervals have these levels. A verdict is never made so: see `judge.chance`."""
+    token = _INSTEAD.set(levels)
+    try:
+        yield
+    finally:
+        _INSTEAD.reset(token)
 
 
 class Sides(NamedTuple):

@@ -1,14 +1,16 @@
-"""Compares the cell with its baseline: measurements of what was lost, from the evidence of both.
+"""Compares the cell with its baseline and its anchor: measurements of what was lost, from the evidence of both.
 
 Both must be alike: the same questions with the same prompts, and the same load by the same client on the same machine type.
 Otherwise the comparison is invalid and says what differs.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,13 +38,16 @@ from vllm_qualify.recipe.metrics import (
     TOP1_SHARES,
     Stage,
 )
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Load
 
 OF_ANSWERS = (ANSWER_NLL, ANSWER_TOP1)
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
 # The baseline's stages whose measurements are compared, each with its file in the folder `baseline`.
 MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
+# The folder of the anchor's answers, in the baseline's; and its stages with its scores, each with its file there.
+ANCHOR, ACCURACY_STAGE = "anchor", "accuracy.json"
+ANCHORED: dict[Stage, str] = {"accuracy": ACCURACY_STAGE, "starts": STARTS_STAGE}
 # What an interval does not have, in the words of reports.
 STARTS = "what differs from start to start of a server: each build was started once"
 DAYS = "what differs from day to day: each build was measured on one day"
@@ -57,10 +62,9 @@ LENGTHS = (0.9, 1.1)
 def compare(
     plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], gates: Sequence[Gate] | None = None
 ) -> list[Measurement]:
-    """One measurement for each gate that is against the baseline, of `gates` or else of all. Empty without a baseline."""
-    if plan.baseline is None:
-        return []
-    comparing = [gate for gate in (plan.gates if gates is None else gates) if gate.is_against_baseline]
+    """One measurement for each judged gate that is against another run, of `gates` or else of all."""
+    judged = plan.judged if plan.is_compared else []
+    comparing = [gate for gate in judged if gate.is_compared and (gates is None or gate in gates)]
 
     @cache
     def loads() -> list[Measurement]:
@@ -74,7 +78,7 @@ Loads = Callable[[], list[Measurement]]
 
 
 def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], loads: Loads) -> Measurement:
-    about = {"task": gate.task, "filter": gate.filter, "against": plan.compared_with.run_id}
+    about = {"task": gate.task, "filter": gate.filter, **_against(gate, plan)}
     try:
         ours = _own(gate, measurements)
         if ours.invalid_because is not None:
@@ -82,7 +86,7 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
         if told := next((row for row in _in_starts(gate, measurements) if row.invalid_because), None):
             return invalid(gate.metric, f"start {told.start}: {told.invalid_because}", told.source, **about)
         match gate.against:
-            case "answers":
+            case "answers" | "anchor":
                 return _loss(gate, plan, evidence, about)
             case "load":
                 return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], loads, about)
@@ -92,6 +96,12 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
                 raise ValueError(f"{gate.label} is a gate on the metric itself")
     except UNUSABLE as error:
         return invalid(gate.metric, f"no usable comparison: {in_words(error)}", "", **about)
+
+
+def _against(gate: Gate, plan: CellPlan) -> dict[str, Any]:
+    if gate.is_against_anchor:
+        return {"against": plan.held_against.run_id, "against_anchor": True}
+    return {"against": plan.compared_with.run_id}
 
 
 def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
@@ -163,11 +173,12 @@ def _too_seldom(answered: Answered) -> str | None:
 def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
     """Why nothing can be compared with the answers in a `baseline` folder, whatever the cell will answer; else None."""
     for task in plan.accuracy:
-        for gate in paired_gates(plan, task):
+        for gate in (gate for gate in plan.judged if gate.task == task.name and gate.against in ("answers", "anchor")):
+            other = _other(gate, plan)
             try:
-                repetitions_to_establish(answers.load(folder / answers_path(task.name)), task, gate, levels_for(plan))
+                repetitions_to_establish(answers.load(folder / other.path(task.name)), task, gate, levels_for(plan))
             except UNUSABLE as error:
-                return in_words(error)
+                return f"{other.word}: {in_words(error)}"
     return None
 
 
@@ -186,6 +197,11 @@ def likelihood_differs(plan: CellPlan) -> str | None:
 def answers_path(task: str) -> str:
     """The path of a task's answers: the cell's own in the evidence folder, and the baseline's in its folder `baseline/`."""
     return f"accuracy/{task}/{accuracy.ANSWERS}"
+
+
+def is_answers(path: str, task: str) -> bool:
+    """Whether a file of the evidence has a task's answers, of any start."""
+    return re.fullmatch(rf"(starts/\d+/)?{re.escape(answers_path(task))}", path) is not None
 
 
 def paired_gates(plan: CellPlan, task: TaskPlan) -> list[Gate]:
@@ -232,11 +248,31 @@ def knows_enough(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
         return False
 
 
-def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | None]) -> Measurement:
-    task = _task_of(plan, gate)
+class _Other(NamedTuple):
+    """The run whose answers are compared with the cell's: its word, its folder in the baseline's, and how it was asked."""
+
+    word: str
+    folder: str
+    accuracy: Sequence[Accuracy]
+
+    def path(self, task: str) -> str:
+        return f"{self.folder}{answers_path(task)}"
+
+    def inside(self, evidence: Path) -> Path:
+        return evidence / BASELINE / self.folder
+
+
+def _other(gate: Gate, plan: CellPlan) -> _Other:
+    if gate.is_against_anchor:
+        return _Other("anchor", f"{ANCHOR}/", plan.held_against.accuracy)
+    return _Other("baseline", "", plan.compared_with.accuracy)
+
+
+def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> Measurement:
+    task, other = _task_of(plan, gate), _other(gate, plan)
     history = _known(plan).starts.get(gate.label)
-    source = f"{answers_path(task.name)} beside {BASELINE}/{answers_path(task.name)}{_by_history([history])}"
-    if problem := task_differs(plan, task):
+    source = f"{answers_path(task.name)} beside {BASELINE}/{other.path(task.name)}{_by_history([history])}"
+    if problem := _asked_otherwise(other, task):
         return invalid(gate.metric, problem, source, **about)
     try:
         look, old, new = _looked(gate, plan, evidence, task)
@@ -247,7 +283,8 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     # A sure loss stays a loss, whatever the length of the replies.
     is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
     if not is_comparable and asked >= len(_questions(old.answers)):
-        problem = f"replies are {length:.2f} times as long as the baseline's, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
+        as_long = f"replies are {length:.2f} times as long as the {other.word}'s"
+        problem = f"{as_long}, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
     traced = sorted({answer.traced_to.rpartition(":")[0] for answer in new.answers})
     return valid(
@@ -264,17 +301,18 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
 
 
 def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple[paired.Look, Answered, Answered]:
-    """The look at all answers of the cell, with the baseline's and the cell's. Raises one of UNUSABLE if there is none.
+    """The look at all answers of the cell, with the other run's and the cell's. Raises one of UNUSABLE if there is none.
 
     The first start is looked at after each block of questions, and further ones when they have asked every question.
     """
-    new, old = starts.answers_of(evidence, task), _of_baseline(evidence, gate, task)
-    if problem := _unlike(old, new):
+    other = _other(gate, plan)
+    new, old = starts.answers_of(evidence, task), _answers_of_other(other.inside(evidence), gate, task)
+    if problem := _unlike(old, new, other.word):
         raise UnlikeError(problem)
     questions = _questions(old.answers)
     theirs = paired.answers_of(_record(_answered(old), _key(gate), questions))
     if theirs.spare == 0:
-        raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
+        raise UnlikeError(f"the {other.word} was asked each question once, so the noise is unknown: establish it anew")
     ours = _record(new.answers, _key(gate), questions)
     planned = _looks(task, len(questions), max(task.settings.most_repetitions, *ours.repetition + 1))
     first, *others = np.bincount(ours.start).tolist()
@@ -289,28 +327,28 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
     return last, old, new
 
 
-def _of_baseline(evidence: Path, gate: Gate, task: TaskPlan) -> Answered:
-    """The baseline's answers of all starts that count. Raises one of UNUSABLE."""
-    found = starts.kept_answers(evidence / BASELINE, task.name)
-    invalid_ones = {row.start for row in _further_of_baseline(evidence, gate) if row.invalid_because}
+def _answers_of_other(folder: Path, gate: Gate, task: TaskPlan) -> Answered:
+    """The answers of all starts that count of the run whose files are in `folder`. Raises one of UNUSABLE."""
+    found = starts.kept_answers(folder, task.name)
+    invalid_ones = {row.start for row in _further_of_other(folder, gate) if row.invalid_because}
     return found.model_copy(update={"answers": [answer for answer in found.answers if answer.start not in invalid_ones]})
 
 
-def _further_of_baseline(evidence: Path, gate: Gate) -> list[Measurement]:
-    """What the baseline's further starts measured for a gate. Older baselines have none. Raises one of UNUSABLE."""
-    path = evidence / BASELINE / STARTS_STAGE
+def _further_of_other(folder: Path, gate: Gate) -> list[Measurement]:
+    """What the further starts of another run measured for a gate. Older runs have none. Raises one of UNUSABLE."""
+    path = folder / STARTS_STAGE
     found = StageEvidence.model_validate_json(path.read_bytes()).measurements if path.exists() else []
     return _in_starts(gate, found)
 
 
 def _known(plan: CellPlan) -> History:
     """What earlier runs on this GPU type showed, by the labels of the plan's gates."""
-    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): gate.label for gate in plan.comparing}
+    labels = [(label_of(gate.metric, gate.task, gate.filter, against_baseline=False), gate.label) for gate in plan.gates]
     found: dict[str, dict[str, Between]] = {"start": {}, "day": {}, "repeat": {}}
     for known in plan.between:
         about = known.model_dump(include={"variance", "noise", "freedom"})
-        if known.label in labels:
-            found[known.of][labels[known.label]] = Between(**about, runs=len(known.runs))
+        for label in (label for own, label in labels if own == known.label):
+            found[known.of][label] = Between(**about, runs=len(known.runs))
     return History(starts=found["start"], days=found["day"], noise=found["repeat"])
 
 
@@ -334,21 +372,17 @@ def _questions(found: Iterable[Answer]) -> list[int]:
     return sorted({answer.question for answer in found})
 
 
-def _unlike(old: Answered, new: Answered) -> str | None:
+def _unlike(old: Answered, new: Answered, of: str) -> str | None:
     """Why the answers of two builds do not belong to the same questions, or None."""
     if (old.task_version, old.config_hash) != (new.task_version, new.config_hash):
-        return f"the task {new.task} is not the baseline's: its prompts or its scoring changed"
+        return f"the task {new.task} is not the {of}'s: its prompts or its scoring changed"
     before = {answer.question: (answer.doc_hash, answer.prompt_hash, answer.target_hash) for answer in old.answers}
     other = [
         answer.question
         for answer in new.answers
         if before.get(answer.question) != (answer.doc_hash, answer.prompt_hash, answer.target_hash)
     ]
-    return (
-        f"{len(set(other))} questions are not the baseline's, or have other prompts: {sorted(set(other))[:5]}"
-        if other
-        else None
-    )
+    return f"{len(set(other))} questions are not the {of}'s, or have other prompts: {sorted(set(other))[:5]}" if other else None
 
 
 def _record(found: Sequence[Answer], key: str, questions: Sequence[int]) -> Record:
@@ -399,7 +433,7 @@ def _worsening(
     evidence: Path,
     ours: list[Measurement],
     loads: Loads,
-    about: dict[str, str | None],
+    about: dict[str, Any],
 ) -> Measurement:
     """From the cell's measurements of each start, the first one first."""
     theirs = _of_baseline_load(gate, plan, evidence, loads, ours)
@@ -444,7 +478,7 @@ def _of_baseline_load(
     """The baseline's, by start: in turns of the same starts as ours, else of its own that count. Raises one of UNUSABLE."""
     first = _only(loads(), gate.metric)
     if plan.beside is None:
-        return [first, *(row for row in _further_of_baseline(evidence, gate) if row.invalid_because is None)]
+        return [first, *(row for row in _further_of_other(evidence / BASELINE, gate) if row.invalid_because is None)]
     numbers = [row.start for row in ours if row.start]
     return [first, *(_only(parse_beside_in(plan, evidence, number), gate.metric) for number in numbers)]
 
@@ -515,16 +549,18 @@ def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
 
 
 def task_differs(plan: CellPlan, task: TaskPlan) -> str | None:
-    """Why the baseline's answers to a task cannot be compared with the cell's, by their settings; else None."""
-    paired = any(gate.task == task.name and gate.against == "answers" for gate in plan.gates)
-    before = next((settings for settings in plan.compared_with.accuracy if settings.task == task.name), None)
-    if not paired:
-        return None
+    """Why the baseline's or the anchor's answers to a task cannot be compared with the cell's, by their settings; else None."""
+    paired = [gate for gate in plan.judged if gate.task == task.name and gate.against in ("answers", "anchor")]
+    return next((problem for gate in paired if (problem := _asked_otherwise(_other(gate, plan), task))), None)
+
+
+def _asked_otherwise(other: _Other, task: TaskPlan) -> str | None:
+    before = next((settings for settings in other.accuracy if settings.task == task.name), None)
     if before is None:
-        return f"the baseline was not asked {task.name}"
+        return f"the {other.word} was not asked {task.name}"
     then, now = (settings.model_dump(include=set(SAME_QUESTIONS)) for settings in (before, task.settings))
     changed = [f"{name} {then[name]}, now {now[name]}" for name in SAME_QUESTIONS if then[name] != now[name]]
-    return f"the baseline was asked {task.name} in another way: {'; '.join(changed)}" if changed else None
+    return f"the {other.word} was asked {task.name} in another way: {'; '.join(changed)}" if changed else None
 
 
 def load_differs(plan: CellPlan) -> str | None:

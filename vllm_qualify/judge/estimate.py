@@ -122,7 +122,7 @@ def _demanded(plan: CellPlan) -> Iterator[float]:
     """The output tokens per second that absolute gates require. For a time per token, every client counts as under way."""
     for gate in plan.gates:
         at_least, at_most = gate.limits
-        if gate.is_against_baseline:
+        if gate.is_compared:
             continue
         if gate.metric == OUTPUT and at_least:
             yield at_least

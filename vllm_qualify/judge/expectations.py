@@ -240,7 +240,7 @@ def _range(gate: Gate) -> tuple[float, float]:
     metric = METRICS[gate.metric]
     is_share = metric.unit in ("fraction", "bool")
     least = -1.0 if metric.compared_unit == "fraction" else -1e300
-    return (least if gate.is_against_baseline else 0.0, 1.0 if is_share else 1e300)
+    return (least if gate.is_compared else 0.0, 1.0 if is_share else 1e300)
 
 
 def _found(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict[str, list[int]]]:

@@ -21,13 +21,14 @@ def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
     gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "accuracy" and gate.task == task.name]
     measured = [found for found in parse_unfinished("accuracy", plan, evidence) if found.task == task.name]
     paired = paired_gates(plan, task)
-    if plan.establishes and paired:
-        return any(surely_misses(gate, measured) for gate in gates) or _is_established(plan, evidence, task, paired)
     known = [*measured, *compare(plan, evidence, measured, gates)]
     if any(surely_misses(gate, known) for gate in gates):
         return True
-    # To ask the same questions again would not help an absolute gate.
-    waiting = [gate for gate in gates if gate.is_against_baseline] if _all_were_asked(evidence, task) else gates
+    if plan.establishes and paired and not _is_established(plan, evidence, task, paired):
+        return False
+    # To ask the same questions again would not help an absolute gate. No question is asked for the sake of the anchor alone.
+    waiting = [gate for gate in gates if not gate.is_against_anchor]
+    waiting = [gate for gate in waiting if gate.is_compared] if _all_were_asked(evidence, task) else waiting
     return all(is_decided(gate, known) for gate in waiting) or (bool(paired) and knows_enough(plan, evidence, task))
 
 

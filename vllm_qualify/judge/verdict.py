@@ -7,7 +7,7 @@ from typing import Literal
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
-from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.recipe.values import Frozen, Share
 
 # The outcome of a cell. A passed cell may still need an approval, which is a separate decision.
 Outcome = Literal["passed", "not passed"]
@@ -35,7 +35,7 @@ class GateVerdict(Frozen):
 
     `expectations` are the `meta.id` of the expectations that decided, in suite and result. `traced_to` is the raw evidence as
     `path:line`. `not_in_interval` is as in the measurement. `waiver` is valid on the day of the judgement, `expired` was valid
-    before.
+    before. `p_value` is that of a gate with noise that fails or is undecided, and None for others: see `judge.chance`.
     """
 
     gate: Gate
@@ -52,6 +52,7 @@ class GateVerdict(Frozen):
     expectations: list[int] = []
     waiver: Waiver | None = None
     expired: Waiver | None = None
+    p_value: Share | None = None
 
     @property
     def counts_as(self) -> Verdict:
@@ -62,8 +63,8 @@ class GateVerdict(Frozen):
 class Judgement(Frozen):
     """The verdict of a cell with everything that it was judged by.
 
-    `comparisons` are the measurements against the baseline. `not_judged` are the gates that a run which establishes a baseline
-    leaves unjudged.
+    `comparisons` are the measurements against the baseline and the anchor. `not_judged` are the gates that had nothing to be
+    held against.
     """
 
     verdict: Verdict
@@ -124,7 +125,7 @@ def measurements_of(gate: Gate, measurements: Sequence[Measurement]) -> list[Mea
         for found in measurements
         if (found.metric, found.filter) == (gate.metric, None)
         and found.task in (None, gate.task)
-        and (found.against is not None) == gate.is_against_baseline
+        and (found.is_against_baseline, found.against_anchor) == (gate.is_against_baseline, gate.is_against_anchor)
     ]
 
 

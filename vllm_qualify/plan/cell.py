@@ -96,6 +96,18 @@ class Baseline(Frozen):
     served_model_name: str = ""
 
 
+class Anchor(Frozen):
+    """The approved run that a cell is held against for good, and what must be the same for that.
+
+    `chosen` says why it is that one.
+    """
+
+    run_id: str
+    cell: Cell
+    accuracy: list[Accuracy]
+    chosen: Literal["the first approved", "made to be one", "named by the recipe", "named by the caller"]
+
+
 class EarlierTry(Frozen):
     """An earlier run of the same release in the same cell."""
 
@@ -125,7 +137,10 @@ class CellPlan(Frozen):
 
     - `client` and `client_image` are those of the load client, if it does not run beside the server in the same engine.
     - `beside` is the baseline's server, if this machine can serve it too: then their loads are measured in turns.
-    - A run that `establishes` is made to be the baseline of later runs.
+    - A run that `establishes` is made to be the baseline of later runs. It is held against the approved one before it, if there
+      is one: its load only where `load_alone` does not say why not.
+    - A run with `new_anchor` is made to be the anchor of later runs too, and held against no earlier run.
+    - `named_anchor` is the run that the recipe names as the cell's anchor.
     - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
     - `prompts` is the workload's file.
     - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both.
@@ -165,6 +180,10 @@ class CellPlan(Frozen):
     baseline_variant: Name
     baseline: Baseline | None = None
     establishes: bool = False
+    load_alone: str = ""
+    new_anchor: bool = False
+    named_anchor: str | None = None
+    anchor: Anchor | None = None
     beside: ServerPlan | None = None
     tries: list[EarlierTry] = []
     between: list[BetweenStarts] = []
@@ -187,11 +206,22 @@ class CellPlan(Frozen):
         return self.cell.model_copy(update={"variant": self.baseline_variant}).id
 
     @property
+    def is_compared(self) -> bool:
+        return self.baseline is not None or self.anchor is not None
+
+    @property
     def compared_with(self) -> Baseline:
         """The baseline. Raises ValueError for a cell that has none."""
         if self.baseline is None:
             raise ValueError("the run has no baseline")
         return self.baseline
+
+    @property
+    def held_against(self) -> Anchor:
+        """The anchor. Raises ValueError for a cell that has none."""
+        if self.anchor is None:
+            raise ValueError("the run has no anchor")
+        return self.anchor
 
     @property
     def unpassed(self) -> int:
@@ -227,5 +257,15 @@ class CellPlan(Frozen):
 
     @property
     def judged(self) -> list[Gate]:
-        """The gates that decide. A run that is made to be a baseline has only those that need none."""
-        return [gate for gate in self.gates if not (self.establishes and gate.is_against_baseline)]
+        """The gates that decide: all but those that have nothing to be held against."""
+        return [gate for gate in self.gates if self._is_judged(gate)]
+
+    def _is_judged(self, gate: Gate) -> bool:
+        if gate.is_against_anchor:
+            return self.anchor is not None
+        if not (self.establishes and gate.is_against_baseline):
+            return True
+        if gate.against == "likelihood":
+            # A run that becomes a baseline scores its own answers, which later runs score too.
+            return False
+        return self.baseline is not None and not (gate.against == "load" and self.load_alone)

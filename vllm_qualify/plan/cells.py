@@ -14,7 +14,7 @@ from vllm_qualify.engine.server import ServerPlan, gpu_count
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.cell import Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.plan.choice import Choice, Selection, repository_of, select
-from vllm_qualify.plan.gates import gates_of, waivers_of
+from vllm_qualify.plan.gates import anchor_of, gates_of, waivers_of
 from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import check_memory_limit, server_plan
 from vllm_qualify.plan.workload import (
@@ -141,6 +141,7 @@ def _plan(
         baseline_variant=variant.baseline or selection.variant_name,
         waivers=waivers_of(recipe, selection.gpu_type, selection.variant_name, profile_name),
         approval=recipe.approval,
+        named_anchor=anchor_of(recipe, selection.gpu_type, selection.variant_name, profile_name),
         client_image=engines.client,
         client=client,
     )

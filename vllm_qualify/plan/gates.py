@@ -11,7 +11,7 @@ SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "sm
 
 
 def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
-    """The plan with the gates, the waivers, the golden text and the rule of approval that `recipe` has for its cell.
+    """The plan with what `recipe` has for its cell: gates, waivers, golden text, rule of approval, and a named anchor.
 
     Raises:
         CallerError: the recipe does not have the cell.
@@ -25,6 +25,7 @@ def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
         "waivers": waivers_of(recipe, cell.gpu_type, cell.variant, cell.profile),
         "smoke_golden": variant.smoke_golden,
         "approval": recipe.approval,
+        "named_anchor": anchor_of(recipe, cell.gpu_type, cell.variant, cell.profile),
     }
     return plan.model_copy(update=changes)
 
@@ -32,6 +33,12 @@ def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
 def waivers_of(recipe: Recipe, gpu_type: str, variant: str, profile: str) -> list[Waiver]:
     cell = (gpu_type, variant, profile)
     return [waiver for waiver in recipe.waivers if (waiver.gpu_type, waiver.variant, waiver.profile) == cell]
+
+
+def anchor_of(recipe: Recipe, gpu_type: str, variant: str, profile: str) -> str | None:
+    """The run that the recipe names as the cell's anchor."""
+    cell = (gpu_type, variant, profile)
+    return next((named.run for named in recipe.anchors if (named.gpu_type, named.variant, named.profile) == cell), None)
 
 
 def gates_of(recipe: Recipe, serving: Serving, variant: Variant, profile: Profile) -> list[Gate]:

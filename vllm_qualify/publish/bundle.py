@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
+from vllm_qualify.judge.chance import CellChance
 from vllm_qualify.judge.start_means import StartMeans
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.door import check_open
@@ -75,7 +76,9 @@ class ReleaseTry(Frozen):
 
 
 class ManifestHead(Frozen):
-    """A run and its outcome. A run that `establishes` was made to be a baseline.
+    """A run and its outcome. A run that `establishes` was made to be a baseline, and with `new_anchor` also an anchor.
+
+    `anchor` is the run that it was held against for good. `chance` is the cell's p-value: see `judge.chance`.
 
     `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
     `starts` is what each start of the server showed of what is compared; older manifests have none.
@@ -86,10 +89,17 @@ class ManifestHead(Frozen):
     cell: str
     outcome: Outcome
     establishes: bool = False
+    new_anchor: bool = False
+    anchor: str | None = None
+    chance: CellChance | None = None
     summary: Summary | None = None
     tried: ReleaseTry | None = None
     sequence: Count | None = None
     starts: Annotated[list[StartMeans], Field(max_length=MOST_MEANS)] = []
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.establishes and self.outcome == "passed"
 
 
 class Manifest(ManifestHead):

@@ -131,10 +131,24 @@ def stage_key(stage: Stage, plan: CellPlan) -> str:
 
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
-    """Whether two plans qualify the same thing in the same way. Their baselines, deadlines and tries do not count."""
-    alone: dict[str, Any] = {"baseline": None, "beside": None, "establishes": False, "tries": [], "between": []}
+    """Whether two plans qualify the same thing in the same way. Their baselines, anchors, deadlines and tries do not count."""
+    alone: dict[str, Any] = {
+        "baseline": None,
+        "beside": None,
+        "establishes": False,
+        "load_alone": "",
+        "new_anchor": False,
+        "anchor": None,
+        "tries": [],
+        "between": [],
+    }
     mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
-    return all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
+    return _anchoring(ours) == _anchoring(theirs) and all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
+
+
+def _anchoring(plan: CellPlan) -> list[Any]:
+    """What the plan asks of its anchor, whichever run that is. Without an anchor, such gates are not among the judged ones."""
+    return [plan.named_anchor, *(gate for gate in plan.gates if gate.is_against_anchor)]
 
 
 def _with_tasks_alike(plan: CellPlan) -> CellPlan:

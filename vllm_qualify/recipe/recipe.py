@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vllm_qualify.recipe.gates import Gate, Gates, Waiver
+from vllm_qualify.recipe.anchor import NamedAnchor
+from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, TEXT_NLL, TEXT_TOP1
 from vllm_qualify.recipe.serving import Arguments, Variant
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Seconds, TaskName, Text
@@ -87,6 +88,18 @@ def _check_known(place: str, names: list[str], known: Collection[str]) -> None:
         raise ValueError(f"{place} names {', '.join(unknown)}, which the recipe does not have: {', '.join(sorted(known))}")
 
 
+def _check_has_baseline(gate: MaxLossSinceAnchor, gates: Collection[Gate]) -> None:
+    beside = next((other for other in gates if other.against == "answers" and _about(other) == _about(gate)), None)
+    if beside is None:
+        raise ValueError(f"the gate on {gate.label} needs one with max_loss on the same score beside it")
+    if gate.max_loss_since_anchor < min(beside.bounds):
+        raise ValueError(f"max_loss_since_anchor of {gate.label} must be max_loss or more: no more questions are asked for it")
+
+
+def _about(gate: Gate) -> tuple[str, str | None, str | None]:
+    return gate.metric, gate.task, gate.filter
+
+
 class Recipe(Frozen):
     """A whole recipe. `gates` hold for every cell; a profile adds its own."""
 
@@ -103,6 +116,9 @@ class Recipe(Frozen):
     likelihood: Likelihood | None = Field(default=None, description="texts whose likelihood is compared with the baseline's")
     gates: Gates = Field(min_length=1, description="gates of every cell")
     waivers: list[Waiver] = Field(default=[], description="gates that need not be passed for some time")
+    anchors: list[NamedAnchor] = Field(
+        default=[], description="anchors of cells; of any other cell it is the first baseline that was approved"
+    )
     approval: Approval = Field(
         default=Approval(), description="who turns a report that passed into an approval, and for how long"
     )
@@ -176,6 +192,26 @@ class Recipe(Frozen):
             twice = sorted({label for label in labels if labels.count(label) > 1})
             if twice:
                 raise ValueError(f"more than one gate on {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _anchors_go_with_baselines(self) -> Self:
+        """A gate against the anchor asks no question more: those that are asked must do for it."""
+        for profile in self._profiles():
+            gates = self.gates_of(profile)
+            for gate in gates:
+                if isinstance(gate, MaxLossSinceAnchor):
+                    _check_has_baseline(gate, gates)
+        return self
+
+    @model_validator(mode="after")
+    def _anchors_are_of_cells(self) -> Self:
+        named = [(anchor.gpu_type, anchor.variant, anchor.profile) for anchor in self.anchors]
+        for cell in named:
+            if cell not in set(self.cells()):
+                raise ValueError(f"an anchor is for {'/'.join(cell)}, which the recipe does not have")
+            if named.count(cell) > 1:
+                raise ValueError(f"{'/'.join(cell)} has more than one anchor")
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from vllm_qualify.evidence.load import figures
 from vllm_qualify.evidence.load.sweep import CurvePoint
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.stages import parse_beside
-from vllm_qualify.judge.compare import BASELINE
+from vllm_qualify.judge.compare import ACCURACY_STAGE, ANCHOR, BASELINE
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import table_of
@@ -79,6 +79,14 @@ def read_before(plan: CellPlan, evidence: Path) -> Before | None:
         load_measured="in turns" if beside else "then",
         curve=report.details.sweep.curve if report.details.sweep else [],
     )
+
+
+def read_anchor(plan: CellPlan, evidence: Path) -> list[Measurement] | None:
+    """The anchor's own scores; None without an anchor. Raises one of UNUSABLE if they cannot be read."""
+    if plan.anchor is None:
+        return None
+    stage = StageEvidence.model_validate_json((evidence / BASELINE / ANCHOR / ACCURACY_STAGE).read_bytes())
+    return [row.model_copy(update={"traced_to": []}) for row in stage.measurements]
 
 
 def drifted(plan: CellPlan) -> Drift | None:

@@ -46,9 +46,10 @@ class ConfigRow:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A gate against the baseline: both values, and the judged loss or worsening."""
+    """A gate against the baseline or the anchor, which `other` says: both values, and the judged loss or worsening."""
 
     gate: str
+    other: str
     then: str
     now: str
     worse: str
@@ -84,14 +85,14 @@ def changes_of(report: Report) -> Changes | None:
     return Changes(
         facts=_facts(plan, plan.baseline, then.server if then else None),
         config=list(_config_rows(then.server, plan.server)) if then else None,
-        metrics=[_metric_row(gate, report) for gate in words.worst_first(report.judgement) if gate.gate.is_against_baseline],
+        metrics=[_metric_row(gate, report) for gate in words.worst_first(report.judgement) if gate.gate.is_compared],
     )
 
 
 def why_none(plan: CellPlan) -> str:
     """Why a cell has no baseline, in one sentence."""
     if plan.establishes:
-        return "This run becomes the baseline itself, and is not compared."
+        return "This run becomes the baseline itself, and is compared with none before it."
     return "No gate of this cell is against a baseline, so it is not compared."
 
 
@@ -151,9 +152,11 @@ def _metric_row(result: GateVerdict, report: Report) -> MetricRow:
     compared = next(iter(measurements_of(gate, report.judgement.comparisons)), None)
     ours = [row for stage in report.stages for row in stage.measurements]
     before = report.details.before
+    theirs = report.details.anchor if gate.is_against_anchor else before.measurements if before else []
     return MetricRow(
         gate=label_of(gate.metric, gate.task, gate.filter, against_baseline=False),
-        then=_own_value(gate, before.measurements if before else []),
+        other="anchor" if gate.is_against_anchor else "baseline",
+        then=_own_value(gate, theirs),
         now=_own_value(gate, ours),
         worse=words.value(compared.value if compared else None, unit, gate.bounds),
         interval=words.interval(compared.interval if compared else None, unit, gate.bounds),

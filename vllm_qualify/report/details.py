@@ -21,7 +21,7 @@ from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
-from vllm_qualify.report.before import Before, Drift, drifted, read_before
+from vllm_qualify.report.before import Before, Drift, drifted, read_anchor, read_before
 from vllm_qualify.report.questions import ScoredQuestions, questions
 
 MOST_SAMPLES = 300
@@ -34,12 +34,13 @@ T = TypeVar("T")
 class Details(Frozen):
     """The details of a report. A missing detail is None; if it should be there, `notes` has the reason.
 
-    `before` is the baseline, `drift` what the tables say about the server's options. `speedups` are the gains of speculative
-    decoding, also without a gate on them. `course` is the server's course during the load, with fewer samples. `course_notes`
-    are remarks on a load that still counts.
+    `before` is the baseline, `anchor` has the anchor's scores, `drift` what the tables say about the server's options.
+    `speedups` are the gains of speculative decoding, also without a gate on them. `course` is the server's course during the
+    load, with fewer samples. `course_notes` are remarks on a load that still counts.
     """
 
     before: Before | None = None
+    anchor: list[Measurement] = []
     drift: Drift | None = None
     questions: list[ScoredQuestions] = []
     sweep: Swept | None = None
@@ -65,6 +66,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
             return None
 
     then = read("baseline", read_before)
+    anchor = read("anchor", read_anchor) or []
     drift = read("drift", _drift)
     swept = read("sweep", _swept)
     document = read("speculative decoding", _document)
@@ -74,6 +76,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
     course, course_notes = read("the server during the load", _course) or (None, [])
     return Details(
         before=then,
+        anchor=anchor,
         drift=drift,
         questions=questions(plan, evidence),
         sweep=swept,

@@ -212,7 +212,8 @@ def _workload(plan: CellPlan) -> dict[str, Any]:
 def _gates(plan: CellPlan) -> dict[str, Any]:
     bounds = {gate.label: words.bound(gate) for gate in plan.gates}
     waivers = {f"waiver of {given.gate}": f"until {given.expires} by {given.owner}: {given.reason}" for given in plan.waivers}
-    return {**bounds, **waivers, "baseline": plan.baseline.run_id if plan.baseline else None}
+    others = {name: each.run_id if each else None for name, each in (("baseline", plan.baseline), ("anchor", plan.anchor))}
+    return {**bounds, **waivers, **others}
 
 
 def _tools(report: Report) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Run", f"{report.run_id}{_origin(report)}"),
         ("Load", "; ".join(filter(None, (points.effort(report), points.window(report))))),
         ("Baseline", words.compared(plan)),
+        ("Anchor", words.anchored(plan)),
         ("Starts", starts.sentence(report)),
         ("Tries", words.tries(plan)),
         ("Trusts code", "; ".join(plan.foreign_code)),

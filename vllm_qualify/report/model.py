@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from vllm_qualify.engine.host_lock import machine_name
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
+from vllm_qualify.judge.chance import CellChance, p_of_cell
 from vllm_qualify.judge.verdict import Judgement, Outcome
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
@@ -48,6 +49,17 @@ class Report(Frozen):
     def is_baseline(self) -> bool:
         """Whether it becomes a baseline when it is approved. A run that is judged again does not become one."""
         return self.plan.establishes and self.rejudged_from is None
+
+    @property
+    def is_new_anchor(self) -> bool:
+        """Whether it becomes the cell's anchor when it is approved."""
+        return self.plan.new_anchor and self.is_baseline
+
+    @property
+    def chance(self) -> CellChance:
+        """How likely a cell that meets all its bounds would be judged so, by chance alone."""
+        verdict = self.judgement.verdict
+        return CellChance(cell=self.plan.cell.id, verdict=verdict, p_value=p_of_cell(self.judgement.gates, verdict))
 
     @property
     def prefix(self) -> str:

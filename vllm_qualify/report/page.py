@@ -81,6 +81,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         statistics=_flat(report.judgement.validation.get("statistics")),
         levels=words.levels(report.judgement),
         compared=words.compared(report.plan),
+        anchored=words.anchored(report.plan),
         starts=starts.rows(report),
         started=starts.sentence(report),
         earlier_tries=words.tries(report.plan),
@@ -144,7 +145,7 @@ def _sections(report: Report) -> list[Section]:
     stages = [stage for stage in _in_order(report.stages) if TABLE[stage.stage].has_measurements]
     measured = [_section(stage.stage, stage.measurements) for stage in stages]
     compared = report.judgement.comparisons
-    return [*measured, *([_section("against the baseline", compared)] if compared else [])]
+    return [*measured, *([_section("against other runs", compared)] if compared else [])]
 
 
 def _section(name: str, measurements: Sequence[Measurement]) -> Section:

@@ -84,9 +84,16 @@ def _gate_row(result: GateVerdict) -> GateRow:
         interval=interval(result.interval, unit, gate.bounds),
         change=change(result.smallest_visible_change, unit),
         samples=count(result.sample_count),
-        because=result.because,
+        because=_because(result),
         waiver=_waiver(result),
     )
+
+
+def _because(result: GateVerdict) -> str:
+    """Why it has its verdict; of one that fails or misses its bound also how small a chance of a wrong `fail` suffices."""
+    if result.p_value is None or result.p_value == 1:
+        return result.because
+    return f"{result.because}; it would just fail with a chance of a wrong `fail` of {share(result.p_value)}"
 
 
 def _waiver(result: GateVerdict) -> str:
@@ -117,15 +124,33 @@ def share(number: float) -> str:
 
 def compared(plan: CellPlan) -> str:
     """What the cell was compared with, in one sentence; empty if no gate compares it."""
-    if plan.establishes:
-        names = ", ".join(gate.label for gate in plan.comparing)
-        return f"this run was made to be a baseline, and is compared with none; not judged: {names}"
     if plan.baseline is None:
-        return ""
+        names = ", ".join(gate.label for gate in plan.comparing)
+        told = "this run was made to be a baseline, and is compared with none; not judged"
+        return f"{told}: {names}" if plan.establishes else ""
     then = plan.baseline
-    loads = any(gate.against == "load" for gate in plan.gates)
-    how = (", loads in turns" if plan.beside else ", loads unpaired: measured then and now") if loads else ""
-    return f"run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{how}"
+    made = "this run was made to be a baseline in the place of " if plan.establishes else ""
+    only_here = ", which is not in the store" if then.folder else ""
+    return f"{made}run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{only_here}{_loads(plan)}"
+
+
+def _loads(plan: CellPlan) -> str:
+    if not any(gate.against == "load" for gate in plan.gates):
+        return ""
+    if plan.load_alone:
+        return f", but not its load: {plan.load_alone}"
+    return ", loads in turns" if plan.beside else ", loads unpaired: measured then and now"
+
+
+def anchored(plan: CellPlan) -> str:
+    """Which run the cell is held against for good, in one sentence; empty if no gate is against an anchor."""
+    if plan.new_anchor:
+        return "this run was made to be the anchor of later ones, and is held against none before it"
+    if plan.anchor:
+        then = plan.anchor
+        return f"run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}, {then.chosen}"
+    names = ", ".join(gate.label for gate in plan.gates if gate.is_against_anchor)
+    return f"none: no baseline of the cell is approved yet; not judged: {names}" if names else ""
 
 
 def tries(plan: CellPlan) -> str:

@@ -1,16 +1,19 @@
 """The baseline of a cell is the run that it is compared with: find it, check it against the plan, and fetch it.
 
 A baseline is a run that was made to be one. It asked its questions as often as its noise requires, and passed its other gates.
-All later runs are compared with it, not with the run before them, so small losses cannot add up. It is compared with nothing
-itself, so a cell that has an approved baseline gets a new one only by an approval.
+All later runs are compared with it, not with the run before them, so small losses cannot add up. In a cell that has an approved
+baseline a new one is held against that, unless it begins anew, and takes its place only when it is approved itself.
 """
 
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
+from pydantic import model_validator
+
+from vllm_qualify.approval.chain import chain_of
 from vllm_qualify.approval.index import baseline_of, decided_against
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.environment import content_digest
@@ -24,7 +27,7 @@ from vllm_qualify.evidence import likelihood
 from vllm_qualify.evidence.measurement import EvidenceFile, describe
 from vllm_qualify.judge.compare import (
     MEASURED,
-    answers_path,
+    is_answers,
     likelihood_differs,
     load_differs,
     task_differs,
@@ -40,6 +43,7 @@ from vllm_qualify.recipe.environment import may_be_set
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report, load_report
+from vllm_qualify.runs.anchor import ANEW, bring_anchor, settings_of, with_anchor
 from vllm_qualify.runs.folder import find_run
 from vllm_qualify.runs.stored import trusted_report
 
@@ -51,13 +55,25 @@ SCORES = tuple(f"{likelihood.STAGE}/{file}" for file in (likelihood.ANSWERS, lik
 class Against(Frozen):
     """What cells are compared with: by default each cell's newest baseline in the store; `run` names another one.
 
-    `establish` makes the run itself the baseline: `always`, or only if there is no baseline (`none`). With `in_turns` the
-    baseline is served beside the candidate for the load, if this machine can do that.
+    `establish` makes the run itself the baseline: `always`, or only if there is no baseline (`none`). It is held against the
+    approved one before it. With `in_turns` the baseline is served beside the candidate for the load, if this machine can do
+    that. `anchor` names another anchor than the cell's; with `new_anchor` a run that becomes the baseline begins anew: it is
+    held against neither, and becomes the anchor too.
     """
 
     run: str | None = None
     establish: Literal["never", "none", "always"] = "never"
     in_turns: bool = True
+    anchor: str | None = None
+    new_anchor: bool = False
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.new_anchor and self.establish != "always":
+            raise ValueError("a run becomes an anchor only as a baseline: `new_anchor` goes with `establish: always`")
+        if self.new_anchor and self.anchor:
+            raise ValueError("a run that becomes an anchor is held against none: leave `anchor` or `new_anchor` out")
+        return self
 
 
 def with_baseline(plan: CellPlan, store: Store, against: Against, tell: Tell) -> CellPlan:
@@ -71,30 +87,36 @@ def with_baseline(plan: CellPlan, store: Store, against: Against, tell: Tell) ->
         if against.run or against.establish == "always":
             tell(f"{plan.cell.id} has no gate against a baseline: it is not compared, and does not become one")
         return plan
-    found = None if against.establish == "always" else _find(plan, store, against)
-    if found is None:
-        if against.establish == "never":
-            raise _no_baseline(plan.cell.id, plan.baseline_cell, store)
-        return _establishing(plan, tell)
-    report, folder = found
+    found = _find(plan, store, against)
+    if found is None and against.establish == "never":
+        raise _no_baseline(plan.cell.id, plan.baseline_cell, store)
+    if found is None or against.establish == "always":
+        plan = _establishing(plan, against, tell)
+    return _held_against(plan, *found, store, against, tell) if found else plan
+
+
+def _held_against(plan: CellPlan, report: Report, folder: Path | None, store: Store, against: Against, tell: Tell) -> CellPlan:
     _check_cell(plan, report)
-    compared = plan.model_copy(update={"baseline": _baseline(report, folder)})
+    compared = plan.model_copy(update={"baseline": told_of(report, folder)})
+    compared = with_anchor(compared, store, against.anchor, tell)
     _check_accuracy(compared)
     beside, why_not = _beside(compared, report.plan, tell) if against.in_turns else (None, "--no-in-turns")
     compared = compared.model_copy(update={"beside": beside})
     if beside is None:
-        _check_history(compared, why_not)
+        compared = _with_history(compared, why_not)
     tell(f"{plan.cell.id} is compared with run {report.run_id} of {report.plan.cell.id}{_how(compared, why_not)}")
     return compared
 
 
-def _establishing(plan: CellPlan, tell: Tell) -> CellPlan:
+def _establishing(plan: CellPlan, against: Against, tell: Tell) -> CellPlan:
     if plan.baseline_variant != plan.cell.variant:
         problem = f"{plan.cell.id} is compared with {plan.baseline_cell}, and cannot be a baseline itself"
         raise CallerError(problem, f"establish it with --variant {plan.baseline_variant}", "--establish-baseline")
-    tell(f"{plan.cell.id} becomes a baseline: gates against one are not judged. Where one is approved, this one must be too")
+    tell(f"{plan.cell.id} becomes a baseline. Where one is approved, it is held against that, and must be approved too")
+    if against.new_anchor:
+        tell(f"{plan.cell.id} begins anew, as its own anchor: it is held against no earlier run")
     tasks = [task.model_copy(update={"sequential": False}) for task in plan.accuracy]
-    return plan.model_copy(update={"accuracy": tasks, "establishes": True})
+    return plan.model_copy(update={"accuracy": tasks, "establishes": True, "new_anchor": against.new_anchor})
 
 
 def _check_cell(plan: CellPlan, report: Report) -> None:
@@ -107,6 +129,8 @@ def _check_cell(plan: CellPlan, report: Report) -> None:
 def _how(plan: CellPlan, why_not: str) -> str:
     if not _compares_load(plan):
         return ""
+    if plan.load_alone:
+        return f", but not its load: {plan.load_alone}"
     return ", its load in turns" if plan.beside else f", its load as it was then ({why_not})"
 
 
@@ -137,10 +161,20 @@ ReportAndEvidence = tuple[Report, Path | None]
 
 
 def _find(plan: CellPlan, store: Store, against: Against) -> ReportAndEvidence | None:
+    if against.establish == "always":
+        replaced = None if against.new_anchor else _approved(store, plan.baseline_cell)
+        return (replaced, None) if replaced else None
     if against.run is not None:
         return named_baseline(store, against.run)
     newest = newest_baseline(store, plan.baseline_cell)
     return (newest, None) if newest else None
+
+
+def _approved(store: Store, cell: str) -> Report | None:
+    """The report of the cell's approved baseline. Raises StoreError, TamperedError."""
+    check_layout(store)
+    chain = chain_of(store, cell)
+    return read_run(store, cell, chain[-1].run_id).report if chain else None
 
 
 def named_baseline(store: Store, name: str) -> ReportAndEvidence:
@@ -156,6 +190,10 @@ def named_baseline(store: Store, name: str) -> ReportAndEvidence:
         raise CallerError(problem, "name a run that passed and was made with --establish-baseline, not judged again", PLACE)
     if against := decided_against(store, report.plan.cell.id, report.run_id):
         raise CallerError(f"run {report.run_id} was {against}", "name another run", PLACE)
+    approved = [manifest.run_id for manifest in chain_of(store, report.plan.cell.id)]
+    if approved and report.run_id not in approved:
+        problem = f"run {report.run_id} is not approved, and its cell has an approved baseline, run {approved[-1]}"
+        raise CallerError(problem, "name an approved one, or approve this one first", PLACE)
     return report, folder
 
 
@@ -173,34 +211,18 @@ def newest_baseline(store: Store, cell: str) -> Report | None:
     """The report of the baseline of a cell: see `baseline_of`. Raises StoreError, TamperedError."""
     check_layout(store)
     found = baseline_of(store, cell)
-    if found is None:
-        return None
-    report = read_run(store, cell, found).report
-    if not report.is_baseline:
-        problem = f"run {found} was not made to be a baseline, and its manifest says that it was"
-        raise StoreError(problem, "do not trust this run", store.locate(report.prefix))
-    return report
+    return None if found is None else read_run(store, cell, found).report
 
 
-def compared_otherwise(plan: CellPlan, store: Store) -> str:
-    """If a plan's baseline is not its cell's baseline in the store, both in words; else empty. Raises StoreError."""
-    named, cell = plan.baseline, plan.baseline_cell
-    if named is None:
-        return ""
-    newest = baseline_of(store, cell)
-    if (named.cell.id, named.run_id) == (cell, newest):
-        return ""
-    return f"is compared with run {named.run_id} of {named.cell.id}, and the baseline of {cell} is run {newest or 'none'}"
-
-
-def _baseline(report: Report, folder: Path | None) -> Baseline:
+def told_of(report: Report, folder: Path | None = None) -> Baseline:
+    """What a plan says of its baseline."""
     return Baseline(
         run_id=report.run_id,
         folder=folder,
         cell=report.plan.cell,
         fingerprint=report.plan.fingerprint,
         client_version=report.plan.client_version,
-        accuracy=[task.settings for task in report.plan.accuracy],
+        accuracy=settings_of(report),
         load=report.plan.load,
         likelihood=report.plan.likelihood,
         served_model_name=report.plan.server.served_model_name,
@@ -214,17 +236,20 @@ def _compares_load(plan: CellPlan) -> bool:
 def _check_accuracy(plan: CellPlan) -> None:
     for task in plan.accuracy:
         if problem := task_differs(plan, task):
-            raise CallerError(problem, "make a new baseline with --establish-baseline, or mend the recipe", PLACE)
+            raise CallerError(problem, f"{ANEW}, or mend the recipe", PLACE)
     if problem := likelihood_differs(plan):
-        raise CallerError(problem, "make a new baseline with --establish-baseline, or mend the recipe", PLACE)
+        raise CallerError(problem, f"{ANEW}, or mend the recipe", PLACE)
 
 
-def _check_history(plan: CellPlan, why_not: str) -> None:
-    """Report a difference before a GPU is used, not in a verdict hours later."""
+def _with_history(plan: CellPlan, why_not: str) -> CellPlan:
+    """Report a difference before a GPU is used, not in a verdict hours later. A new baseline's load is then not compared."""
     problem = load_differs(plan) if _compares_load(plan) else None
+    if problem and plan.establishes:
+        return plan.model_copy(update={"load_alone": problem})
     if problem:
         remedy = "take the same client with --client-image, or make a new baseline with --establish-baseline"
         raise CallerError(f"{problem}, and the two cannot be measured in turns ({why_not})", remedy, PLACE)
+    return plan
 
 
 def _beside(plan: CellPlan, then: CellPlan, tell: Tell) -> tuple[ServerPlan | None, str]:
@@ -283,7 +308,8 @@ def _is_unchanged(folder: Path, revision: str) -> bool:
 def bring(plan: CellPlan, store: Store, folder: Path) -> None:
     """Copy what the comparison needs of the baseline's run into `folder`: report, scores, and answers and load of all starts.
 
-    lm-eval's samples of the first repetition are copied too: their texts are scored, and a report shows answers that flipped.
+    The anchor's answers go into a folder of their own in it. lm-eval's samples of the first repetition are copied too: their
+    texts are scored, and a report shows answers that flipped.
 
     Raises:
         StoreError: the store lacks a file, or a file is not what the report says.
@@ -299,8 +325,10 @@ def bring(plan: CellPlan, store: Store, folder: Path) -> None:
         target.write_bytes(read(file))
         if describe(target, folder) != file:
             raise StoreError("the baseline's evidence is not what its report says", "do not trust this run", file.path)
+    if plan.anchor:
+        bring_anchor(plan, store, folder)
     if problem := unusable_baseline(plan, folder):
-        raise CallerError(f"run {report.run_id} cannot be a baseline here: {problem}", "make a new one", PLACE)
+        raise CallerError(f"run {report.run_id} cannot be a baseline here: {problem}", f"make a new one, or {ANEW}", PLACE)
 
 
 def _is_brought(path: str, plan: CellPlan) -> bool:
@@ -310,8 +338,8 @@ def _is_brought(path: str, plan: CellPlan) -> bool:
 
 
 def _is_of_task(path: str, task: str) -> bool:
-    of_task, answers = f"accuracy/{re.escape(task)}", re.escape(answers_path(task))
-    return re.fullmatch(rf"(starts/\d+/)?{answers}|{of_task}/r1-b\d+/samples_[^/]*\.jsonl", path) is not None
+    samples = rf"accuracy/{re.escape(task)}/r1-b\d+/samples_[^/]*\.jsonl"
+    return is_answers(path, task) or re.fullmatch(samples, path) is not None
 
 
 def _source(baseline: Baseline, store: Store) -> tuple[Report, Callable[[EvidenceFile], bytes]]:

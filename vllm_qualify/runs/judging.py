@@ -15,6 +15,7 @@ from vllm_qualify.evidence.measurement import Measurement, StageEvidence, descri
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
+from vllm_qualify.judge.p_values import with_p_values
 from vllm_qualify.judge.start_means import StartMeans, start_means
 from vllm_qualify.judge.verdict import Judgement
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan
@@ -22,6 +23,7 @@ from vllm_qualify.plan.cells import new_run_id
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import Report, make_report
+from vllm_qualify.runs.brought import check_brought
 from vllm_qualify.runs.folder import Run, start_run
 from vllm_qualify.runs.stored import fetch_evidence
 
@@ -80,6 +82,7 @@ def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judg
     with TemporaryDirectory(prefix="vllm-qualify-judge-") as folder:
         evidence = Path(folder)
         fetch_evidence(store, report, evidence)
+        check_brought(store, report, evidence)
         taken_over = any(stage.taken_from for stage in report.stages if stage.stage == "serve")
         if problem := served_otherwise(plan.server, evidence, taken_over=taken_over):
             place = store.locate(run.report_object.key)
@@ -128,6 +131,7 @@ def _is_close(told: float | None, again: float | None) -> bool:
 
 def _report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from: str | None) -> Report:
     judgement, gained = _judged(plan, run.evidence, stages, docs=run.data_docs)
+    judgement = with_p_values(judgement, plan, run.evidence)
     report = make_report(plan, stages, judgement, rejudged_from, details_of(plan, run.evidence, gained))
     run.save_report(report)
     return report
@@ -143,8 +147,10 @@ def _judged(
     # Great Expectations accepts no slash in this name.
     name = plan.cell.id.replace("/", ".")
     lacking = not_established(plan, evidence, measured)
-    gates = [*plan.judged, *(gate for gate, _ in lacking)]
-    measured += [measurement for _, measurement in lacking]
+    # A run that cannot be a baseline is not judged by its comparison with another one.
+    useless = {gate.label for gate, _ in lacking}
+    gates = [*(gate for gate in plan.judged if gate.label not in useless), *(gate for gate, _ in lacking)]
+    measured = [found for found in measured if found.label not in useless] + [measurement for _, measurement in lacking]
     judgement = judge(gates, measured, name, tries=plan.unpassed, waivers=plan.waivers, today=today, docs=docs)
     left = [gate for gate in plan.gates if gate not in gates]
     return judgement.model_copy(update={"not_judged": left}), gained

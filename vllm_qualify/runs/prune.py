@@ -126,8 +126,7 @@ def _beyond(manifests: Mapping[Run, Manifest], keep: int) -> list[Run]:
 
 def _may_go(manifest: Manifest, before: datetime) -> bool:
     at = started_at(manifest.run_id)
-    is_baseline = manifest.establishes and manifest.outcome == "passed"
-    return at is not None and at < before and not is_baseline
+    return at is not None and at < before and not manifest.is_baseline
 
 
 def _stages(store: Store) -> dict[str, KeptStage]:

@@ -1,7 +1,7 @@
 """Publish a judged run, and note which attempts a flow run made."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -12,12 +12,24 @@ from vllm_qualify.approval.layout import JSON
 from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement
+from vllm_qualify.judge.chance import CellChance
 from vllm_qualify.judge.start_means import StartMeans, start_means
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.publish.bundle import MOST_MEANS, ManifestHead, ReleaseTry, Score, Summary, evidence_key, publish
+from vllm_qualify.publish.bundle import (
+    MOST_MEANS,
+    Manifest,
+    ManifestHead,
+    ReleaseTry,
+    Score,
+    Summary,
+    evidence_key,
+    publish,
+    read_manifest,
+)
 from vllm_qualify.publish.layout import manifest_key
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.order import order
+from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Frozen
@@ -59,6 +71,9 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         cell=report.plan.cell.id,
         outcome=report.outcome,
         establishes=report.is_baseline,
+        new_anchor=report.is_new_anchor,
+        anchor=report.plan.anchor.run_id if report.plan.anchor else None,
+        chance=report.chance,
         summary=_summary(report),
         tried=_tried(report),
         starts=starts_of(report, run.evidence),
@@ -77,7 +92,7 @@ def starts_of(report: Report, evidence: Path) -> list[StartMeans]:
 
 
 def _tried(report: Report) -> ReleaseTry | None:
-    if report.plan.establishes or report.rejudged_from:
+    if (report.plan.establishes and not report.plan.is_compared) or report.rejudged_from:
         return None
     release, number = report.plan.cell.release.digest, len(report.plan.tries) + 1
     return ReleaseTry(release=release, number=number, verdict=report.judgement.verdict)
@@ -137,6 +152,23 @@ def attempts(store: Store, flow_run: str, cell: str = "") -> list[str]:
         if store.exists(manifest_key(of, run_id)):
             found.append(run_id)
     return found
+
+
+def chances(store: Store, flow_runs: Iterable[str]) -> list[CellChance]:
+    """The newest published run of each cell that these flow runs qualified, with its p-value. Raises StoreError."""
+    keys = [key for flow_run in flow_runs for key in store.keys(_attempts(flow_run))]
+    found = [manifest for key in keys if (manifest := _manifest_of(store, key))]
+    newest = {manifest.cell: manifest.chance for manifest in sorted(found, key=order)}
+    return [chance for _, chance in sorted(newest.items()) if chance]
+
+
+def _manifest_of(store: Store, attempt: str) -> Manifest | None:
+    """The manifest of the run that an attempt's key names; None if it was not published whole."""
+    cell, run_id = attempt.removesuffix(".json").split("/", 2)[2].rsplit("/", 1)
+    try:
+        return read_manifest(store, manifest_key(cell, run_id))
+    except MissingObjectError:
+        return None
 
 
 def _attempts(flow_run: str) -> str:

@@ -13,13 +13,13 @@ from vllm_qualify.publish.store import Store
 def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
     """The plan, with the earlier tries of its release that are among the cell's newest reports.
 
-    A run that becomes a baseline is no try.
+    A run that becomes a baseline and is held against none is no try.
 
     Raises:
         TamperedError: the cell's pointer is not as it was written.
         StoreError: the store cannot be read.
     """
-    if plan.establishes:
+    if plan.establishes and not plan.is_compared:
         return plan
     release, lines = plan.cell.release.digest, reversed(read_row(store, plan.cell.id).reports)
     tries = [

@@ -60,8 +60,8 @@ def ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking
 def asks_alike(ours: CellPlan, theirs: CellPlan) -> bool:
     """Whether one cell's answers can serve the other: both ask the same server the same questions, equally often."""
     return (
-        (ours.server, ours.accuracy, ours.baseline, ours.starts)
-        == (theirs.server, theirs.accuracy, theirs.baseline, theirs.starts)
+        (ours.server, ours.accuracy, ours.baseline, ours.anchor, ours.starts)
+        == (theirs.server, theirs.accuracy, theirs.baseline, theirs.anchor, theirs.starts)
         and _scores(ours) == _scores(theirs)
         and levels_for(ours) == levels_for(theirs)
     )

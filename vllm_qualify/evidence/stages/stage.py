@@ -140,4 +140,5 @@ def judging_inputs(plan: CellPlan) -> list[Any]:
     """The inputs that decide when enough was measured."""
     gates = [gate.model_dump(mode="json") for gate in plan.judged]
     waived = sorted((waiver.gate, str(waiver.expires)) for waiver in plan.waivers)
-    return [gates, waived, plan.baseline.run_id if plan.baseline else None, plan.establishes, plan.unpassed]
+    compared = [each.run_id if each else None for each in (plan.baseline, plan.anchor)]
+    return [gates, waived, compared, plan.establishes, plan.unpassed]

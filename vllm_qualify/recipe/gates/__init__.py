@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag, TypeAd
 from vllm_qualify.recipe.gates.bound import Maximum, Minimum
 from vllm_qualify.recipe.gates.gate import POINTS, BaseGate, Comparison, Limits, Verdict, label_of, metric_of
 from vllm_qualify.recipe.gates.max_loss import MaxLoss
+from vllm_qualify.recipe.gates.max_loss_since_anchor import MaxLossSinceAnchor
 from vllm_qualify.recipe.gates.max_nll_increase import MaxNllIncrease
 from vllm_qualify.recipe.gates.max_worsening import MaxWorsening
 from vllm_qualify.recipe.gates.min_top1_agreement import MinTop1Agreement
@@ -27,6 +28,7 @@ __all__ = [
     "Gates",
     "Limits",
     "MaxLoss",
+    "MaxLossSinceAnchor",
     "MaxNllIncrease",
     "MaxWorsening",
     "Maximum",
@@ -46,6 +48,7 @@ _AnyKind = (
     | Annotated[Maximum, Tag("[Maximum]")]
     | Annotated[Reference, Tag("[Reference]")]
     | Annotated[MaxLoss, Tag("[MaxLoss]")]
+    | Annotated[MaxLossSinceAnchor, Tag("[MaxLossSinceAnchor]")]
     | Annotated[MaxWorsening, Tag("[MaxWorsening]")]
     | Annotated[MaxNllIncrease, Tag("[MaxNllIncrease]")]
     | Annotated[MinTop1Agreement, Tag("[MinTop1Agreement]")]

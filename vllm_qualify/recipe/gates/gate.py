@@ -9,11 +9,13 @@ from vllm_qualify.recipe.metrics import METRICS, Metric
 from vllm_qualify.recipe.values import Frozen, Number, Text
 
 AGAINST = " against the baseline"
+AGAINST_ANCHOR = " against the anchor"
 POINTS = "pp"
 """Percentage points: the unit of a difference between two shares."""
 
-Comparison = Literal["answers", "load", "likelihood"]
-"""What is compared with the baseline: the answers to each question, the figures of the load, or how likely texts are."""
+Comparison = Literal["answers", "load", "likelihood", "anchor"]
+"""What is compared: with the baseline the answers to each question, the figures of the load, or how likely texts are; with the
+anchor the answers."""
 
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
@@ -44,7 +46,7 @@ class BaseGate(Frozen):
     """
 
     against: ClassVar[Comparison | None] = None
-    """what is compared with a baseline; None for a gate on the metric itself"""
+    """what is compared, and with which run; None for a gate on the metric itself"""
 
     metric: Text = Field(description="a name of the metrics")
     filter: Text | None = Field(
@@ -97,6 +99,15 @@ class BaseGate(Frozen):
 
     @property
     def is_against_baseline(self) -> bool:
+        return self.against in ("answers", "load")
+
+    @property
+    def is_against_anchor(self) -> bool:
+        return self.against == "anchor"
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it is against another run, whichever that is."""
         return self.against is not None
 
     @property
@@ -110,14 +121,15 @@ class BaseGate(Frozen):
 
     @property
     def label(self) -> str:
-        return label_of(self.metric, self.task, self.filter, against_baseline=self.is_against_baseline)
+        against = {"against_baseline": self.is_against_baseline, "against_anchor": self.is_against_anchor}
+        return label_of(self.metric, self.task, self.filter, **against)
 
     @model_validator(mode="after")
     def _fits_its_metric(self) -> Self:
         metric = metric_of(self.metric)
         if not self.fits(metric):
             raise ValueError(f"{metric.name} takes no gate with {self.form()}")
-        unit = metric.compared_unit if self.is_against_baseline else metric.unit
+        unit = metric.compared_unit if self.is_compared else metric.unit
         if self.unit != unit:
             raise ValueError(f"the unit of {self.label} is '{unit}', not '{self.unit}'")
         if metric.is_score and self.filter is None:
@@ -145,7 +157,10 @@ def metric_of(name: str) -> Metric:
     return metric
 
 
-def label_of(metric: str, task: str | None, filter_name: str | None, *, against_baseline: bool) -> str:
+def label_of(
+    metric: str, task: str | None, filter_name: str | None, *, against_baseline: bool, against_anchor: bool = False
+) -> str:
     """`exact_match (gsm8k, strict-match)`, `ttft_p99_ms against the baseline`."""
     of = ", ".join(name for name in (task, filter_name) if name)
-    return metric + (f" ({of})" if of else "") + (AGAINST if against_baseline else "")
+    other = AGAINST if against_baseline else AGAINST_ANCHOR if against_anchor else ""
+    return metric + (f" ({of})" if of else "") + other

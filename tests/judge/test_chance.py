@@ -1,0 +1,208 @@
+"""The p-value of a refused gate, and which refusals of a release stand out: against published examples and by simulation."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import special
+
+from tests.approval.builder import NEWER, OLDER, RUN, made_key, of_variant, publish_report, with_gate
+from tests.attacks.test_chain import FEW, WIDE
+from tests.chained import ANCHOR, BASELINE, OWN, Cell, document
+from vllm_qualify.evidence.measurement import Interval
+from vllm_qualify.evidence.sequential import critical_values
+from vllm_qualify.judge.chance import LEAST, NEAR, CellChance, p_of_cell, p_value, refusals
+from vllm_qualify.judge.verdict import Checks, GateVerdict
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.publish.directory import DirectoryStore
+from vllm_qualify.publish.layout import prepare
+from vllm_qualify.recipe.gates import Verdict, Waiver, gate_of
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.refusals import lines
+from vllm_qualify.runs.publishing import chances, note_attempt
+
+# Benjamini & Hochberg 1995, section 4.1: fifteen hypotheses, of which their procedure rejects four at 5 %.
+PUBLISHED = (
+    *(0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344),
+    *(0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0),
+)
+CHECKS = Checks(present=True, trusted=True, noise_known=True, surely_inside=False, maybe_inside=False)
+
+
+def cells(*p_values: float | None, verdict: Verdict = "fail") -> list[CellChance]:
+    return [CellChance(cell=f"cell-{number}", verdict=verdict, p_value=p) for number, p in enumerate(p_values)]
+
+
+# --- of a gate
+
+
+@pytest.mark.parametrize("p", [0.3, 0.049, 0.0123, 1e-4, 3e-8])
+def test_it_is_the_smallest_chance_with_which_the_gate_still_fails(p: float) -> None:
+    found = p_value(lambda chance: chance >= p)
+    assert p <= found <= NEAR * p
+
+
+def test_what_never_fails_has_one_and_what_always_does_the_least() -> None:
+    assert p_value(lambda _: False) == 1.0
+    assert p_value(lambda _: True) == LEAST
+
+
+def test_after_several_looks_it_is_that_of_the_bound_there() -> None:
+    """A repeated p-value: with it as the chance of a wrong verdict, the critical value of this look is what was measured."""
+    information, look, measured = [1.0, 2.0, 3.0], 1, 2.6
+    found = p_value(lambda chance: critical_values(information, chance)[look] <= measured)
+    assert critical_values(information, found)[look] <= measured < critical_values(information, found / NEAR)[look]
+    # Later looks have less left to spend for the same z than a single look would.
+    assert found > special.ndtr(-measured)
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    store = DirectoryStore(tmp_path / "store")
+    prepare(store)
+    return Cell(store, made_key(tmp_path / "key.pem"), tmp_path, document(tmp_path / "weights", *WIDE, **FEW))
+
+
+def with_least(plan: CellPlan, least: float) -> CellPlan:
+    gates = [gate.model_copy(update={"minimum": least}) if gate.label == OWN else gate for gate in plan.gates]
+    return plan.model_copy(update={"gates": gates})
+
+
+def p_values(report: Report) -> dict[str, float | None]:
+    return {found.gate.label: found.p_value for found in report.judgement.gates}
+
+
+def test_that_of_a_score_is_the_one_of_the_score_test(cell: Cell) -> None:
+    """10 of 40 wrong, and 95 % wanted: Wilson's bounds turn the test of a share around."""
+    report, _ = cell.judged(with_least(cell.plan(1, establish="always"), 0.95), 10)
+    z = (0.75 - 0.95) / math.sqrt(0.95 * 0.05 / 40)
+    found = p_values(report)[OWN]
+    assert found is not None
+    assert special.ndtr(z) <= found <= NEAR * special.ndtr(z)
+
+
+def test_those_of_a_comparison_say_how_sure_the_loss_is(cell: Cell) -> None:
+    """The verdict is by 5 % over all gates: the p-value of what fails is below its share, of what is undecided above."""
+    cell.baseline(1, 0)
+    found: dict[int, tuple[str, float | None]] = {}
+    for lost in (2, 9, 11, 16, 24):
+        report, _ = cell.judged(cell.plan(10 + lost), lost, steps=5)
+        told = next(each for each in report.judgement.gates if each.gate.label == BASELINE)
+        found[lost] = (told.verdict, told.p_value)
+        share = report.judgement.levels.false_fail
+        if told.verdict == "fail":
+            assert told.p_value is not None
+            assert told.p_value <= NEAR * share
+        if told.verdict == "inconclusive" and told.p_value is not None:
+            assert told.p_value > share
+    assert found[2] == ("pass", None)
+    assert found[24][0] == "fail"
+    known = [p for _, p in found.values() if p is not None]
+    assert known == sorted(known, reverse=True)
+    assert ANCHOR in {gate.label for gate in cell.plan(40).judged}
+
+
+# --- of a cell
+
+
+def gate(verdict: Verdict, p: float | None = None, *, noisy: bool = True, waiver: Waiver | None = None) -> GateVerdict:
+    kind = gate_of(metric="ttft_p50_ms", maximum=20, unit="ms")
+    if not noisy:
+        kind = gate_of(metric="smoke_usage", minimum=1, unit="bool")
+    interval = Interval(lower=21, upper=22)
+    about = {"because": "", "checks": CHECKS, "interval": interval, "p_value": p, "waiver": waiver}
+    return GateVerdict(gate=kind, verdict=verdict, **about)
+
+
+@pytest.mark.parametrize(
+    ("gates", "verdict", "p"),
+    [
+        ([gate("fail", 0.001), gate("fail", 0.01), gate("pass")], "fail", 0.003),
+        ([gate("fail", 0.4), gate("fail", 0.4), gate("pass")], "fail", 1.0),
+        ([gate("pass"), gate("pass")], "pass", 1.0),
+        # Undecided is no refusal, whatever it looks like.
+        ([gate("inconclusive", 0.03), gate("pass")], "inconclusive", 1.0),
+        # What has no noise is missed by no chance.
+        ([gate("fail", noisy=False), gate("fail", 0.01)], "fail", 0.0),
+        ([gate("fail", 0.01), gate("invalid")], "invalid", None),
+    ],
+)
+def test_a_cells_is_the_least_of_its_gates_times_their_number(gates: list[GateVerdict], verdict: Verdict, p: float) -> None:
+    assert p_of_cell(gates, verdict) == (p if p is None else pytest.approx(p))
+
+
+# --- of a release
+
+
+def test_what_stands_out_is_what_benjamini_and_hochberg_published() -> None:
+    found = refusals(cells(*PUBLISHED))
+    assert [cell.p_value for cell in found.standing_out] == list(PUBLISHED[:4])
+    assert [cell.p_value for cell in found.perhaps_chance] == list(PUBLISHED[4:])
+    assert found.judged == 15
+    assert found.by_chance == pytest.approx(0.75)
+
+
+def test_only_refused_cells_stand_out_and_invalid_ones_do_not_count() -> None:
+    found = refusals([*cells(0.001), *cells(1.0, 1.0, verdict="pass"), *cells(None, verdict="invalid")])
+    assert (found.judged, [cell.cell for cell in found.standing_out], found.perhaps_chance) == (3, ["cell-0"], [])
+    assert refusals([]).judged == 0
+
+
+def test_of_releases_without_a_loss_hardly_any_has_a_refusal_that_stands_out() -> None:
+    """200 cells each, at their bounds: ten refusals of a release on average, and in 5 % of the releases one that stands out."""
+    rng, releases, refused, outstanding = np.random.default_rng(22), 1000, 0, 0
+    for _ in range(releases):
+        p = rng.uniform(size=200)
+        found = refusals([CellChance(cell="c", verdict="fail" if each <= 0.05 else "pass", p_value=each) for each in p])
+        refused += len(found.standing_out) + len(found.perhaps_chance)
+        outstanding += bool(found.standing_out)
+    assert refused / releases == pytest.approx(10, abs=0.4)
+    # Four standard errors of a share of 5 % in 1,000.
+    assert outstanding / releases <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / releases)
+
+
+def test_real_losses_stand_out_among_what_chance_refuses() -> None:
+    rng, chance, wrong, right = np.random.default_rng(23), 0, 0, 0
+    for _ in range(300):
+        p = [*rng.uniform(size=190), *special.ndtr(-rng.normal(5.0, 1.0, size=10))]
+        verdicts: list[Verdict] = ["fail" if each <= 0.05 else "pass" for each in p]
+        told = zip(range(len(p)), verdicts, p, strict=True)
+        found = refusals([CellChance(cell=str(at), verdict=verdict, p_value=each) for at, verdict, each in told])
+        wrong += sum(int(cell.cell) < 190 for cell in found.standing_out)
+        right += sum(int(cell.cell) >= 190 for cell in found.standing_out)
+        chance += sum(int(cell.cell) < 190 for cell in found.perhaps_chance)
+    assert right / 3000 > 0.9
+    assert wrong / (wrong + right) < 0.06
+    assert chance / 300 > 8
+
+
+# --- in words, and from the store
+
+
+def test_a_release_manager_is_told_what_to_try_again() -> None:
+    found = refusals([*cells(1e-6, 0.04), *cells(*[1.0] * 198, verdict="pass")])
+    assert lines(found) == [
+        "2 of 200 judged cells are refused; of as many that meet all their bounds, chance alone refuses at most 10 on average",
+        "  stands out: cell-0 (p 1e-06)",
+        "  may be chance, and is worth another try: cell-1 (p 0.04)",
+        "  of those that stand out, at most 5\N{NO-BREAK SPACE}% are chance, on average",
+    ]
+
+
+def test_without_a_refusal_or_with_one_cell_nothing_is_told() -> None:
+    assert lines(refusals(cells(1.0, 1.0, verdict="pass"))) == []
+    assert lines(refusals(cells(1e-9))) == []
+
+
+def test_the_newest_run_of_each_cell_counts_of_those_that_hosts_made(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    for run_id, change in ((OLDER, with_gate("fail")), (RUN, with_gate("pass"))):
+        note_attempt(store, "first", publish_report(store, tmp_path / "runs", run_id, change).report.plan)
+    other = publish_report(store, tmp_path / "runs", NEWER, lambda report: of_variant("bf16")(with_gate("fail")(report)))
+    note_attempt(store, "second", other.report.plan)
+    unpublished = other.report.plan.model_copy(update={"run_id": "20260315T000000Z-abcdef"})
+    note_attempt(store, "second", unpublished)
+    found = chances(store, ["first", "second", "third"])
+    assert [(each.cell.split("/")[1], each.verdict) for each in found] == [("bf16", "fail"), ("fp8", "pass")]
+    assert [each.verdict for each in chances(store, ["first"])] == ["pass"]

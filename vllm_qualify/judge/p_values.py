@@ -1,0 +1,44 @@
+"""The p-values of a judgement's gates, from the evidence that was judged."""
+
+from pathlib import Path
+
+from vllm_qualify.evidence.sequential import Levels, at_levels
+from vllm_qualify.evidence.stages import parse
+from vllm_qualify.judge.chance import p_value
+from vllm_qualify.judge.compare import compare, speedup
+from vllm_qualify.judge.verdict import GateVerdict, Judgement, surely_misses
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.gates import Gate
+from vllm_qualify.recipe.metrics import METRICS
+
+
+def with_p_values(judgement: Judgement, plan: CellPlan, evidence: Path) -> Judgement:
+    """The judgement, in which each gate with noise that fails or is undecided has its p-value. No verdict changes by it."""
+    gates = [_with_p_value(found, judgement.levels, plan, evidence) for found in judgement.gates]
+    return judgement.model_copy(update={"gates": gates})
+
+
+def _with_p_value(found: GateVerdict, levels: Levels, plan: CellPlan, evidence: Path) -> GateVerdict:
+    if not found.gate.has_noise or found.interval is None or found.verdict not in ("fail", "inconclusive"):
+        return found
+
+    def still_fails(chance: float) -> bool:
+        return _fails(found.gate, levels.model_copy(update={"false_fail": chance}), plan, evidence)
+
+    p = p_value(still_fails) if _misses(found) else 1.0
+    return found.model_copy(update={"p_value": p})
+
+
+def _misses(found: GateVerdict) -> bool:
+    """Whether the value itself misses the bound: else no chance below a half would fail the gate."""
+    at_least, at_most = found.gate.limits
+    if found.value is None:
+        return False
+    return (at_least is not None and found.value < at_least) or (at_most is not None and found.value > at_most)
+
+
+def _fails(gate: Gate, levels: Levels, plan: CellPlan, evidence: Path) -> bool:
+    with at_levels(levels):
+        measured = parse(METRICS[gate.metric].stage, plan, evidence)
+        compared = compare(plan, evidence, measured, [gate])
+        return surely_misses(gate, [*measured, *compared, *speedup(plan, evidence, measured)])
