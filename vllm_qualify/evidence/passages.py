@@ -42,7 +42,7 @@ class Passage(NamedTuple):
 
 
 def answered(plan: CellPlan, evidence: Path) -> list[Passage]:
-    """The answers that the cell scores, without empty ones: the first ones of its baseline, or its own if it becomes a baseline.
+    """The answers that the cell scores: the first ones of its baseline, or its own if it becomes one. Empty ones are left out.
 
     Raises one of UNUSABLE if there are none, or a file is not as lm-eval writes it.
     """
