@@ -225,7 +225,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
     if not is_comparable and asked >= len(_questions(old.answers)):
         problem = f"replies are {length:.2f} times as long as the baseline's, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
-    traced = sorted({answer.traced_to.rpartition(":")[0] for answer in new.answers})
+    traced = dict.fromkeys((answer.start, answer.traced_to.rpartition(":")[0]) for answer in new.answers)
     return valid(
         gate.metric,
         found.value,
@@ -233,7 +233,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, str | Non
         sample_count=found.asked,
         # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
-        traced_to=[f"accuracy/{task.name}/{path}" for path in traced],
+        traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
         not_in_interval=[STARTS] if found.between is None else [],
         **about,
     )
@@ -335,7 +335,7 @@ def _record(found: Sequence[Answer], key: str, questions: Sequence[int]) -> Reco
     return Record(
         question=np.array([places[answer.question] for answer in found], dtype=np.int64),
         score=np.array([answer.score(key) for answer in found], dtype=np.float64),
-        repetition=_numbered([answer.repetition for answer in found]),
+        repetition=_numbered([(answer.start, answer.repetition) for answer in found]),
         start=_numbered([answer.start for answer in found]),
         questions=len(questions),
         topics=_numbered([topics[question] for question in questions]) if known else None,

@@ -154,7 +154,7 @@ def _has_load(inside: Path) -> bool:
 
 def _in_start(number: int, found: Measurement) -> Measurement:
     """A measurement by the files of a start, with their paths in the evidence folder."""
-    place = f"{starts.STARTS}/{number}/"
+    place = starts.place(number)
     traced_to = [place + path for path in found.traced_to]
     return found.model_copy(update={"start": number, "source": place + found.source, "traced_to": traced_to})
 
