@@ -32,8 +32,8 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE, KNOWN_FILE = "baseline", "load.json", "known.json"
 # What an interval does not have, in the words of reports.
-STARTS = "what differs from start to start of a server: each build was started once"
-DAYS = "what differs from day to day: each build was measured on one day"
+STARTS = "what differs from start to start of a server, since each build was started once"
+DAYS = "what differs from day to day, since each build was measured on one"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.
