@@ -34,8 +34,8 @@ BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
 # The baseline's stages whose measurements are compared, each with its file in the folder `baseline`.
 MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
 # What an interval does not have, in the words of reports.
-STARTS = "what differs from start to start of a server: each build was started once"
-DAYS = "what differs from day to day: each build was measured on one day"
+STARTS = "what differs from start to start of a server, since each build was started once"
+DAYS = "what differs from day to day, since each build was measured on one"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.
