@@ -14,6 +14,7 @@ import tasks.starts
 from tests.runs.test_runs import captured_plan, store_in
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import ReleaseError
+from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.measurement import valid
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import new_run_id
@@ -72,7 +73,7 @@ class Servers:
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     found = Servers()
     monkeypatch.setattr(tasks.starts, "serve", found.serve)
-    monkeypatch.setattr(tasks.starts.stages, "measure_start", found.measure)
+    monkeypatch.setattr(stages, "measure_start", found.measure)
     return found
 
 
@@ -125,9 +126,9 @@ def test_what_is_finished_is_not_measured_again(plan: CellPlan, servers: Servers
 
 
 def test_a_run_that_needs_no_other_start_says_so(plan: CellPlan, servers: Servers, tmp_path: Path) -> None:
-    """Its stage is there, so that nobody can leave it out; here an absolute gate surely fails."""
+    """Its stage is there, so that it cannot be left out; here an absolute gate surely fails."""
     run = cell(plan)
-    smoke = tasks.starts.stages.TABLE["smoke"].run(run.plan, run.evidence, lambda _: [], {})
+    smoke = stages.TABLE["smoke"].run(run.plan, run.evidence, lambda _: [], {})
     failing = next(gate for gate in run.plan.gates if gate.metric.startswith("smoke"))
     missed = valid(failing.metric, 0.0, "smoke/replies.json", sample_count=2)
     run.save_stage(smoke.model_copy(update={"measurements": [missed]}))

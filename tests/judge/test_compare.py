@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -27,10 +27,8 @@ from vllm_qualify.evidence.load.result import key_of
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.stages import parse_unfinished
-from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.compare import (
     DAYS,
-    KNOWN_FILE,
     LOAD_STAGE,
     SAME_QUESTIONS,
     STARTS,
@@ -40,7 +38,7 @@ from vllm_qualify.judge.compare import (
     load_differs,
 )
 from vllm_qualify.judge.verdict import is_decided, surely_misses
-from vllm_qualify.plan.cell import Baseline, Cell, CellPlan, Release, TaskPlan
+from vllm_qualify.plan.cell import Baseline, BetweenStarts, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, Stage
 from vllm_qualify.recipe.serving import ServerArguments
@@ -488,11 +486,12 @@ def test_only_the_asked_gates_are_compared_and_none_without_a_baseline(evidence:
 # --- What differs between starts
 
 
-def known(evidence: Path, **parts: dict[str, Between]) -> None:
-    """What earlier runs showed, as it is brought with the baseline."""
-    path = evidence / "baseline" / KNOWN_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(History.model_validate(parts).model_dump_json())
+def known(plan: CellPlan, deviation: float, *of: Literal["start", "day"]) -> CellPlan:
+    """The plan, with what approved runs showed of the metric of its only gate."""
+    (gate,) = plan.gates
+    label = gate.label.removesuffix(" against the baseline")
+    about: dict[str, Any] = {"variance": deviation**2, "noise": 0.0, "freedom": 20.0, "runs": ["earlier"]}
+    return plan.model_copy(update={"between": [BetweenStarts(label=label, of=each, **about) for each in of]})
 
 
 def restarted(evidence: Path) -> None:
@@ -536,21 +535,26 @@ def test_what_is_known_of_starts_on_the_gpu_type_is_in_the_interval(evidence: Pa
     ask(evidence, right_but([]), steps=2 * BLOCKS)
     gate = loss_gate(0.2)
     before = one(cell_plan([gate]), evidence)
-    known(evidence, starts={gate.label: Between(variance=0.02**2, noise=0.0, freedom=20.0)})
-    found = one(cell_plan([gate]), evidence)
+    found = one(known(cell_plan([gate]), 0.02, "start"), evidence)
     assert found.not_in_interval == []
     assert width(found) > width(before)
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"starts": {"x": {"variance": -1.0, "noise": 0.0, "freedom": 1.0}}}', '{"starts": {"x": {}}}', '{"a": 1}'],
+    "changes",
+    [
+        {"variance": -1.0},
+        {"noise": -1.0},
+        {"freedom": 0.0},
+        {"variance": float("nan")},
+        {"freedom": float("inf")},
+        {"of": "week"},
+    ],
 )
-def test_a_history_that_is_none_makes_the_comparison_invalid(evidence: Path, text: str) -> None:
-    keep_baseline(evidence, right_but([]))
-    ask(evidence, right_but([]))
-    (evidence / "baseline" / KNOWN_FILE).write_text(text)
-    assert "no usable comparison" in reason(one(cell_plan([loss_gate(0.2)]), evidence))
+def test_a_history_that_is_none_is_no_part_of_a_plan(changes: dict[str, object]) -> None:
+    about = {"label": "ttft_p50_ms", "variance": 1.0, "noise": 0.0, "freedom": 1.0, "runs": ["earlier"]}
+    with pytest.raises(ValueError, match="validation error"):
+        BetweenStarts.model_validate(about | changes)
 
 
 # --- Loads
@@ -624,10 +628,8 @@ def test_a_load_says_what_its_interval_does_not_have_and_that_it_is_beside_histo
     gate = worsening_gate()
     plans = (in_turns([gate]), cell_plan([gate]))
     before = [one(plan, evidence, "load") for plan in plans]
-    assert [(found.not_in_interval, found.is_history) for found in before] == [([STARTS], False), ([DAYS], True)]
-    part = {gate.label: Between(variance=0.01**2, noise=0.0, freedom=20.0)}
-    known(evidence, starts=part, days=part)
-    after = [one(plan, evidence, "load") for plan in plans]
+    assert [(found.not_in_interval, found.is_history) for found in before] == [([STARTS], False), ([STARTS, DAYS], True)]
+    after = [one(known(plan, 0.01, "start", "day"), evidence, "load") for plan in plans]
     assert [found.not_in_interval for found in after] == [[], []]
     assert all(width(now) > width(then) for now, then in zip(after, before, strict=True))
 
@@ -641,8 +643,7 @@ def test_history_does_not_decide_where_days_differ_by_more_than_the_margin(evide
     gate = worsening_gate()
     plan = cell_plan([gate])
     assert is_decided(gate, [one(plan, evidence, "load")])
-    known(evidence, days={gate.label: Between(variance=0.03**2, noise=0.0, freedom=20.0)})
-    assert not is_decided(gate, [one(plan, evidence, "load")])
+    assert not is_decided(gate, [one(known(plan, 0.03, "day"), evidence, "load")])
 
 
 def test_what_was_compared_is_traced_to_both(evidence: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Load
 
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
-# The baseline's stages whose measurements are compared, each with its file in the folder `baseline`.
+# The baseline's stages that are compared by their measurements, each with its file in the folder `baseline`.
 MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
 # What an interval does not have, in the words of reports.
 STARTS = "what differs from start to start of a server, since each build was started once"
@@ -69,8 +69,8 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
         ours = _own(gate, measurements)
         if ours.invalid_because is not None:
             return invalid(gate.metric, ours.invalid_because, ours.source, **about)
-        if told := next((row for row in _in_starts(gate, measurements) if row.invalid_because), None):
-            return invalid(gate.metric, f"start {told.start}: {told.invalid_because}", told.source, **about)
+        if spoiled := next((row for row in _in_starts(gate, measurements) if row.invalid_because), None):
+            return invalid(gate.metric, f"start {spoiled.start}: {spoiled.invalid_because}", spoiled.source, **about)
         match gate.against:
             case "answers":
                 return _loss(gate, plan, evidence, about)
@@ -379,8 +379,8 @@ def _worsening(
 ) -> Measurement:
     """From the cell's measurements of each start, the first one first."""
     theirs = _of_baseline_load(gate, plan, evidence, loads, ours)
-    if told := next((row for row in theirs if row.invalid_because is not None), None):
-        return invalid(gate.metric, f"the baseline's: {told.invalid_because}", told.source, **about)
+    if spoiled := next((row for row in theirs if row.invalid_because is not None), None):
+        return invalid(gate.metric, f"the baseline's: {spoiled.invalid_because}", spoiled.source, **about)
     if plan.beside:
         ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
     direction, history = METRICS[gate.metric].direction, _known(plan)

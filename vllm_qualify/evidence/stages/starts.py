@@ -50,7 +50,7 @@ def measure_start(
 ) -> Commands:
     """Ask the tasks and run the load of a further start, as far as the undecided gates are about them.
 
-    `alike` is the folder of this start in another cell of the server, whose answers are this cell's too.
+    `alike` is the folder of this start in another cell of the server, if its answers are this cell's too.
 
     Returns the commands. Raises QualifyError: as `accuracy_stage` and `load_stage`.
     """
