@@ -52,7 +52,7 @@ def test_each_try_is_counted_until_the_release_passes(request_: QualifyRelease) 
     assert first.plan.tries == []
     assert [(tried.run_id, tried.verdict) for tried in third.plan.tries] == [(first.run_id, "fail"), (second.run_id, "fail")]
     chances = [report.judgement.levels.false_pass for report in (first, second, third, fourth)]
-    assert chances == pytest.approx([0.05, 0.05 / 8, 0.05 / 27, 0.05])
+    assert chances == pytest.approx([0.04, 0.04 / 8, 0.04 / 27, 0.04])
 
     store = open_store(request_.store)
     manifests = [read_manifest(store, manifest_key(report.plan.cell.id, report.run_id)) for report in (first, third, fourth)]

@@ -126,7 +126,7 @@ def test_what_is_finished_is_not_measured_again(plan: CellPlan, servers: Servers
 
 
 def test_a_run_that_needs_no_other_start_says_so(plan: CellPlan, servers: Servers, tmp_path: Path) -> None:
-    """Its stage is there, so that nobody can leave it out; here an absolute gate surely fails."""
+    """Its stage is there, so that it cannot be left out; here an absolute gate surely fails."""
     run = cell(plan)
     smoke = stages.TABLE["smoke"].run(run.plan, run.evidence, lambda _: [], {})
     failing = next(gate for gate in run.plan.gates if gate.metric.startswith("smoke"))

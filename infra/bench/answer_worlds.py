@@ -11,9 +11,9 @@ from infra.bench.worlds import Chances
 
 TOPICS = 30
 # The standard deviation of the shift of a build's accuracy from start to start, and of a topic's from repetition to repetition.
-BETWEEN_STARTS, SHARED = 0.003, 0.01
+BETWEEN_STARTS, SHARED = 0.003, 0.015
 # A topic's change for good, as a standard deviation; the share of the questions that a concentrated loss is in.
-OF_A_TOPIC, CONCENTRATED = 0.01, 0.05
+OF_A_TOPIC, CONCENTRATED = 0.02, 0.05
 
 
 class Build(NamedTuple):

@@ -27,7 +27,7 @@ from infra.bench.simulation import (
     simulate,
 )
 
-RUNS, SEED = 2000, 1
+RUNS, SEED = 1000, 1
 LOSS, SLOWDOWN, JUST_PAST = 0.015, 0.05, (MARGIN + PAST, MARGIN_OF_SPEED + PAST_OF_SPEED)
 Row = tuple[str, float, Rates]
 Found = dict[Setting, dict[Gate, Rates]]

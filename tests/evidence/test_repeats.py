@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vllm_qualify.evidence.load.repeats import interval_over_looks, level, repeat_sides
+from vllm_qualify.evidence.load.repeats import interval_over_looks, level, repeat_sides, spent
 from vllm_qualify.evidence.measurement import Interval, geometric_mean, repeat_interval
-from vllm_qualify.evidence.sequential import Levels, Sides
+from vllm_qualify.evidence.sequential import FALSE_PASS, Levels, Sides
 
 RUNS = 400_000
 
@@ -62,7 +62,7 @@ def test_repeats_without_the_first_err_as_seldom(ts: np.ndarray, least: int) -> 
             continue
         assert at is not None
         above |= ts[:, count - 3] > stats.t.isf(at.above, count - 2)
-    assert float(above.mean()) == pytest.approx(0.05, abs=3 * math.sqrt(0.05 / RUNS) + 0.0005)
+    assert float(above.mean()) == pytest.approx(FALSE_PASS, abs=3 * math.sqrt(FALSE_PASS / RUNS) + 0.0005)
 
 
 @pytest.mark.parametrize("looks", [range(5, 6), range(2, 3), range(3, 11), range(1, 5)])
@@ -75,6 +75,25 @@ def test_the_first_look_has_its_share_of_the_chance(looks: range) -> None:
 def test_what_is_no_look_and_what_is_no_chance_is_refused(count: int, alpha: float) -> None:
     with pytest.raises(ValueError, match="a look is after"):
         level(range(5, 11), count, alpha)
+
+
+def test_a_plan_for_more_repeats_spends_most_before_them() -> None:
+    """By hand: of 10 repeats a tenth at each; of 20 eight hundredths at each of the first 10, and two at each of the others."""
+    assert [spent(count, 10) for count in (5, 10)] == [0.5, 1]
+    assert [spent(count, 20) for count in (5, 10, 15, 20)] == pytest.approx([0.4, 0.8, 0.9, 1])
+    assert spent(3, 3) == 1
+
+
+@pytest.mark.parametrize("most", [10, 12, 20, 32])
+def test_the_error_is_held_over_as_many_looks(most: int) -> None:
+    """Over 40,000 simulated loads, with three standard errors of the simulation."""
+    repeats = np.random.default_rng(1).standard_normal((40_000, most))
+    above = np.zeros(len(repeats), dtype=bool)
+    for count in range(5, most + 1):
+        found = repeats[:, :count]
+        statistic = found.mean(axis=1) / found.std(axis=1, ddof=1) * math.sqrt(count)
+        above |= statistic > stats.t.isf(level(range(5, most + 1), count, 0.05), count - 1)
+    assert above.mean() == pytest.approx(0.05, abs=3 * math.sqrt(0.05 / 40_000))
 
 
 def test_one_repeat_is_no_look_and_spends_nothing() -> None:

@@ -8,9 +8,11 @@ import pytest
 from tests.evidence.test_sharing import cell
 from vllm_qualify.evidence.stages import TABLE, on_the_server, parse_unfinished, wanted
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
+from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import METRICS, STAGES, Stage
 from vllm_qualify.recipe.workload import Fit, Likelihood, Sweep
 
+COMPARED = gate_of(metric="ttft_p50_ms", max_worsening=0.05, unit="fraction")
 ALWAYS: list[Stage] = ["serve", "smoke", "accuracy", "load"]
 
 
@@ -35,10 +37,13 @@ def test_every_stage_is_in_the_table_in_its_order() -> None:
         (lambda plan: plan, [], []),
         (lambda plan: plan.model_copy(update={"sweep": Sweep(concurrencies=[1])}), ["sweep"], ["sweep"]),
         (drafting, ["speculation"], ["speculation"]),
+        (lambda plan: plan.model_copy(update={"starts": 2, "gates": [*plan.gates, COMPARED]}), ["starts"], []),
+        (lambda plan: plan.model_copy(update={"starts": 1, "gates": [*plan.gates, COMPARED]}), [], []),
+        (lambda plan: plan.model_copy(update={"starts": 2}), [], []),
         (lambda plan: plan.model_copy(update={"fit": Fit(max_num_seqs=True)}), ["fit"], []),
         (lambda plan: plan.model_copy(update={"likelihood": LikelihoodPlan(settings=Likelihood())}), [], []),
     ],
-    ids=["plain", "sweep", "draft", "fit", "likelihood without a baseline"],
+    ids=["plain", "sweep", "draft", "starts", "one start", "compares nothing", "fit", "likelihood without a baseline"],
 )
 def test_the_plan_tells_which_stages_are_part_of_its_run(
     change: Callable[[CellPlan], CellPlan], more: list[Stage], on_server: list[Stage]

@@ -32,7 +32,7 @@ def plan() -> CellPlan:
 
 @pytest.fixture
 def evidence(tmp_path: Path) -> Path:
-    """Two starts: 4 of 40 questions were missed in the first and 6 in the second, whose load was 1.25 times as slow."""
+    """Two starts: 4 of 40 questions were missed in the first and 6 in the second; its load was 1.25 times as slow."""
     found = tmp_path / "evidence"
     ask(found, right_but(missed(4)))
     shutil.copytree(CAPTURED_LOAD, found / "load")

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,16 +20,25 @@ from tests.lm_eval_files import CAPTURED, EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG,
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.evidence.answers import BLOCKS, Answered, only, read_answers
+from vllm_qualify.evidence.answers import BLOCKS, Answered, load, only, read_answers, write
 from vllm_qualify.evidence.load import figures, result, steady
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.result import key_of
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_of
 from vllm_qualify.evidence.stages import parse_unfinished
-from vllm_qualify.judge.compare import LOAD_STAGE, SAME_QUESTIONS, answers_path, compare, knows_enough, load_differs
-from vllm_qualify.judge.verdict import surely_misses
-from vllm_qualify.plan.cell import Baseline, Cell, CellPlan, Release, TaskPlan
+from vllm_qualify.judge.compare import (
+    DAYS,
+    LOAD_STAGE,
+    SAME_QUESTIONS,
+    STARTS,
+    answers_path,
+    compare,
+    knows_enough,
+    load_differs,
+)
+from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.plan.cell import Baseline, BetweenStarts, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, Stage
 from vllm_qualify.recipe.serving import ServerArguments
@@ -474,6 +483,80 @@ def test_only_the_asked_gates_are_compared_and_none_without_a_baseline(evidence:
     assert compare(cell_plan(gates, baseline=None), evidence, []) == []
 
 
+# --- What differs between starts
+
+
+def known(plan: CellPlan, deviation: float, *of: Literal["start", "day"]) -> CellPlan:
+    """The plan, with what approved runs showed of the metric of its only gate."""
+    (gate,) = plan.gates
+    label = gate.label.removesuffix(" against the baseline")
+    about: dict[str, Any] = {"variance": deviation**2, "noise": 0.0, "freedom": 20.0, "runs": ["earlier"]}
+    return plan.model_copy(update={"between": [BetweenStarts(label=label, of=each, **about) for each in of]})
+
+
+def restarted(evidence: Path) -> None:
+    """Write the baseline's answers as if each repetition had been on a start of its own."""
+    path = evidence / "baseline" / answers_path("gsm8k")
+    answered = load(path)
+    write(
+        answered.model_copy(
+            update={"answers": [each.model_copy(update={"start": each.repetition}) for each in answered.answers]}
+        ),
+        path,
+    )
+
+
+def width(found: Measurement) -> float:
+    assert found.interval is not None
+    return found.interval.upper - found.interval.lower
+
+
+def test_with_one_start_of_each_the_measurement_says_what_its_interval_does_not_have(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]))
+    assert one(cell_plan([loss_gate(0.2)]), evidence).not_in_interval == [STARTS]
+
+
+def test_two_starts_of_either_are_in_the_interval(evidence: Path) -> None:
+    """The baseline's three repetitions have 0, 4 and 8 wrong answers of 40."""
+    keep_baseline(evidence, lambda question, repetition: WRONG if question in QUESTIONS[: 4 * (repetition - 1)] else RIGHT)
+    ask(evidence, right_but(QUESTIONS[:4]), steps=2 * BLOCKS)
+    plan = cell_plan([loss_gate(0.2)])
+    before = one(plan, evidence)
+    restarted(evidence)
+    found = one(plan, evidence)
+    assert (before.not_in_interval, found.not_in_interval) == ([STARTS], [])
+    assert found.value == pytest.approx(before.value)
+    assert width(found) > 2 * width(before)
+
+
+def test_what_is_known_of_starts_on_the_gpu_type_is_in_the_interval(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, right_but([]), steps=2 * BLOCKS)
+    gate = loss_gate(0.2)
+    before = one(cell_plan([gate]), evidence)
+    found = one(known(cell_plan([gate]), 0.02, "start"), evidence)
+    assert found.not_in_interval == []
+    assert width(found) > width(before)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"variance": -1.0},
+        {"noise": -1.0},
+        {"freedom": 0.0},
+        {"variance": float("nan")},
+        {"freedom": float("inf")},
+        {"of": "week"},
+    ],
+)
+def test_a_history_that_is_none_is_no_part_of_a_plan(changes: dict[str, object]) -> None:
+    about = {"label": "ttft_p50_ms", "variance": 1.0, "noise": 0.0, "freedom": 1.0, "runs": ["earlier"]}
+    with pytest.raises(ValueError, match="validation error"):
+        BetweenStarts.model_validate(about | changes)
+
+
 # --- Loads
 
 
@@ -536,6 +619,31 @@ def test_pairs_that_differ_alike_are_surer_than_a_history(evidence: Path, tmp_pa
     assert history.interval is not None
     assert beside.interval.upper - beside.interval.lower == pytest.approx(0, abs=1e-6)
     assert history.interval.upper - history.interval.lower > 0.1
+
+
+def test_a_load_says_what_its_interval_does_not_have_and_that_it_is_beside_history(evidence: Path, tmp_path: Path) -> None:
+    captured_load(evidence / "load", 1.2)
+    captured_load(evidence / "load" / result.BESIDE)
+    keep_history(evidence, captured_load(tmp_path / "then" / "load"))
+    gate = worsening_gate()
+    plans = (in_turns([gate]), cell_plan([gate]))
+    before = [one(plan, evidence, "load") for plan in plans]
+    assert [(found.not_in_interval, found.is_history) for found in before] == [([STARTS], False), ([STARTS, DAYS], True)]
+    after = [one(known(plan, 0.01, "start", "day"), evidence, "load") for plan in plans]
+    assert [found.not_in_interval for found in after] == [[], []]
+    assert all(width(now) > width(then) for now, then in zip(after, before, strict=True))
+
+
+def test_history_does_not_decide_where_days_differ_by_more_than_the_margin(evidence: Path, tmp_path: Path) -> None:
+    """Repeats that differ by nothing, beside days that differ by 3 %, twice, and a margin of 5 %."""
+    for folder in (evidence / "load", tmp_path / "then" / "load"):
+        captured_load(folder)
+        copy_repeat(folder, 2, of=1)
+    keep_history(evidence, tmp_path / "then" / "load")
+    gate = worsening_gate()
+    plan = cell_plan([gate])
+    assert is_decided(gate, [one(plan, evidence, "load")])
+    assert not is_decided(gate, [one(known(plan, 0.03, "day"), evidence, "load")])
 
 
 def test_what_was_compared_is_traced_to_both(evidence: Path, tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from vllm_qualify.evidence.sequential import Sides
-from vllm_qualify.judge.relative import Worsening, from_history, in_turns, without_noise
+from vllm_qualify.judge.between import Between
+from vllm_qualify.judge.relative import Known, Worsening, from_history, in_turns, without_noise
 from vllm_qualify.recipe.metrics import Direction
 
 AT = Sides(below=0.0125, above=0.05)
@@ -113,6 +116,75 @@ def test_a_history_of_one_repeat_is_refused() -> None:
 def test_a_repeat_without_its_pair_is_refused() -> None:
     with pytest.raises(ValueError, match="argument 2 is longer"):
         in_turns(LONGER[:2], TIMES, "lower", AT)
+
+
+def width(found: Worsening) -> float:
+    return math.log1p(found.interval.upper) - math.log1p(found.interval.lower)
+
+
+def part(variance: float, freedom: float = 20.0) -> Between:
+    return Between(variance=variance, noise=0.0, freedom=freedom)
+
+
+def test_pairs_of_which_each_has_its_own_starts_have_students_interval() -> None:
+    alone, found = in_turns(LONGER, TIMES, "lower", AT), in_turns(LONGER, TIMES, "lower", AT, starts=[1, 2, 3])
+    assert found.value == pytest.approx(alone.value)
+    assert width(found) == pytest.approx(width(alone), rel=1e-3)
+
+
+def test_starts_that_differ_count_by_their_number_and_not_by_that_of_their_repeats() -> None:
+    """By hand: pairs of two starts without any noise, 2 and 4 % slower: one degree of freedom, and an error of half of that."""
+    slower = [1.02] * 5 + [1.04] * 5
+    times = [20 * by for by in slower]
+    found = in_turns(times, [20.0] * 10, "lower", AT, starts=[1] * 5 + [2] * 5)
+    logs = np.log([1.02, 1.04])
+    middle, error = logs.mean(), (logs[1] - logs[0]) / 2
+    assert found.interval.lower == pytest.approx(math.expm1(middle - stats.t.isf(AT.below, 1) * error), rel=1e-3)
+    assert found.interval.upper == pytest.approx(math.expm1(middle + stats.t.isf(AT.above, 1) * error), rel=1e-3)
+    assert width(found) > 5 * width(in_turns(times, [20.0] * 10, "lower", AT))
+
+
+def test_what_is_known_of_starts_counts_for_both_builds() -> None:
+    """By hand, if it is known for sure: twice the variance of one start, once for each build."""
+    sure = Known(starts=part(0.01**2, 1e9), noise=part(0.0, 1e9))
+    found = in_turns([22.0, 22.0], [20.0, 20.0], "lower", AT, known=sure)
+    # history has at most 30 degrees of freedom
+    assert math.log1p(found.interval.upper) - math.log(1.1) == pytest.approx(
+        math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 30), rel=3e-3
+    )
+
+
+def test_what_is_known_of_days_counts_for_both_builds() -> None:
+    found = from_history([22.0, 22.0], [20.0, 20.0], "lower", AT, Known(days=part(0.01**2)))
+    assert math.log1p(found.interval.upper) - math.log(1.1) == pytest.approx(
+        math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 20), rel=3e-3
+    )
+
+
+def test_a_known_noise_makes_a_few_repeats_surer_but_does_not_hide_a_larger_one() -> None:
+    calm = Known(noise=part(0.01**2))
+    assert width(in_turns(LONGER, TIMES, "lower", AT, known=calm)) < width(in_turns(LONGER, TIMES, "lower", AT))
+    wild = [22.0, 26.0, 19.0]
+    assert in_turns(wild, TIMES, "lower", AT, known=calm) == in_turns(wild, TIMES, "lower", AT)
+
+
+@given(
+    logs=st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.integers(1, 3)), min_size=2, max_size=8),
+    variance=st.floats(1e-8, 1e-2),
+)
+def test_what_is_known_of_starts_makes_no_interval_of_one_start_narrower(
+    logs: list[tuple[float, float, int]], variance: float
+) -> None:
+    candidate, baseline = ([math.exp(each[build]) for each in logs] for build in (0, 1))
+    alone = in_turns(candidate, baseline, "lower", AT)
+    found = in_turns(candidate, baseline, "lower", AT, known=Known(starts=part(variance)))
+    assert width(found) >= width(alone) * (1 - 2e-3) - 1e-9
+    starts = [each[2] for each in logs]
+    one, other = (
+        in_turns(candidate, baseline, "lower", AT, starts=[numbers[start] for start in starts])
+        for numbers in ({1: 1, 2: 2, 3: 3}, {1: 7, 2: 1, 3: 4})
+    )
+    assert (one.interval.lower, one.interval.upper) == pytest.approx((other.interval.lower, other.interval.upper))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.judge.compare import DAYS, STARTS, STARTS_STAGE, compare, not_established
 from vllm_qualify.judge.stopping import another_start
 from vllm_qualify.judge.verdict import is_decided
-from vllm_qualify.plan.cell import BetweenStarts, CellPlan
+from vllm_qualify.plan.cell import BetweenStarts, CellPlan, EarlierTry
 
 GATE = worsening_gate()
 IN_TURNS, HISTORY = in_turns([GATE], starts=3), cell_plan([GATE], starts=3)
@@ -201,3 +201,14 @@ def test_the_verdict_says_by_which_runs_starts_are_known(evidence: Path) -> None
     found = compared(IN_TURNS.model_copy(update={"between": [KNOWN]}), evidence)
     assert found.source.endswith("; how much starts differ, by 2 approved runs too")
     assert "approved" not in compared(IN_TURNS, evidence).source
+
+
+def test_two_starts_that_have_nothing_in_common_are_no_reason_to_fail(evidence: Path) -> None:
+    """The interval is then as wide as can be shown, and the gate undecided."""
+    start(evidence, 1, 1.0, 1.0)
+    start(evidence, 2, 4.0, 1.0)
+    found = compared(IN_TURNS.model_copy(update={"tries": [EarlierTry(run_id="r", verdict="fail")] * 9}), evidence)
+    assert found.interval is not None
+    assert found.interval.lower < 0.05
+    assert 1e5 < found.interval.upper < 1e8
+    assert not is_decided(GATE, [found])

@@ -479,6 +479,8 @@ def test_a_gate_that_passes_by_one_start_of_each_needs_another(evidence: Path) -
     measured = [*measured, *parse_unfinished("starts", plan, evidence)]
     (found,) = compare(plan, evidence, measured)
     assert not found.not_in_interval
+    assert any(path.startswith("starts/2/accuracy/gsm8k/r1-b1/samples_") for path in found.traced_to)
+    assert all((evidence / path).is_file() for path in found.traced_to)
 
 
 def test_what_approved_runs_show_of_starts_makes_one_enough(evidence: Path) -> None:

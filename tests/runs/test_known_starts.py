@@ -127,7 +127,7 @@ def test_cells_of_a_gpu_type_are_pooled_around_their_own_means(store: DirectoryS
     assert sorted(found.runs) == RUNS[:2]
 
 
-def test_what_nobody_approved_or_what_was_revoked_tells_nothing(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+def test_what_was_not_approved_or_was_revoked_shows_nothing(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish_report(store, tmp_path / "runs", RUNS[0], started(1.02))
     assert known(store) == []
     run = publish(store, tmp_path, key, 1, started(1.02))

@@ -32,7 +32,12 @@ AFTER = ("accuracy/*/r*-b*/metrics-after.txt", "load/metrics-*-after.txt")
 
 def root(evidence: Path, number: int) -> Path:
     """The folder of one start: for the first it is the evidence folder itself."""
-    return evidence if number == FIRST else evidence / STARTS / str(number)
+    return evidence / place(number)
+
+
+def place(number: int) -> str:
+    """The same as the beginning of paths in the evidence folder: `starts/2/`, and nothing for the first."""
+    return "" if number == FIRST else f"{STARTS}/{number}/"
 
 
 def further(evidence: Path) -> list[int]:

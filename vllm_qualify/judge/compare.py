@@ -43,14 +43,14 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Load
 OF_ANSWERS = (ANSWER_NLL, ANSWER_TOP1)
 RATE = "output_throughput_tok_s"
 BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
-# The baseline's stages whose measurements are compared, each with its file in the folder `baseline`.
+# The baseline's stages that are compared by their measurements, each with its file in the folder `baseline`.
 MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
 # The folder of the anchor's answers, in the baseline's; and its stages with its scores, each with its file there.
 ANCHOR, ACCURACY_STAGE = "anchor", "accuracy.json"
 ANCHORED: dict[Stage, str] = {"accuracy": ACCURACY_STAGE, "starts": STARTS_STAGE}
 # What an interval does not have, in the words of reports.
-STARTS = "what differs from start to start of a server: each build was started once"
-DAYS = "what differs from day to day: each build was measured on one day"
+STARTS = "what differs from start to start of a server, since each build was started once"
+DAYS = "what differs from day to day, since each build was measured on one"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = ("api", "num_fewshot", "num_questions", "max_gen_toks", "seed")
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.
@@ -83,8 +83,8 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
         ours = _own(gate, measurements)
         if ours.invalid_because is not None:
             return invalid(gate.metric, ours.invalid_because, ours.source, **about)
-        if told := next((row for row in _in_starts(gate, measurements) if row.invalid_because), None):
-            return invalid(gate.metric, f"start {told.start}: {told.invalid_because}", told.source, **about)
+        if spoiled := next((row for row in _in_starts(gate, measurements) if row.invalid_because), None):
+            return invalid(gate.metric, f"start {spoiled.start}: {spoiled.invalid_because}", spoiled.source, **about)
         match gate.against:
             case "answers" | "anchor":
                 return _loss(gate, plan, evidence, about)
@@ -286,7 +286,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         as_long = f"replies are {length:.2f} times as long as the {other.word}'s"
         problem = f"{as_long}, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
-    traced = sorted({answer.traced_to.rpartition(":")[0] for answer in new.answers})
+    traced = dict.fromkeys((answer.start, answer.traced_to.rpartition(":")[0]) for answer in new.answers)
     return valid(
         gate.metric,
         found.value,
@@ -294,7 +294,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         sample_count=found.asked,
         # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
-        traced_to=[f"accuracy/{task.name}/{path}" for path in traced],
+        traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
         not_in_interval=[STARTS] if found.between is None else [],
         **about,
     )
@@ -393,7 +393,7 @@ def _record(found: Sequence[Answer], key: str, questions: Sequence[int]) -> Reco
     return Record(
         question=np.array([places[answer.question] for answer in found], dtype=np.int64),
         score=np.array([answer.score(key) for answer in found], dtype=np.float64),
-        repetition=_numbered([answer.repetition for answer in found]),
+        repetition=_numbered([(answer.start, answer.repetition) for answer in found]),
         start=_numbered([answer.start for answer in found]),
         questions=len(questions),
         topics=_numbered([topics[question] for question in questions]) if known else None,
@@ -437,8 +437,8 @@ def _worsening(
 ) -> Measurement:
     """From the cell's measurements of each start, the first one first."""
     theirs = _of_baseline_load(gate, plan, evidence, loads, ours)
-    if told := next((row for row in theirs if row.invalid_because is not None), None):
-        return invalid(gate.metric, f"the baseline's: {told.invalid_because}", told.source, **about)
+    if spoiled := next((row for row in theirs if row.invalid_because is not None), None):
+        return invalid(gate.metric, f"the baseline's: {spoiled.invalid_because}", spoiled.source, **about)
     if plan.beside:
         ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
     direction, history = METRICS[gate.metric].direction, _known(plan)

@@ -15,6 +15,8 @@ from vllm_qualify.recipe.metrics import Direction
 
 # With fewer repeats of either build Welch's degrees of freedom are too many: a noise that is small by chance counts too much.
 LEAST_FOR_WELCH = 4
+# Two starts may differ so much that nothing is known. No gate allows a factor of a million, and larger ones say no more.
+MOST_OFF = math.log(1e6)
 # Points of each variance's distribution where two are mixed.
 POINTS_OF_EACH = 24
 # The chance with which a cell's noise is taken for larger than that of its history though it is the same.
@@ -224,4 +226,5 @@ def _log_ratio(candidate: float, baseline: float, direction: Direction) -> float
 
 def _worsening(middle: float, off_by: OffBy, at: Sides) -> Worsening:
     value = math.expm1(middle)
-    return Worsening(value, around(value, math.expm1(middle - off_by(at.below)), math.expm1(middle + off_by(at.above))))
+    below, above = (min(off_by(alpha), MOST_OFF) for alpha in at)
+    return Worsening(value, around(value, math.expm1(middle - below), math.expm1(middle + above)))

@@ -43,7 +43,7 @@ class _Start(NamedTuple):
 
 
 def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[StartMeans]:
-    """The means of all starts in each metric that a gate compares. A metric whose noise is not known is left out."""
+    """The means of all starts in each metric that a gate compares. A metric is left out if its noise is not known."""
     found = []
     for gate in plan.over_starts:
         try:

@@ -34,8 +34,8 @@ class GateVerdict(Frozen):
     """One gate with its verdict. A value nearer to the bound than `smallest_visible_change` cannot be distinguished from it.
 
     `expectations` are the `meta.id` of the expectations that decided, in suite and result. `traced_to` is the raw evidence as
-    `path:line`. `not_in_interval` is as in the measurement. `waiver` is valid on the day of the judgement, `expired` was valid
-    before. `p_value` is that of a gate with noise that fails or is undecided, and None for others: see `judge.chance`.
+    `path:line`. `waiver` is valid on the day of the judgement, `expired` was valid before. `p_value` is that of a gate with
+    noise that fails or is undecided, and None for others: see `judge.chance`.
     """
 
     gate: Gate
@@ -46,7 +46,6 @@ class GateVerdict(Frozen):
     interval: Interval | None = None
     sample_count: int = 0
     smallest_visible_change: float | None = None
-    not_in_interval: list[str] = []
     source: str | None = None
     traced_to: list[str] = []
     expectations: list[int] = []
@@ -150,7 +149,6 @@ def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement], expec
         gate=gate,
         verdict=verdict,
         because=measurement.invalid_because or _because(verdict, checks, measurement, is_check=gate.unit == "bool"),
-        not_in_interval=measurement.not_in_interval,
         checks=checks,
         value=measurement.value,
         interval=interval,
@@ -186,12 +184,14 @@ def _because(verdict: Verdict, checks: Checks, found: Measurement, *, is_check: 
     if verdict == "inconclusive":
         told = "the bound lies within the interval" if checks.noise_known else _why_no_noise(found)
         ended = f"; {found.ended_because}" if found.ended_because else ""
-        return f"{told}: what was measured does not decide{ended}{_history(found)}"
-    return f"the whole interval {'meets' if verdict == 'pass' else 'misses'} the bound{_history(found)}"
+        return f"{told}: what was measured does not decide{ended}{_beside(found)}"
+    return f"the whole interval {'meets' if verdict == 'pass' else 'misses'} the bound{_beside(found)}"
 
 
-def _history(found: Measurement) -> str:
-    return "; the baseline is history, measured on another day" if found.is_history else ""
+def _beside(found: Measurement) -> str:
+    """What stands beside the verdict: that the baseline is history, and which uncertainty the interval does not have."""
+    history = "; the baseline is history, measured on another day" if found.is_history else ""
+    return history + "".join(f"; the interval does not have {part}" for part in found.not_in_interval)
 
 
 def _why_no_noise(found: Measurement) -> str:

@@ -27,8 +27,8 @@ def sentence(report: Report) -> str:
     """The number of starts and their values, in one sentence; empty if only one was planned."""
     if report.plan.starts == FIRST or not report.plan.over_starts:
         return ""
-    told = [f"{row.metric}: {' · '.join(row.values)}" for row in rows(report)]
-    return f"{count(report)} of at most {report.plan.starts}" + (f"; {'; '.join(told)}" if told else "")
+    each = [f"{row.metric}: {' · '.join(row.values)}" for row in rows(report)]
+    return "; ".join([f"{count(report)} of at most {report.plan.starts}", *each])
 
 
 def rows(report: Report) -> list[StartsRow]:

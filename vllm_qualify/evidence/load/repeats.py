@@ -34,7 +34,7 @@ LEAST_REPEATS = 2
 # Cells of the numerical integration. Twice as many would change no level by a hundredth of it.
 CELLS = 150
 # A plan for more than so many repeats spends this share of its chance until then.
-USUAL, EARLY = 10, 0.85
+USUAL, EARLY = 10, 0.8
 Array = np.ndarray
 
 

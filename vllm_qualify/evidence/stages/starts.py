@@ -50,7 +50,7 @@ def measure_start(
 ) -> Commands:
     """Ask the tasks and run the load of a further start, as far as the undecided gates are about them.
 
-    `alike` is the folder of this start in another cell of the server, whose answers are this cell's too.
+    `alike` is the folder of this start in another cell of the server, if its answers are this cell's too.
 
     Returns the commands. Raises QualifyError: as `accuracy_stage` and `load_stage`.
     """
@@ -154,7 +154,7 @@ def _has_load(inside: Path) -> bool:
 
 def _in_start(number: int, found: Measurement) -> Measurement:
     """A measurement by the files of a start, with their paths in the evidence folder."""
-    place = f"{starts.STARTS}/{number}/"
+    place = starts.place(number)
     traced_to = [place + path for path in found.traced_to]
     return found.model_copy(update={"start": number, "source": place + found.source, "traced_to": traced_to})
 
