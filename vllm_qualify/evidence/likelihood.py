@@ -271,7 +271,7 @@ def _plain(text: str) -> str:
 def per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides, least: float = 0.0) -> tuple[float, Interval | None]:
     """The mean of `totals` per token, with Student's t bounds over the passages; no bounds for fewer than two.
 
-    It is a ratio of two sums over passages, with the variance of Cochran 1977, "Sampling Techniques", equation 6.13, without
+    It is a ratio of two sums over passages, with the variance of Cochran 1977, "Sampling Techniques", chapter 6, without
     the finite population. `least` is added to the sum of squares as one more deviation: no difference in a few passages
     does not mean that there is none.
     """
