@@ -7,9 +7,9 @@ from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
 from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
 from vllm_qualify.evidence.stages.smoke import smoke_stage
 from vllm_qualify.evidence.stages.speculation import speculation_stage
-from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder
+from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder, start_s
 from vllm_qualify.evidence.stages.sweep import sweep_plan, sweep_stage
-from vllm_qualify.evidence.stages.table import TABLE, on_the_server, parse, parse_unfinished, taken_over, wanted
+from vllm_qualify.evidence.stages.table import TABLE, longest_s, on_the_server, parse, parse_unfinished, taken_over, wanted
 
 __all__ = [
     "MACHINE",
@@ -24,6 +24,7 @@ __all__ = [
     "idle_gpus",
     "load_stage",
     "loads_of",
+    "longest_s",
     "on_the_server",
     "parse",
     "parse_beside",
@@ -32,6 +33,7 @@ __all__ = [
     "smoke_stage",
     "speculation_stage",
     "stage_folder",
+    "start_s",
     "sweep_plan",
     "sweep_stage",
     "taken_over",
