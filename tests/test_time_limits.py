@@ -25,7 +25,7 @@ from vllm_qualify.runs.home import runs_folder
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600, method="thread")]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _prefect() -> Iterator[None]:
     with prefect_test_harness(server_startup_timeout=180):
         yield
