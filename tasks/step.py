@@ -31,8 +31,8 @@ RETRIES, FIRST_DELAY_S, JITTER = 4, 4.0, 0.5
 PATIENT = 7
 # If an error asks for a longer wait, the task is not tried again.
 LONGEST_WAIT_S = 300.0
-# For a try of a task that asks the store, Prefect, a registry or the hub, or computes for some minutes. If an answer does not come,
-# the try ends by the limit of that answer: the store's is the longest, a quarter of an hour.
+# For a try of a task that asks the store, Prefect, a registry or the hub, or computes for some minutes. If an answer does not
+# come, the try ends by the limit of that answer: the store's is the longest, a quarter of an hour.
 LIMIT_S = 3600.0
 # For a try of a task that moves all files of a run: 30 GB at 2 MB/s.
 FILES_LIMIT_S = 4 * 3600.0
