@@ -5,7 +5,7 @@ from time import monotonic, sleep
 
 from prefect import get_run_logger
 
-from tasks.step import step
+from tasks.step import LIMIT_S, step
 from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.automatic import why_by_hand
 from vllm_qualify.approval.decision import AUTOMATIC, Decision, read_decision
@@ -53,7 +53,7 @@ def approve_automatically(published: Published, store: str) -> Published:
     return _decided(published, _decision(opened, published), refused)
 
 
-@step("decision")
+@step("decision", limit_s=lambda given: given["timeout_s"] + LIMIT_S)
 def await_decision(published: Published, store: str, timeout_s: float) -> Published:
     """Wait until a person has decided about a cell, with `vllm-qualify approve` or at the approver.
 

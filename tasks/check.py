@@ -31,6 +31,11 @@ from vllm_qualify.runs.home import engine_cache
 from vllm_qualify.runs.known_starts import with_between
 from vllm_qualify.runs.tries import with_tries
 
+# An image of 30 GB at 2 MB/s takes four hours.
+PULL_LIMIT_S = 6 * 3600.0
+# A trillion weights of one byte at 10 MB/s take 28 hours, and a folder of them is hashed at the speed of its disk.
+WEIGHTS_LIMIT_S = 48 * 3600.0
+
 
 @step("check", "check {recipe}")
 def check_request(recipe: str, choice: Choice, launch: Launch, store: str, allow_code: bool = False) -> Engines:
@@ -53,7 +58,7 @@ def _allowed(recipe: str, allow_code: bool) -> LoadedRecipe:
     return loaded
 
 
-@step("provide")
+@step("provide", limit_s=PULL_LIMIT_S)
 def provide_engines(engines: Engines) -> float | None:
     """Pull, verify and tag images, and remove containers that a killed run left. Raises HostError, ReleaseError.
 
@@ -68,7 +73,7 @@ def provide_engines(engines: Engines) -> float | None:
     return provided.pulled_s if task_run.run_count == 1 else None
 
 
-@step("plan", "plan {recipe}")
+@step("plan", "plan {recipe}", limit_s=WEIGHTS_LIMIT_S)
 def plan(
     recipe: str,
     choice: Choice,
@@ -108,7 +113,7 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
     return [with_between(cell, opened, tell) for cell in compared]
 
 
-@step("models")
+@step("models", limit_s=WEIGHTS_LIMIT_S)
 def fetch_models(plans: list[CellPlan]) -> None:
     """Bring what the cells' servers read of the hub into this machine's cache, and check each file by the hub's hash.
 

@@ -5,7 +5,7 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from tasks.step import PATIENT, step
+from tasks.step import FILES_LIMIT_S, PATIENT, step
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.markdown import artifact_key, first_screen
 from vllm_qualify.report.model import Report
@@ -43,7 +43,7 @@ def _verdicts(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-@step("publish", "publish {run.plan.cell.id}", retries=PATIENT)
+@step("publish", "publish {run.plan.cell.id}", retries=PATIENT, limit_s=FILES_LIMIT_S)
 def publish(run: Run, store: str) -> Published:
     """Publish the run; Prefect's UI then shows the report's first screen and a link to its page. Raises StoreError."""
     report = run.report()

@@ -33,6 +33,8 @@ from vllm_qualify.report.refusals import lines
 from vllm_qualify.runs.publishing import Published, chances
 
 LOOK_EVERY_S = 5.0
+# A host's run waits in its queue, then for the machine, and then takes up to some days.
+WAIT_LIMIT_S = 30 * 86400.0
 # `tend-fleet` starts a lost run again within some minutes, if its deployment has a schedule.
 STARTED_AGAIN_WITHIN = timedelta(minutes=30)
 # The tag of all this project's runs on the fleet.
@@ -99,7 +101,7 @@ def start_on_fleet(gpu_type: str, request: dict[str, Any], queue: str) -> UUID:
     return UUID(str(started.id))
 
 
-@step("wait", "wait for {gpu_type}", once=True)
+@step("wait", "wait for {gpu_type}", once=True, limit_s=WAIT_LIMIT_S)
 def wait_for_host(gpu_type: str, run: UUID) -> HostOutcome:
     """Wait until a host's run ended; how it ended. It waits on after a loss while `tend-fleet` may start the run again."""
     with get_client(sync_client=True) as client:

@@ -17,6 +17,8 @@ from vllm_qualify.engine.launchers import LauncherName
 # The shortest lease that Prefect allows. It is renewed while the machine is held. After a crash it expires.
 LEASE_S = 60.0
 ALONE_WITHIN_S = 5.0
+# Other runs on this machine go first, and each may take days.
+WAIT_LIMIT_S = 14 * 86400.0
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def machine(who: str, launcher: LauncherName) -> Iterator[None]:
     Raises:
         HostError: Docker Engine does not answer, or the lock cannot be written.
     """
-    with beginning("wait for the machine", lambda: _held(who)):
+    with beginning("wait for the machine", lambda: _held(who), WAIT_LIMIT_S):
         for line in left_behind(launcher):
             get_run_logger().info(line)
         yield

@@ -4,15 +4,16 @@ Further starts of the server, which follow when it was stopped, are in `tasks/st
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from prefect import get_run_logger
 
 from tasks.progress import counter, line_teller, teller
-from tasks.step import beginning, in_time, step
+from tasks.step import FILES_LIMIT_S, Limit, beginning, step
 from vllm_qualify.drift.question import Question
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence import stages
@@ -30,8 +31,14 @@ from vllm_qualify.runs.baseline import bring
 from vllm_qualify.runs.folder import Run, lacking, start_run
 from vllm_qualify.runs.stored import reuse_stage, save_finished
 
-# In addition to the recipe's startup_timeout_s: up to ten minutes for the drift check, and the time to stop the server.
-OTHER_WAITS_S = 900.0
+
+def of_plan(stage: Stage) -> Limit:
+    """The time limit of a measuring task: by the plan of its parameter `run`."""
+
+    def limit_s(given: Mapping[str, Any]) -> float:
+        return stages.longest_s(given["run"].plan, stage)
+
+    return limit_s
 
 
 def answered(runs: list[Run], question: Question) -> None:
@@ -58,15 +65,14 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
     def start() -> AbstractContextManager[Served]:
         return serve(first.plan, folder, teller(), port, question, loads)
 
-    start_limit_s = first.plan.server.startup_timeout_s + OTHER_WAITS_S
-    with beginning("start server", start, start_limit_s) as served:
+    with beginning("start server", start, stages.start_s(first.plan.server), "serve") as served:
         answered(runs, question)
         get_run_logger().info(f"serving at {served.server.url} after {served.server.startup_s:.0f} s")
         for run in runs[1:]:
             see_the_same(folder, stages.stage_folder(run.evidence, "serve"))
         yield served
     if first.plan.warm_starts:
-        in_time(measure_warm_starts, first.plan.warm_starts * start_limit_s)(first)
+        measure_warm_starts(first)
     check_unchanged(first.plan.server, first.plan.cell.release.revision, "serve")
     held_s = time.monotonic() - started
     for run in runs:
@@ -74,7 +80,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
     get_run_logger().info("server stopped")
 
 
-@step("fit", "fit {run.plan.cell.id}", once=True)
+@step("fit", "fit {run.plan.cell.id}", once=True, limit_s=of_plan("fit"))
 def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
     """Find the server arguments that the profile's fit asks for, and plan with them. Raises QualifyError."""
     reuse_fit(run, store, reuse)
@@ -84,31 +90,31 @@ def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
     return start_run(fitted(run.plan, options))
 
 
-@step("warm starts", "warm starts of {run.plan.cell.id}", once=True)
+@step("warm starts", "warm starts of {run.plan.cell.id}", once=True, limit_s=of_plan("serve"), place="serve")
 def measure_warm_starts(run: Run) -> None:
     """Start the server once for each warm start, and send it no load. Raises QualifyError."""
     stages.warm_starts(run.plan, stages.stage_folder(run.evidence, "serve"), teller())
 
 
-@step("reuse", "reuse the fit of {run.plan.cell.id}")
+@step("reuse", "reuse the fit of {run.plan.cell.id}", limit_s=FILES_LIMIT_S)
 def reuse_fit(run: Run, store: str, reuse: Reuse) -> None:
     """Take a fit of the same inputs from this machine or the store, if there is one. Raises StoreError."""
     reuse_stage(run, "fit", open_store(store), reuse)
 
 
-@step("baseline", "baseline {run.plan.cell.id}")
+@step("baseline", "baseline {run.plan.cell.id}", limit_s=of_plan("baseline"))
 def bring_baseline(run: Run, store: str) -> StageEvidence:
     """Fetch the baseline's evidence. Raises StoreError."""
     brought = partial(bring, run.plan, open_store(store))
     return _once(run, "baseline", store, lambda: stages.baseline_stage(run.plan, run.evidence, brought))
 
 
-@step("smoke", "smoke {run.plan.cell.id}", once=True)
+@step("smoke", "smoke {run.plan.cell.id}", once=True, limit_s=of_plan("smoke"))
 def smoke_test(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "smoke", store, lambda: stages.smoke_stage(served, run.plan, run.evidence))
 
 
-@step("accuracy", "accuracy {run.plan.cell.id}", once=True)
+@step("accuracy", "accuracy {run.plan.cell.id}", once=True, limit_s=of_plan("accuracy"))
 def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
     """Measure accuracy; or reuse the answers of the server's first cell, if everything that determines them is the same."""
     plan, evidence = run.plan, run.evidence
@@ -125,7 +131,7 @@ def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageE
     return _once(run, "accuracy", store, measure)
 
 
-@step("likelihood", "likelihood {run.plan.cell.id}", once=True)
+@step("likelihood", "likelihood {run.plan.cell.id}", once=True, limit_s=of_plan("likelihood"))
 def measure_likelihood(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
     """Score the answers and texts; or reuse the scores of the server's first cell, if it scored the same ones."""
     plan, evidence = run.plan, run.evidence
@@ -138,7 +144,7 @@ def measure_likelihood(served: Served, run: Run, first: Run, store: str) -> Stag
     return _once(run, "likelihood", store, measure)
 
 
-@step("load", "load {run.plan.cell.id}", once=True)
+@step("load", "load {run.plan.cell.id}", once=True, limit_s=of_plan("load"))
 def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     """The log says how long the load will take: before it starts, after the first repeat and at each look."""
     plan, evidence, tell = run.plan, run.evidence, line_teller()
@@ -159,12 +165,12 @@ def measure_load(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "load", store, measure)
 
 
-@step("speculation", "speculation {run.plan.cell.id}", once=True)
+@step("speculation", "speculation {run.plan.cell.id}", once=True, limit_s=of_plan("speculation"))
 def measure_speculation(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "speculation", store, lambda: stages.speculation_stage(served, run.plan, run.evidence, teller()))
 
 
-@step("sweep", "sweep {run.plan.cell.id}", once=True)
+@step("sweep", "sweep {run.plan.cell.id}", once=True, limit_s=of_plan("sweep"))
 def measure_sweep(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "sweep", store, lambda: stages.sweep_stage(served, run.plan, run.evidence, teller()))
 
@@ -186,7 +192,7 @@ def save(run: Run, stage: StageEvidence, store: str) -> StageEvidence:
     return stage
 
 
-@step("keep", "keep {stage} of {run.plan.cell.id}")
+@step("keep", "keep {stage} of {run.plan.cell.id}", limit_s=FILES_LIMIT_S)
 def keep_stage(run: Run, stage: Stage, store: str) -> None:
     """Put a finished stage into the store, so that a later start of this flow run finds it. Raises StoreError."""
     (finished,) = (each for each in run.stages() if each.stage == stage)

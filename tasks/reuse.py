@@ -6,7 +6,7 @@ from prefect import get_run_logger
 from prefect.runtime import flow_run
 
 from tasks.orchestrator import has_lasting_server
-from tasks.step import step
+from tasks.step import FILES_LIMIT_S, step
 from vllm_qualify.approval.covering import covering
 from vllm_qualify.approval.pointer import Entry
 from vllm_qualify.errors import CallerError
@@ -18,7 +18,7 @@ from vllm_qualify.runs.publishing import Published, attempts, note_attempt, publ
 from vllm_qualify.runs.stored import fetch_run, reuse_stages
 
 
-@step("reuse", "reuse finished stages of {run.plan.cell.id}")
+@step("reuse", "reuse finished stages of {run.plan.cell.id}", limit_s=FILES_LIMIT_S)
 def reuse_finished(run: Run, store: str, reuse: Reuse) -> None:
     """Take finished stages of the same inputs from this machine or the store. Raises StoreError."""
     for stage in reuse_stages(run, open_store(store), reuse):
@@ -46,7 +46,7 @@ def still_to_do(plans: list[CellPlan], published: list[Published], store: str, r
     return left
 
 
-@step("published before")
+@step("published before", limit_s=FILES_LIMIT_S)
 def published_before(plans: list[CellPlan], store: str) -> list[Published]:
     """The runs that an earlier start of this flow run published. Raises StoreError."""
     if not has_lasting_server() or not (flow_run.run_count or 0) > 1:

@@ -1,16 +1,16 @@
 """Further starts of a server that was stopped: as many as the gates against the baseline need, and the plan allows."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prefect import get_run_logger
 
-from tasks.measure import OTHER_WAITS_S, save
+from tasks.measure import save
 from tasks.progress import counter, line_teller, teller
 from tasks.step import beginning, step
 from vllm_qualify.evidence import stages, starts
@@ -87,13 +87,16 @@ def _serving(waiting: list[Waiting], folder: Path) -> Iterator[Served]:
     def start() -> AbstractContextManager[Served]:
         return serve(first, folder, teller(), loads=loads)
 
-    name, limit_s = f"start server, {waiting[0].number}", first.server.startup_timeout_s + OTHER_WAITS_S
-    with beginning(name, start, limit_s) as served:
+    with beginning(f"start server, {waiting[0].number}", start, stages.start_s(first.server), "starts") as served:
         get_run_logger().info(f"serving again at {served.server.url} after {served.server.startup_s:.0f} s")
         yield served
 
 
-@step("further start", "start {waiting.number} of {waiting.run.plan.cell.id}", once=True)
+def _limit_s(given: Mapping[str, Any]) -> float:
+    return stages.longest_s(given["waiting"].run.plan, "starts")
+
+
+@step("further start", "start {waiting.number} of {waiting.run.plan.cell.id}", once=True, place="starts", limit_s=_limit_s)
 def measure_start(served: Served, waiting: Waiting, first: Waiting) -> Commands:
     """Measure one cell in a further start; answers that it shares with the server's first cell are copied."""
     run, number = waiting.run, waiting.number

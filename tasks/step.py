@@ -5,17 +5,19 @@ measurements are in its folder.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
+from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.task_engine import TaskRunTimeoutError
 from prefect.tasks import exponential_backoff
+from prefect.utilities.timeout import timeout
 
 from tasks.patience import is_away
 from vllm_qualify.errors import HostError, QualifyError, ReleaseError
@@ -29,27 +31,90 @@ RETRIES, FIRST_DELAY_S, JITTER = 4, 4.0, 0.5
 PATIENT = 7
 # If an error asks for a longer wait, the task is not tried again.
 LONGEST_WAIT_S = 300.0
+# For a try of a task that asks the store, Prefect, a registry or the hub, or computes for some minutes. If an answer does not
+# come, the try ends by the limit of that answer: the store's is the longest, a quarter of an hour.
+LIMIT_S = 3600.0
+# For a try of a task that moves all files of a run: 30 GB at 2 MB/s.
+FILES_LIMIT_S = 4 * 3600.0
+
+Limit = float | Callable[[Mapping[str, Any]], float]
+"""A task's time limit in s, or how it follows from the task's parameters, which are given by name."""
+
+_has_limit: ContextVar[bool] = ContextVar("has_limit", default=False)
+
+
+class _OverError(TimeoutError):
+    """The time of a task is over."""
 
 
 def step(
-    name: str, run_name: str | None = None, *, once: bool = False, retries: int = RETRIES
+    name: str,
+    run_name: str | None = None,
+    *,
+    once: bool = False,
+    retries: int = RETRIES,
+    limit_s: Limit = LIMIT_S,
+    place: str = "",
 ) -> Callable[[Callable[P, R]], Task[P, R]]:
     """A task that is tried again if its error says that this may help (`may_pass`).
 
     With `once` it is never tried again. Measuring tasks use it, since a second measurement would hide how the first one ended.
 
-    There is no time limit here. Everything that a task waits for (a request, a tool, a server's start) has a limit of its own,
-    and its error says what did not answer. Use `in_time` for work with a time limit from the plan.
+    Everything that a task waits for (a request, a tool, a server's start) has a limit of its own, and its error says what did
+    not answer. `limit_s` is the net below, for a wait that has none. It is for each try; the waits between tries do not count.
+    When it is over, the task's contexts are closed, and it ends with a HostError at `place`, by default the task's name.
+
+    A task within a task has no limit of its own: it lives in that of the outer one, which ends both.
     """
-    return task(
-        name=name,
-        task_run_name=run_name or name,
-        cache_policy=NO_CACHE,
-        retries=0 if once else retries,
-        retry_delay_seconds=exponential_backoff(FIRST_DELAY_S),
-        retry_jitter_factor=JITTER,
-        retry_condition_fn=may_pass,
-    )
+
+    def decorate(work: Callable[P, R]) -> Task[P, R]:
+        return task(
+            name=name,
+            task_run_name=run_name or name,
+            cache_policy=NO_CACHE,
+            retries=0 if once else retries,
+            retry_delay_seconds=exponential_backoff(FIRST_DELAY_S),
+            retry_jitter_factor=JITTER,
+            retry_condition_fn=may_pass,
+        )(_limited(work, name, place or name, limit_s))
+
+    return decorate
+
+
+def _limited(work: Callable[P, R], name: str, place: str, limit_s: Limit) -> Callable[P, R]:
+    parameters = signature(work)
+
+    @wraps(work)
+    def limited(*arguments: P.args, **named: P.kwargs) -> R:
+        most_s = limit_s(parameters.bind(*arguments, **named).arguments) if callable(limit_s) else limit_s
+        with _within(most_s, name, place):
+            return work(*arguments, **named)
+
+    return limited
+
+
+@contextmanager
+def _within(limit_s: float, name: str, place: str) -> Iterator[None]:
+    """End the block when its time is over, unless it has a limit already. Raises HostError then.
+
+    Prefect interrupts the main thread, which runs the flow, by an alarm, also in the midst of a call. Another thread it
+    interrupts between two calls. Prefect's `timeout_seconds` is not used, because it cannot follow from a task's parameters,
+    its error does not say what to do, and it logs a warning for each task in another thread.
+    """
+    if _has_limit.get():
+        # There is one alarm in a process. A second one would be a thread that watches, for each task within a task.
+        yield
+        return
+    token = _has_limit.set(True)
+    try:
+        with timeout(limit_s, _OverError):
+            yield
+    except _OverError as error:
+        problem = f"'{name}' did not end within {limit_s:.0f} s, though all that it waits for has shorter limits"
+        remedy = "see in the run's log what it did last, and report that; a new start reuses the stages that are finished"
+        raise HostError(problem, remedy, place) from error
+    finally:
+        _has_limit.reset(token)
 
 
 def may_pass(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001  (Prefect's signature)
@@ -66,40 +131,22 @@ def may_pass(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool
     return True
 
 
-def in_time(work: Task[P, R], timeout_s: float) -> Callable[P, R]:
-    """The task with a time limit. Prefect can end a task only in the main thread, which runs the flow.
-
-    The task's contexts are closed, as after any other error.
-
-    Raises:
-        HostError: the time was over. Any error of the task is raised too.
-    """
-    limited = work.with_options(timeout_seconds=timeout_s)
-
-    def called(*arguments: P.args, **named: P.kwargs) -> R:
-        try:
-            return limited(*arguments, **named)
-        except TaskRunTimeoutError as error:
-            problem = f"'{work.name}' did not end within {timeout_s:.0f} s, after the limits of all that it waits for"
-            raise HostError(problem, "see the run's log for the last that it did, and report it", "serve") from error
-
-    return called
-
-
 @contextmanager
-def beginning(name: str, enter: Callable[[], AbstractContextManager[R]], timeout_s: float | None = None) -> Iterator[R]:
+def beginning(name: str, enter: Callable[[], AbstractContextManager[R]], limit_s: float, place: str = "") -> Iterator[R]:
     """Hold the context that `enter` makes for the length of the block. Its beginning is a task, with a name and a duration.
+
+    `limit_s` and `place` are those of the task; the block has no limit.
 
     The context and its logs belong to the flow: when a task ends, Prefect ends all leases that the task's context took.
 
     Raises:
-        QualifyError: as the context, or as `in_time`.
+        QualifyError: as the context; HostError: it did not begin in time.
     """
     with ExitStack() as stack:
         flow_context = copy_context()
 
-        @step(name, once=True)
+        @step(name, once=True, limit_s=limit_s, place=place)
         def begin() -> R:
             return flow_context.run(lambda: stack.enter_context(enter()))
 
-        yield (in_time(begin, timeout_s) if timeout_s else begin)()
+        yield begin()

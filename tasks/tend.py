@@ -21,7 +21,7 @@ from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFi
 from prefect.states import AwaitingRetry, Crashed
 
 from tasks.outcome import NOT_TO_DEPLOY
-from tasks.step import step
+from tasks.step import LIMIT_S, step
 from vllm_qualify.recipe.values import Frozen
 
 FLOWS = ("qualify-release", "qualify-host", "watch-releases", "requalify", "decide", "tend-fleet")
@@ -44,7 +44,7 @@ class Lost(Frozen):
     because: str
 
 
-@step("lost runs")
+@step("lost runs", limit_s=lambda given: given["confirm_s"] + LIMIT_S)
 def lost_runs(silent_s: float, confirm_s: float, settled_s: float) -> list[Lost]:
     """The runs that crashed, that could not reach the server at their end, or that were silent at two looks."""
     with get_client(sync_client=True) as client:

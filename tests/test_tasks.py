@@ -4,10 +4,11 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ import tasks.decide
 import tasks.measure
 from tasks import machine, step
 from tasks.fleet import resolve
-from tasks.step import LONGEST_WAIT_S, RETRIES, beginning, in_time
+from tasks.step import LONGEST_WAIT_S, RETRIES, beginning
 from tests.releases.service import Answer, Asked, serving
 from tests.report.builder import passed_report
 from vllm_qualify.engine.confinement import quiet_environment
@@ -34,6 +35,7 @@ from vllm_qualify.engine.hub import wait_asked_s
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.engine.process import guarded
 from vllm_qualify.errors import HostError, ReleaseError, StoreBusyError, StoreError
+from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
@@ -47,6 +49,26 @@ DIGEST = "sha256:" + "a" * 64
 HAS_IT = Answer(headers={"Docker-Content-Digest": DIGEST})
 # In its own words, not those of the code: what runs tools on a server, or starts it.
 MEASURES = ["fit", "smoke", "accuracy", "likelihood", "load", "speculation", "sweep", "warm starts", "further start"]
+HOUR_S, DAY_S = 3600, 86_400
+# Tasks with another limit than an hour: what they may wait for. The parameters are those of `GIVEN`.
+LIMITS_S = {
+    "provide": 6 * HOUR_S,
+    "plan": 2 * DAY_S,
+    "models": 2 * DAY_S,
+    "wait": 30 * DAY_S,
+    "publish": 4 * HOUR_S,
+    "reuse": 4 * HOUR_S,
+    "published before": 4 * HOUR_S,
+    "keep": 4 * HOUR_S,
+    "lost runs": HOUR_S + 100,
+    "decision": HOUR_S + 1000,
+}
+GIVEN: Mapping[str, Any] = {
+    "run": SimpleNamespace(plan=passed_report().plan),
+    "waiting": SimpleNamespace(run=SimpleNamespace(plan=passed_report().plan)),
+    "confirm_s": 100.0,
+    "timeout_s": 1000.0,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,6 +183,59 @@ def test_no_task_measures_twice_or_is_cached() -> None:
         assert (task.cache_policy, task.retry_condition_fn) == (NO_CACHE, step.may_pass)
 
 
+class _LimitError(Exception):
+    """The limit is known, and the work need not begin."""
+
+
+def limit_of(task: Task[..., Any], monkeypatch: pytest.MonkeyPatch) -> float:
+    """The seconds that a task's work may take; fails if it begins without a limit."""
+    noted = []
+
+    @contextmanager
+    def noting(limit_s: float, _: type[TimeoutError]) -> Iterator[None]:
+        noted.append(limit_s)
+        raise _LimitError
+        yield
+
+    monkeypatch.setattr(step, "timeout", noting)
+    with pytest.raises(_LimitError):
+        task.fn(**{name: GIVEN.get(name) for name in signature(task.fn).parameters})
+    (limit_s,) = noted
+    return limit_s
+
+
+def test_every_task_has_a_time_limit_and_what_measures_has_that_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    other_stage = {"warm starts": "serve", "further start": "starts"}
+    measuring = {name: other_stage.get(name, name) for name in [*MEASURES, "baseline"]}
+    plan: Any = GIVEN["run"].plan
+    found = [(task.name, limit_of(task, monkeypatch)) for task in all_tasks()]
+    assert len(found) > 25
+    assert {name for name, _ in found} >= {*LIMITS_S, *measuring}
+    for name, limit_s in found:
+        stage: Any = measuring.get(name)
+        assert limit_s == (stages.longest_s(plan, stage) if stage else LIMITS_S.get(name, HOUR_S)), name
+
+
+def test_a_stage_is_kept_within_the_limit_of_what_measured_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks that run within others, by hand: they set no limit of their own there."""
+    set_s = []
+
+    @contextmanager
+    def noting(limit_s: float, _: type[TimeoutError]) -> Iterator[None]:
+        set_s.append(limit_s)
+        yield
+
+    @step.step("measures", once=True, limit_s=77)
+    def measures() -> None:
+        for nested in (tasks.measure.keep_stage, tasks.measure.reuse_fit):
+            with pytest.raises(AttributeError):
+                at_once(nested)(*[None] * len(signature(nested.fn).parameters))
+
+    monkeypatch.setattr(step, "timeout", noting)
+    in_flow(measures)
+    assert set_s == [77]
+
+
 def publish_with(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], store: str) -> Any:
     def publish_run(*_: object) -> Any:
         outcome = outcomes.pop(0)
@@ -240,15 +315,88 @@ by_alarm = pytest.mark.timeout(300, method="thread")
 def test_a_task_whose_time_is_over_leaves_no_process_behind(tmp_path: Path) -> None:
     tool = Tool(tmp_path)
 
-    @step.step("hangs", once=True)
+    @step.step("hangs", once=True, limit_s=2.0, place="load")
     def hangs() -> None:
         with tool.running(sleeper()):
             time.sleep(3600)  # as what waits for a tool that never answers; the limit ends it
 
-    with pytest.raises(HostError, match="'hangs' did not end within 2 s"):
-        in_flow(in_time(hangs, 2.0))
+    with pytest.raises(HostError, match="'hangs' did not end within 2 s") as raised:
+        in_flow(hangs)
+    assert raised.value.place == "load"
+    assert "reuses the stages" in raised.value.remedy
     assert tool.pids
     assert tool.left == []
+
+
+@by_alarm
+def test_a_task_whose_time_is_over_is_not_tried_again() -> None:
+    tried = []
+
+    @step.step("hangs", limit_s=0.5)
+    def hangs() -> None:
+        tried.append(1)
+        time.sleep(3600)  # the limit ends it
+
+    with pytest.raises(HostError, match="'hangs' did not end") as raised:
+        in_flow(hangs)
+    assert (tried, raised.value.place) == ([1], "hangs")
+
+
+@by_alarm
+def test_each_try_has_the_whole_limit() -> None:
+    """Three tries together take longer than the limit of one."""
+    left = [HostError("no answer", "wait", retry=True)] * 2
+
+    @step.step("slow", limit_s=1.5)
+    def slow() -> str:
+        time.sleep(0.8)  # more than half of the limit
+        if left:
+            raise left.pop()
+        return "done"
+
+    assert in_flow(at_once(slow)) == "done"
+
+
+@by_alarm
+def test_a_task_within_a_task_ends_with_it_and_leaves_it_its_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tool, begun = Tool(tmp_path), list[str]()
+
+    @step.step("inner", limit_s=3600)
+    def inner(what: str) -> None:
+        begun.append(what)
+        if what == "hangs":
+            with tool.running(sleeper()):
+                time.sleep(3600)  # the outer limit ends it
+
+    @step.step("outer", once=True, limit_s=3.0)
+    def outer() -> None:
+        inner("ends")
+        inner("hangs")
+
+    with pytest.raises(HostError, match="'outer' did not end within 3 s"):
+        in_flow(outer)
+    assert begun == ["ends", "hangs"]
+    assert tool.pids
+    assert tool.left == []
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+@by_alarm
+def test_a_task_in_a_thread_has_its_limit_too_and_prefect_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
+    closed = []
+
+    @step.step("hangs", once=True, limit_s=1.0)
+    def hangs() -> None:
+        try:
+            while True:
+                time.sleep(0.05)  # as what looks again and again for an answer
+        finally:
+            closed.append(1)
+
+    with pytest.raises(HostError, match="'hangs' did not end within 1 s"):
+        in_flow(lambda: hangs.submit().result())
+    assert closed == [1]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 @by_alarm
@@ -256,13 +404,13 @@ def test_a_limit_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> None:
     """The program ignores SIGTERM, so that its end takes longer than what is left of the limit."""
     tool, limit_s = Tool(tmp_path), 3.0
 
-    @step.step("cleans up", once=True)
+    @step.step("cleans up", once=True, limit_s=limit_s)
     def cleans_up() -> None:
         with tool.running(sleeper("signal.signal(signal.SIGTERM, signal.SIG_IGN)"), grace_s=2 * limit_s):
             raise HostError("something else", "mend it")
 
     with pytest.raises(HostError):
-        in_flow(in_time(cleans_up, limit_s))
+        in_flow(cleans_up)
     assert tool.pids
     assert tool.left == []
 
@@ -271,7 +419,7 @@ def test_a_context_begins_in_a_task_and_ends_with_its_block(tmp_path: Path) -> N
     tool, seen = Tool(tmp_path), list[list[int]]()
 
     def block() -> str:
-        with beginning("start tool", lambda: tool.running(sleeper()), timeout_s=60):
+        with beginning("start tool", lambda: tool.running(sleeper()), limit_s=60):
             seen.append(tool.left)
         return str(flow_run.id)
 
@@ -291,7 +439,7 @@ def test_a_context_that_cannot_begin_is_the_tasks_own_error_and_is_not_begun_aga
         yield
 
     def block() -> None:
-        with beginning("start server", broken):
+        with beginning("start server", broken, limit_s=60):
             raise AssertionError("nothing has begun")
 
     with pytest.raises(HostError, match="no server"):

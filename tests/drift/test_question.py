@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,6 +65,20 @@ def asked(it: Question) -> Iterator[None]:
 
 def nothing() -> None:
     """The server is well."""
+
+
+def test_who_waits_gets_an_error_with_a_remedy_if_the_asking_tasks_time_is_over(
+    engine: EngineEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_time(*_: object) -> None:
+        raise CancelledError
+
+    monkeypatch.setattr("vllm_qualify.drift.question.check_plans", out_of_time)
+    it = question(engine, tmp_path)
+    with pytest.raises(CancelledError):
+        it.ask()
+    with pytest.raises(HostError, match="the engine was not asked"):
+        it.check()
 
 
 def test_an_answer_is_kept_and_known_to_be(engine: EngineEnvironment, tmp_path: Path) -> None:

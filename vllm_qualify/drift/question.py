@@ -1,6 +1,7 @@
 """The question whether an engine accepts planned cells, asked while their server starts."""
 
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,6 +42,10 @@ class Question:
             self._unasked = check_plans(self._plans, self._cache, self._check_wanted)
         except _GivenUpError as error:
             self._problem = error
+        except CancelledError:
+            # The time of the task that asks is over. Those who wait for the answer get an error with a remedy.
+            self.settle()
+            raise
         except BaseException as error:
             self._problem = error
             raise

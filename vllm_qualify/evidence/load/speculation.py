@@ -49,6 +49,8 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 # Fewer requests, one after another, hardly have a steady state. Fewer pairs do not show the noise.
 LEAST_PROMPTS, LEAST_REPEATS = 20, 2
+# For each reply at temperature 0.
+ANSWER_LIMIT_S = 300.0
 
 RunLoad = Callable[[Server, Load, Path, int], None]
 """Runs bench once on a server, as repeat N of the load, into a folder, as `client.run` does."""
@@ -59,7 +61,7 @@ class Greedy(Frozen):
 
     prompts: list[Text]
     max_tokens: Count
-    time_limit_s: Seconds = 300.0
+    time_limit_s: Seconds = ANSWER_LIMIT_S
 
 
 class Pair(NamedTuple):

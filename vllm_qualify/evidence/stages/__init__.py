@@ -8,7 +8,7 @@ from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
 from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
 from vllm_qualify.evidence.stages.smoke import smoke_stage
 from vllm_qualify.evidence.stages.speculation import speculation_stage
-from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder
+from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder, start_s
 from vllm_qualify.evidence.stages.starts import (
     begin_start,
     end_start,
@@ -18,7 +18,7 @@ from vllm_qualify.evidence.stages.starts import (
     starts_stage,
 )
 from vllm_qualify.evidence.stages.sweep import sweep_plan, sweep_stage
-from vllm_qualify.evidence.stages.table import TABLE, on_the_server, parse, parse_unfinished, taken_over, wanted
+from vllm_qualify.evidence.stages.table import TABLE, longest_s, on_the_server, parse, parse_unfinished, taken_over, wanted
 
 __all__ = [
     "MACHINE",
@@ -36,6 +36,7 @@ __all__ = [
     "likelihood_stage",
     "load_stage",
     "loads_of",
+    "longest_s",
     "measure_start",
     "on_the_server",
     "parse",
@@ -50,6 +51,7 @@ __all__ = [
     "smoke_stage",
     "speculation_stage",
     "stage_folder",
+    "start_s",
     "starts_stage",
     "sweep_plan",
     "sweep_stage",

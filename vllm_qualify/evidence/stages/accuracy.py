@@ -12,7 +12,7 @@ from vllm_qualify.evidence import accuracy, answers
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served
-from vllm_qualify.evidence.stages.stage import Commands, StageKind, comparing_inputs
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, comparing_inputs, order_s
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
@@ -96,6 +96,16 @@ def _task(task: TaskPlan) -> Any:
     return [settings, files]
 
 
+def _longest_s(plan: CellPlan) -> float:
+    """Each task is loaded, and then asked in all its steps. Both have the task's time limit."""
+    return sum((1 + _most_steps(task)) * order_s(task.settings.time_limit_s) for task in plan.accuracy)
+
+
+def _most_steps(task: TaskPlan) -> int:
+    settings = task.settings
+    return len(answers.steps(settings, settings.num_questions, task.repetitions, sequential=task.sequential))
+
+
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     levels = levels_for(plan)
     return [found for task in plan.accuracy for found in accuracy.parse_task(evidence / "accuracy" / task.name, task, levels)]
@@ -110,5 +120,6 @@ ACCURACY = StageKind(
     grows=False,
     settings=_settings,
     inputs=_inputs,
+    longest_s=_longest_s,
     parse=_parse,
 )

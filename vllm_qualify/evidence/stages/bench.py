@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
-from vllm_qualify.evidence.stages.stage import dumped, judging_inputs
+from vllm_qualify.evidence.stages.stage import dumped, judging_inputs, order_s
 from vllm_qualify.evidence.watched import WATCHED
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.workload import Load
 
 
 def tools(plan: CellPlan) -> dict[str, str]:
@@ -38,6 +39,11 @@ def _whole_lines(text: bytes) -> bytes:
 
 def silent(_done: int, _total: int) -> None:
     """Report no progress of requests: the stage reports each run."""
+
+
+def load_s(settings: Load, most_repeats: int) -> float:
+    """The most that a load may take on one server, in s. It begins when no prompts are made any more, with the same limit."""
+    return (1 + most_repeats) * order_s(settings.time_limit_s)
 
 
 def load_inputs(plan: CellPlan) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence import startup
 from vllm_qualify.evidence.load import client, figures
-from vllm_qualify.evidence.load.fitting import FOUND, SEQUENCES, Fitting, Started, Tried, block_tok
+from vllm_qualify.evidence.load.fitting import FOUND, MOST_CONFIRMATIONS, SEQUENCES, Fitting, Started, Tried, block_tok
 from vllm_qualify.evidence.load.problems import preemptions
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served, another, watched
 from vllm_qualify.evidence.stages import bench
-from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, start_s
 from vllm_qualify.evidence.startup import KvCache
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
@@ -90,6 +90,19 @@ def _loaded(served: Served, plan: CellPlan, settings: Load, folder: Path, tell: 
     return inside
 
 
+def _longest_s(plan: CellPlan) -> float:
+    """A start for each size, and one with a load for each number of sequences or tokens.
+
+    Without sizes, the first number of sequences follows from a start of its own.
+    """
+    if plan.fit is None:
+        return 0.0
+    numbers, tokens = MOST_CONFIRMATIONS if plan.fit.max_num_seqs else 0, len(plan.fit.max_num_batched_tokens)
+    sizes = max(len(plan.fit.tensor_parallel_sizes), min(1, numbers))
+    loads_s = numbers * bench.load_s(plan.load, 1) + tokens * bench.load_s(plan.load, plan.load.repeats)
+    return (sizes + numbers + tokens) * start_s(plan.server) + loads_s
+
+
 def found_by_fit(evidence: Path) -> Tried:
     """What the fit found. Raises OSError or ValueError if no fit is finished."""
     return Tried.model_validate_json((evidence / "fit" / FOUND).read_bytes())
@@ -104,5 +117,6 @@ FIT = StageKind(
     grows=False,
     settings=lambda plan: {"fit": plan.fit.model_dump()} if plan.fit else {},
     inputs=bench.search_inputs,
+    longest_s=_longest_s,
     parse=lambda _plan, _evidence: [],
 )

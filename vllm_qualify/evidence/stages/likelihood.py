@@ -110,6 +110,15 @@ def _inputs(plan: CellPlan) -> list[Any]:
     return [scored, questions_of(plan), plan.baseline.run_id if plan.baseline else None, plan.establishes]
 
 
+def _longest_s(plan: CellPlan) -> float:
+    """Each answer and each text is scored by three requests: two that split it into tokens, and one for their likelihoods."""
+    if plan.likelihood is None:
+        return 0.0
+    texts = len(plan.likelihood.texts.read_bytes().splitlines()) if plan.likelihood.texts else 0
+    settings = plan.likelihood.settings
+    return (settings.num_answers * len(plan.accuracy) + texts) * 3 * settings.time_limit_s
+
+
 LIKELIHOOD = StageKind(
     name="likelihood",
     is_wanted=lambda plan: plan.scores_answers,
@@ -119,5 +128,6 @@ LIKELIHOOD = StageKind(
     grows=False,
     settings=_settings,
     inputs=_inputs,
+    longest_s=_longest_s,
     parse=_parse,
 )

@@ -13,7 +13,7 @@ from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
-from vllm_qualify.evidence.stages.stage import Commands, StageKind, comparing_inputs, server_inputs
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, comparing_inputs, server_inputs, start_s
 from vllm_qualify.evidence.watched import watched_in
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
@@ -77,6 +77,12 @@ def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     return figures.parse_load(folder, plan.load, levels_for(plan), server.kind, server.arguments, samples, name)
 
 
+def _longest_s(plan: CellPlan) -> float:
+    """All repeats, without the time budget: it ends a load only between repeats. In turns, two servers run them."""
+    on_one_s = bench.load_s(plan.load, plan.load.looks[-1])
+    return on_one_s if plan.beside is None else start_s(plan.beside) + 2 * on_one_s
+
+
 def _inputs(plan: CellPlan) -> list[Any]:
     return [bench.load_inputs(plan), plan.beside and server_inputs(plan.beside), *comparing_inputs(plan)]
 
@@ -90,5 +96,6 @@ LOAD = StageKind(
     grows=False,
     settings=lambda plan: {"load": plan.load.model_dump()},
     inputs=_inputs,
+    longest_s=_longest_s,
     parse=_parse,
 )

@@ -14,7 +14,7 @@ from vllm_qualify.evidence import idle, network, startup
 from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words, invalid, valid
 from vllm_qualify.evidence.serving import ENDED, LAUNCHED, launched_by_clock, started
-from vllm_qualify.evidence.stages.stage import StageKind
+from vllm_qualify.evidence.stages.stage import StageKind, start_s
 from vllm_qualify.evidence.watched import read_host
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import GPU_IDLE, NCCL_INFINIBAND
@@ -138,5 +138,7 @@ SERVE = StageKind(
     grows=False,
     settings=lambda _: {},
     inputs=lambda plan: plan.warm_starts,
+    # The first start has a task of its own, and the server then serves the other stages.
+    longest_s=lambda plan: plan.warm_starts * start_s(plan.server),
     parse=_parse,
 )

@@ -37,5 +37,7 @@ SMOKE = StageKind(
     grows=False,
     settings=_settings,
     inputs=lambda plan: dumped(plan.smoke),
+    # The list of models, and the prompt each time.
+    longest_s=lambda plan: (1 + smoke.ASKS) * plan.smoke.time_limit_s,
     parse=_parse,
 )

@@ -10,7 +10,7 @@ from vllm_qualify.evidence.measurement import Measurement, StageEvidence, invali
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
-from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, order_s, start_s
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import SAME_TEXT, SPEEDUP, SPEEDUP_BATCH1
 from vllm_qualify.recipe.workload import Load
@@ -56,6 +56,15 @@ def _greedy(plan: CellPlan, evidence: Path) -> speculation.Greedy:
     return speculation.Greedy(prompts=asked[: 1 + GREEDY_PROMPTS], max_tokens=GREEDY_TOKENS)
 
 
+def _longest_s(plan: CellPlan) -> float:
+    """Both servers are asked the greedy prompts, and run each repeat of both loads."""
+    if plan.undrafted is None:
+        return 0.0
+    asked_s = (1 + GREEDY_PROMPTS) * speculation.ANSWER_LIMIT_S
+    repeats = sum(load.repeats for load in speculation.draft_loads(plan.load).values())
+    return start_s(plan.undrafted) + 2 * (asked_s + repeats * order_s(plan.load.time_limit_s))
+
+
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     if plan.undrafted is None:
         because = "the machine has no room for the same server without speculative decoding beside it: use one with more GPUs"
@@ -72,5 +81,6 @@ SPECULATION = StageKind(
     grows=False,
     settings=lambda _: {},
     inputs=bench.search_inputs,
+    longest_s=_longest_s,
     parse=_parse,
 )

@@ -20,6 +20,10 @@ Commands = list[list[str]]
 MACHINE = "machine.json"
 # Fields of a server's plan that do not determine what is measured: where the server is, and how long its start may take.
 NOT_OF_THE_SERVER = {"engine", "gpus", "startup_timeout_s"}
+# In addition to the recipe's startup_timeout_s: up to ten minutes for the drift check, and the time to stop the server.
+OTHER_WAITS_S = 900.0
+# Around an order to a tool in a container: five answers of Docker Engine (180 s each) and three of the server (30 s each).
+AROUND_ORDER_S = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,8 @@ class StageKind:
     """the settings of the plan that it follows, for the report: by title, each setting with its value"""
     inputs: Callable[[CellPlan], Any] | None
     """JSON of what determines it besides the `common` inputs; None if no other run may take the stage over"""
+    longest_s: Callable[[CellPlan], float]
+    """the most that all its waits may take together, in s, if each ends by its own limit; see `longest_s` of the table"""
     parse: Callable[[CellPlan, Path], list[Measurement]]
     """its measurements, only from files below the evidence folder, so that they are the same at any later judging"""
 
@@ -117,6 +123,16 @@ def _on(measured_on: str, problem: str | None, found: Measurement) -> Measuremen
     if problem and found.invalid_because is None:
         found = invalid(found.metric, problem, found.source, task=found.task, filter=found.filter)
     return found.model_copy(update={"fingerprint": measured_on})
+
+
+def start_s(server: ServerPlan) -> float:
+    """The most that a server's start and end may take, in s."""
+    return server.startup_timeout_s + OTHER_WAITS_S
+
+
+def order_s(time_limit_s: float) -> float:
+    """The most that an order to a tool with this limit may take, in s, with what is read and copied around it."""
+    return time_limit_s + AROUND_ORDER_S
 
 
 def dumped(settings: Any) -> Any:

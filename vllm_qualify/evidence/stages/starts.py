@@ -171,6 +171,12 @@ def _inputs(plan: CellPlan) -> list[Any]:
     return [kind.inputs(plan) for kind in (accuracy.ACCURACY, load.LOAD) if kind.inputs]
 
 
+def _longest_s(plan: CellPlan) -> float:
+    """One further start: each task is asked once, and the load is at most as long as that of the first start."""
+    asked = plan.model_copy(update={"accuracy": [starts.once(task) for task in plan.accuracy]})
+    return accuracy.ACCURACY.longest_s(asked) + load.LOAD.longest_s(plan)
+
+
 STARTS = StageKind(
     name="starts",
     is_wanted=is_wanted,
@@ -180,5 +186,6 @@ STARTS = StageKind(
     grows=True,
     settings=lambda plan: {"starts": {"starts": plan.starts}} if is_wanted(plan) else {},
     inputs=_inputs,
+    longest_s=_longest_s,
     parse=_parse,
 )

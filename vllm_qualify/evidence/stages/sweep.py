@@ -7,7 +7,7 @@ from vllm_qualify.evidence.load import client, sweep
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages import bench
-from vllm_qualify.evidence.stages.stage import Commands, StageKind
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, order_s
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
 
@@ -47,6 +47,15 @@ def sweep_plan(plan: CellPlan) -> sweep.Plan:
     )
 
 
+def _longest_s(plan: CellPlan) -> float:
+    """Each point of the curve as often as it may be invalid, and all runs of each search; each run is one repeat."""
+    if plan.sweep is None:
+        return 0.0
+    planned = sweep_plan(plan)
+    most_runs = sweep.MOST_INVALID * len(planned.curve) + plan.sweep.most_runs * len(planned.goals)
+    return most_runs * order_s(plan.load.time_limit_s)
+
+
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     planned = sweep_plan(plan)
     return sweep.sweep_measurements(sweep.parse_sweep(evidence / "sweep", planned), planned)
@@ -61,5 +70,6 @@ SWEEP = StageKind(
     grows=False,
     settings=lambda plan: {"sweep": plan.sweep.model_dump()} if plan.sweep else {},
     inputs=bench.search_inputs,
+    longest_s=_longest_s,
     parse=_parse,
 )

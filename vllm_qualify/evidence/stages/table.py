@@ -21,6 +21,9 @@ from vllm_qualify.recipe.metrics import Stage
 
 _IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, ACCURACY, LIKELIHOOD, LOAD, SPECULATION, SWEEP, STARTS)
 TABLE: dict[Stage, StageKind] = {kind.name: kind for kind in _IN_ORDER}
+# What a stage does besides its waits: parsing at each look, copying, hashing. And keeping it in a store that does not answer:
+# five tries of a quarter of an hour each, with their waits 80 minutes.
+MARGIN_S = 2 * 3600.0
 
 
 def wanted(plan: CellPlan) -> list[Stage]:
@@ -31,6 +34,11 @@ def wanted(plan: CellPlan) -> list[Stage]:
 def on_the_server(plan: CellPlan) -> list[Stage]:
     """The stages of a plan's run that are measured while its server runs."""
     return [name for name in wanted(plan) if TABLE[name].needs_server]
+
+
+def longest_s(plan: CellPlan, stage: Stage) -> float:
+    """How long a stage may take, in s. No stage takes as long in which everything that it waits for keeps its own limit."""
+    return TABLE[stage].longest_s(plan) + MARGIN_S
 
 
 def parse(stage: Stage, plan: CellPlan, evidence: Path) -> list[Measurement]:

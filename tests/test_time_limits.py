@@ -1,0 +1,119 @@
+"""A stage that hangs for ever: its time limit ends it, with the server, and leaves what was measured before."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+import tasks.measure
+from flows.qualify import QualifyRelease, qualified
+from infra.bench.passing import passing, write_engine, write_recipe
+from vllm_qualify.engine.confinement import quiet_environment
+from vllm_qualify.engine.process import guarded
+from vllm_qualify.errors import HostError
+from vllm_qualify.evidence import stages
+from vllm_qualify.evidence.load import client
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.home import runs_folder
+
+# pytest-timeout's other method takes SIGALRM, which Prefect needs for a task's time.
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600, method="thread")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture
+def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QualifyRelease:
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
+    return QualifyRelease(recipe=str(write_recipe(1, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
+
+
+class Programs:
+    """Programs that run for ever: one for the server, and one for the tool that a stage waits for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pids = folder, list[int]()
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        with guarded(["sleep", "3600"], quiet_environment(), self.folder / f"{name}.log") as process:
+            self.pids.append(process.guard_pid)
+            yield
+
+    def serving(self, serve: Callable[..., AbstractContextManager[Any]]) -> Callable[..., AbstractContextManager[Any]]:
+        @contextmanager
+        def serving(*arguments: Any) -> Iterator[Any]:
+            with self.running("server"), serve(*arguments) as served:
+                yield served
+
+        return serving
+
+    def hang(self, *_: object) -> None:
+        with self.running("tool"):
+            time.sleep(3600)  # as a wait that forgot its limit
+
+    @property
+    def left(self) -> list[int]:
+        return [pid for pid in self.pids if psutil.pid_exists(pid)]
+
+
+def short(monkeypatch: pytest.MonkeyPatch, stage: str, limit_s: float) -> None:
+    """One stage has this limit, and the others have their own."""
+    planned = stages.longest_s
+    monkeypatch.setattr(stages, "longest_s", lambda plan, name: limit_s if name == stage else planned(plan, name))
+
+
+def test_a_stage_that_hangs_ends_with_its_server_and_leaves_the_evidence_so_far(
+    request_: QualifyRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = Programs(tmp_path)
+    with passing(), monkeypatch.context() as patched:
+        patched.setattr(tasks.measure, "serve", programs.serving(vars(tasks.measure)["serve"]))
+        patched.setattr(client, "measure_load", programs.hang)
+        short(patched, "load", 2.0)
+        with pytest.raises(HostError, match="'load' did not end within 2 s") as raised:
+            qualified(request_)
+    assert (len(programs.pids), programs.left) == (2, [])
+    assert raised.value.place == "load"
+    (folder,) = runs_folder().iterdir()
+    run = Run(folder=folder)
+    assert [stage.stage for stage in run.stages()] == ["smoke", "accuracy"]
+    assert any(f"evidence so far: {run.evidence}" in note for note in raised.value.__notes__)
+    assert "'load' did not end within 2 s" in (folder / "failure.html").read_text().replace("&#39;", "'")
+
+    with passing():
+        (published,) = qualified(request_)
+    taken = {stage.stage: stage.taken_from for stage in published.run.stages()}
+    assert (taken["smoke"], taken["accuracy"], taken["load"]) == (run.id, run.id, None)
+
+
+def test_a_stage_that_hangs_while_it_is_kept_ends_too(
+    request_: QualifyRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keeping it is a task within that of the stage. It was saved before, so nothing is lost."""
+    programs = Programs(tmp_path)
+    with passing(), monkeypatch.context() as patched:
+        patched.setattr(tasks.measure, "keep", programs.hang)
+        short(patched, "smoke", 2.0)
+        with pytest.raises(HostError, match="'smoke' did not end within 2 s"):
+            qualified(request_)
+    assert (len(programs.pids), programs.left) == (1, [])
+    (folder,) = runs_folder().iterdir()
+    assert [stage.stage for stage in Run(folder=folder).stages()] == ["smoke"]
+
+
+def test_a_run_in_its_limits_has_no_warning_about_them(request_: QualifyRelease, caplog: pytest.LogCaptureFixture) -> None:
+    with passing():
+        (published,) = qualified(request_)
+    assert published.passed
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line for line in warnings if "timeout" in line.lower() or "alarm" in line.lower()] == []
