@@ -97,8 +97,8 @@ def test_likelihoods_take_three_requests_for_each_answer_and_each_text(tmp_path:
 
 
 def test_a_further_start_asks_each_task_once_and_runs_a_load() -> None:
-    once, thrice = (planned(accuracy=[asked(repetitions)]) for repetitions in (1, 3))
-    assert waits("starts", thrice) == waits("accuracy", once) + (1 + 5) * REPEAT
+    thrice = planned(accuracy=[asked(3)])
+    assert waits("starts", thrice) == 2 * (50 + AROUND) + 6 * REPEAT
 
 
 def test_speculation_asks_two_servers_nine_prompts_and_runs_two_loads_on_both() -> None:
