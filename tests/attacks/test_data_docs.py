@@ -8,6 +8,7 @@ from playwright.sync_api import Browser
 from tests.judge.test_data_docs import FOUND, GATE
 from vllm_qualify.judge.data_docs import POLICY
 from vllm_qualify.judge.expectations import judge
+from vllm_qualify.recipe.gates import gate_of
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 
@@ -18,6 +19,16 @@ def page(tmp_path: Path) -> Path:
     judge([gate], [found], "docs", docs=tmp_path)
     (page,) = (tmp_path / "validations").rglob("*.html")
     return page
+
+
+@pytest.mark.parametrize("key", ["filter", "task"])
+@pytest.mark.parametrize("text", [HOSTILE, "<meta http-equiv=refresh content=0>", "a&lt;b", 'a"b', "a b", "-x", ""])
+def test_no_gate_has_a_name_that_would_be_markup(key: str, text: str) -> None:
+    """The policy stops scripts, but no redirection."""
+    gate = {"metric": "exact_match", "filter": "maj@64", "minimum": 0.5, "unit": "fraction"}
+    assert gate_of(**gate).filter == "maj@64"
+    with pytest.raises(ValueError, match="it is not the name of an lm-eval"):
+        gate_of(**gate | {key: text})
 
 
 def test_the_policy_comes_before_all_else(page: Path) -> None:

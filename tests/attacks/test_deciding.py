@@ -22,6 +22,7 @@ from vllm_qualify.approval.row import Row
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.approver.watch import approve_new
+from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import StoreError
 from vllm_qualify.plan.cell import BetweenStarts, EarlierTry
 from vllm_qualify.publish.store import Store
@@ -175,6 +176,32 @@ def test_a_plan_that_leaves_out_its_releases_earlier_tries_is_for_a_person(
 
     honest = publish_report(store, tmp_path / "runs", NEWER, counting(EarlierTry(run_id=OLDER, verdict="fail")))
     assert desk.why_by_hand(honest) == ""
+
+
+def test_an_image_of_another_repository_is_for_a_person(
+    store: Store, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts a run names its image, and no recipe does: an image of their own must not be approved by itself."""
+    monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
+    digest = f"sha256:{'e' * 64}"
+
+    def served_from(repository: str) -> Change:
+        image = EngineImage(repository=repository, tag=None, digest=digest, platform="linux/amd64")
+
+        def change(report: Report) -> Report:
+            server = report.plan.server.model_copy(update={"engine": image})
+            return automatic(report.model_copy(update={"plan": report.plan.model_copy(update={"server": server})}))
+
+        return change
+
+    recipes = {"llama-3.1-8b": load_recipe("reference").recipe}
+    evil = publish_report(store, tmp_path / "runs", RUN, served_from("evil.example/vllm/vllm-openai"))
+    said = f"was served from evil.example/vllm/vllm-openai@{digest}, and the approver's images are vllm/vllm-openai"
+    assert Desk(store, key, recipes).why_by_hand(evil) == said
+    assert "a person decides" in Desk(store, key, recipes).approve_automatically(CELL, RUN)
+    assert not list(store.keys("approvals/"))
+    own = publish_report(store, tmp_path / "runs", NEWER, served_from("registry.example/ours"))
+    assert Desk(store, key, recipes, ["registry.example/ours"]).why_by_hand(own) == ""
 
 
 def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(

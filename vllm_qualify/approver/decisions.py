@@ -1,6 +1,6 @@
 """What people and recipes decide, for one store with one key: the reports that wait, the decision, the revocation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm_qualify.approval.actions import approve, reject, revoke
@@ -11,6 +11,7 @@ from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import BriefReport
 from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.conformity import difference
 from vllm_qualify.publish.store import Store, present
@@ -20,14 +21,22 @@ from vllm_qualify.runs.anchor import why_not_the_cells
 from vllm_qualify.runs.known_starts import between_by_pointers
 from vllm_qualify.runs.tries import not_counted
 
+# vLLM's own, on Docker Hub.
+IMAGES = ("vllm/vllm-openai",)
+
 
 @dataclass(frozen=True)
 class Desk:
-    """Where decisions are made. `recipes` are this machine's own copies, by name: only they approve automatically."""
+    """Where decisions are made.
+
+    `recipes` are this machine's own copies, by name: only they approve automatically, and only what was served from one of the
+    repositories `images`. A run may be started with any image, and a recipe names none.
+    """
 
     store: Store
     key: PrivateKey
     recipes: Mapping[str, Recipe]
+    images: Collection[str] = IMAGES
 
     def lines(self) -> Iterator[tuple[str, BriefReport]]:
         """Each cell with its newest report and those that wait for a decision, the newest first. Raises StoreError."""
@@ -94,6 +103,9 @@ class Desk:
         recipe = self.recipes.get(plan.cell.recipe)
         if recipe and (reason := difference(plan, recipe)):
             yield f"was not qualified as the approver's recipe says: {reason}"
+        engine = plan.server.engine
+        if isinstance(engine, EngineImage) and engine.repository not in self.images:
+            yield f"was served from {engine.pinned}, and the approver's images are {', '.join(self.images)}"
         if left_out := not_counted(run, self.store):
             yield f"does not count {', '.join(left_out)}, in which its release did not pass"
         if reason := why_not_the_cells(plan, self.store):

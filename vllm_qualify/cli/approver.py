@@ -41,6 +41,14 @@ def approver_serve(
             "--recipe", metavar="RECIPE", help="A recipe that may approve automatically, also repeated; by default none."
         ),
     ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image",
+            metavar="REPOSITORY",
+            help="A repository whose images may be approved automatically, also repeated; by default vllm/vllm-openai.",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen on. A proxy with TLS belongs before any other.")
     ] = "127.0.0.1",
@@ -56,7 +64,7 @@ def approver_serve(
 
     from vllm_qualify.approval.index import read_index
     from vllm_qualify.approval.signing import PRIVATE_KEY, private_key
-    from vllm_qualify.approver.decisions import Desk
+    from vllm_qualify.approver.decisions import IMAGES, Desk
     from vllm_qualify.approver.people import read_people
     from vllm_qualify.approver.service import make_app
     from vllm_qualify.publish.stores import open_store
@@ -67,7 +75,7 @@ def approver_serve(
     # Nothing that this process starts or imports later needs it.
     os.environ.pop(PRIVATE_KEY, None)
     recipes = [load_recipe(name).recipe for name in recipe or []]
-    desk = Desk(opened, key, {each.name: each for each in recipes})
+    desk = Desk(opened, key, {each.name: each for each in recipes}, image or IMAGES)
     # A problem of the approvers or the store ends the start, before anybody tries to decide.
     read_people(path)
     read_index(opened)

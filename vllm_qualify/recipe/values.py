@@ -24,8 +24,16 @@ def _task_name(name: str) -> str:
     return name
 
 
+def _filter_name(name: str) -> str:
+    # Great Expectations' page shows it as it is.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*", name):
+        raise ValueError("it is not the name of an lm-eval filter: letters, digits, '.', '_', '@' and '-'")
+    return name
+
+
 Name = Annotated[str, Field(strict=True, max_length=100), AfterValidator(_plain_name)]
 TaskName = Annotated[str, Field(strict=True, max_length=100), AfterValidator(_task_name)]
+FilterName = Annotated[str, Field(strict=True, max_length=100), AfterValidator(_filter_name)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 CountOrNone = Annotated[int, Field(strict=True, ge=0)]

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from vllm_qualify.recipe.metrics import METRICS, Metric
-from vllm_qualify.recipe.values import Frozen, Number, Text
+from vllm_qualify.recipe.values import FilterName, Frozen, Number, TaskName, Text
 
 AGAINST = " against the baseline"
 AGAINST_ANCHOR = " against the anchor"
@@ -49,12 +49,12 @@ class BaseGate(Frozen):
     """what is compared, and with which run; None for a gate on the metric itself"""
 
     metric: Text = Field(description="a name of the metrics")
-    filter: Text | None = Field(
+    filter: FilterName | None = Field(
         default=None,
         description="lm-eval's filter, like `strict-match` or `flexible-extract`, or `none` for tasks without one: required for"
         " a score, refused for others",
     )
-    task: Text | None = Field(default=None, description="the task of a score; needed where `accuracy` has more than one")
+    task: TaskName | None = Field(default=None, description="the task of a score; needed where `accuracy` has more than one")
     unit: Text = Field(description="the metric's unit, exactly; of a loss or a worsening it is `fraction`")
 
     @classmethod
