@@ -256,10 +256,12 @@ def test_a_loss_does_not_depend_on_the_order_of_the_questions(data: st.DataObjec
     both, starts, topics = [scores(), scores()], list(range(repetitions)), [place // 2 for place in range(questions)]
     order = data.draw(st.permutations(range(questions)))
     moved = [[[row[place] for place in order] for row in one] for one in both]
-    one, other = (
-        loss(answers_of(record(before, starts, of)), answers_of(record(after, starts, of)), MARGIN)
-        for (before, after), of in ((both, topics), (moved, [topics[place] for place in order]))
-    )
+
+    def found(builds: list[list[list[float]]], of: list[int]) -> Loss:
+        baseline, candidate = (answers_of(record(rows, starts, of)) for rows in builds)
+        return loss(baseline, candidate, MARGIN)
+
+    one, other = found(both, topics), found(moved, [topics[place] for place in order])
     assert one.value == pytest.approx(other.value)
     assert one.reach(0.05) == pytest.approx(other.reach(0.05), rel=1e-6)
 

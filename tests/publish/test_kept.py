@@ -128,7 +128,8 @@ def test_what_a_finished_run_took_over_is_finished_with_it(
 def started_again(plan: CellPlan, store: Store) -> Run:
     """All is kept but further starts; three are planned."""
     gate = gate_of(metric="ttft_p50_ms", max_worsening=0.1, unit="fraction")
-    run = start_run(plan.model_copy(update={"gates": [*plan.gates, gate], "establishes": True, "starts": 4}))
+    starting = {"gates": [*plan.gates, gate], "establishes": True, "starts": 4, "likelihood": None}
+    run = start_run(plan.model_copy(update=starting))
     for stage in [*MEASURED, "serve"]:
         keep(store, run.plan, captured_stage(run, stage), run.evidence)
     return run

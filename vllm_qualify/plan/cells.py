@@ -132,7 +132,7 @@ def _plan(
         fit=profile.fit,
         workload=profile.load if profile.fit else None,
         warm_starts=serving.warm_starts,
-        starts=serving.starts if any(gate.is_against_baseline for gate in gates) else 1,
+        starts=serving.starts if any(gate.is_over_starts for gate in gates) else 1,
         price_usd_gpu_hour=serving.price_usd_gpu_hour,
         undrafted=_undrafted(server, machine),
         watched=True,

@@ -62,7 +62,7 @@ def _measured(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile
         yield "likelihood settings"
     if (plan.fit, plan.sweep) != (profile.fit, profile.sweep):
         yield "fit and sweep"
-    if any(gate.is_against_baseline for gate in plan.gates) and plan.starts != serving.starts:
+    if any(gate.is_over_starts for gate in plan.gates) and plan.starts != serving.starts:
         yield "starts"
     if not _is_load_of(plan, profile):
         yield "load settings"

@@ -106,7 +106,7 @@ def _notes(plan: ServerPlan, branch: str) -> list[str]:
 
 def _starts(loaded: LoadedRecipe, selection: Selection, profile: str) -> list[str]:
     gates = loaded.recipe.gates_of(selection.profiles[profile])
-    if selection.serving.starts == 1 or not any(gate.is_against_baseline for gate in gates):
+    if selection.serving.starts == 1 or not any(gate.is_over_starts for gate in gates):
         return []
     return [f"# The server is started up to {selection.serving.starts} times, for the gates against the baseline."]
 

@@ -108,7 +108,7 @@ def reuse_stage(
     for kept, read in usable:
         _bring(store, kept, read, evidence)
         measurements = parse(stage, plan, evidence)
-        if not _lacks(plan, measurements):
+        if not _lacks(plan, stage, measurements):
             taken = kept.stage.model_copy(update={"measurements": measurements, "taken_from": kept.measured_by})
             _complete(store, taken, evidence)
             _note(store, plan, taken)
@@ -203,9 +203,12 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
     return reuse.of == "all" and read_manifest(store, manifest).outcome == "passed"
 
 
-def _lacks(plan: CellPlan, measurements: list[Any]) -> bool:
-    """Whether a gate's own measurement is invalid: then it is better measured again, also for a run that becomes a baseline."""
-    gated = {gate.metric for gate in plan.gates}
+def _lacks(plan: CellPlan, stage: Stage, measurements: list[Any]) -> bool:
+    """Whether a gate's own measurement is invalid: then it is better measured again, also for a run that becomes a baseline.
+
+    Of further starts only what is judged counts: a start that says nothing of a gate is left as it is.
+    """
+    gated = {gate.metric for gate in (plan.judged if stage == "starts" else plan.gates)}
     return any(measurement.metric in gated and measurement.invalid_because for measurement in measurements)
 
 

@@ -61,7 +61,7 @@ def strips(report: Report) -> list[Strip]:
     wanted = dict.fromkeys([*ALWAYS, *(gate.metric for gate in gated)])
     ours, theirs = _by_metric(_measured(report)), _by_metric(_before(report))
     return [
-        _strip(ours[name], theirs.get(name), [gate for gate in gated if gate.metric == name and not gate.is_against_baseline])
+        _strip(ours[name], theirs.get(name), [gate for gate in gated if gate.metric == name and not gate.is_compared])
         for name in wanted
         if name in ours and ours[name].repeats
     ]

@@ -99,7 +99,7 @@ class BaseGate(Frozen):
 
     @property
     def is_against_baseline(self) -> bool:
-        return self.against in ("answers", "load")
+        return self.against not in (None, "anchor")
 
     @property
     def is_against_anchor(self) -> bool:
