@@ -19,7 +19,7 @@ readonly DEBIAN_PACKAGES=(python3 libnuma1 g++ libc6-dev libpython3-dev openssl)
 readonly NOT_FROM_DEBIAN=('/usr/share/doc/*' '/usr/share/man/*' '/usr/share/info/*' '/usr/share/locale/*' '/usr/bin/*lto-dump*'
   '/usr/lib/gcc/*/*/lib?san*.a' '/usr/lib/*/libpython*.a' '/usr/lib/python*/config-*/*.a')
 # torch's own tests are programs of 130 MB
-readonly NOT_FROM_ENGINE=('lib/*/__pycache__' 'lib/*/site-packages/torch/test' 'lib/*/site-packages/torch/bin/test_*')
+readonly NOT_FROM_ENGINE=('lib/*/site-packages/torch/test' 'lib/*/site-packages/torch/bin/test_*')
 
 main() {
   [[ $# == 1 && -f $1/env ]] || die "usage: $0 DIR, with a DIR in which infra/docker.sh has started engine and registry"
@@ -123,10 +123,10 @@ debian_sources() {
   apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' 'Origin: Debian' | sed 's/:[0-9]*$//' | sort -u
 }
 
-# The environment as it lies in the checkout, but for its scripts, which name the folder that they were installed to. Each path
-# must be in the archive once, so of the stage's lib come only the folders that the checkout's lacks. Tar gets every path by
-# itself: a server that starts meanwhile writes its compiled modules beside the sources, and a folder that changes between tar's
-# first look and its last file fails the archive.
+# The environment as it lies in the checkout, but for its scripts, which name the folder that they were installed to. All of its
+# modules come compiled, as setup left them: a container's files are read-only, so each of its processes would compile them again,
+# at every start. Tar gets every path by itself: a server that starts meanwhile may write compiled modules beside the sources, and a
+# folder that changes between tar's first look and its last file fails the archive.
 environment() {
   local stage=$WORK/stage home=$HOME_IN_IMAGE path not_wanted=()
   for path in "${NOT_FROM_ENGINE[@]}"; do
@@ -134,13 +134,12 @@ environment() {
   done
   rm -rf "$stage"
   move_scripts "$stage/$home"
-  compiled_modules "$stage/$home/lib/$PYTHON/site-packages"
-  (cd "$stage" && find "$home/bin" "$home/lib" -path '*/__pycache__*' -o -path "$home/bin*") | LC_ALL=C sort > "$WORK/stage.list"
+  (cd "$stage" && find "${home%%/*}") | LC_ALL=C sort > "$WORK/stage.list"
   (cd .venv-engine && find lib "${not_wanted[@]}" -print) | LC_ALL=C sort > "$WORK/lib.list"
   tar --create --no-recursion --owner=0 --group=0 --numeric-owner --mode=a+rX \
     --transform "flags=r;s,^lib,$home/lib," \
-    --directory "$stage" "${home%%/*}" "$home" "$home/pyvenv.cfg" \
-    --directory "$PWD/.venv-engine" --files-from "$WORK/lib.list" --directory "$stage" --files-from "$WORK/stage.list"
+    --directory "$stage" --files-from "$WORK/stage.list" \
+    --directory "$PWD/.venv-engine" --files-from "$WORK/lib.list"
   rm -rf "$stage"
 }
 
@@ -157,34 +156,6 @@ move_scripts() {
   ln -s "/usr/bin/$PYTHON" "$home/bin/$PYTHON"
   ln -s "$PYTHON" "$home/bin/python3"
   ln -s "$PYTHON" "$home/bin/python"
-}
-
-# What command and server import, compiled, as setup left it: a container would do that again at each start, for longer than the
-# import itself.
-compiled_modules() {
-  local site=$1 ours=.venv-engine/lib/$PYTHON/site-packages list=$WORK/compiled.list
-  rm -f "$list"
-  .venv-engine/bin/python - --version "$list" > "$WORK/imported.log" 2>&1 << 'END' \
-    || die "the engine environment does not work: $(tail -n 5 "$WORK/imported.log")"
-import atexit, sys, sysconfig
-from pathlib import Path
-
-
-def tell(path):
-    site = Path(sysconfig.get_path("purelib"))
-    # Modules of torch and transformers make up what they are asked for, so nothing is asked of them.
-    found = {Path(vars(module).get("__cached__") or "") for module in list(sys.modules.values())}
-    of_site = sorted(str(file.relative_to(site)) for file in found if file.is_relative_to(site) and file.exists())
-    Path(path).write_text("".join(f"{name}\n" for name in of_site))
-
-
-atexit.register(tell, sys.argv.pop())
-import vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker
-from vllm.entrypoints.cli.main import main
-main()
-END
-  mkdir -p "$site"
-  (cd "$ours" && xargs --arg-file "$list" --delimiter '\n' cp --parents --target-directory "$site")
 }
 
 # --- registry
