@@ -33,7 +33,7 @@ FALSE_PASS = 0.04
 
 # How many standard errors the integration reaches below zero, and its points.
 REACH = 6.0
-NODES, WIDTHS = np.polynomial.legendre.leggauss(112)
+NODES, WIDTHS = np.polynomial.legendre.leggauss(96)
 # Shares of the information that are found are rounded down to these, so that looks that are nearly alike are integrated once.
 # Each look has at least so much more than the one before it.
 ROUNDED, LEAST_STEP = 1 / 64, 1 / 128
