@@ -135,7 +135,7 @@ def _critical(shares: tuple[float, ...], alpha: float) -> float:
     def excess(critical: float) -> float:
         return float(special.ndtr((scores - critical * root) / step) @ masses) - alpha * (share - before)
 
-    return float(optimize.brentq(excess, -REACH, 2 * REACH, xtol=1e-6))
+    return float(optimize.brentq(excess, -REACH, 2 * REACH, xtol=1e-11))
 
 
 @lru_cache(maxsize=2**15)
