@@ -90,7 +90,7 @@ WORLDS = {
     "autocorrelated": World(Machine(wandering), ONE_START, Plan([2] * 10, range(6, 21), known=True)),
     "skewed": World(Machine(skewed), ONE_START, MORE),
     "neighbours": World(Machine(visited), ONE_START, Plan([32], range(5, 33))),
-    "twelve gates": World(Machine(noisier), ONE_START._replace(gates=12), Plan([20], range(5, 21), gates=12)),
+    "twelve gates": World(Machine(noisier), ONE_START._replace(gates=12), Plan([28], range(5, 29), gates=12)),
     "three repeats": World(Machine(usual), Plan([3], range(3, 4)), Plan([12], range(3, 13))),
 }
 

@@ -35,7 +35,7 @@ FALSE_PASS = 0.04
 
 # How many standard errors the integration reaches below zero, and its points.
 REACH = 6.0
-NODES, WIDTHS = np.polynomial.legendre.leggauss(112)
+NODES, WIDTHS = np.polynomial.legendre.leggauss(96)
 # Shares of the information that are found are rounded down to these, so that looks that are nearly alike are integrated once.
 # Each look has at least so much more than the one before it.
 ROUNDED, LEAST_STEP = 1 / 64, 1 / 128
@@ -150,7 +150,7 @@ def _critical(shares: tuple[float, ...], alpha: float) -> float:
     def excess(critical: float) -> float:
         return float(special.ndtr((scores - critical * root) / step) @ masses) - alpha * (share - before)
 
-    return float(optimize.brentq(excess, -REACH, 2 * REACH, xtol=1e-6))
+    return float(optimize.brentq(excess, -REACH, 2 * REACH, xtol=1e-11))
 
 
 @lru_cache(maxsize=2**15)
