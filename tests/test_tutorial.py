@@ -93,10 +93,11 @@ def publish_adas_run(home: Path) -> None:
 
     def as_of_the_recipe(report: Report) -> Report:
         plan, release = report.plan, image_report().plan.cell.release
+        engine = release.engine.model_copy(update={"digest": IMAGE.digest})
         server = server_plan(loaded, selection, "balanced", IMAGE, release.engine.version, release.revision)
         cell = Cell(
             recipe=loaded.recipe.name,
-            release=release.model_copy(update={"model": server.model}),
+            release=release.model_copy(update={"model": server.model, "engine": engine}),
             variant=selection.variant_name,
             gpu_type=selection.gpu_type,
             profile="balanced",

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.directions import HIGHER_IS_BETTER
 from tests.evidence.commands import BENCH, CLIENT, SERVER, driven, options
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
@@ -76,8 +77,8 @@ OF_FILE = Load.model_validate(
 )
 MEASURED = [name for name, repeats in REPEATS.items() if repeats]
 NEEDED = {"p90": 44, "p99": 459}
-# Student's t of one-sided 95 % with 1 degree of freedom.
-T_OF_2_REPEATS = 6.313752
+# Student's t with 1 degree of freedom, one-sided: of 96 % for the bound that decides `pass`, of 95 % for that of `fail`.
+T_OF_PASS, T_OF_FAIL = 7.915815, 6.313752
 PREEMPTIONS = "vllm:num_preemptions_total"
 FULL = [8] * 39
 # Between two chunks that are read at once, in s.
@@ -180,10 +181,11 @@ def test_the_captured_files_give_every_metric_over_both_repeats(metric: str) -> 
     assert found.repeats == pytest.approx([first, second])
     assert found.value == pytest.approx(math.sqrt(first * second))
     assert found.sample_count == 32 + 20
-    half = T_OF_2_REPEATS * abs(math.log(first / second)) / 2
+    below, above = (T_OF_PASS, T_OF_FAIL) if metric in HIGHER_IS_BETTER else (T_OF_FAIL, T_OF_PASS)
+    error = abs(math.log(first / second)) / 2
     assert found.interval is not None
-    assert found.interval.lower == pytest.approx(math.sqrt(first * second) * math.exp(-half), rel=1e-5)
-    assert found.interval.upper == pytest.approx(math.sqrt(first * second) * math.exp(half), rel=1e-5)
+    assert found.interval.lower == pytest.approx(math.sqrt(first * second) * math.exp(-below * error), rel=1e-5)
+    assert found.interval.upper == pytest.approx(math.sqrt(first * second) * math.exp(above * error), rel=1e-5)
 
 
 def test_the_values_are_those_counted_by_hand() -> None:

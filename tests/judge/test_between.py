@@ -90,11 +90,12 @@ def test_it_reaches_further_for_a_smaller_chance_and_a_larger_variance(
 ) -> None:
     part = between(variance, noise, freedom)
     found = reach_of(alpha, known, weight, part)
-    near = 1 - 1e-6
-    assert found >= near * reach_of(alpha, known, weight, None)
-    assert reach_of(alpha / 2, known, weight, part) >= near * found
-    assert reach_of(alpha, known + 1, weight, part) >= near * found
-    assert reach_of(alpha, known, weight, between(variance + 1, noise, freedom)) >= near * found
+    # The numerical integration has an error of this size where nearly nothing is known to vary.
+    least = (1 - 1e-6) * found - 1e-6
+    assert found >= (1 - 1e-6) * reach_of(alpha, known, weight, None) - 1e-6
+    assert reach_of(alpha / 2, known, weight, part) >= least
+    assert reach_of(alpha, known + 1, weight, part) >= least
+    assert reach_of(alpha, known, weight, between(variance + 1, noise, freedom)) >= least
 
 
 @pytest.mark.parametrize("starts", [3, 5])

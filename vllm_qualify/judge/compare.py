@@ -143,7 +143,8 @@ def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measu
         try:
             own = _own(gate, measurements)
             problem = own.invalid_because
-            problem = problem or _lacking_start(gate, plan, evidence, measurements)
+            if gate.is_over_starts:
+                problem = problem or _lacking_start(gate, plan, evidence, measurements)
             if problem is None and gate.against == "answers":
                 problem = _too_seldom(answers.read_answers(evidence / "accuracy" / str(gate.task), _task_of(plan, gate)))
         except UNUSABLE as error:
