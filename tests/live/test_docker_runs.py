@@ -85,11 +85,14 @@ def in_a_container(
 
 
 def with_fewer_questions(folder: Path) -> Path:
-    """The reference recipe as it is, but for how many questions it asks."""
+    """The reference recipe as it is, but for how many questions it asks, and that its server is started once."""
     text = (catalog_folder() / "reference.yaml").read_text()
     assert text.count("num_questions: 500") == 1
     (folder / "reference").symlink_to(catalog_folder() / "reference")
-    (folder / "reference.yaml").write_text(text.replace("num_questions: 500", f"num_questions: {QUESTIONS}"))
+    assert text.count("    startup_timeout_s: 300\n") == 1
+    fewer = text.replace("num_questions: 500", f"num_questions: {QUESTIONS}")
+    once = fewer.replace("    startup_timeout_s: 300\n", "    startup_timeout_s: 300\n    starts: 1\n")
+    (folder / "reference.yaml").write_text(once)
     return folder / "reference.yaml"
 
 
