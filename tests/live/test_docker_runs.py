@@ -141,7 +141,7 @@ def test_the_tools_ran_where_the_report_says(in_a_container: Qualified) -> None:
 
 
 def test_the_approval_is_bound_to_the_digests_of_image_and_weights(in_a_container: Qualified, approver: Path) -> None:
-    assert "has gates that were not judged, because there is no baseline: a person decides" in in_a_container.done.stderr
+    assert "becomes what later releases are compared with: a person decides" in in_a_container.done.stderr
     verified = verify(open_store(in_a_container.store), CELL, public_keys([Path(f"{approver}.pub")]), datetime.now(UTC))
     assert verified.run_id == in_a_container.report.run_id
     digests = {subject["name"]: subject["digest"] for subject in verified.statement["subject"]}
