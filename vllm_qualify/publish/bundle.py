@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from vllm_qualify.errors import AlreadyExistsError, HostError, StoreError
+from vllm_qualify.errors import AlreadyExistsError, HostError, StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval
 from vllm_qualify.judge.chance import CellChance
 from vllm_qualify.judge.start_means import StartMeans
@@ -156,22 +156,37 @@ def publish(
         HostError: an evidence file is missing or is not what was measured.
         StoreError: the store refused. Objects that were already written do no harm, because the manifest is written last.
     """
+    key = f"{prefix}/manifest.json"
     written = [_put(store, f"{prefix}/{name}", body) for name, body in documents.items()]
     begin(store)
     check_open(store)
+    if _is_whole(store, key, prefix, files, documents):
+        # Nothing more is written: the run may be pruned meanwhile, and what came after that would be a part of it.
+        return store.locate(key)
     put_place(store, head.run_id, head.cell)
     announce()
     # Once more: the door may have been closed before this run was announced.
     check_open(store)
+    # Until it was announced, a run that was published before may have been pruned, and its documents with it.
+    if not all(store.exists(stored.key) for stored in written):
+        raise StoreBusyError("the store was pruned meanwhile", "publish the run again", store.locate(prefix))
     objects = {stored.key: stored for stored in written}
     for file in files:
         # If two stages wrote the same file, it becomes one object.
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
     stored = sorted(objects.values(), key=lambda stored: stored.key)
-    key = f"{prefix}/manifest.json"
     manifest = Manifest(**head.model_dump() | {"sequence": _sequence(store, head.cell, key)}, objects=stored)
     _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
     return store.locate(key)
+
+
+def _is_whole(store: Store, key: str, prefix: str, files: Iterable[EvidenceFile], documents: Mapping[str, bytes]) -> bool:
+    """Whether a run with just these documents and this evidence is published, by its manifest."""
+    if not store.exists(key):
+        return False
+    own = {f"{prefix}/{name}": hashlib.sha256(body).hexdigest() for name, body in documents.items()}
+    own |= {evidence_key(file): file.sha256 for file in files}
+    return {stored.key: stored.sha256 for stored in read_manifest(store, key).objects} == own
 
 
 def _sequence(store: Store, cell: str, manifest: str) -> int | None:
