@@ -10,9 +10,10 @@ from vllm_qualify.approval.pointer import Entry, Pointer, Revocation, advance, c
 from vllm_qualify.approval.published import PublishedRun, stored_object
 from vllm_qualify.approval.signing import PrivateKey, open_envelope, sign
 from vllm_qualify.approval.statement import statement
-from vllm_qualify.errors import AlreadyExistsError
+from vllm_qualify.errors import AlreadyExistsError, StoreError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.door import check_open
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.values import Frozen
 
@@ -67,6 +68,8 @@ def bring_into_force(
     stored = make_decision(store, run, wanted, valid_days, now)
     # After the decision: `prune` closes the door before it looks for decisions, so it sees this one or is seen here.
     check_open(store)
+    if not store.exists(key := manifest_key(run.cell, run.run_id)):
+        raise StoreError("the run was pruned before it was decided", "qualify the cell again", store.locate(key))
     approval = _put_approval(store, run, stored, signer)
     pointer = advance(store, run.cell, entry_of(run, stored.decision, approval))
     return Approved(decision=stored.decision, approval=approval, pointer=pointer)
