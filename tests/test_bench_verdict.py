@@ -99,3 +99,4 @@ def test_both_do_the_same_work(tmp_path: Path, sequential: bool) -> None:
     assert LOAD.items() <= load.model_dump().items()
     assert load.repeats == load.most_repeats
     assert not any(gate.is_against_baseline for gate in loaded.gates)
+    assert (loaded.likelihood, loaded.gpu_types["cpu"].starts) == (None, 1)

@@ -81,7 +81,9 @@ def recipe(folder: Path, *, sequential: bool) -> Path:
     asked = distinct_problems(random.Random(SEED), "held_out", QUESTIONS)
     test.write_text("".join(json.dumps(problem) + "\n" for problem in asked))
     task["questions"] = {"test": str(test), "shots": str(reference / "train.jsonl")}
-    document["gates"] = [gate for gate in document["gates"] if "max_loss" not in gate]
+    document["gates"] = [gate for gate in document["gates"] if "minimum" in gate]
+    del document["likelihood"]
+    document["gpu_types"]["cpu"]["starts"] = 1
     profile = document["gpu_types"]["cpu"]["profiles"]["balanced"]
     profile["load"] |= LOAD | {"repeats": REPEATS, "most_repeats": REPEATS}
     path = folder / "recipe.yaml"

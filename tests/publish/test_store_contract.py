@@ -95,6 +95,7 @@ def assert_told(error: StoreError, *words: str) -> None:
 )
 def test_what_was_written_is_read_back(store: Store, body: bytes) -> None:
     put(store, KEY, body)
+    assert store.exists(KEY)
     assert store.get(KEY) == body
     assert open_store(store.url).get(KEY) == body
 
@@ -800,7 +801,7 @@ def refused(use: Callable[[], object]) -> dict[str, Any] | None:
         ("GET", "read", ["s3:GetObject", "s3:ListBucket"], ["{}", "{}/store/*"]),
         ("GET", "get", ["s3:GetObject", "s3:ListBucket"], ["{}", "{}/store/*"]),
         ("GET", "keys", ["s3:ListBucket"], ["{}"]),
-        ("GET", "exists", ["s3:ListBucket"], ["{}"]),
+        ("GET", "exists", ["s3:GetObject", "s3:ListBucket"], ["{}", "{}/store/*"]),
         ("DELETE", "delete", ["s3:DeleteObject"], ["{}/store/*"]),
     ],
 )

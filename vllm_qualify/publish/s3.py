@@ -181,10 +181,14 @@ class S3Store:
         self._asked("delete", lambda: self._client.delete_object(Bucket=self._bucket, Key=name), name)
 
     def exists(self, key: str) -> bool:
-        # Not HEAD: its answer has no body, so a missing bucket looks like a missing object.
+        # Not a list, which some services answer from an old copy. Not HEAD: its answer has no body, so a missing bucket looks
+        # like a missing object.
         name = self._name(key)
-        answer = self._asked("list", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1))
-        return any(entry["Key"] == name for entry in answer.get("Contents", []))
+        try:
+            self._asked("read", lambda: self._has_first_byte(name), name)
+        except MissingObjectError:
+            return False
+        return True
 
     def keys(self, prefix: str) -> Iterator[str]:
         start = self._base + checked_prefix(prefix)
@@ -215,6 +219,16 @@ class S3Store:
             return Stored(answer["Body"].read(), _unquoted(answer["ETag"]))
 
         return self._asked("read", lambda: _again_when_cut(whole), name)
+
+    def _has_first_byte(self, name: str) -> bool:
+        """Ask for an object's first byte: false if the object is empty. A missing object raises ClientError."""
+        try:
+            self._client.get_object(Bucket=self._bucket, Key=name, Range="bytes=0-0")["Body"].read()
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "InvalidRange":
+                raise
+            return False
+        return True
 
     def _create(self, name: str, body: bytes, content_type: str) -> None:
         if not self._write("write", name, body, content_type, None):
