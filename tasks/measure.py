@@ -85,7 +85,7 @@ def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
     """Find the server arguments that the profile's fit asks for, and plan with them. Raises QualifyError."""
     reuse_fit(run, store, reuse)
     _once(run, "fit", store, lambda: stages.fit_stage(run.plan, run.evidence, teller(), question))
-    options = stages.found_by_fit(run.evidence).found
+    options = stages.fit_result(run.evidence).found
     get_run_logger().info(f"fitted: {options}")
     return start_run(fitted(run.plan, options))
 

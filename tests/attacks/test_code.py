@@ -333,7 +333,7 @@ def test_with_permission_the_task_reaches_lm_eval_and_the_plan_says_so(
         "accuracy.own: deep/base has !function evil.same",
     ]
     with loading(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
-        until(lm_eval.told_of_task)
+        until(lm_eval.has_task_reply)
         lm_eval.check()
         assert "taken over" in lm_eval.process.log.read_text()
 

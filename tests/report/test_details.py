@@ -17,7 +17,7 @@ from tests.fakes.capacity import Capacity
 from tests.report.builder import course, detailed_report, passed_report
 from vllm_qualify.engine.watch import SCRAPES
 from vllm_qualify.evidence.load import speculation, sweep
-from vllm_qualify.evidence.load.fitting import FOUND, Tried, Try
+from vllm_qualify.evidence.load.fitting import FIT_RESULT, Tried, Try
 from vllm_qualify.evidence.measurement import valid
 from vllm_qualify.evidence.stages import sweep_plan
 from vllm_qualify.evidence.watched import Series, read_watched, series
@@ -65,7 +65,7 @@ def evidence(tmp_path: Path) -> Path:
     (folder / "load" / "bench-1.json").write_text(json.dumps({"duration": ended - MEASURED[0]}))
     (folder / "load" / "client-1.json").write_text(json.dumps({"cpu_s": [[began, 0.0], [ended, 1.0]], "max_rss_mib": 1}))
     (folder / "fit").mkdir()
-    (folder / "fit" / FOUND).write_text(TRIED.model_dump_json())
+    (folder / "fit" / FIT_RESULT).write_text(TRIED.model_dump_json())
     (folder / "sweep").mkdir()
     sweep.measure_sweep(as_if_watched, sweep_plan(plan_of()), folder / "sweep")
     return folder

@@ -67,8 +67,8 @@ class LmEval(Frozen):
             RecipeError: it has refused the task, or the task's own files read others that are closed to them.
             HostError: it has ended.
         """
-        if self.told_of_task():
-            self.told()
+        if self.has_task_reply():
+            self.task_reply()
         if (exit_code := self.process.exit_code()) is None:
             return
         log = tail(self.process.log)
@@ -77,15 +77,15 @@ class LmEval(Frozen):
             raise RecipeError(problem, f"move that file into {self.task.folder}, which lm-eval may read", place, log)
         raise HostError(f"lm-eval ended with exit code {exit_code}", "see the last lines of its log", STAGE, log)
 
-    def told_of_task(self) -> bool:
+    def has_task_reply(self) -> bool:
         return (self.letter_box / TASK).exists()
 
-    def told(self) -> TaskReply:
+    def task_reply(self) -> TaskReply:
         """What lm-eval says about the task. Raises RecipeError if it refuses the task."""
-        told = TaskReply.model_validate_json(read_plain(self.letter_box / TASK) or b"")
-        if told.problem:
-            raise RecipeError(told.problem, told.remedy, f"{STAGE}.{self.task.name}")
-        return told
+        reply = TaskReply.model_validate_json(read_plain(self.letter_box / TASK) or b"")
+        if reply.problem:
+            raise RecipeError(reply.problem, reply.remedy, f"{STAGE}.{self.task.name}")
+        return reply
 
 
 @contextmanager
@@ -98,8 +98,8 @@ def loading(starting: Starting, model: str, task: TaskPlan, folder: Path) -> Ite
         write_whole(letter_box / JOB, _job(starting.url, model, task))
         command = [sys.executable, "-m", WORKER, name]
         with (
-            _confined(task, letter_box) as found,
-            guarded(command, found.environment, folder / LOG, rules=found.rules) as process,
+            _confined(task, letter_box) as confinement,
+            guarded(command, confinement.environment, folder / LOG, rules=confinement.rules) as process,
         ):
             yield LmEval(task=task, process=process, letter_box=letter_box, command=command)
 
@@ -143,9 +143,9 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
     folder.mkdir(parents=True)
     run = _Run(server, lm_eval, folder, progress)
     run.await_file(TASK, 0)
-    told = lm_eval.told()
-    write_whole(folder / TASK, told)
-    return Asking(run, _steps(lm_eval.task, told))
+    reply = lm_eval.task_reply()
+    write_whole(folder / TASK, reply)
+    return Asking(run, _steps(lm_eval.task, reply))
 
 
 def _job(url: str, model: str, task: TaskPlan) -> Job:
@@ -178,16 +178,16 @@ def _confined(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
     readable, listable = folders_here()
     named = [*([task.folder] if task.folder else []), *(task.questions or ())]
     kinds = {"downloads": not task.questions, "is_trusting": task.folder is not None}
-    with confined(variables, named, readable, [letter_box], listable, **kinds) as found:
-        yield found
+    with confined(variables, named, readable, [letter_box], listable, **kinds) as confinement:
+        yield confinement
 
 
-def _steps(task: TaskPlan, told: TaskReply) -> list[QuestionBlock]:
+def _steps(task: TaskPlan, reply: TaskReply) -> list[QuestionBlock]:
     wanted = task.settings.num_questions
-    if wanted > told.available:
-        problem = f"{wanted} questions are to be asked, and the task has {told.available}"
-        raise RecipeError(problem, f"lower it to {told.available} or less", f"{STAGE}.{task.name}.num_questions")
-    return steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
+    if wanted > reply.available:
+        problem = f"{wanted} questions are to be asked, and the task has {reply.available}"
+        raise RecipeError(problem, f"lower it to {reply.available} or less", f"{STAGE}.{task.name}.num_questions")
+    return steps(task.settings, reply.available, task.repetitions, sequential=task.sequential)
 
 
 class _Run(NamedTuple):
@@ -216,8 +216,8 @@ class _Run(NamedTuple):
     def _show(self, log_from: int, shown: tuple[int, int] | None) -> tuple[int, int] | None:
         log = self.lm_eval.process.log
         new = min(log.stat().st_size - log_from, TAIL_BYTES)
-        found = BAR.findall(text_of(log, new)) if new else []
-        now = (int(found[-1][0]), int(found[-1][1])) if found else shown
+        bars = BAR.findall(text_of(log, new)) if new else []
+        now = (int(bars[-1][0]), int(bars[-1][1])) if bars else shown
         if now and now != shown:
             self.progress(*now)
         return now
@@ -256,7 +256,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
             keys: list[tuple[str, str | None]] = [*answered.keys, (TRUNCATED, None)]
             asked = len({answer.question for answer in answered.answers})
             return [invalid(key, problem, source, task=task.name, filter=name, sample_count=asked) for key, name in keys]
-        found = [
+        rows = [
             _score(metric, name, answered, folder, sides(METRICS[metric].direction, levels, information, look), source)
             for metric, name in answered.keys
         ]
@@ -264,7 +264,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
         because = f"lm-eval left no usable result: {in_words(error)}"
         return [invalid(metric, because, source, task=task.name) for metric in ("exact_match", TRUNCATED)]
     at = sides(METRICS[TRUNCATED].direction, levels, information, look)
-    return [*found, _truncated(answered, folder, finished(folder, task), at, source)]
+    return [*rows, _truncated(answered, folder, finished(folder, task), at, source)]
 
 
 def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:
@@ -301,12 +301,12 @@ def _score(metric: str, name: str, answered: Answered, folder: Path, at: Sides, 
 
 def _lines_of(key: str, folder: Path) -> list[str]:
     """The lines in which lm-eval gives its own score of each step."""
-    found = []
+    traces = []
     for path in sorted(folder.glob("r*-b*/results_*.json")):
         lines = path.read_text(encoding="utf-8").split("\n")
         number = next((number for number, line in enumerate(lines, start=1) if line.strip().startswith(f"{key}:")), 1)
-        found.append(_trace(path, folder, number))
-    return found
+        traces.append(_trace(path, folder, number))
+    return traces
 
 
 def _trace(path: Path, folder: Path, number: int) -> str:
@@ -350,13 +350,13 @@ def _gain(folder: Path, questions: int) -> tuple[float, float]:
 
 
 def _ended(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == SUCCEEDED:
                 reason = sample.labels.get(REASON, "")
-                found[reason] = found.get(reason, 0.0) + sample.value
-    return found
+                totals[reason] = totals.get(reason, 0.0) + sample.value
+    return totals
 
 
 def _cut_lines(path: Path, folder: Path) -> list[str]:

@@ -102,12 +102,12 @@ def steps(settings: Accuracy, available: int, repetitions: int, *, sequential: b
     Each repetition asks the same questions in another order, and with `sequential` in blocks.
     """
     asked = _shuffled(list(range(available)), settings.seed, "asked")[: settings.num_questions]
-    found = []
+    planned_steps = []
     for repetition in range(1, repetitions + 1):
         order = _shuffled(asked, settings.seed, repetition)
         blocks = _split(order, max(1, min(BLOCKS, len(order) // LEAST_BLOCK)) if sequential else 1)
-        found += [QuestionBlock(repetition, number, block) for number, block in enumerate(blocks, start=1)]
-    return found
+        planned_steps += [QuestionBlock(repetition, number, block) for number, block in enumerate(blocks, start=1)]
+    return planned_steps
 
 
 def _shuffled(questions: list[int], seed: int, what: object) -> list[int]:
@@ -123,19 +123,19 @@ def _split(order: list[int], parts: int) -> list[list[int]]:
 
 def planned(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
     """The steps of a task that was begun, from the files in its folder. `start` is the server's."""
-    told = TaskReply.model_validate_json((folder / TASK).read_bytes())
-    found = steps(task.settings, told.available, task.repetitions, sequential=task.sequential)
-    return [step._replace(start=start) for step in found]
+    reply = TaskReply.model_validate_json((folder / TASK).read_bytes())
+    without_starts = steps(task.settings, reply.available, task.repetitions, sequential=task.sequential)
+    return [step._replace(start=start) for step in without_starts]
 
 
 def finished(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
     """The planned steps that have a folder. Raises one of UNUSABLE if they are not the first ones."""
     all_steps = planned(folder, task, start)
-    found = {path.name for path in folder.glob("r*-b*")}
-    done = all_steps[: len(found)]
-    if not found or found != {step.folder for step in done}:
+    folders = {path.name for path in folder.glob("r*-b*")}
+    done = all_steps[: len(folders)]
+    if not folders or folders != {step.folder for step in done}:
         raise ValueError(
-            f"{', '.join(sorted(found)) or 'no blocks'} where the first blocks from {all_steps[0].folder} on were expected"
+            f"{', '.join(sorted(folders)) or 'no blocks'} where the first blocks from {all_steps[0].folder} on were expected"
         )
     return done
 
@@ -152,17 +152,17 @@ def read_answers(folder: Path, task: TaskPlan, start: int = 1) -> Answered:
     heads = {head for head, _ in parts}
     if len(heads) != 1:
         raise ValueError("the blocks were not measured with one version of the task")
-    answers = [answer for _, found in parts for answer in found]
+    answers = [answer for _, part in parts for answer in part]
     _check_alike(answers)
     _check_distinct(answers)
     return Answered(**parts[0][0].model_dump(), answers=answers)
 
 
 def only(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} files {pattern} in {folder.name} where one was expected")
-    return found[0]
+    paths = sorted(folder.glob(pattern))
+    if len(paths) != 1:
+        raise ValueError(f"{len(paths)} files {pattern} in {folder.name} where one was expected")
+    return paths[0]
 
 
 def _read_step(folder: Path, step: QuestionBlock, task: str, available: int) -> tuple[Head, list[Answer]]:
@@ -182,10 +182,10 @@ def _parse_step(
     rows = [(number, json.loads(line)) for number, line in _lines(samples)]
     keys = _scored(results["results"][task])
     filters = list(dict.fromkeys(name for _, name in keys))
-    told = results["n-samples"][task]
+    counts = results["n-samples"][task]
     by_filter = {name: [(number, row) for number, row in rows if row["filter"] == name] for name in filters}
     for name in filters:
-        _check_complete([row for _, row in by_filter[name]], step, told, available, name)
+        _check_complete([row for _, row in by_filter[name]], step, counts, available, name)
     for _, row in rows:
         _check_hashes(row)
     for metric, name in keys:
@@ -213,10 +213,10 @@ def _scored(result: dict[str, Any]) -> list[tuple[str, str]]:
     return scored
 
 
-def _check_complete(rows: list[dict[str, Any]], step: QuestionBlock, told: dict[str, Any], available: int, name: str) -> None:
+def _check_complete(rows: list[dict[str, Any]], step: QuestionBlock, counts: dict[str, Any], available: int, name: str) -> None:
     wanted = len(step.questions)
-    if told != {"original": available, "effective": wanted}:
-        raise ValueError(f"lm-eval counts {told} in {step.folder}, where {wanted} of {available} questions were asked")
+    if counts != {"original": available, "effective": wanted}:
+        raise ValueError(f"lm-eval counts {counts} in {step.folder}, where {wanted} of {available} questions were asked")
     if Counter(row["doc_id"] for row in rows) != Counter(step.questions):
         raise ValueError(f"{len(rows)} samples of {name} in {step.folder} are not of its {wanted} questions, each once")
 
@@ -248,9 +248,9 @@ def _check_score(metric: str, name: str, rows: list[dict[str, Any]], result: dic
     # Each comparison is false for NaN.
     if not all(0 <= score <= 1 for score in scores):
         raise ValueError(f"a sample's {metric} of {name} in {step.folder} is not between 0 and 1")
-    told, mean = _score(result[f"{metric},{name}"]), math.fsum(scores) / len(scores)
-    if not abs(told - mean) <= 1e-6:
-        raise ValueError(f"lm-eval's {metric} of {name} in {step.folder}, {told}, is not its samples' {mean}")
+    reported, mean = _score(result[f"{metric},{name}"]), math.fsum(scores) / len(scores)
+    if not abs(reported - mean) <= 1e-6:
+        raise ValueError(f"lm-eval's {metric} of {name} in {step.folder}, {reported}, is not its samples' {mean}")
 
 
 def _head(results: dict[str, Any], task: str) -> Head:
@@ -304,8 +304,8 @@ def _check_alike(answers: list[Answer]) -> None:
     """Check that a question is the same each time it is asked."""
     hashes: dict[int, tuple[str, str, str]] = {}
     for answer in answers:
-        found = (answer.doc_hash, answer.prompt_hash, answer.target_hash)
-        if hashes.setdefault(answer.question, found) != found:
+        asked = (answer.doc_hash, answer.prompt_hash, answer.target_hash)
+        if hashes.setdefault(answer.question, asked) != asked:
             raise ValueError(f"question {answer.question} was asked with another prompt in repetition {answer.repetition}")
 
 

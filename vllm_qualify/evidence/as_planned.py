@@ -31,13 +31,13 @@ def served_otherwise(plan: ServerPlan, evidence: Path, *, taken_over: bool) -> s
 def _served_otherwise(plan: ServerPlan, folder: Path, taken_over: bool) -> str:
     """As `served_otherwise`, of the start that left its files in `folder`."""
     try:
-        told = _document((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = _document((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         log = (folder / LOG).read_text(encoding="utf-8", errors="replace")
     except (*UNUSABLE, YAMLError) as error:
         return f"its server left no usable file: {in_words(error)}"
-    planned = _where_it_was(plan, told) if taken_over else plan
+    planned = _where_it_was(plan, config) if taken_over else plan
     expected = _document(config_text(planned, 0))
-    if different := sorted(name for name in told.keys() | expected.keys() if told.get(name) != expected.get(name)):
+    if different := sorted(name for name in config.keys() | expected.keys() if config.get(name) != expected.get(name)):
         return f"its server had another {', '.join(different)} than the plan"
     try:
         check_identity(planned, log, in_any_cache=True)
@@ -54,8 +54,8 @@ def _document(text: str) -> dict[str, Any]:
     return {str(name): value for name, value in document.items() if name not in _OF_THE_START}
 
 
-def _where_it_was(plan: ServerPlan, told: dict[str, Any]) -> ServerPlan:
+def _where_it_was(plan: ServerPlan, config: dict[str, Any]) -> ServerPlan:
     """The plan with its model at the path of the host that served it."""
-    model = told.get("model")
+    model = config.get("model")
     is_elsewhere = plan.is_local and not plan.in_container and isinstance(model, str) and model.startswith("/")
     return plan.model_copy(update={"model": model}) if is_elsewhere else plan

@@ -18,7 +18,7 @@ from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
 # Between samples further apart than this, the GPU's use is not known. A busy machine leaves out one or two samples.
 MOST_GAP_S = 3.0
 # If less than this share of the time is covered by samples, the GPU may have been idle for most of it, or never.
-LEAST_TOLD = 0.5
+LEAST_COVERED = 0.5
 REMEDY = "see what slows this machine down, and measure again"
 
 
@@ -64,17 +64,17 @@ def sum_of(stretches: Sequence[Stretch]) -> Stretch:
 
 def idle(host: Sequence[HostSample], gpus: Sequence[int], launched: float, ready: float, ended: float) -> Idle:
     """How long the GPUs `gpus` of a server were idle. The three unix times are its launch, first completion and end."""
-    found = [_gpu(host, index, launched, ready, ended) for index in gpus]
+    idle_gpus = [_gpu(host, index, launched, ready, ended) for index in gpus]
     held_s = max(ended - launched, 0.0)
-    return Idle(held_s=held_s, gpus=found, because=next(_problems(host, found, held_s), None))
+    return Idle(held_s=held_s, gpus=idle_gpus, because=next(_problems(host, idle_gpus, held_s), None))
 
 
-def measurement(found: Idle, source: str) -> Measurement:
+def measurement(idleness: Idle, source: str) -> Measurement:
     """The idle share of all GPUs together. Its sample count is that of the GPU with the fewest samples."""
-    share = found.whole.share
-    if found.because is not None or share is None:
-        return invalid(GPU_IDLE, found.because or "no sample has the GPUs' use", source)
-    return valid(GPU_IDLE, share, source, sample_count=min(gpu.samples for gpu in found.gpus))
+    share = idleness.whole.share
+    if idleness.because is not None or share is None:
+        return invalid(GPU_IDLE, idleness.because or "no sample has the GPUs' use", source)
+    return valid(GPU_IDLE, share, source, sample_count=min(gpu.samples for gpu in idleness.gpus))
 
 
 class _Sample(NamedTuple):
@@ -112,7 +112,7 @@ def _stretch(samples: Sequence[_Sample], began: float, ended: float) -> Stretch:
 def _problems(host: Sequence[HostSample], gpus: Sequence[GpuIdle], held_s: float) -> Iterator[str]:
     for gpu in gpus:
         told_s = gpu.whole.told_s
-        if told_s < LEAST_TOLD * held_s or told_s == 0:
+        if told_s < LEAST_COVERED * held_s or told_s == 0:
             yield f"GPU {gpu.index}'s use is known for only {told_s:.0f} of {held_s:.0f} s{_why(host, gpu)}: {REMEDY}"
 
 

@@ -118,8 +118,8 @@ class _Worker:
         random.seed(self.job.seed)
         np.random.seed(self.job.seed)
 
-    def _tell(self, told: TaskReply) -> None:
-        write_whole(self.letter_box / TASK, told)
+    def _tell(self, reply: TaskReply) -> None:
+        write_whole(self.letter_box / TASK, reply)
 
     def _refuse(self, problem: str, remedy: str) -> NoReturn:
         self._tell(TaskReply(problem=problem, remedy=remedy))
@@ -248,8 +248,8 @@ class _Worker:
                 f"{self.job.task} compares likelihoods, for which lm-eval needs the server's tokenizer; it reports none",
                 "add `enable-tokenizer-info-endpoint: true` to the server's options",
             )
-        told = httpx.post(f"{self.job.url}/tokenize", json={"model": self.job.model, "prompt": "one"}, timeout=60).json()
-        return {"tokenizer_backend": "remote", "tokenized_requests": True, "max_length": told["max_model_len"]}
+        reply = httpx.post(f"{self.job.url}/tokenize", json={"model": self.job.model, "prompt": "one"}, timeout=60).json()
+        return {"tokenizer_backend": "remote", "tokenized_requests": True, "max_length": reply["max_model_len"]}
 
 
 def _usual_file(task: str) -> Path | None:

@@ -71,8 +71,8 @@ class Measurement(Frozen):
     @property
     def label(self) -> str:
         against = {"against_baseline": self.is_against_baseline, "against_anchor": self.against_anchor}
-        found = label_of(self.metric, self.task, self.filter, **against)
-        return found if self.start is None else f"{found} of start {self.start}"
+        label = label_of(self.metric, self.task, self.filter, **against)
+        return label if self.start is None else f"{label} of start {self.start}"
 
     @property
     def is_against_baseline(self) -> bool:
@@ -150,8 +150,8 @@ def valid(metric: str, value: float, source: str, **others: object) -> Measureme
 
 def invalid(metric: str, because: str, source: str, **others: object) -> Measurement:
     """A measurement without a trustworthy value, and why."""
-    found = {"metric": metric, "value": None, "unit": _unit(metric, others), "sample_count": 0, "source": source}
-    return Measurement.model_validate({**found, **others, "invalid_because": because})
+    empty = {"metric": metric, "value": None, "unit": _unit(metric, others), "sample_count": 0, "source": source}
+    return Measurement.model_validate({**empty, **others, "invalid_because": because})
 
 
 def _unit(metric: str, others: dict[str, object]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Memory:
@@ -18,13 +18,13 @@ class Memory:
     def __init__(self, files: int) -> None:
         self._of = lru_cache(maxsize=files)(_nothing_yet)
 
-    def find(self, digest: bytes, what: Hashable, find: Callable[[], Found]) -> Found:
+    def find(self, digest: bytes, what: Hashable, find: Callable[[], Result]) -> Result:
         """The remembered result for this content; or else that of `find`, which is remembered unless it raises an error."""
         known = self._of(digest)
         if what not in known:
             known[what] = find()
-        found: Found = known[what]
-        return found
+        remembered: Result = known[what]
+        return remembered
 
 
 def _nothing_yet(_digest: bytes) -> dict[Hashable, Any]:

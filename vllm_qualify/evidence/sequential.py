@@ -108,11 +108,11 @@ def rising(shares: Sequence[float]) -> list[float]:
     What is found varies with chance, and each look spends something. If the information was already complete before the last
     of these looks, the last one has the whole: looking could have ended before, and did not.
     """
-    found: list[float] = []
+    raised: list[float] = []
     for share in shares:
         whole = share if share >= 1 else math.floor(share / ROUNDED) * ROUNDED
-        found.append(max(whole, (found[-1] if found else 0.0) + LEAST_STEP))
-    return [min(share, 1 - left * LEAST_STEP) for left, share in zip(range(len(found) - 1, -1, -1), found, strict=True)]
+        raised.append(max(whole, (raised[-1] if raised else 0.0) + LEAST_STEP))
+    return [min(share, 1 - left * LEAST_STEP) for left, share in zip(range(len(raised) - 1, -1, -1), raised, strict=True)]
 
 
 def sides_of(direction: Direction, passing: float, failing: float) -> Sides:

@@ -44,10 +44,10 @@ def further(evidence: Path) -> list[int]:
     """The numbers of the further starts. Raises ValueError if they are not counted on from 2."""
     folder = evidence / STARTS
     names = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
-    found = list(range(FIRST + 1, FIRST + 1 + len(names)))
-    if names != set(map(str, found)):
+    numbers = list(range(FIRST + 1, FIRST + 1 + len(names)))
+    if names != set(map(str, numbers)):
         raise ValueError(f"the further starts are {', '.join(sorted(names))}, and not counted on from {FIRST + 1}")
-    return found
+    return numbers
 
 
 def plan_of(plan: CellPlan, evidence: Path, number: int) -> CellPlan:
@@ -126,10 +126,10 @@ def kept_answers(evidence: Path, task: str) -> Answered:
     parts = [answers.load(evidence / inside)]
     for number in further(evidence):
         path = root(evidence, number) / inside
-        found = answers.load(path) if path.is_file() else None
-        if found and any(answer.start != number for answer in found.answers):
+        kept = answers.load(path) if path.is_file() else None
+        if kept and any(answer.start != number for answer in kept.answers):
             raise ValueError(f"{inside} of start {number} has answers of another start")
-        parts += [found] if found else []
+        parts += [kept] if kept else []
     return _together(parts)
 
 

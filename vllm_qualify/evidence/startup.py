@@ -80,24 +80,24 @@ def startup(
     this machine before: its start then counts as warm unless the log says otherwise.
     """
     lines = list(_lines(log, wording))
-    told: dict[str, PartTime] = {
+    times: dict[str, PartTime] = {
         "image_s": (image_s, "no image was pulled in one go"),
         "process_s": _process(lines, launched, startup_s, wording),
         "weights_s": _weights(lines, wording),
         "compile_s": _compile(lines, wording),
         "graphs_s": _graphs(lines, wording),
     }
-    told["ready_s"] = _rest(startup_s, told)
+    times["ready_s"] = _rest(startup_s, times)
     warm = _warm(log, started_before, wording)
-    because = {name: reason for name, (value, reason) in told.items() if value is None}
+    because = {name: reason for name, (value, reason) in times.items() if value is None}
     if warm is None:
         because["warm"] = "the log does not mention a cache of compiled graphs"
-    return Startup(startup_s=startup_s, warm=warm, because=because, **{name: value for name, (value, _) in told.items()})
+    return Startup(startup_s=startup_s, warm=warm, because=because, **{name: value for name, (value, _) in times.items()})
 
 
-def startup_measurements(found: Startup, source: str) -> list[Measurement]:
+def startup_measurements(times: Startup, source: str) -> list[Measurement]:
     """One measurement for each of PARTS, invalid where the part is None; and `startup_warm_s`, invalid unless it was warm."""
-    return [*(_measurement(found, part, metric, source) for part, metric in PARTS.items()), _warm_start(found, source)]
+    return [*(_measurement(times, part, metric, source) for part, metric in PARTS.items()), _warm_start(times, source)]
 
 
 def kv_cache(log: str, wording: StartLog = START_LOG) -> KvCache | None:
@@ -114,15 +114,15 @@ def kv_cache(log: str, wording: StartLog = START_LOG) -> KvCache | None:
     return KvCache(tokens=sum(tokens.values()), max_concurrency=sum(times.values()) if times else None)
 
 
-def _measurement(found: Startup, part: str, metric: str, source: str) -> Measurement:
-    value: float | None = getattr(found, part)
-    return invalid(metric, found.because[part], source) if value is None else valid(metric, value, source, sample_count=1)
+def _measurement(times: Startup, part: str, metric: str, source: str) -> Measurement:
+    value: float | None = getattr(times, part)
+    return invalid(metric, times.because[part], source) if value is None else valid(metric, value, source, sample_count=1)
 
 
-def _warm_start(found: Startup, source: str) -> Measurement:
-    if found.warm:
-        return valid("startup_warm_s", found.startup_s, source, sample_count=1)
-    return invalid("startup_warm_s", found.because.get("warm", "the start was cold: it compiled"), source)
+def _warm_start(times: Startup, source: str) -> Measurement:
+    if times.warm:
+        return valid("startup_warm_s", times.startup_s, source, sample_count=1)
+    return invalid("startup_warm_s", times.because.get("warm", "the start was cold: it compiled"), source)
 
 
 def _lines(log: str, wording: StartLog) -> Iterator[LogLine]:
@@ -169,10 +169,10 @@ def _graphs(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
     return _longest(captured), _why_none(lines, wording, "the log does not mention a capture of CUDA graphs")
 
 
-def _rest(startup_s: float, told: dict[str, PartTime]) -> PartTime:
-    if missing := [name for name in ("process_s", "weights_s") if told[name][0] is None]:
+def _rest(startup_s: float, times: dict[str, PartTime]) -> PartTime:
+    if missing := [name for name in ("process_s", "weights_s") if times[name][0] is None]:
         return None, f"the rest is not known without {' and '.join(missing)}"
-    within = [told[name][0] or 0.0 for name in ("process_s", "weights_s", "compile_s", "graphs_s")]
+    within = [times[name][0] or 0.0 for name in ("process_s", "weights_s", "compile_s", "graphs_s")]
     rest_s = startup_s - sum(within)
     # The log's clock is in whole seconds.
     if rest_s < -2:
@@ -190,23 +190,23 @@ def _why_none(lines: Sequence[LogLine], wording: StartLog, otherwise: str) -> st
 
 def _by_process(lines: Sequence[LogLine], pattern: re.Pattern[str]) -> dict[str, list[float]]:
     """The seconds that each process logs in lines that match `pattern`."""
-    found: dict[str, list[float]] = {}
+    seconds_of: dict[str, list[float]] = {}
     for line in lines:
         if match := pattern.search(line.message):
-            found.setdefault(line.process, []).append(float(match["s"]))
-    return found
+            seconds_of.setdefault(line.process, []).append(float(match["s"]))
+    return seconds_of
 
 
 def _warm_ups(lines: Sequence[LogLine], wording: StartLog) -> dict[str, list[float]]:
     """The length of each CPU warm-up, in which it compiles, precise to one second."""
     begun: dict[str, LogLine] = {}
-    found: dict[str, list[float]] = {}
+    seconds_of: dict[str, list[float]] = {}
     for line in lines:
         if wording.warms_up.match(line.message):
             begun[line.process] = line
         elif wording.warmed_up.match(line.message) and line.process in begun:
-            found.setdefault(line.process, []).append(_elapsed_s(begun.pop(line.process), line))
-    return found
+            seconds_of.setdefault(line.process, []).append(_elapsed_s(begun.pop(line.process), line))
+    return seconds_of
 
 
 def _longest(by_process: dict[str, list[float]]) -> float | None:

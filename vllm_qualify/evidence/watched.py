@@ -70,10 +70,10 @@ def read_host(folder: Path) -> list[HostSample]:
 def value_of(scrape: Scrape, meaning: CounterName) -> float | None:
     """A scrape's value over all labels: the sum, or the largest if the values are shares. None if the scrape has none."""
     names = names_of(meaning)
-    found = [value for key, value in scrape.values.items() if family_of(key) in names]
-    if not found:
+    values = [value for key, value in scrape.values.items() if family_of(key) in names]
+    if not values:
         return None
-    return max(found) if meaning == "kv_cache_usage" else sum(found)
+    return max(values) if meaning == "kv_cache_usage" else sum(values)
 
 
 def problems(
@@ -167,8 +167,8 @@ def _missed(watched: Watched, began: float, ended: float, every_s: float) -> Ite
         yield f"the machine was looked at only {len(host)} of {wanted} times: {MISSED_REMEDY}"
     for index, errors in _gpu_errors(host).items():
         if len(host) - len(errors) < LEAST_SAMPLES * wanted:
-            told = len(host) - len(errors)
-            yield f"GPU {index} was read only {told} of {wanted} times ({errors[-1]}): {MISSED_REMEDY}"
+            read = len(host) - len(errors)
+            yield f"GPU {index} was read only {read} of {wanted} times ({errors[-1]}): {MISSED_REMEDY}"
 
 
 def _least_looks(watched: Watched, wanted: int) -> float:
@@ -179,20 +179,20 @@ def _least_looks(watched: Watched, wanted: int) -> float:
 
 
 def _gpu_errors(host: Sequence[HostSample]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
+    errors: dict[int, list[str]] = {}
     for sample in host:
         for gpu in sample.gpus:
             # A GPU that does not report the reasons of its clocks may have been slowed down.
             if gpu.error or gpu.clock_reasons is None:
-                found.setdefault(gpu.index, []).append(gpu.error or "it reports no reasons of its clocks")
-    return found
+                errors.setdefault(gpu.index, []).append(gpu.error or "it reports no reasons of its clocks")
+    return errors
 
 
 def _queueing(scrapes: Sequence[Scrape], clients: int, most_requests: int | None, kind: EngineKind) -> Iterator[str]:
     if most_requests is None or clients > most_requests:
         return
-    told = [(value_of(scrape, "waiting"), value_of(scrape, "running")) for scrape in scrapes]
-    both = [(waiting, waiting + running) for waiting, running in told if waiting is not None and running is not None]
+    counts = [(value_of(scrape, "waiting"), value_of(scrape, "running")) for scrape in scrapes]
+    both = [(waiting, waiting + running) for waiting, running in counts if waiting is not None and running is not None]
     share, least = _share(both)
     if share is not None and least > WAITING_ALLOWED:
         yield (

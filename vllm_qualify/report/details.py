@@ -16,7 +16,7 @@ from vllm_qualify.evidence.load.speculation import SpeculationDetails
 from vllm_qualify.evidence.load.sweep import Swept
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
 from vllm_qualify.evidence.serving import LAUNCHED, launched_by_clock
-from vllm_qualify.evidence.stages import found_by_fit, idle_gpus, sweep_plan
+from vllm_qualify.evidence.stages import fit_result, idle_gpus, sweep_plan
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.plan.cell import CellPlan
@@ -119,7 +119,7 @@ def _document(plan: CellPlan, evidence: Path) -> SpeculationDetails | None:
 
 
 def _tried(plan: CellPlan, evidence: Path) -> Tried | None:
-    return found_by_fit(evidence) if plan.fit else None
+    return fit_result(evidence) if plan.fit else None
 
 
 def _left(folder: Path) -> Path:

@@ -181,7 +181,7 @@ def sweep_section(swept: Swept, planned: Plan, before: Sequence[CurvePoint] = ()
     slo = planned.sweep.slo
     latencies = list(slo) or list(LATENCIES)
     on_curve = {point.folder: point for point in swept.curve}
-    goals = [(goal, swept.found(goal)) for goal in planned.goals]
+    goals = [(goal, swept.level_of(goal)) for goal in planned.goals]
     return SweepSection(
         slo=[f"{name} ≤{words.NO_BREAK}{bound:,g} ms" for name, bound in slo.items()],
         latencies=latencies,

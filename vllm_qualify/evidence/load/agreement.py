@@ -189,13 +189,13 @@ def _run_of(result: Result) -> _Run:
 
 def _other_settings(result: Result, asked: Asked) -> Iterator[str]:
     for name, wanted in asked.settings.items():
-        if (told := result[name]) != wanted:
-            yield f"bench had {name} {told}, not {wanted}"
+        if (value := result[name]) != wanted:
+            yield f"bench had {name} {value}, not {wanted}"
 
 
 def _errors(result: Result) -> Iterator[str]:
-    if told := [error for error in result["errors"] if error]:
-        yield f"{len(told)} requests have an error: {str(told[-1]).strip().splitlines()[-1][:200]}"
+    if errors := [error for error in result["errors"] if error]:
+        yield f"{len(errors)} requests have an error: {str(errors[-1]).strip().splitlines()[-1][:200]}"
 
 
 def _totals(result: Result) -> Iterator[str]:
@@ -294,10 +294,10 @@ def _stretches(result: Result) -> tuple[Array, Array]:
 
 
 def _numbers(values: Iterable[float]) -> Array:
-    found = np.asarray([*values])
-    if len(found) and found.dtype.kind not in "fi":
+    numbers = np.asarray([*values])
+    if len(numbers) and numbers.dtype.kind not in "fi":
         raise ValueError("its times are not numbers")
-    return found
+    return numbers
 
 
 def _chunks(result: Result) -> Iterator[str]:
@@ -322,6 +322,6 @@ def _uncounted(result: Result, kind: EngineName, arguments: ServerArguments) -> 
 def _acceptance(result: Result) -> Iterator[str]:
     if result.get(ACCEPTANCE[2]) is None:
         return
-    drafts, accepted, told = (result[name] for name in ACCEPTANCE)
-    if not (drafts > 0 and abs(told - 1 - accepted / drafts) <= ROUNDING_S):
-        yield f"{ACCEPTANCE[2]} is {told:g}, and {accepted} tokens of {drafts} drafts were accepted"
+    drafts, accepted, reported = (result[name] for name in ACCEPTANCE)
+    if not (drafts > 0 and abs(reported - 1 - accepted / drafts) <= ROUNDING_S):
+        yield f"{ACCEPTANCE[2]} is {reported:g}, and {accepted} tokens of {drafts} drafts were accepted"

@@ -85,8 +85,8 @@ def measure_load(
             following.ended(ended.because)
             break
         for turn, (driven, into) in enumerate(pairs if repeat % 2 else reversed(pairs)):
-            told = _of_run(progress, (repeat - 1) * len(pairs) + turn, _known(settings, repeat) * len(pairs), settings)
-            commands.append(run_repeat(driven, settings, into, repeat, told))
+            on_request = _of_run(progress, (repeat - 1) * len(pairs) + turn, _known(settings, repeat) * len(pairs), settings)
+            commands.append(run_repeat(driven, settings, into, repeat, on_request))
         longest_s = max(longest_s, following.clock() - started)
         undecided = following.undecided() if repeat in settings.looks else None
         following.on_repeat(Made(repeat, longest_s, undecided))
@@ -99,8 +99,8 @@ def _over_budget(settings: Load, repeats: int, spent_s: float, longest_s: float)
     """The end of the load, if the budget allows no other repeat; else None. It always allows the first one."""
     if settings.time_budget_s is None or repeats == 0:
         return None
-    found = Ended(time_budget_s=settings.time_budget_s, repeats=repeats, spent_s=spent_s, longest_s=longest_s)
-    return found if found.is_right else None
+    ended = Ended(time_budget_s=settings.time_budget_s, repeats=repeats, spent_s=spent_s, longest_s=longest_s)
+    return ended if ended.is_right else None
 
 
 def prepare_prompts(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | None]]) -> None:
@@ -135,10 +135,10 @@ def run_repeat(
     return benches.recorded(client, command)
 
 
-def _forget_prefixes(server: Server, told: Path) -> None:
+def _forget_prefixes(server: Server, log: Path) -> None:
     """Empty the prefix cache. Only a server with VLLM_SERVER_DEV_MODE allows that; the server's counters show any hits."""
     answer = server.post(RESET)
-    told.write_text(f"{RESET} {answer}\n")
+    log.write_text(f"{RESET} {answer}\n")
 
 
 def _known(settings: Load, repeat: int) -> int:
@@ -147,11 +147,11 @@ def _known(settings: Load, repeat: int) -> int:
 
 
 def _of_run(progress: Progress, before: int, runs: int, settings: Load) -> Progress:
-    def told(done: int, total: int) -> None:
+    def on_request(done: int, total: int) -> None:
         if total == settings.num_prompts:
             progress(before * total + done, runs * total)
 
-    return told
+    return on_request
 
 
 def command_of(

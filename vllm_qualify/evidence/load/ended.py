@@ -38,14 +38,14 @@ def end_of(stage: Path, count: int, settings: Load) -> tuple[Ended | None, list[
     if not path.exists():
         return None, [] if count in settings.looks else [_count_problem(count, settings)]
     try:
-        found = Ended.model_validate_json(path.read_bytes())
+        ended = Ended.model_validate_json(path.read_bytes())
     except UNUSABLE as error:
         return None, [f"{ENDED} is not the end of a load: {in_words(error)}"]
     planned = (settings.time_budget_s, count)
-    if (found.time_budget_s, found.repeats) != planned or not found.is_right or count >= settings.looks[-1]:
-        told = f"it says: {found.because}"
-        return None, [f"{ENDED} is not of this load of {count} repeats and time_budget_s {settings.time_budget_s}: {told}"]
-    return found, []
+    if (ended.time_budget_s, ended.repeats) != planned or not ended.is_right or count >= settings.looks[-1]:
+        because = f"it says: {ended.because}"
+        return None, [f"{ENDED} is not of this load of {count} repeats and time_budget_s {settings.time_budget_s}: {because}"]
+    return ended, []
 
 
 def _count_problem(count: int, settings: Load) -> str:

@@ -78,17 +78,17 @@ def parse_load(
         count = count_of(folder)
         repeats = [read_repeat(folder, place, number) for number in range(1, count + 1)]
         ended, why_not = end_of(folder.parent if folder.name == BESIDE else folder, count, settings)
-        found, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched, model)
+        steady_states, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched, model)
         if problems := why_not + _turns_problems(folder, count) + problems:
             return [invalid(name, "; ".join(problems), source) for name in _names(settings, repeats)]
-        if problem := first_repeat_problem([each.values[OUTPUT] for each in found]):
-            repeats, found = repeats[1:], found[1:]
+        if problem := first_repeat_problem([each.values[OUTPUT] for each in steady_states]):
+            repeats, steady_states = repeats[1:], steady_states[1:]
             source += f" without the first: {problem}"
-        if any(each.rebuilt for each in found):
+        if any(each.rebuilt for each in steady_states):
             source += ", the requests' start times from their latencies"
         source += WHOLE if settings.window == "whole" else ""
         over, because = OverLooks(levels, settings.looks, count, count - len(repeats)), ended.because if ended else None
-        measured = [_measurement(name, repeats, found, over, source) for name in _names(settings, repeats)]
+        measured = [_measurement(name, repeats, steady_states, over, source) for name in _names(settings, repeats)]
         return [row if row.invalid_because else row.model_copy(update={"ended_because": because}) for row in measured]
     except UNUSABLE as error:
         return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in _names(settings, [])]
@@ -112,17 +112,17 @@ def _examined(
     model: str | None,
 ) -> tuple[list[Steady], list[str]]:
     """What the repeats measured, and the problems for which they do not count."""
-    found: list[Steady] = []
+    steady_states: list[Steady] = []
     problems: list[str] = []
     for repeat in repeats:
-        told = problems_of(folder, repeat, settings, kind, arguments, watched, model=model)
+        reasons = problems_of(folder, repeat, settings, kind, arguments, watched, model=model)
         try:
             # The steady state of a repeat with problems does not matter.
-            found += [] if told else [repeat.steady(settings)]
+            steady_states += [] if reasons else [repeat.steady(settings)]
         except steady.UnsteadyError as error:
-            told = [str(error)]
-        problems += [f"repeat {repeat.number}: {problem}" for problem in told]
-    return found, problems or agreement.repeat_problems(repeats)
+            reasons = [str(error)]
+        problems += [f"repeat {repeat.number}: {problem}" for problem in reasons]
+    return steady_states, problems or agreement.repeat_problems(repeats)
 
 
 def _turns_problems(folder: Path, count: int) -> list[str]:
@@ -148,29 +148,31 @@ def first_repeat_problem(values: Sequence[float]) -> str | None:
     return f"its {values[0]:.4g} tok/s are far off the others' {least:.4g} to {most:.4g}, more num_warmups may help"
 
 
-def _measurement(name: str, repeats: Sequence[Repeat], found: Sequence[Steady], over: OverLooks, source: str) -> Measurement:
+def _measurement(
+    name: str, repeats: Sequence[Repeat], steady_states: Sequence[Steady], over: OverLooks, source: str
+) -> Measurement:
     traced_to = [repeat.line_of(key_of(name)) for repeat in repeats]
     if name == ACCEPTANCE:
         return _acceptance(repeats, over, source, traced_to)
-    least, needed = min(each.requests for each in found), least_requests(name)
+    least, needed = min(each.requests for each in steady_states), least_requests(name)
     if least < needed:
         where = "whole run" if source.endswith(WHOLE) else "steady state"
-        told = f"{least} requests in a repeat's {where}, and {name} needs {needed}: {steady.REMEDY}"
-        return invalid(name, told, source, traced_to=traced_to)
-    pairs = zip(repeats, found, strict=True)
+        because = f"{least} requests in a repeat's {where}, and {name} needs {needed}: {steady.REMEDY}"
+        return invalid(name, because, source, traced_to=traced_to)
+    pairs = zip(repeats, steady_states, strict=True)
     untold = [f"repeat {repeat.number}: {each.untold[name]}" for repeat, each in pairs if name in each.untold]
     if untold:
         return invalid(name, "; ".join(untold), source, traced_to=traced_to)
-    values = [each.values[name] for each in found]
-    others = {"sample_count": sum(each.requests for each in found), "traced_to": traced_to}
+    values = [each.values[name] for each in steady_states]
+    others = {"sample_count": sum(each.requests for each in steady_states), "traced_to": traced_to}
     if name == GOODPUT and 0 in values:
-        return _goodput_with_none(found, over, source, **others)
+        return _goodput_with_none(steady_states, over, source, **others)
     return _over_repeats(name, values, over, source, **others)
 
 
 def _acceptance(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_to: list[str]) -> Measurement:
     """The acceptance length, by the server's own counters over all of every repeat: requests do not show it."""
-    values = [float(told) for repeat in repeats if (told := repeat.about.get(KEYS[ACCEPTANCE])) is not None]
+    values = [float(rate) for repeat in repeats if (rate := repeat.about.get(KEYS[ACCEPTANCE])) is not None]
     if len(values) < len(repeats):
         because = f"only {len(values)} of {len(repeats)} repeats have {KEYS[ACCEPTANCE]}"
         return invalid(ACCEPTANCE, because, source, traced_to=traced_to)
@@ -186,13 +188,13 @@ def _over_repeats(name: str, repeats: Sequence[float], over: OverLooks, source: 
     return valid(name, value, source, repeats=list(repeats), interval=interval, **others)
 
 
-def _goodput_with_none(found: Sequence[Steady], over: OverLooks, source: str, **others: object) -> Measurement:
+def _goodput_with_none(steady_states: Sequence[Steady], over: OverLooks, source: str, **others: object) -> Measurement:
     """Goodput if in some repeat no request met the SLO: zero has no logarithm, so goodput is taken as a share of the requests.
 
     All requests of a repeat can miss the SLO for one reason. So a repeat is one trial, and its score is its share. The chance
     of an error is split between the bounds of the share and of the rate.
     """
-    goods, rates = ([each.values[name] for each in found] for name in (GOODPUT, "request_throughput_req_s"))
+    goods, rates = ([each.values[name] for each in steady_states] for name in (GOODPUT, "request_throughput_req_s"))
     value = statistics.fmean(goods)
     interval = over.interval(GOODPUT, value, lambda used, at: _of_shares(goods[:used], rates[:used], at))
     return valid(GOODPUT, value, source, repeats=goods, interval=interval, **others)

@@ -33,7 +33,7 @@ BLOCK_TOK = 16
 OWN_BLOCKS = 1
 # A number that fails is lowered to this share of it, or to what the cache then holds. At most so many numbers are tried.
 LOWERED, MOST_CONFIRMATIONS = 0.75, 5
-TRY, FOUND = "try.json", "found.json"
+TRY, FIT_RESULT = "try.json", "found.json"
 CACHE = "vllm:cache_config_info"
 
 
@@ -82,8 +82,8 @@ def _as_it_is(_started: Started, tried: Try) -> Try:
 
 
 def _measured(started: Started, tried: Try) -> Try:
-    found = started.throughput()
-    return tried.model_copy(update={"failed_because": found.invalid_because, "output_throughput_tok_s": found.value})
+    throughput = started.throughput()
+    return tried.model_copy(update={"failed_because": throughput.invalid_because, "output_throughput_tok_s": throughput.value})
 
 
 def block_tok(page: str) -> int | None:
@@ -110,27 +110,27 @@ class Fitting:
         fit = self.plan.fit
         if fit is None:
             raise ValueError("the plan has nothing to fit")
-        found: ServerArguments = {}
+        arguments: ServerArguments = {}
         first = self._smallest(fit.tensor_parallel_sizes) if fit.tensor_parallel_sizes else None
         if first:
-            found |= first.arguments
+            arguments |= first.arguments
         if fit.max_num_seqs:
-            found |= self._sequences(first or self._start({}))
+            arguments |= self._sequences(first or self._start({}))
         if fit.max_num_batched_tokens:
-            found |= self._fastest(found, fit.max_num_batched_tokens)
-        return Tried(found=found, tries=self.tries)
+            arguments |= self._fastest(arguments, fit.max_num_batched_tokens)
+        return Tried(found=arguments, tries=self.tries)
 
     def _smallest(self, sizes: list[int]) -> Try:
         for size in sizes:
             tried = self._start({TENSOR_PARALLEL: size}, TOO_SMALL)
             if tried.failed_because is None:
                 return tried
-        told = [str(tried.failed_because) for tried in self.tries]
+        reasons = [str(tried.failed_because) for tried in self.tries]
         raise RecipeError(
             f"the model fits none of the tensor-parallel sizes {sizes}",
             "add a larger one, or shorten max-model-len",
             f"{STAGE}.tensor_parallel_sizes",
-            told,
+            reasons,
         )
 
     def _sequences(self, first: Try) -> ServerArguments:
@@ -139,18 +139,18 @@ class Fitting:
         Fewer if the server has too little memory for them, or preempts requests under the load.
         """
         known = {name: value for name, value in first.arguments.items() if name == TENSOR_PARALLEL}
-        wanted, told = self._held(first), list[str]()
-        while wanted and len(told) < MOST_CONFIRMATIONS:
+        wanted, refusals = self._held(first), list[str]()
+        while wanted and len(refusals) < MOST_CONFIRMATIONS:
             tried = self._start({**known, SEQUENCES: wanted}, TOO_SMALL, partial(self._confirm, wanted))
             if tried.failed_because is None:
                 return {SEQUENCES: wanted}
-            told.append(f"{SEQUENCES} {wanted}: {tried.failed_because}")
+            refusals.append(f"{SEQUENCES} {wanted}: {tried.failed_because}")
             wanted = tried.holds if tried.holds and tried.holds < wanted else math.floor(LOWERED * wanted)
         raise RecipeError(
-            f"{len(told)} numbers of {SEQUENCES} were tried, and the server takes none of them under the load",
+            f"{len(refusals)} numbers of {SEQUENCES} were tried, and the server takes none of them under the load",
             f"give {SEQUENCES} under 'server', or mend what each start failed by",
             f"{STAGE}.max_num_seqs",
-            told,
+            refusals,
         )
 
     def _confirm(self, wanted: int, started: Started, tried: Try) -> Try:
@@ -172,16 +172,16 @@ class Fitting:
             )
         return tried.holds
 
-    def _fastest(self, found: ServerArguments, sizes: list[int]) -> ServerArguments:
-        tries = [self._start({**found, BATCHED: size}, TOO_SMALL, _measured) for size in sizes]
+    def _fastest(self, chosen: ServerArguments, sizes: list[int]) -> ServerArguments:
+        tries = [self._start({**chosen, BATCHED: size}, TOO_SMALL, _measured) for size in sizes]
         measured = [tried for tried in tries if tried.output_throughput_tok_s is not None]
         if not measured:
-            told = [str(tried.failed_because) for tried in tries]
+            reasons = [str(tried.failed_because) for tried in tries]
             raise RecipeError(
                 f"no load of max_num_batched_tokens {sizes} is valid",
                 "mend what makes them invalid",
                 f"{STAGE}.max_num_batched_tokens",
-                told,
+                reasons,
             )
         best = max(measured, key=lambda tried: tried.output_throughput_tok_s or 0)
         return {BATCHED: best.arguments[BATCHED]}
@@ -192,7 +192,7 @@ class Fitting:
         folder.mkdir()
         try:
             with self.attempt(fitted(self.plan, arguments), folder) as started:
-                tried = then(started, self._told(arguments, started.kv_cache))
+                tried = then(started, self._untested(arguments, started.kv_cache))
         except QualifyError as error:
             if error.kind not in refuses:
                 options = ", ".join(f"{name} {value}" for name, value in arguments.items())
@@ -203,7 +203,7 @@ class Fitting:
         self.tries.append(tried)
         return tried
 
-    def _told(self, arguments: ServerArguments, kv_cache: KvCache | None) -> Try:
+    def _untested(self, arguments: ServerArguments, kv_cache: KvCache | None) -> Try:
         if kv_cache is None:
             return Try(arguments=arguments)
         return Try(arguments=arguments, kv_cache_tok=kv_cache.tokens, holds=self._holds(kv_cache))

@@ -81,10 +81,10 @@ def interval_over_looks(
     confidence interval approach", JRSS B 51). The value at the end is always inside.
     """
     sides = ((done, repeat_sides(direction, levels, looks, done, left_out=left_out)) for done in looks if done <= count)
-    found = [interval for done, at in sides if at and (interval := at_look(done - left_out, at))]
-    if count not in looks or not found:
+    intervals = [interval for done, at in sides if at and (interval := at_look(done - left_out, at))]
+    if count not in looks or not intervals:
         return None
-    return around(value, max(each.lower for each in found), min(each.upper for each in found))
+    return around(value, max(each.lower for each in intervals), min(each.upper for each in intervals))
 
 
 def spent(count: int, most: int, *, late: bool = False) -> float:
@@ -118,17 +118,17 @@ def level(looks: range, count: int, alpha: float, *, late: bool = False) -> floa
 @lru_cache(maxsize=4096)
 def _state(first: int, most: int, count: int, alpha: float, late: bool) -> _State:
     if count == first:
-        found = alpha * spent(first, most, late=late)
-        edges = _edges(count, found)
+        level = alpha * spent(first, most, late=late)
+        edges = _edges(count, level)
         above = special.stdtr(count - 1, -math.sqrt(count - 1) * np.tan(edges))
     else:
         before = _state(first, most, count - 1, alpha, late)
         more = spent(count, most, late=late) - spent(count - 1, most, late=late)
-        found = _spending(before, count, alpha * more)
-        edges = _edges(count, found)
+        level = _spending(before, count, alpha * more)
+        edges = _edges(count, level)
         above = before.masses @ _above(before.ratios, count - 1, math.sqrt(count) * np.sin(edges))
     middles = (edges[1:] + edges[:-1]) / 2
-    return _State(math.sqrt(count) * np.sin(middles), -np.diff(above), found)
+    return _State(math.sqrt(count) * np.sin(middles), -np.diff(above), level)
 
 
 def _edges(count: int, level: float) -> Array:

@@ -132,10 +132,10 @@ def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> 
     requests = steady.requests_of(result, settings.max_concurrency)
     whole = steady.figures_of(steady.whole(requests, float(result["duration"])), settings.slo, as_bench=True)
     for name, value in whole.items():
-        told = float(result[key_of(name)])
+        reported = float(result[key_of(name)])
         # `not … <=`: NaN contradicts its requests too.
-        if not abs(told - value) <= _allowed(name, settings) * abs(value):
-            compared = f"{key_of(name)} is {told:g}, and by them {value:g}"
+        if not abs(reported - value) <= _allowed(name, settings) * abs(value):
+            compared = f"{key_of(name)} is {reported:g}, and by them {value:g}"
             raise steady.UnsteadyError(f"bench's own figure contradicts its requests: {compared}")
     if settings.window == "whole":
         return Steady(whole, len(requests.starts), requests.rebuilt, {})

@@ -219,10 +219,10 @@ def acceptance(before: str, after: str) -> Acceptance:
     drafts, tokens, accepted = (int(gained[name, None]) for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED))
     if drafts == 0:
         raise ValueError("the server drafted nothing")
-    found = Acceptance(drafts=drafts, draft_tokens=tokens, accepted_at=_by_position(gained))
-    if sum(found.accepted_at) != accepted or not accepted <= tokens or max(found.accepted_at) > drafts:
-        raise ValueError(f"the server's counters of its drafts contradict each other: {accepted} accepted, and {found}")
-    return found
+    counters = Acceptance(drafts=drafts, draft_tokens=tokens, accepted_at=_by_position(gained))
+    if sum(counters.accepted_at) != accepted or not accepted <= tokens or max(counters.accepted_at) > drafts:
+        raise ValueError(f"the server's counters of its drafts contradict each other: {accepted} accepted, and {counters}")
+    return counters
 
 
 CounterKey = tuple[str, int | None]
@@ -250,10 +250,10 @@ def _samples(page: str) -> Iterator[tuple[str, int | None, float]]:
 
 def _by_position(gained: dict[CounterKey, float]) -> list[int]:
     """The accepted tokens by position. Raises ValueError if a position is missing."""
-    found = {position: count for (_, position), count in gained.items() if position is not None}
-    if sorted(found) != list(range(len(found))):
-        raise ValueError(f"the server's counters have the positions {sorted(found)}")
-    return [int(found[position]) for position in sorted(found)]
+    by_position = {position: count for (_, position), count in gained.items() if position is not None}
+    if sorted(by_position) != list(range(len(by_position))):
+        raise ValueError(f"the server's counters have the positions {sorted(by_position)}")
+    return [int(by_position[position]) for position in sorted(by_position)]
 
 
 def add_up(parts: Sequence[Acceptance]) -> Acceptance:
@@ -298,8 +298,8 @@ def rates(folder: Path, name: str, settings: Load, levels: Levels, servers: Sequ
 
 def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
     about = (server.kind, server.arguments, None, server.served_model_name)
-    found = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, *about)
-    (rate,) = (measurement for measurement in found if measurement.metric == RATE)
+    measurements = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, *about)
+    (rate,) = (measurement for measurement in measurements if measurement.metric == RATE)
     above = f"{folder.name}/{name}/"
     return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})
 
@@ -351,18 +351,18 @@ def _lines_of(folder: Path, place: str, repeat: int) -> Iterator[str]:
 def _same_text(folder: Path, levels: Levels) -> Measurement:
     source = f"{folder.name}/{DRAFTED}.jsonl beside {folder.name}/{UNDRAFTED}.jsonl"
     try:
-        found = _texts(folder)
+        texts = _texts(folder)
     except UNUSABLE as error:
         return invalid(SAME_TEXT, f"no usable replies: {in_words(error)}", source)
-    count = len(found.parts_at)
-    interval = share_interval(found.same, count, sides_at_once(SAME_TEXT, levels))
-    parted = [number for number, at in enumerate(found.parts_at, 1) if at is not None]
+    count = len(texts.parts_at)
+    interval = share_interval(texts.same, count, sides_at_once(SAME_TEXT, levels))
+    parted = [number for number, at in enumerate(texts.parts_at, 1) if at is not None]
     traced = [f"{folder.name}/{side}.jsonl:{number}" for number in parted or [1] for side in SIDES]
     if parted:
         first = parted[0]
         source += f": {len(parted)} of {count} texts part, the first that of prompt {first} at character"
-        source += f" {found.parts_at[first - 1]}"
-    return valid(SAME_TEXT, found.share, source, sample_count=count, interval=interval, traced_to=traced)
+        source += f" {texts.parts_at[first - 1]}"
+    return valid(SAME_TEXT, texts.share, source, sample_count=count, interval=interval, traced_to=traced)
 
 
 def _texts(folder: Path) -> SameText:
@@ -421,7 +421,7 @@ def _of_whole_repeats(folder: Path, settings: Load) -> Acceptance:
 
 def _drafting(clients: int, read: Callable[[], Acceptance]) -> Drafting:
     try:
-        found = read()
+        drafts = read()
     except UNUSABLE as error:
         return Drafting(max_concurrency=clients, invalid_because=in_words(error))
-    return Drafting(max_concurrency=clients, length_tok=found.length_tok, rate=found.rate, rates=found.rates)
+    return Drafting(max_concurrency=clients, length_tok=drafts.length_tok, rate=drafts.rate, rates=drafts.rates)

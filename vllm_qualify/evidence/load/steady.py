@@ -207,10 +207,10 @@ def find(requests: Requests, clients: int) -> Window:
     cut = truncation(requests.latencies[clients:last], spare * clients)
     first = clients * (1 + math.ceil(cut / clients))
     begins, ends = (requests.starts[at : at + clients] for at in (first, last))
-    found = Window(requests, first, last, begins, ends)
-    _check_full(found, clients)
-    _check_drift(found, clients)
-    return found
+    window = Window(requests, first, last, begins, ends)
+    _check_full(window, clients)
+    _check_drift(window, clients)
+    return window
 
 
 def find_open(requests: Requests) -> Window:
@@ -308,8 +308,8 @@ def _trend(values: Sequence[float] | Array) -> tuple[float, float]:
     """Kendall's tau of values in their order, and the chance of such a tau without a trend. Both are NaN for fewer than two."""
     if len(values) < 2:
         return math.nan, math.nan
-    found = stats.kendalltau(range(len(values)), values)
-    return float(found.statistic), float(found.pvalue)
+    correlation = stats.kendalltau(range(len(values)), values)
+    return float(correlation.statistic), float(correlation.pvalue)
 
 
 def figures_of(window: Window, slo: Slo | None, *, as_bench: bool = False) -> dict[str, float]:
@@ -322,20 +322,20 @@ def figures_of(window: Window, slo: Slo | None, *, as_bench: bool = False) -> di
     """
     requests, chosen, rate = window.requests, slice(window.first, window.last), window.count / window.length_s
     tokens, tpots = _tokens(window) / window.length_s, requests.tpots if as_bench else requests.settled_tpots
-    found = {
+    figures = {
         "request_throughput_req_s": rate,
         "output_throughput_tok_s": tokens,
         "total_throughput_tok_s": tokens + rate * float(requests.inputs[chosen].mean()),
     }
     if slo:
-        found[GOODPUT] = rate * _share_met(window, slo, tpots)
+        figures[GOODPUT] = rate * _share_met(window, slo, tpots)
     times = {
         "ttft": requests.ttfts[chosen],
         "tpot": tpots[chosen][(requests.outputs[chosen] > 1) & ~np.isnan(tpots[chosen])],
         "itl": np.concatenate(requests.gaps[chosen]),
         "e2el": requests.latencies[chosen],
     }
-    return found | {name: value for latency, each in times.items() for name, value in _statistics(latency, each)}
+    return figures | {name: value for latency, each in times.items() for name, value in _statistics(latency, each)}
 
 
 def _tokens(window: Window) -> float:
@@ -366,15 +366,15 @@ def untold(window: Window, slo: Slo | None) -> dict[str, str]:
     """Why metrics of the times between tokens cannot be trusted, by metric: too many chunks were read at once."""
     requests, chosen = window.requests, slice(window.first, window.last)
     gaps = np.concatenate([np.zeros(0), *requests.gaps[chosen]])
-    at_once, found = int((gaps < AT_ONCE_S).sum()), dict[str, str]()
+    at_once, reasons = int((gaps < AT_ONCE_S).sum()), dict[str, str]()
     if at_once > AT_ONCE_ALLOWED * len(gaps):
-        told = f"{at_once} of {len(gaps)} gaps between chunks are under {1e6 * AT_ONCE_S:.0f} µs: they were read at once"
-        found |= dict.fromkeys(_named("itl"), f"{told}, {AT_ONCE_REMEDY}")
+        reason = f"{at_once} of {len(gaps)} gaps between chunks are under {1e6 * AT_ONCE_S:.0f} µs: they were read at once"
+        reasons |= dict.fromkeys(_named("itl"), f"{reason}, {AT_ONCE_REMEDY}")
     tpots = requests.settled_tpots[chosen][requests.outputs[chosen] > 1]
     shown = int((~np.isnan(tpots)).sum())
-    told = f"{shown} of {len(tpots)} replies show a time per token, the others came in one read: {AT_ONCE_REMEDY}"
+    reason = f"{shown} of {len(tpots)} replies show a time per token, the others came in one read: {AT_ONCE_REMEDY}"
     of_tpot = [*_named("tpot"), *([GOODPUT] if slo and slo.tpot_ms else [])]
-    return found | {name: told for name in of_tpot if shown < _least_shown(name, len(tpots))}
+    return reasons | {name: reason for name in of_tpot if shown < _least_shown(name, len(tpots))}
 
 
 def _least_shown(name: str, replies: int) -> float:
@@ -390,5 +390,5 @@ def _statistics(latency: str, times: Array) -> list[tuple[str, float]]:
     of = times if len(times) else np.zeros(1)
     quantiles = {name: quantile for name in _named(latency) if (quantile := METRICS[name].quantile) is not None}
     # All quantiles in one call, so that the times are sorted only once.
-    found = dict(zip(quantiles, np.percentile(of, [100 * each for each in quantiles.values()]), strict=True))
-    return [(name, 1000 * float(found[name] if name in found else of.mean())) for name in _named(latency)]
+    percentiles = dict(zip(quantiles, np.percentile(of, [100 * each for each in quantiles.values()]), strict=True))
+    return [(name, 1000 * float(percentiles[name] if name in percentiles else of.mean())) for name in _named(latency)]

@@ -186,7 +186,7 @@ class Swept(Frozen):
     concurrency: SloLevel | None = None
     request_rate: SloLevel | None = None
 
-    def found(self, goal: Goal) -> SloLevel | None:
+    def level_of(self, goal: Goal) -> SloLevel | None:
         return self.concurrency if goal == "concurrency" else self.request_rate
 
 
@@ -245,11 +245,11 @@ class _Known:
         return min((missed for missed in self.missed if missed > level), default=None)
 
 
-def search_step(aim: Aim, told: Sequence[LevelResult]) -> float | SloLevel:
+def search_step(aim: Aim, results: Sequence[LevelResult]) -> float | SloLevel:
     """The next level that a search runs, or its end. The order of the results does not matter."""
-    new = [each for each in told if each.is_new]
+    new = [each for each in results if each.is_new]
     bad = [each for each in new if each.meets is None]
-    known = _known([each for each in told if each.meets is not None and each.level <= aim.most])
+    known = _known([each for each in results if each.meets is not None and each.level <= aim.most])
     counts = Counter(each.level for each in bad)
     if twice := [each for each in bad if counts[each.level] >= MOST_INVALID]:
         return SloLevel(invalid_because=_unmeasured(aim, twice[-1], known))
@@ -351,10 +351,10 @@ def next_step(plan: Plan, points: Sequence[Point]) -> NextRun | None:
 
 def _decided(plan: Plan, goal: Goal, points: Sequence[Point]) -> float | SloLevel:
     aim = _aim(plan, goal, points)
-    return SloLevel(invalid_because=aim) if isinstance(aim, str) else search_step(aim, _told(goal, points))
+    return SloLevel(invalid_because=aim) if isinstance(aim, str) else search_step(aim, _results_of(goal, points))
 
 
-def _told(goal: Goal, points: Sequence[Point]) -> list[LevelResult]:
+def _results_of(goal: Goal, points: Sequence[Point]) -> list[LevelResult]:
     """The results for a search. For concurrency the curve's runs count as if they had been made before."""
     of = (goal,) if goal == "request_rate" else (goal, "curve")
     return [
@@ -506,11 +506,11 @@ def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: SweepLoad) -> dic
     ]
     if problems:
         return {"invalid_because": "; ".join(problems)}
-    found = repeat.steady(asked.load, asked.is_open)
-    if unshown := _unshown(plan.sweep.slo, found):
+    figures = repeat.steady(asked.load, asked.is_open)
+    if unshown := _unshown(plan.sweep.slo, figures):
         return {"invalid_because": unshown}
-    meets = all(found.values[name] <= bound for name, bound in plan.sweep.slo.items()) if plan.sweep.slo else None
-    return {"figures": found.values, "untold": found.untold, "sample_count": found.requests, "meets_slo": meets}
+    meets = all(figures.values[name] <= bound for name, bound in plan.sweep.slo.items()) if plan.sweep.slo else None
+    return {"figures": figures.values, "untold": figures.untold, "sample_count": figures.requests, "meets_slo": meets}
 
 
 def _watched(folder: Path, plan: Plan) -> Path | None:
@@ -522,14 +522,14 @@ def _other_than_planned(plan: Plan, of: Load) -> list[str]:
     return [] if is_planned else ["its load is not that of the profile"]
 
 
-def _unshown(slo: dict[str, float], found: result.Steady) -> str | None:
+def _unshown(slo: dict[str, float], figures: result.Steady) -> str | None:
     """Why a point's requests do not show whether it meets the SLO, or None."""
     for name in slo:
-        if found.requests < (needed := least_requests(name)):
-            return f"{found.requests} requests in its steady state, and {name} needs {needed}: {steady.REMEDY}"
-        if name in found.untold:
-            return found.untold[name]
-        if not found.values[name] > 0:
+        if figures.requests < (needed := least_requests(name)):
+            return f"{figures.requests} requests in its steady state, and {name} needs {needed}: {steady.REMEDY}"
+        if name in figures.untold:
+            return figures.untold[name]
+        if not figures.values[name] > 0:
             return _speechless(name)
     return None
 
@@ -546,11 +546,11 @@ def parse_sweep(folder: Path, plan: Plan) -> Swept:
         nothing = SloLevel(invalid_because=f"the points cannot be distinguished: {in_words(error)}")
         searched: dict[str, Any] = dict.fromkeys(plan.goals, nothing)
         return Swept(curve_problems=[str(nothing.invalid_because)], **searched)
-    found: dict[str, Any] = {goal: _found(plan, goal, points) for goal in plan.goals}
-    return Swept(points=points, curve=curve(plan, points), curve_problems=_curve_problems(plan, points), **found)
+    levels: dict[str, Any] = {goal: _finished_level(plan, goal, points) for goal in plan.goals}
+    return Swept(points=points, curve=curve(plan, points), curve_problems=_curve_problems(plan, points), **levels)
 
 
-def _found(plan: Plan, goal: Goal, points: Sequence[Point]) -> SloLevel:
+def _finished_level(plan: Plan, goal: Goal, points: Sequence[Point]) -> SloLevel:
     decided = _decided(plan, goal, points)
     if not isinstance(decided, SloLevel):
         return SloLevel(invalid_because=f"the search was not finished: {decided:g} {UNITS[goal]} would be next")
@@ -601,27 +601,27 @@ def sweep_measurements(swept: Swept, plan: Plan) -> list[Measurement]:
     There is no goodput if the SLO has no percentile of ttft, tpot or e2el, and no cost without a price.
     """
     rows = {"concurrency": SLO_CONCURRENCY, "request_rate": SLO_RATE}
-    found = [_measurement(rows[goal], swept, goal, None) for goal in plan.goals]
+    measurements = [_measurement(rows[goal], swept, goal, None) for goal in plan.goals]
     if plan.goals and plan.slo_of_request:
-        found.append(_measurement(SLO_GOODPUT, swept, plan.goals[0], lambda figures: figures[GOODPUT]))
+        measurements.append(_measurement(SLO_GOODPUT, swept, plan.goals[0], lambda figures: figures[GOODPUT]))
     if plan.goals and plan.price_usd_gpu_hour is not None:
         usd_s = plan.price_usd_gpu_hour * plan.gpus / 3600
-        found.append(_measurement(SLO_COST, swept, plan.goals[0], lambda figures: 1e6 * usd_s / figures[OUTPUT]))
-    return found
+        measurements.append(_measurement(SLO_COST, swept, plan.goals[0], lambda figures: 1e6 * usd_s / figures[OUTPUT]))
+    return measurements
 
 
 def _measurement(metric: str, swept: Swept, goal: Goal, of: Callable[[dict[str, float]], float] | None) -> Measurement:
     """The level that was found; or, with `of`, its mean over the figures of the runs at that level."""
-    found = swept.found(goal)
-    if found is None or found.value is None:
-        reason = found.invalid_because if found else None
+    level = swept.level_of(goal)
+    if level is None or level.value is None:
+        reason = level.invalid_because if level else None
         return invalid(metric, reason or f"the {goal} was not searched for", f"{STAGE}/")
-    step = NextRun(goal, found.value)
+    step = NextRun(goal, level.value)
     at = [each for each in _same(step, swept.points) if each.figures]
     traced_to = [line for each in at for line in each.traced_to]
     about = {"sample_count": sum(each.sample_count for each in at), "traced_to": traced_to}
-    source = f"{STAGE}/: {found.note}"
+    source = f"{STAGE}/: {level.note}"
     if of is None:
-        return valid(metric, found.value, source, **about)
+        return valid(metric, level.value, source, **about)
     values = [of(each.figures) for each in at]
     return valid(metric, math.fsum(values) / len(values), source, repeats=values, **about)

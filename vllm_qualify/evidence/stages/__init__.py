@@ -2,7 +2,7 @@
 
 from vllm_qualify.evidence.stages.accuracy import AskingLimits, accuracy_stage, asks_alike
 from vllm_qualify.evidence.stages.baseline import baseline_stage
-from vllm_qualify.evidence.stages.fit import fit_stage, found_by_fit
+from vllm_qualify.evidence.stages.fit import fit_result, fit_stage
 from vllm_qualify.evidence.stages.likelihood import likelihood_stage, scored_answers, scored_texts, scores_alike
 from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
 from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
@@ -30,8 +30,8 @@ __all__ = [
     "baseline_stage",
     "begin_start",
     "end_start",
+    "fit_result",
     "fit_stage",
-    "found_by_fit",
     "idle_gpus",
     "likelihood_stage",
     "load_stage",

@@ -108,7 +108,7 @@ def _most_steps(task: TaskPlan) -> int:
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     levels = levels_for(plan)
-    return [found for task in plan.accuracy for found in accuracy.parse_task(evidence / "accuracy" / task.name, task, levels)]
+    return [row for task in plan.accuracy for row in accuracy.parse_task(evidence / "accuracy" / task.name, task, levels)]
 
 
 ACCURACY = StageKind(

@@ -10,7 +10,7 @@ from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence import startup
 from vllm_qualify.evidence.load import client, figures
-from vllm_qualify.evidence.load.fitting import FOUND, MOST_CONFIRMATIONS, SEQUENCES, Fitting, Started, Tried, block_tok
+from vllm_qualify.evidence.load.fitting import FIT_RESULT, MOST_CONFIRMATIONS, SEQUENCES, Fitting, Started, Tried, block_tok
 from vllm_qualify.evidence.load.problems import preemptions
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
 from vllm_qualify.evidence.sequential import levels_for
@@ -39,8 +39,8 @@ def fit_stage(plan: CellPlan, evidence: Path, tell: Tell, question: Question | N
                     preemptions=lambda: _preemptions(served, tried, into, tell),
                 )
 
-        found = Fitting(plan, attempt, folder).find()
-        (folder / FOUND).write_text(found.model_dump_json(indent=2))
+        fitted = Fitting(plan, attempt, folder).find()
+        (folder / FIT_RESULT).write_text(fitted.model_dump_json(indent=2))
         return []
 
     return FIT.run(plan, evidence, measure, bench.tools(plan))
@@ -50,8 +50,8 @@ def _kv_cache(server: Server, folder: Path) -> KvCache | None:
     """The KV cache by the log in the folder, and its block size by /metrics. A copy of that page stays in the folder."""
     page = server.metrics_page()
     (folder / "metrics.txt").write_text(page)
-    found = startup.kv_cache((folder / "server.log").read_text(errors="replace"))
-    return found.model_copy(update={"block_tok": block_tok(page)}) if found else None
+    cache = startup.kv_cache((folder / "server.log").read_text(errors="replace"))
+    return cache.model_copy(update={"block_tok": block_tok(page)}) if cache else None
 
 
 def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Measurement:
@@ -60,8 +60,8 @@ def _throughput(served: Served, plan: CellPlan, folder: Path, tell: Tell) -> Mea
     inside = _loaded(served, plan, settings, folder, tell)
     arguments = {name: value for name, value in plan.server.arguments.items() if name != SEQUENCES}
     server, levels = plan.server, levels_for(plan)
-    found = figures.parse_load(inside, settings, levels, server.kind, arguments, inside, server.served_model_name)
-    (throughput,) = (measurement for measurement in found if measurement.metric == figures.OUTPUT)
+    measurements = figures.parse_load(inside, settings, levels, server.kind, arguments, inside, server.served_model_name)
+    (throughput,) = (measurement for measurement in measurements if measurement.metric == figures.OUTPUT)
     return throughput
 
 
@@ -103,9 +103,9 @@ def _longest_s(plan: CellPlan) -> float:
     return (sizes + numbers + tokens) * start_s(plan.server) + loads_s
 
 
-def found_by_fit(evidence: Path) -> Tried:
+def fit_result(evidence: Path) -> Tried:
     """What the fit found. Raises OSError or ValueError if no fit is finished."""
-    return Tried.model_validate_json((evidence / "fit" / FOUND).read_bytes())
+    return Tried.model_validate_json((evidence / "fit" / FIT_RESULT).read_bytes())
 
 
 FIT = StageKind(

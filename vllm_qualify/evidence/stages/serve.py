@@ -70,10 +70,10 @@ def _startups(folder: Path, plan: CellPlan) -> list[Measurement]:
     source = "serve/startup_s"
     try:
         whole_s = float((folder / "startup_s").read_text())
-        found = [valid("startup_s", whole_s, source, sample_count=1), *_parts(folder, plan, whole_s)]
+        rows = [valid("startup_s", whole_s, source, sample_count=1), *_parts(folder, plan, whole_s)]
     except UNUSABLE as error:
-        found = [invalid("startup_s", f"no usable start-up time: {in_words(error)}", source)]
-    return [*found, *([_warm(folder, plan)] if plan.warm_starts else [])]
+        rows = [invalid("startup_s", f"no usable start-up time: {in_words(error)}", source)]
+    return [*rows, *([_warm(folder, plan)] if plan.warm_starts else [])]
 
 
 def _parts(folder: Path, plan: CellPlan, whole_s: float) -> list[Measurement]:
@@ -83,16 +83,16 @@ def _parts(folder: Path, plan: CellPlan, whole_s: float) -> list[Measurement]:
     launched = launched_by_clock(folder)
     log = (folder / "server.log").read_text(errors="replace")
     parts = startup.startup(log, whole_s, launched, plan.pulled_s, wording=wording)
-    return [found for found in startup.startup_measurements(parts, "serve/server.log") if found.metric != WARM_START]
+    return [row for row in startup.startup_measurements(parts, "serve/server.log") if row.metric != WARM_START]
 
 
 def _idle_share(folder: Path, plan: CellPlan) -> list[Measurement]:
     source = f"serve/{HOST_SAMPLES}"
     try:
-        found = idle_gpus(folder, plan)
+        idleness = idle_gpus(folder, plan)
     except UNUSABLE as error:
         return [invalid(GPU_IDLE, f"it is not known how long GPUs idled: {in_words(error)}", source)]
-    return [] if found is None else [idle.measurement(found, source)]
+    return [] if idleness is None else [idle.measurement(idleness, source)]
 
 
 def idle_gpus(folder: Path, plan: CellPlan) -> Idle | None:

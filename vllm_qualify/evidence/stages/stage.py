@@ -112,17 +112,17 @@ def stage_folder(evidence: Path, stage: Stage) -> Path:
 def _measured_on(folder: Path, plan: CellPlan) -> tuple[str, str | None]:
     """The fingerprint of the machine that measured, and why its measurements do not count, or None."""
     try:
-        found = Fingerprint.model_validate_json((folder / MACHINE).read_bytes()).id
+        machine = Fingerprint.model_validate_json((folder / MACHINE).read_bytes()).id
     except UNUSABLE as error:
         return "", f"it is not known which machine measured: {in_words(error)}"
     wanted = plan.fingerprint.id
-    return found, None if found == wanted else f"measured on {found}, and planned for {wanted}"
+    return machine, None if machine == wanted else f"measured on {machine}, and planned for {wanted}"
 
 
-def _on(measured_on: str, problem: str | None, found: Measurement) -> Measurement:
-    if problem and found.invalid_because is None:
-        found = invalid(found.metric, problem, found.source, task=found.task, filter=found.filter)
-    return found.model_copy(update={"fingerprint": measured_on})
+def _on(measured_on: str, problem: str | None, row: Measurement) -> Measurement:
+    if problem and row.invalid_because is None:
+        row = invalid(row.metric, problem, row.source, task=row.task, filter=row.filter)
+    return row.model_copy(update={"fingerprint": measured_on})
 
 
 def start_s(server: ServerPlan) -> float:

@@ -98,15 +98,15 @@ def starts_stage(
 ) -> StageEvidence:
     """The stage with all starts so far. `before` is the stage without the last one. Raises HostError."""
     stage_folder(evidence, "starts")
-    found = STARTS.finish(plan, evidence, started_at, duration_s, commands, bench.tools(plan) if commands else {})
+    finished = STARTS.finish(plan, evidence, started_at, duration_s, commands, bench.tools(plan) if commands else {})
     if before is None:
-        return found
-    return found.model_copy(
+        return finished
+    return finished.model_copy(
         update={
             "started_at": before.started_at,
             "duration_s": before.duration_s + duration_s,
             "commands": [*before.commands, *commands],
-            "tools": before.tools | found.tools,
+            "tools": before.tools | finished.tools,
             "taken_from": before.taken_from,
         }
     )
@@ -118,10 +118,10 @@ def is_wanted(plan: CellPlan) -> bool:
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     try:
-        found = starts.further(evidence)
+        numbers = starts.further(evidence)
     except UNUSABLE as error:
         return _invalid(plan, starts.FIRST + 1, in_words(error))
-    return [row for number in found for row in _of_start(plan, evidence, number)]
+    return [row for number in numbers for row in _of_start(plan, evidence, number)]
 
 
 def _of_start(plan: CellPlan, evidence: Path, number: int) -> list[Measurement]:
@@ -144,19 +144,19 @@ def parse_beside_in(plan: CellPlan, evidence: Path, number: int) -> list[Measure
     Raises one of UNUSABLE.
     """
     inside = starts.root(evidence, number)
-    found = load.parse_beside(starts.plan_of(plan, evidence, number), inside) if _has_load(inside) else []
-    return list(map(partial(_in_start, number), found))
+    rows = load.parse_beside(starts.plan_of(plan, evidence, number), inside) if _has_load(inside) else []
+    return list(map(partial(_in_start, number), rows))
 
 
 def _has_load(inside: Path) -> bool:
     return (inside / "load").is_dir()
 
 
-def _in_start(number: int, found: Measurement) -> Measurement:
+def _in_start(number: int, row: Measurement) -> Measurement:
     """A measurement by the files of a start, with their paths in the evidence folder."""
     place = starts.place(number)
-    traced_to = [place + path for path in found.traced_to]
-    return found.model_copy(update={"start": number, "source": place + found.source, "traced_to": traced_to})
+    traced_to = [place + path for path in row.traced_to]
+    return row.model_copy(update={"start": number, "source": place + row.source, "traced_to": traced_to})
 
 
 def _invalid(plan: CellPlan, number: int, because: str) -> list[Measurement]:
