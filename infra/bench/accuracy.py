@@ -95,13 +95,13 @@ def against(
 
     ended = {}
     for name, level in levels.items():
-        found = paired.looks(baseline, answers_at_each_look(), setting.margin, level, len(planned), asked.history)
-        for look in found:
+        all_looks = paired.looks(baseline, answers_at_each_look(), setting.margin, level, len(planned), asked.history)
+        for look in all_looks:
             verdict = below(look.interval, setting.margin)
             if verdict != "inconclusive" or look.is_last:
                 break
-        starts = math.ceil(look.found.asked / setting.questions) if asked.restarted else 1
-        ended[f"paired, {name}"] = Ended(verdict, look.found.asked, planned[-1], int(baseline.asked.max()), starts)
+        starts = math.ceil(look.loss.asked / setting.questions) if asked.restarted else 1
+        ended[f"paired, {name}"] = Ended(verdict, look.loss.asked, planned[-1], int(baseline.asked.max()), starts)
     return ended
 
 
@@ -112,9 +112,9 @@ def establish(rng: np.random.Generator, build: Build, margin: float, asked: Aske
         order = np.arange(len(scores))
         record = _added(record, build, order, scores, repetition - 1, asked)
         if repetition >= LEAST_REPETITIONS:
-            found = paired.answers_of(record)
-            if repetition >= _needed(found, margin, levels, asked):
-                return found
+            answers = paired.answers_of(record)
+            if repetition >= _needed(answers, margin, levels, asked):
+                return answers
     raise AssertionError("repetitions go on")
 
 
@@ -142,8 +142,8 @@ def history(rng: np.random.Generator, build: Build, starts: int) -> Between:
         started = build.started(rng)
         for _ in range(2):
             record = _added(record, build, order, started.answered(rng), start, Asked(restarted=True))
-    (found,) = paired.answers_of(record).between if record else []
-    return found.model_copy(update={"runs": starts})
+    (history,) = paired.answers_of(record).between if record else []
+    return history.model_copy(update={"runs": starts})
 
 
 def _added(
@@ -166,8 +166,8 @@ def _added(
 def looks(questions: int, repetitions: int) -> tuple[int, ...]:
     """The numbers of answers after which the gates are judged."""
     settings = Accuracy(num_questions=questions)
-    found = answers.steps(settings, questions, repetitions, sequential=True)
-    return tuple(itertools.accumulate(len(step.questions) for step in found))
+    all_steps = answers.steps(settings, questions, repetitions, sequential=True)
+    return tuple(itertools.accumulate(len(step.questions) for step in all_steps))
 
 
 def _growing(rng: np.random.Generator, build: Build, planned: Sequence[int], asked: Asked) -> Iterator[Answers]:
@@ -210,8 +210,8 @@ def fixed_answers(setting: Setting, wrong_pass: float, undecided: float, baselin
     error = setting.margin / float(stats.norm.isf(wrong_pass) + stats.norm.isf(undecided))
     wanted = error**2 * setting.questions / (setting.flips / 2)
     most = 1000 * setting.questions
-    found = bisect(range(1, most), -wanted, key=lambda asked: -1 / _known(asked, setting, baseline_repetitions)) + 1
-    return found / setting.questions if found < most else math.inf
+    enough = bisect(range(1, most), -wanted, key=lambda asked: -1 / _known(asked, setting, baseline_repetitions)) + 1
+    return enough / setting.questions if enough < most else math.inf
 
 
 def _known(asked: int, setting: Setting, baseline_repetitions: int) -> float:

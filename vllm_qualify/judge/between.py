@@ -66,15 +66,15 @@ class History(Frozen):
 
 def pooled(parts: Iterable[Between]) -> Between | None:
     """Several estimates as one, each weighted by its degrees of freedom; None without any."""
-    found = list(parts)
-    if not found:
+    components = list(parts)
+    if not components:
         return None
-    freedom = sum(part.freedom for part in found)
+    freedom = sum(part.freedom for part in components)
     return Between(
-        variance=sum(part.freedom * part.variance for part in found) / freedom,
-        noise=sum(part.freedom * part.noise for part in found) / freedom,
+        variance=sum(part.freedom * part.variance for part in components) / freedom,
+        noise=sum(part.freedom * part.noise for part in components) / freedom,
         freedom=freedom,
-        runs=max(part.runs for part in found),
+        runs=max(part.runs for part in components),
     )
 
 
@@ -126,5 +126,5 @@ def reach_of(alpha: float, variance: float, weight: float, between: Between | No
     """As `reach`: for a known variance, and with it `weight` times that between starts."""
     if between is None or weight == 0:
         return -float(special.ndtri(alpha)) * math.sqrt(variance)
-    found, chances = likely(between.variance, between.freedom)
-    return reach(alpha, variance + weight * np.maximum(0.0, found - between.noise), chances)
+    variances, chances = likely(between.variance, between.freedom)
+    return reach(alpha, variance + weight * np.maximum(0.0, variances - between.noise), chances)

@@ -57,11 +57,11 @@ def p_of_cell(gates: Sequence[GateVerdict], verdict: Verdict) -> float | None:
     """
     if verdict == "invalid":
         return None
-    missed = [found for found in gates if found.counts_as == "fail"]
-    if any(not found.gate.has_noise for found in missed):
+    missed = [verdict for verdict in gates if verdict.counts_as == "fail"]
+    if any(not verdict.gate.has_noise for verdict in missed):
         return 0.0
-    noisy = sum(found.gate.has_noise for found in gates)
-    return min([1.0, *(noisy * found.p_value for found in missed if found.p_value is not None)])
+    noisy = sum(verdict.gate.has_noise for verdict in gates)
+    return min([1.0, *(noisy * verdict.p_value for verdict in missed if verdict.p_value is not None)])
 
 
 class Refusals(Frozen):
@@ -82,13 +82,13 @@ def refusals(cells: Sequence[CellChance], rate: float = FALSE_FAIL_OF_RELEASE) -
 
     It holds for cells that are independent or go together, as those of one release do (Benjamini & Yekutieli 2001).
     """
-    judged = [(found, found.p_value) for found in cells if found.p_value is not None]
+    judged = [(cell, cell.p_value) for cell in cells if cell.p_value is not None]
     adjusted: list[float] = stats.false_discovery_control([p for _, p in judged]).tolist() if judged else []
-    refused = [(found, p) for (found, _), p in zip(judged, adjusted, strict=True) if found.verdict == "fail"]
+    refused = [(cell, p) for (cell, _), p in zip(judged, adjusted, strict=True) if cell.verdict == "fail"]
     return Refusals(
         judged=len(judged),
         rate=rate,
         by_chance=FALSE_FAIL_OF_RELEASE * len(judged),
-        standing_out=[found for found, p in refused if p <= rate],
-        perhaps_chance=[found for found, p in refused if p > rate],
+        standing_out=[cell for cell, p in refused if p <= rate],
+        perhaps_chance=[cell for cell, p in refused if p > rate],
     )

@@ -108,16 +108,16 @@ def _own(gate: Gate, measurements: Sequence[Measurement]) -> Measurement:
     """The cell's own measurement, which must be valid to be compared. Raises ValueError if there is none."""
     own = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
     before_filters = label_of(gate.metric, gate.task, None, against_baseline=False)
-    found = [measurement for measurement in measurements if measurement.label in (own, before_filters)]
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} measurements of {own}")
-    return found[0]
+    rows = [measurement for measurement in measurements if measurement.label in (own, before_filters)]
+    if len(rows) != 1:
+        raise ValueError(f"{len(rows)} measurements of {own}")
+    return rows[0]
 
 
 def _in_starts(gate: Gate, measurements: Iterable[Measurement]) -> list[Measurement]:
     """What further starts measured for a gate. What failed before its filter was known counts for all filters."""
-    found = [row for row in measurements if row.start and (row.metric, row.task) == (gate.metric, gate.task)]
-    return [row for row in found if row.filter in (gate.filter, None)]
+    rows = [row for row in measurements if row.start and (row.metric, row.task) == (gate.metric, gate.task)]
+    return [row for row in rows if row.filter in (gate.filter, None)]
 
 
 class UnlikeError(ValueError):
@@ -138,7 +138,7 @@ def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measu
     """The gates for which this run cannot be the baseline of a later run, each with what is missing."""
     if not plan.establishes:
         return []
-    found = []
+    unusable = []
     for gate in plan.comparing:
         try:
             own = _own(gate, measurements)
@@ -151,18 +151,18 @@ def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measu
             problem = in_words(error)
         if problem:
             about = {"task": gate.task, "filter": gate.filter, "against": plan.run_id}
-            found.append((gate, invalid(gate.metric, f"it cannot be a baseline for this: {problem}", "", **about)))
-    return found
+            unusable.append((gate, invalid(gate.metric, f"it cannot be a baseline for this: {problem}", "", **about)))
+    return unusable
 
 
 def _lacking_start(gate: Gate, plan: CellPlan, evidence: Path, measurements: Iterable[Measurement]) -> str | None:
     """Which of the planned starts does not count for a gate, and why; None if all do, or the budget ended their loads."""
-    found = {row.start: row.invalid_because for row in _in_starts(gate, measurements)}
+    reasons = {row.start: row.invalid_because for row in _in_starts(gate, measurements)}
     for number in range(starts.FIRST + 1, plan.starts + 1):
-        if number not in found and not (gate.against == "load" and _no_time(plan, evidence, number)):
+        if number not in reasons and not (gate.against == "load" and _no_time(plan, evidence, number)):
             return f"start {number} did not measure it"
-        if found.get(number):
-            return f"start {number}: {found[number]}"
+        if reasons.get(number):
+            return f"start {number}: {reasons[number]}"
     return None
 
 
@@ -279,7 +279,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         look, old, new = _looked(gate, plan, evidence, task)
     except UnlikeError as error:
         return invalid(gate.metric, str(error), source, **about)
-    found, interval, asked = look.found, look.interval, len(new.answers)
+    difference, interval, asked = look.loss, look.interval, len(new.answers)
     length = _length_ratio(new.answers, old.answers)
     # A sure loss stays a loss, whatever the length of the replies.
     is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
@@ -290,13 +290,13 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
     traced = dict.fromkeys((answer.start, answer.traced_to.rpartition(":")[0]) for answer in new.answers)
     return valid(
         gate.metric,
-        found.value,
+        difference.value,
         source,
-        sample_count=found.asked,
+        sample_count=difference.asked,
         # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
         traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
-        not_in_interval=[STARTS] if found.between is None else [],
+        not_in_interval=[STARTS] if difference.between is None else [],
         **about,
     )
 
@@ -330,27 +330,27 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
 
 def _answers_of_other(folder: Path, gate: Gate, task: TaskPlan) -> Answered:
     """The answers of all starts that count of the run whose files are in `folder`. Raises one of UNUSABLE."""
-    found = starts.kept_answers(folder, task.name)
+    kept = starts.kept_answers(folder, task.name)
     invalid_ones = {row.start for row in _further_of_other(folder, gate) if row.invalid_because}
-    return found.model_copy(update={"answers": [answer for answer in found.answers if answer.start not in invalid_ones]})
+    return kept.model_copy(update={"answers": [answer for answer in kept.answers if answer.start not in invalid_ones]})
 
 
 def _further_of_other(folder: Path, gate: Gate) -> list[Measurement]:
     """What the further starts of another run measured for a gate. Older runs have none. Raises one of UNUSABLE."""
     path = folder / STARTS_STAGE
-    found = StageEvidence.model_validate_json(path.read_bytes()).measurements if path.exists() else []
-    return _in_starts(gate, found)
+    measurements = StageEvidence.model_validate_json(path.read_bytes()).measurements if path.exists() else []
+    return _in_starts(gate, measurements)
 
 
 def _known(plan: CellPlan) -> History:
     """What earlier runs on this GPU type showed, by the labels of the plan's gates."""
     labels = [(label_of(gate.metric, gate.task, gate.filter, against_baseline=False), gate.label) for gate in plan.gates]
-    found: dict[str, dict[str, Between]] = {"start": {}, "day": {}, "repeat": {}}
+    by_source: dict[str, dict[str, Between]] = {"start": {}, "day": {}, "repeat": {}}
     for known in plan.between:
         about = known.model_dump(include={"variance", "noise", "freedom"})
         for label in (label for own, label in labels if own == known.label):
-            found[known.of][label] = Between(**about, runs=len(known.runs))
-    return History(starts=found["start"], days=found["day"], noise=found["repeat"])
+            by_source[known.of][label] = Between(**about, runs=len(known.runs))
+    return History(starts=by_source["start"], days=by_source["day"], noise=by_source["repeat"])
 
 
 def _margin(gate: Gate) -> float:
@@ -369,8 +369,8 @@ def _key(gate: Gate) -> str:
     return f"{gate.metric},{gate.filter}"
 
 
-def _questions(found: Iterable[Answer]) -> list[int]:
-    return sorted({answer.question for answer in found})
+def _questions(answers: Iterable[Answer]) -> list[int]:
+    return sorted({answer.question for answer in answers})
 
 
 def _unlike(old: Answered, new: Answered, of: str) -> str | None:
@@ -386,16 +386,16 @@ def _unlike(old: Answered, new: Answered, of: str) -> str | None:
     return f"{len(set(other))} questions are not the {of}'s, or have other prompts: {sorted(set(other))[:5]}" if other else None
 
 
-def _record(found: Sequence[Answer], key: str, questions: Sequence[int]) -> Record:
+def _record(answers: Sequence[Answer], key: str, questions: Sequence[int]) -> Record:
     """The answers' scores in their order. An empty answer counts as wrong."""
     places = {question: place for place, question in enumerate(questions)}
-    topics = {answer.question: answer.topic for answer in found}
+    topics = {answer.question: answer.topic for answer in answers}
     known = None not in topics.values() and topics.keys() == places.keys()
     return Record(
-        question=np.array([places[answer.question] for answer in found], dtype=np.int64),
-        score=np.array([answer.score(key) for answer in found], dtype=np.float64),
-        repetition=_numbered([(answer.start, answer.repetition) for answer in found]),
-        start=_numbered([answer.start for answer in found]),
+        question=np.array([places[answer.question] for answer in answers], dtype=np.int64),
+        score=np.array([answer.score(key) for answer in answers], dtype=np.float64),
+        repetition=_numbered([(answer.start, answer.repetition) for answer in answers]),
+        start=_numbered([answer.start for answer in answers]),
         questions=len(questions),
         topics=_numbered([topics[question] for question in questions]) if known else None,
     )
@@ -420,9 +420,9 @@ def _length_ratio(new: Iterable[Answer], old: Iterable[Answer]) -> float:
     return sum(ours[question] for question in common) / before if before else 1.0
 
 
-def _lengths(found: Iterable[Answer]) -> dict[int, float]:
+def _lengths(answers: Iterable[Answer]) -> dict[int, float]:
     lengths: dict[int, list[int]] = {}
-    for answer in found:
+    for answer in answers:
         if answer.length is not None and not answer.unanswered:
             lengths.setdefault(answer.question, []).append(answer.length)
     return {question: fmean(given) for question, given in lengths.items()}
@@ -486,8 +486,8 @@ def _of_baseline_load(
 
 def _together(rows: Sequence[Measurement]) -> tuple[list[float], list[int]]:
     """The repeats of all starts, and the start of each."""
-    found = [(repeat, row.start or starts.FIRST) for row in rows for repeat in row.repeats]
-    return [repeat for repeat, _ in found], [start for _, start in found]
+    repeats = [(repeat, row.start or starts.FIRST) for row in rows for repeat in row.repeats]
+    return [repeat for repeat, _ in repeats], [start for _, start in repeats]
 
 
 def _no_time(plan: CellPlan, evidence: Path, number: int) -> str | None:
@@ -501,7 +501,7 @@ def _no_time(plan: CellPlan, evidence: Path, number: int) -> str | None:
 
 def _by_history(known: Iterable[Between | None]) -> str:
     """From what it is known how much starts and days differ, in words; empty if from the comparison's own starts alone."""
-    runs = max((found.runs for found in known if found), default=0)
+    runs = max((each.runs for each in known if each), default=0)
     return f"; how much starts differ, by {runs} approved run{'' if runs == 1 else 's'} too" if runs else ""
 
 
@@ -529,17 +529,16 @@ def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measur
     """Both measurements with only the repeats that both have: the first of either may have been left out as warm-up."""
     count = min(len(ours.repeats), len(theirs.repeats))
     one, other = (
-        found.model_copy(update={"repeats": found.repeats[-count:], "traced_to": found.traced_to[-count:]})
-        for found in (ours, theirs)
+        row.model_copy(update={"repeats": row.repeats[-count:], "traced_to": row.traced_to[-count:]}) for row in (ours, theirs)
     )
     return one, other
 
 
 def _only(measurements: Iterable[Measurement], metric: str) -> Measurement:
-    found = [measurement for measurement in measurements if measurement.metric == metric and measurement.against is None]
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} measurements of {metric}")
-    return found[0]
+    rows = [measurement for measurement in measurements if measurement.metric == metric and measurement.against is None]
+    if len(rows) != 1:
+        raise ValueError(f"{len(rows)} measurements of {metric}")
+    return rows[0]
 
 
 def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
@@ -578,16 +577,16 @@ def load_differs(plan: CellPlan) -> str | None:
 
 def speedup(plan: CellPlan, evidence: Path, measurements: Sequence[Measurement]) -> list[Measurement]:
     """The speedup by speculative decoding at the profile's load and at batch 1, if its stage is among the `measurements`."""
-    measured_on = [found.fingerprint for found in measurements if METRICS[found.metric].stage == speculation.STAGE]
+    measured_on = [row.fingerprint for row in measurements if METRICS[row.metric].stage == speculation.STAGE]
     if plan.undrafted is None or not measured_on:
         return []
     on = {"fingerprint": measured_on[0]}
     problem = None if measured_on[0] == plan.fingerprint.id else "it was not measured on the planned machine"
-    found = [
+    gained_rows = [
         _gained(metric, name, plan.undrafted, plan, evidence) if problem is None else invalid(metric, problem, "")
         for metric, name in ((SPEEDUP, speculation.PROFILE), (SPEEDUP_BATCH1, speculation.BATCH1))
     ]
-    return [gained.model_copy(update=on) for gained in found]
+    return [gained.model_copy(update=on) for gained in gained_rows]
 
 
 def _gained(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan, evidence: Path) -> Measurement:

@@ -23,8 +23,8 @@ class InMemory(BytecodeCache):
         self._compiled: dict[str, bytes] = {}
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        if found := self._compiled.get(bucket.key):
-            bucket.bytecode_from_string(found)
+        if bytecode := self._compiled.get(bucket.key):
+            bucket.bytecode_from_string(bytecode)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         self._compiled[bucket.key] = bucket.bytecode_to_string()

@@ -24,8 +24,8 @@ def line_before(plan: CellPlan, evidence: Path) -> str:
     known = _expected(plan, evidence)
     if known is None:
         most = taken(plan, looks[-1] * _turns(plan) * plan.load.time_limit_s)
-        told = f"the first one will show how long they take, and by time_limit_s up to {most}"
-        return f"load: {repeats}; {told}{_budget(plan.load)}{_starts(plan)}"
+        duration = f"the first one will show how long they take, and by time_limit_s up to {most}"
+        return f"load: {repeats}; {duration}{_budget(plan.load)}{_starts(plan)}"
     repeat_s, why = known
     times = taken(plan, looks[0] * repeat_s, looks[-1] * repeat_s)
     return f"load: {repeats} of about {repeat_s:.0f} s, {why}: {times}{_budget(plan.load)}{_starts(plan)}"
@@ -45,8 +45,8 @@ def after(plan: CellPlan, made: Made) -> str | None:
         return None
     if made.undecided is not None:
         times = taken(plan, left * made.longest_s)
-        told = f"after {made.repeats} repeat{'s' if made.repeats > 1 else ''} undecided: {', '.join(made.undecided)}"
-        return f"load: {told}; up to {left} more: {times}{_budget(plan.load)}"
+        state = f"after {made.repeats} repeat{'s' if made.repeats > 1 else ''} undecided: {', '.join(made.undecided)}"
+        return f"load: {state}; up to {left} more: {times}{_budget(plan.load)}"
     if made.repeats > 1:
         return None
     least = looks[0] - made.repeats
@@ -58,14 +58,14 @@ def taken(plan: CellPlan, least_s: float, most_s: float | None = None) -> str:
     """`11 to 22 min, 44 to 88 GPU-min, $1.83 to $3.67` for all GPUs that a load holds. A server on a CPU has no GPU-minutes."""
     gpus = len(plan.server.gpus) + (len(plan.beside.gpus) if plan.beside else 0)
     both = [seconds / 60 for seconds in (least_s, least_s if most_s is None else most_s)]
-    told = [f"{_range(*map(_figure, both))} min"]
+    costs = [f"{_range(*map(_figure, both))} min"]
     if gpus:
-        told.append(f"{_range(*(_figure(gpus * minutes) for minutes in both))} GPU-min")
+        costs.append(f"{_range(*(_figure(gpus * minutes) for minutes in both))} GPU-min")
     if plan.price_usd_gpu_hour is not None:
         # A server on a CPU counts as one machine, as in the sweep.
         usd_min = plan.price_usd_gpu_hour * max(1, gpus) / 60
-        told.append(_range(*(f"${usd_min * minutes:,.2f}" for minutes in both)))
-    return ", ".join(told)
+        costs.append(_range(*(f"${usd_min * minutes:,.2f}" for minutes in both)))
+    return ", ".join(costs)
 
 
 def _range(least: str, most: str) -> str:
@@ -115,7 +115,7 @@ def _rate_of_baseline(plan: CellPlan, evidence: Path) -> float | None:
     except UNUSABLE:
         # The comparison reports this.
         return None
-    return next((found.value for found in stage.measurements if found.metric == OUTPUT and found.against is None), None)
+    return next((row.value for row in stage.measurements if row.metric == OUTPUT and row.against is None), None)
 
 
 def _demanded(plan: CellPlan) -> Iterator[float]:

@@ -32,7 +32,7 @@ else:
 BOUNDS = ("lower", "upper")
 SAMPLES = "samples"
 NUMBERS = ("value", *BOUNDS)
-TOLD = (SAMPLES, *NUMBERS)
+FIGURES = (SAMPLES, *NUMBERS)
 COLUMNS = ("label", "metric", "task", "filter", *NUMBERS, "sample_count", "valid", "unit", "source", "traced_to")
 
 
@@ -105,9 +105,9 @@ def judge(
         for gate, checks, expectations in zip(gates, judged.checks, judged.expectations, strict=True)
     ]
     return Judgement(
-        verdict=worst([found.counts_as for found in verdicts]),
+        verdict=worst([each.counts_as for each in verdicts]),
         gates=verdicts,
-        comparisons=[found for found in measurements if found.against is not None],
+        comparisons=[row for row in measurements if row.against is not None],
         levels=levels_of(gates, tries),
         suite=judged.suite,
         validation=judged.validation,
@@ -121,21 +121,21 @@ def judge_table(gates: Sequence[Gate], table: "pd.DataFrame", name: str, docs: P
     import great_expectations as gx
 
     rows = table.to_dict("records")
-    told = [_told(gate, rows) for gate in gates]
+    readings = [_reading(gate, rows) for gate in gates]
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=_expectations(gates)))
     batch = context.data_sources.add_pandas("measurements").add_dataframe_asset("table")
     definition = batch.add_batch_definition_whole_dataframe("all")
     validation = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=definition, suite=suite))
-    result = validation.run(batch_parameters={"dataframe": _turned(gates, told)})
+    result = validation.run(batch_parameters={"dataframe": _turned(gates, readings)})
     if docs:
         from vllm_qualify.judge.data_docs import build_docs
 
         build_docs(context, docs)
-    held, expectations = _found(result.results)
+    held, expectations = _outcomes(result.results)
     return Judged(
-        checks=[_checks(gate, each, held) for gate, each in zip(gates, told, strict=True)],
+        checks=[_checks(gate, each, held) for gate, each in zip(gates, readings, strict=True)],
         expectations=[expectations.get(gate.label, []) for gate in gates],
         suite=suite.to_json_dict(),
         validation=_plain(result.to_json_dict()),
@@ -150,7 +150,7 @@ def _checked(measurement: Measurement) -> Measurement:
         problem = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else repr(error)
         place = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else ""
         names = {
-            name: found for name in ("task", "filter", "against") if isinstance(found := getattr(measurement, name, None), str)
+            name: value for name in ("task", "filter", "against") if isinstance(value := getattr(measurement, name, None), str)
         }
         metric = getattr(measurement, "metric", None)
         known = metric if isinstance(metric, str) and metric in METRICS else next(iter(METRICS))
@@ -158,13 +158,13 @@ def _checked(measurement: Measurement) -> Measurement:
 
 
 def _expectations(gates: Sequence[Gate]) -> "list[Expectation]":
-    found: list[Expectation] = []
+    expectations: list[Expectation] = []
     for gate in gates:
         for check, expectation in _expected(gate):
             # These ids are the same each time the same gates are judged; Great Expectations' own ids are not.
-            expectation.meta = {"id": len(found) + 1, "gate": gate.label, "check": check}
-            found.append(expectation)
-    return found
+            expectation.meta = {"id": len(expectations) + 1, "gate": gate.label, "check": check}
+            expectations.append(expectation)
+    return expectations
 
 
 def _expected(gate: Gate) -> "Iterator[tuple[str, Expectation]]":
@@ -172,8 +172,8 @@ def _expected(gate: Gate) -> "Iterator[tuple[str, Expectation]]":
     import great_expectations.expectations as gxe
 
     # Great Expectations' own description does not say what makes a row trusted.
-    told = f"{gate.label} has one row, which is valid, in {gate.unit}, of at least one sample, and possible"
-    yield "trusted", gxe.ExpectColumnMinToBeBetween(column=_column(gate, SAMPLES), min_value=1, description=told)
+    sentence = f"{gate.label} has one row, which is valid, in {gate.unit}, of at least one sample, and possible"
+    yield "trusted", gxe.ExpectColumnMinToBeBetween(column=_column(gate, SAMPLES), min_value=1, description=sentence)
     (lower, upper), (least, largest), (at_least, at_most) = BOUNDS, _range(gate), gate.limits
     # A value outside the metric's range is inside no bound.
     if at_least is not None:
@@ -199,7 +199,7 @@ def _column(gate: Gate, name: str) -> str:
     return f"{gate.label}: {name}"
 
 
-def _told(gate: Gate, rows: Sequence[Mapping[Hashable, Any]]) -> GateReading:
+def _reading(gate: Gate, rows: Sequence[Mapping[Hashable, Any]]) -> GateReading:
     own = [row for row in rows if row["label"] == gate.label]
     if len(own) != 1:
         return GateReading(rows=len(own))
@@ -210,25 +210,25 @@ def _told(gate: Gate, rows: Sequence[Mapping[Hashable, Any]]) -> GateReading:
     return GateReading(rows=1, samples=_number(row["sample_count"]) if is_trusted else math.nan, **numbers)
 
 
-def _number(found: object) -> float:
+def _number(value: object) -> float:
     """The number, or NaN for everything else: text, bools, None, and numbers that are not finite."""
-    if not isinstance(found, Real) or isinstance(found, bool) or not math.isfinite(found):
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
         return math.nan
-    return float(found)
+    return float(value)
 
 
-def _turned(gates: Sequence[Gate], told: Sequence[GateReading]) -> "pd.DataFrame":
+def _turned(gates: Sequence[Gate], readings: Sequence[GateReading]) -> "pd.DataFrame":
     """The table's one row, with a column for each number of each gate."""
-    columns = {_column(gate, name): getattr(each, name) for gate, each in zip(gates, told, strict=True) for name in TOLD}
+    columns = {_column(gate, name): getattr(each, name) for gate, each in zip(gates, readings, strict=True) for name in FIGURES}
     return pd.DataFrame([columns], dtype=float)
 
 
-def _checks(gate: Gate, told: GateReading, held: dict[tuple[str, str], bool]) -> Checks:
+def _checks(gate: Gate, reading: GateReading, held: dict[tuple[str, str], bool]) -> Checks:
     """The checks of a gate. A check that was not found did not hold. Both bounds of a yes-or-no check are its value."""
     trusted, surely, maybe = (held.get((gate.label, name), False) for name in ("trusted", "surely_inside", "maybe_inside"))
-    has_bounds = math.isfinite(told.lower) and math.isfinite(told.upper)
+    has_bounds = math.isfinite(reading.lower) and math.isfinite(reading.upper)
     return Checks(
-        present=told.rows == 1,
+        present=reading.rows == 1,
         trusted=trusted,
         noise_known=has_bounds or not gate.has_noise,
         surely_inside=surely,
@@ -243,21 +243,21 @@ def _range(gate: Gate) -> tuple[float, float]:
     return (least if gate.is_compared else 0.0, 1.0 if is_share else 1e300)
 
 
-def _found(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict[str, list[int]]]:
+def _outcomes(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict[str, list[int]]]:
     """(gate, check) → whether its expectation held, and gate → the ids of its expectations.
 
     An expectation that could not be evaluated makes the gate's row untrusted.
     """
-    found: dict[tuple[str, str], bool] = {}
+    outcomes: dict[tuple[str, str], bool] = {}
     ids: dict[str, list[int]] = {}
     for result in results:
         meta = result.expectation_config.meta
         gate, check = meta["gate"], meta["check"]
-        found[gate, check] = found.get((gate, check), True) and bool(result.success)
+        outcomes[gate, check] = outcomes.get((gate, check), True) and bool(result.success)
         ids.setdefault(gate, []).append(meta["id"])
         if _raised(result.exception_info):
-            found[gate, "trusted"] = False
-    return found, ids
+            outcomes[gate, "trusted"] = False
+    return outcomes, ids
 
 
 def _raised(exception_info: dict[str, Any]) -> bool:

@@ -14,27 +14,27 @@ from vllm_qualify.recipe.metrics import METRICS
 
 def with_p_values(judgement: Judgement, plan: CellPlan, evidence: Path) -> Judgement:
     """The judgement, in which each gate with noise that fails or is undecided has its p-value. No verdict changes by it."""
-    gates = [_with_p_value(found, judgement.levels, plan, evidence) for found in judgement.gates]
+    gates = [_with_p_value(verdict, judgement.levels, plan, evidence) for verdict in judgement.gates]
     return judgement.model_copy(update={"gates": gates})
 
 
-def _with_p_value(found: GateVerdict, levels: Levels, plan: CellPlan, evidence: Path) -> GateVerdict:
-    if not found.gate.has_noise or found.interval is None or found.verdict not in ("fail", "inconclusive"):
-        return found
+def _with_p_value(verdict: GateVerdict, levels: Levels, plan: CellPlan, evidence: Path) -> GateVerdict:
+    if not verdict.gate.has_noise or verdict.interval is None or verdict.verdict not in ("fail", "inconclusive"):
+        return verdict
 
     def still_fails(chance: float) -> bool:
-        return _fails(found.gate, levels.model_copy(update={"false_fail": chance}), plan, evidence)
+        return _fails(verdict.gate, levels.model_copy(update={"false_fail": chance}), plan, evidence)
 
-    p = p_value(still_fails) if _misses(found) else 1.0
-    return found.model_copy(update={"p_value": p})
+    p = p_value(still_fails) if _misses(verdict) else 1.0
+    return verdict.model_copy(update={"p_value": p})
 
 
-def _misses(found: GateVerdict) -> bool:
+def _misses(verdict: GateVerdict) -> bool:
     """Whether the value itself misses the bound: else no chance below a half would fail the gate."""
-    at_least, at_most = found.gate.limits
-    if found.value is None:
+    at_least, at_most = verdict.gate.limits
+    if verdict.value is None:
         return False
-    return (at_least is not None and found.value < at_least) or (at_most is not None and found.value > at_most)
+    return (at_least is not None and verdict.value < at_least) or (at_most is not None and verdict.value > at_most)
 
 
 def _fails(gate: Gate, levels: Levels, plan: CellPlan, evidence: Path) -> bool:

@@ -126,10 +126,10 @@ def answers_of(record: Record) -> Answers:
         return np.bincount(record.question, weights, record.questions).astype(float)
 
     total, squares, asked = of_questions(record.score), of_questions(record.score**2), of_questions()
-    found = Answers(total, squares, asked.astype(np.int64), _starts(record))
-    if record.topics is None or found.spare == 0:
-        return found
-    return replace(found, shared=_shared(record, found))
+    answers = Answers(total, squares, asked.astype(np.int64), _starts(record))
+    if record.topics is None or answers.spare == 0:
+        return answers
+    return replace(answers, shared=_shared(record, answers))
 
 
 def _starts(record: Record) -> Starts:
@@ -147,14 +147,14 @@ def _starts(record: Record) -> Starts:
     return Starts(weight, float(np.var(shifts, ddof=1)), repeated, len(whole) - 1)
 
 
-def _shared(record: Record, found: Answers) -> float:
+def _shared(record: Record, answers: Answers) -> float:
     """The variance of one answer if the answers of a topic in one repetition are taken together (cluster-robust)."""
     topics = np.zeros(record.questions, dtype=np.int64) if record.topics is None else record.topics
-    often = found.asked[record.question]
+    often = answers.asked[record.question]
     repeated = often > 1
     question, often = record.question[repeated], often[repeated]
     # An answer is nearer to the mean that it is part of than to the question's own share.
-    away = (record.score[repeated] - found.mean[question]) * np.sqrt(often / (often - 1))
+    away = (record.score[repeated] - answers.mean[question]) * np.sqrt(often / (often - 1))
     together = np.bincount(record.repetition[repeated] * (int(topics.max()) + 1) + topics[question], away)
     return float((together**2).sum() / len(away))
 
@@ -218,19 +218,19 @@ def noise(baseline: Answers, candidate: Answers) -> float:
     return max(pooled, candidate.noise) if candidate.spare >= ENOUGH_SPARE else pooled
 
 
-def share(found: Loss, candidate: Answers, margin: float, levels: Levels) -> float:
+def share(difference: Loss, candidate: Answers, margin: float, levels: Levels) -> float:
     """The share of the information that a comparison with this margin needs; it is complete at 1.
 
     It depends on how exactly the loss is known and not on the loss. So asking can go on until it is complete, whatever that
     takes, and hold its error rates (information-based monitoring: Lan & DeMets 1983; Mehta & Tsiatis 2001, Drug Inf. J. 35).
     """
     few = int(candidate.asked.min()) < LEAST_OF_A_CANDIDATE
-    return min(_known(found, margin, levels), MOST_OF_FEW if few else 1.0)
+    return min(_known(difference, margin, levels), MOST_OF_FEW if few else 1.0)
 
 
-def _known(found: Loss, margin: float, levels: Levels) -> float:
+def _known(difference: Loss, margin: float, levels: Levels) -> float:
     # With few degrees of freedom a small chance reaches further out than the normal distribution has it.
-    error = max(found.reach(alpha) / _z(alpha) for alpha in (levels.false_pass, levels.false_fail))
+    error = max(difference.reach(alpha) / _z(alpha) for alpha in (levels.false_pass, levels.false_fail))
     return (margin / MARGIN_IN_ERRORS / error) ** 2 if error else 1.0
 
 
@@ -240,7 +240,7 @@ class Look(NamedTuple):
     After one that `is_last_of_start` only answers of another start could: what one start can tell is known.
     """
 
-    found: Loss
+    loss: Loss
     interval: Interval
     is_last: bool
     is_last_of_start: bool
@@ -252,11 +252,11 @@ def looks(
     """Each look at a candidate, from its answers at each of them, of which there are at most `most`. Raises as `loss`."""
     shares: list[float] = []
     for number, candidate in enumerate(growing, start=1):
-        found = loss(baseline, candidate, margin, history)
-        shares.append(1.0 if number == most else share(found, candidate, margin, levels))
-        of_start = share(found._replace(weight=0.0), candidate, margin, levels)
-        interval = interval_of(found, sides_after("lower", levels, rising(shares)))
-        yield Look(found, interval, shares[-1] >= 1, max(shares[-1], of_start) >= 1)
+        difference = loss(baseline, candidate, margin, history)
+        shares.append(1.0 if number == most else share(difference, candidate, margin, levels))
+        of_start = share(difference._replace(weight=0.0), candidate, margin, levels)
+        interval = interval_of(difference, sides_after("lower", levels, rising(shares)))
+        yield Look(difference, interval, shares[-1] >= 1, max(shares[-1], of_start) >= 1)
 
 
 def repetitions_for(margin: float, noise: float, questions: int) -> int:
@@ -277,10 +277,10 @@ def starts_for(margin: float, noise: float, questions: int, between: Between, le
     return next(enough, most)
 
 
-def interval_of(found: Loss, at: Sides) -> Interval:
+def interval_of(difference: Loss, at: Sides) -> Interval:
     """The bounds of the loss, which is between -1 and 1."""
-    lower, upper = found.value - found.reach(at.below), found.value + found.reach(at.above)
-    return Interval(lower=max(-1.0, min(lower, found.value)), upper=min(1.0, max(upper, found.value)))
+    lower, upper = difference.value - difference.reach(at.below), difference.value + difference.reach(at.above)
+    return Interval(lower=max(-1.0, min(lower, difference.value)), upper=min(1.0, max(upper, difference.value)))
 
 
 def _z(alpha: float) -> float:

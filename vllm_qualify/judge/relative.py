@@ -114,10 +114,10 @@ def _noise(groups: Sequence[Sequence[float]], history: Between | None) -> Betwee
     if not freedom:
         return history
     own = sum((len(group) - 1) * variance(group) for group in groups if len(group) > 1) / freedom
-    found = Between(variance=own, noise=0.0, freedom=float(freedom))
+    own_noise = Between(variance=own, noise=0.0, freedom=float(freedom))
     if history and own > history.variance * float(special.fdtri(freedom, history.freedom, 1 - SURELY)):
-        return found
-    return with_history([found], history)
+        return own_noise
+    return with_history([own_noise], history)
 
 
 def _between(groups: Sequence[Sequence[float]], within: Between | None) -> list[Between]:
@@ -208,8 +208,8 @@ def _off_by(squared: float, freedom: float, between: Between | None, weight: flo
     if between is None:
         return lambda alpha: -float(special.stdtrit(freedom, alpha)) * math.sqrt(squared)
     errors, their_chances = likely(squared, freedom, POINTS_OF_EACH)
-    found, chances = likely(between.variance, between.freedom, POINTS_OF_EACH)
-    variances = errors[None, :] + weight * np.maximum(0.0, found - between.noise)[:, None]
+    variances_between, chances = likely(between.variance, between.freedom, POINTS_OF_EACH)
+    variances = errors[None, :] + weight * np.maximum(0.0, variances_between - between.noise)[:, None]
     together = (chances[:, None] * their_chances[None, :]).ravel()
     return lambda alpha: reach(alpha, variances.ravel(), together)
 

@@ -44,7 +44,7 @@ class _Start(NamedTuple):
 
 def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[StartMeans]:
     """The means of all starts in each metric that a gate compares. A metric is left out if its noise is not known."""
-    found = []
+    means_of_gates = []
     for gate in plan.over_starts:
         try:
             each = _of_answers(gate, plan, evidence) if gate.against == "answers" else _of_loads(gate, measured)
@@ -54,8 +54,8 @@ def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement])
         if each:
             means, noises = [start.mean for start in each], [start.noise for start in each]
             repeats = [start.repeats for start in each if start.repeats]
-            found.append(StartMeans(label=_own(gate), means=means, noises=noises, repeats=repeats))
-    return found
+            means_of_gates.append(StartMeans(label=_own(gate), means=means, noises=noises, repeats=repeats))
+    return means_of_gates
 
 
 def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs: Sequence[str]) -> list[BetweenStarts]:
@@ -63,16 +63,16 @@ def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs:
 
     Each build comes with what its runs showed.
     """
-    of_builds = [[_starts(found) for found in of_build if found.label == label] for of_build in builds.values()]
+    of_builds = [[_starts(means) for means in of_build if means.label == label] for of_build in builds.values()]
     of_runs = [run for of_build in of_builds for run in of_build]
     of_days = [[_whole(run) for run in of_build] for of_build in of_builds]
-    found = {"start": _around_means(of_runs), "day": _around_means(of_days)}
-    found |= {"repeat": _of_repeats([start for run in of_runs for start in run])}
-    return [BetweenStarts(label=label, of=of, runs=list(runs), **part) for of, part in found.items() if part]
+    by_source = {"start": _around_means(of_runs), "day": _around_means(of_days)}
+    by_source |= {"repeat": _of_repeats([start for run in of_runs for start in run])}
+    return [BetweenStarts(label=label, of=of, runs=list(runs), **part) for of, part in by_source.items() if part]
 
 
-def _starts(found: StartMeans) -> list[_Start]:
-    return [_Start(*each) for each in zip(found.means, found.noises, found.repeats or [0] * len(found.means), strict=True)]
+def _starts(means: StartMeans) -> list[_Start]:
+    return [_Start(*each) for each in zip(means.means, means.noises, means.repeats or [0] * len(means.means), strict=True)]
 
 
 def _whole(run: Sequence[_Start]) -> _Start:
@@ -91,12 +91,12 @@ def _around_means(groups: Sequence[Sequence[_Start]]) -> dict[str, float]:
     return {"variance": squares / freedom, "noise": noise / freedom, "freedom": float(freedom)}
 
 
-def _of_repeats(found: Sequence[_Start]) -> dict[str, float]:
+def _of_repeats(all_starts: Sequence[_Start]) -> dict[str, float]:
     """The variance of one repeat; empty without repeats."""
-    freedom = sum(max(0, start.repeats - 1) for start in found)
+    freedom = sum(max(0, start.repeats - 1) for start in all_starts)
     if not freedom:
         return {}
-    squares = math.fsum((start.repeats - 1) * start.repeats * start.noise for start in found if start.repeats)
+    squares = math.fsum((start.repeats - 1) * start.repeats * start.noise for start in all_starts if start.repeats)
     return {"variance": squares / freedom, "noise": 0.0, "freedom": float(freedom)}
 
 
@@ -107,21 +107,21 @@ def _own(gate: Gate) -> str:
 def _of_answers(gate: Gate, plan: CellPlan, evidence: Path) -> list[_Start]:
     """By start. The noise is that of the first start, which alone has repetitions. Raises one of UNUSABLE."""
     (task,) = (task for task in plan.accuracy if task.name == gate.task)
-    found, key = starts.answers_of(evidence, task), f"{gate.metric},{gate.filter}"
-    noise = _noise(_by_question(answer for answer in found.answers if answer.start == starts.FIRST), key)
-    return [_mean(list(of_start), key, noise) for of_start in _by_start(found)] if noise is not None else []
+    answered, key = starts.answers_of(evidence, task), f"{gate.metric},{gate.filter}"
+    noise = _noise(_by_question(answer for answer in answered.answers if answer.start == starts.FIRST), key)
+    return [_mean(list(of_start), key, noise) for of_start in _by_start(answered)] if noise is not None else []
 
 
-def _by_start(found: Answered) -> Iterable[Iterable[Answer]]:
+def _by_start(answered: Answered) -> Iterable[Iterable[Answer]]:
     by_start: dict[int, list[Answer]] = {}
-    for answer in found.answers:
+    for answer in answered.answers:
         by_start.setdefault(answer.start, []).append(answer)
     return by_start.values()
 
 
-def _by_question(found: Iterable[Answer]) -> list[list[Answer]]:
+def _by_question(answers: Iterable[Answer]) -> list[list[Answer]]:
     by_question: dict[int, list[Answer]] = {}
-    for answer in found:
+    for answer in answers:
         by_question.setdefault(answer.question, []).append(answer)
     return list(by_question.values())
 
@@ -133,9 +133,9 @@ def _noise(by_question: Sequence[Sequence[Answer]], key: str) -> float | None:
     return (within + 0.5) / spare if spare else None
 
 
-def _mean(found: Sequence[Answer], key: str, noise: float) -> _Start:
+def _mean(answers: Sequence[Answer], key: str, noise: float) -> _Start:
     """Each question counts once, however often it was asked."""
-    questions = _by_question(found)
+    questions = _by_question(answers)
     means = [fmean(answer.score(key) for answer in answers) for answers in questions]
     return _Start(fmean(means), noise * math.fsum(1 / len(answers) for answers in questions) / len(questions) ** 2)
 
@@ -143,8 +143,8 @@ def _mean(found: Sequence[Answer], key: str, noise: float) -> _Start:
 def _of_loads(gate: Gate, measured: Sequence[Measurement]) -> list[_Start]:
     """By start, the first one first. A start with one repeat shows no noise, and is left out. Raises ValueError."""
     rows = [row for row in measured if row.metric == gate.metric and row.against is None and len(row.repeats) > 1]
-    found = []
+    starts_of_load = []
     for row in sorted(rows, key=lambda row: row.start or starts.FIRST):
         logs = [math.log(repeat) for repeat in row.repeats]
-        found.append(_Start(fmean(logs), variance(logs) / len(logs), len(logs)))
-    return found
+        starts_of_load.append(_Start(fmean(logs), variance(logs) / len(logs), len(logs)))
+    return starts_of_load

@@ -19,7 +19,7 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS
 def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
     """Whether more answers of the task would not change the cell's verdict. For that, one gate that surely fails is enough."""
     gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "accuracy" and gate.task == task.name]
-    measured = [found for found in parse_unfinished("accuracy", plan, evidence) if found.task == task.name]
+    measured = [row for row in parse_unfinished("accuracy", plan, evidence) if row.task == task.name]
     paired = paired_gates(plan, task)
     known = [*measured, *compare(plan, evidence, measured, gates)]
     if any(surely_misses(gate, known) for gate in gates):
@@ -69,7 +69,7 @@ def another_start(plan: CellPlan, evidence: Path, measured: Sequence[Measurement
 
 def _is_surely_decided(gate: Gate, known: Sequence[Measurement]) -> bool:
     """Whether a gate is decided, and how much starts differ was part of that."""
-    return is_decided(gate, known) and not any(STARTS in found.not_in_interval for found in measurements_of(gate, known))
+    return is_decided(gate, known) and not any(STARTS in row.not_in_interval for row in measurements_of(gate, known))
 
 
 def _has_time(plan: CellPlan, evidence: Path, number: int) -> bool:

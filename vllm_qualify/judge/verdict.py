@@ -100,16 +100,16 @@ def is_decided(gate: Gate, measurements: Sequence[Measurement]) -> bool:
 
     The result agrees with `judge`, without the seconds that Great Expectations takes.
     """
-    found = measurements_of(gate, measurements)
-    if len(found) != 1 or found[0].invalid_because is not None:
+    rows = measurements_of(gate, measurements)
+    if len(rows) != 1 or rows[0].invalid_because is not None:
         return True
-    interval = bounds_of(found[0])
+    interval = bounds_of(rows[0])
     return interval is not None and not any(interval.lower <= bound <= interval.upper for bound in gate.bounds)
 
 
 def surely_misses(gate: Gate, measurements: Sequence[Measurement]) -> bool:
-    found = measurements_of(gate, measurements)
-    interval = bounds_of(found[0]) if len(found) == 1 and found[0].invalid_because is None else None
+    rows = measurements_of(gate, measurements)
+    interval = bounds_of(rows[0]) if len(rows) == 1 and rows[0].invalid_because is None else None
     if interval is None:
         return False
     at_least, at_most = gate.limits
@@ -118,33 +118,33 @@ def surely_misses(gate: Gate, measurements: Sequence[Measurement]) -> bool:
 
 def measurements_of(gate: Gate, measurements: Sequence[Measurement]) -> list[Measurement]:
     """The gate's measurement. A measurement that failed before its filter was known counts for all filters."""
-    own = [found for found in measurements if found.label == gate.label]
+    own = [row for row in measurements if row.label == gate.label]
     return own or [
-        found
-        for found in measurements
-        if (found.metric, found.filter) == (gate.metric, None)
-        and found.task in (None, gate.task)
-        and (found.is_against_baseline, found.against_anchor) == (gate.is_against_baseline, gate.is_against_anchor)
+        row
+        for row in measurements
+        if (row.metric, row.filter) == (gate.metric, None)
+        and row.task in (None, gate.task)
+        and (row.is_against_baseline, row.against_anchor) == (gate.is_against_baseline, gate.is_against_anchor)
     ]
 
 
-def waived(found: GateVerdict, waivers: Sequence[Waiver], today: date) -> GateVerdict:
+def waived(verdict: GateVerdict, waivers: Sequence[Waiver], today: date) -> GateVerdict:
     """The verdict with the waiver of its gate, if there is one."""
     for waiver in waivers:
-        if waiver.gate == found.gate.label:
-            return found.model_copy(update={"waiver" if today <= waiver.expires else "expired": waiver})
-    return found
+        if waiver.gate == verdict.gate.label:
+            return verdict.model_copy(update={"waiver" if today <= waiver.expires else "expired": waiver})
+    return verdict
 
 
-def gate_verdict(gate: Gate, checks: Checks, found: Sequence[Measurement], expectations: Sequence[int] = ()) -> GateVerdict:
+def gate_verdict(gate: Gate, checks: Checks, rows: Sequence[Measurement], expectations: Sequence[int] = ()) -> GateVerdict:
     """The verdict of one gate on the measurements of its metric and filter. There should be exactly one."""
     verdict = verdict_from(checks)
-    if len(found) != 1:
+    if len(rows) != 1:
         because = (
-            f"{len(found)} measurements where one is needed" if found else "no measurement: the stage left no evidence for it"
+            f"{len(rows)} measurements where one is needed" if rows else "no measurement: the stage left no evidence for it"
         )
         return GateVerdict(gate=gate, verdict=verdict, because=because, checks=checks, expectations=list(expectations))
-    measurement, interval = found[0], bounds_of(found[0])
+    measurement, interval = rows[0], bounds_of(rows[0])
     return GateVerdict(
         gate=gate,
         verdict=verdict,
@@ -176,24 +176,24 @@ def _visible(measurement: Measurement, interval: Interval | None, gate: Gate) ->
     return max(reaches)
 
 
-def _because(verdict: Verdict, checks: Checks, found: Measurement, *, is_check: bool) -> str:
+def _because(verdict: Verdict, checks: Checks, measurement: Measurement, *, is_check: bool) -> str:
     if verdict == "invalid":
         return "the table's row for it cannot be trusted"
     if is_check:
         return "it holds" if verdict == "pass" else "it does not hold"
     if verdict == "inconclusive":
-        told = "the bound lies within the interval" if checks.noise_known else _why_no_noise(found)
-        ended = f"; {found.ended_because}" if found.ended_because else ""
-        return f"{told}: what was measured does not decide{ended}{_beside(found)}"
-    return f"the whole interval {'meets' if verdict == 'pass' else 'misses'} the bound{_beside(found)}"
+        reason = "the bound lies within the interval" if checks.noise_known else _why_no_noise(measurement)
+        ended = f"; {measurement.ended_because}" if measurement.ended_because else ""
+        return f"{reason}: what was measured does not decide{ended}{_beside(measurement)}"
+    return f"the whole interval {'meets' if verdict == 'pass' else 'misses'} the bound{_beside(measurement)}"
 
 
-def _beside(found: Measurement) -> str:
+def _beside(measurement: Measurement) -> str:
     """What stands beside the verdict: that the baseline is history, and which uncertainty the interval does not have."""
-    history = "; the baseline is history, measured on another day" if found.is_history else ""
-    return history + "".join(f"; the interval does not have {part}" for part in found.not_in_interval)
+    history = "; the baseline is history, measured on another day" if measurement.is_history else ""
+    return history + "".join(f"; the interval does not have {part}" for part in measurement.not_in_interval)
 
 
-def _why_no_noise(found: Measurement) -> str:
-    is_early = found.ended_because is not None and len(found.repeats) > 1
+def _why_no_noise(measurement: Measurement) -> str:
+    is_early = measurement.ended_because is not None and len(measurement.repeats) > 1
     return "it ended before the first planned look" if is_early else "measured once, which shows no noise"
