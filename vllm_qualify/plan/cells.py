@@ -175,12 +175,12 @@ def _release(loaded: LoadedRecipe, variant: Variant, model: Repository | None, e
 
 
 def _check_holds(engine: EngineIdentity, wanted: EngineName, option: str) -> None:
-    kind, found = KINDS[wanted], f"{KINDS[engine.kind].title} {engine.version}"
+    kind, given = KINDS[wanted], f"{KINDS[engine.kind].title} {engine.version}"
     if engine.kind != wanted:
-        raise CallerError(f"{kind.title} is needed, and this is {found}", f"name one like {kind.example_image}", option)
+        raise CallerError(f"{kind.title} is needed, and this is {given}", f"name one like {kind.example_image}", option)
     if kind.least_version and not covers(f">={kind.least_version}", engine.version):
         raise CallerError(
-            f"{kind.title} {kind.least_version} or newer is needed, and this is {found}", "name a newer one", option
+            f"{kind.title} {kind.least_version} or newer is needed, and this is {given}", "name a newer one", option
         )
 
 
@@ -210,9 +210,9 @@ def _undrafted(server: ServerPlan, machine: Fingerprint) -> ServerPlan | None:
     return server.model_copy(update=changes)
 
 
-def fitted(plan: CellPlan, found: ServerArguments) -> CellPlan:
+def fitted(plan: CellPlan, options: ServerArguments) -> CellPlan:
     """The plan with the server options that a fit found, and all that follows from them. Raises HostError for too few GPUs."""
-    arguments = plan.server.arguments | found
+    arguments = plan.server.arguments | options
     gpus = _gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
     server = plan.server.model_copy(update={"arguments": arguments, "gpus": gpus})
     clients = most_clients(server, plan.fit)

@@ -47,7 +47,7 @@ class Selection(Frozen):
             CallerError: the variant is not for this version, or the environment stops NCCL from logging what `network` needs.
         """
         if not self.variant.of_vllm:
-            return self.variant.server, self._told(self.variant.environment)
+            return self.variant.server, self._with_nccl_log(self.variant.environment)
         if self.variant.vllm and not self.variant.fits_version(version):
             problem = f"the variant '{self.variant_name}' is for vLLM {self.variant.vllm}, and this is {version}"
             raise CallerError(problem, "choose another variant, or an engine of such a version", "--variant")
@@ -56,17 +56,17 @@ class Selection(Frozen):
         environment: Environment = {}
         for options, names in layers:
             server, environment = server | options, environment | names
-        return server, self._told(environment)
+        return server, self._with_nccl_log(environment)
 
-    def _told(self, environment: Environment) -> Environment:
+    def _with_nccl_log(self, environment: Environment) -> Environment:
         """The environment, with which NCCL logs the network that it uses, if the recipe has `network`."""
         if self.serving.network is None:
             return environment
-        told = {DEBUG: "INFO"} | environment
-        if told[DEBUG].upper() not in TELLING:
-            problem = f"with `network: {self.serving.network}` NCCL must log its channels, which {told[DEBUG]} does not"
+        variables = {DEBUG: "INFO"} | environment
+        if variables[DEBUG].upper() not in TELLING:
+            problem = f"with `network: {self.serving.network}` NCCL must log its channels, which {variables[DEBUG]} does not"
             raise CallerError(problem, "leave it out: it is INFO then", f"environment.{DEBUG}")
-        return told
+        return variables
 
 
 def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) -> Selection:
@@ -138,13 +138,13 @@ def _check_fits(recipe: Recipe, variant_name: str, gpu_type: str) -> None:
 def _profiles(serving: Serving, variant_name: str, variant: Variant, chosen: str | None) -> dict[str, Profile]:
     """The chosen profile, or all that the variant is for."""
     if chosen is None:
-        found = {name: profile for name, profile in serving.profiles.items() if variant.fits_profile(name)}
+        profiles = {name: profile for name, profile in serving.profiles.items() if variant.fits_profile(name)}
     else:
-        found = {chosen: pick(serving.profiles, chosen, "profile", "--profile")}
-    if not found or not all(map(variant.fits_profile, found)):
+        profiles = {chosen: pick(serving.profiles, chosen, "profile", "--profile")}
+    if not profiles or not all(map(variant.fits_profile, profiles)):
         problem = f"the variant '{variant_name}' is for the profiles {', '.join(variant.profiles)}"
         raise CallerError(problem, "choose one of them that the GPU type has, or another variant", "--profile")
-    return found
+    return profiles
 
 
 def _check_local_model(loaded: LoadedRecipe, variant: Variant) -> None:

@@ -84,7 +84,7 @@ def _lasting(load: Workload) -> dict[str, object]:
 def _served(plan: CellPlan, selection: Selection, recipe: Recipe) -> Iterator[str]:
     variant, server = selection.variant, plan.server
     options, environment = selection.at(plan.cell.profile, plan.cell.release.engine.version)
-    found = plan.fit.options if plan.fit else []
+    fitted = plan.fit.options if plan.fit else []
     if (plan.cell.release.model, server.kind) != (variant.model, variant.engine):
         yield "model and engine"
     if _is_commit(variant.revision) and plan.cell.release.revision != variant.revision:
@@ -95,15 +95,15 @@ def _served(plan: CellPlan, selection: Selection, recipe: Recipe) -> Iterator[st
         yield "memory limit"
     if server.signed_by != variant.signed_by:
         yield "publisher's key"
-    if _own(with_speculation_parsed(options, server.kind), server.kind, found) != _own(server.arguments, server.kind, found):
+    if _own(with_speculation_parsed(options, server.kind), server.kind, fitted) != _own(server.arguments, server.kind, fitted):
         yield "server options"
     if server.environment != environment:
         yield "environment variables"
 
 
-def _own(options: ServerArguments, kind: EngineName, found: list[str]) -> ServerArguments:
+def _own(options: ServerArguments, kind: EngineName, fitted: list[str]) -> ServerArguments:
     """The options without those that a fit found; a draft model in a folder has another path on each machine."""
     draft = draft_model(options, kind)
     if draft is not None and draft.startswith((".", "/", "~")):
         options = with_draft(options, kind, {"model": "a folder"})
-    return {name: value for name, value in options.items() if name not in found}
+    return {name: value for name, value in options.items() if name not in fitted}

@@ -74,11 +74,11 @@ def _version(engine: Engine, selection: Selection) -> str:
         return ""
     if not isinstance(engine, EngineImage):
         return identity_of(engine).version
-    found = re.match(r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)?)", engine.tag or "")
-    if found is None:
+    match = re.match(r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)?)", engine.tag or "")
+    if match is None:
         problem = f"{engine.reference} does not say which vLLM it holds"
         raise CallerError(problem, "name the image by its version's tag; or see recipe show, with --vllm", "--image")
-    return found[1]
+    return match[1]
 
 
 def _script(

@@ -74,10 +74,10 @@ def texts_of(value: JsonValue) -> list[str]:
 def _parsed(text: str) -> JsonValue:
     """The mapping or list that a JSON text is; None if it is another text."""
     try:
-        found: JsonValue = json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
+        value: JsonValue = json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
     except (ValueError, RecursionError):
         return None
-    return found
+    return value
 
 
 def _parts(server: ServerPlan, model: Repository | None) -> Iterator[Part]:
@@ -144,8 +144,8 @@ def _drafts(server: ServerPlan) -> Iterator[tuple[str, str]]:
             yield key, name
 
 
-def _of_the_hub(option: str, found: Repository) -> Part:
-    return Part(option=option, name=found.name, revision=found.commit, files=found.files)
+def _of_the_hub(option: str, repository: Repository) -> Part:
+    return Part(option=option, name=repository.name, revision=repository.commit, files=repository.files)
 
 
 def _text(value: JsonValue) -> str | None:

@@ -131,7 +131,7 @@ def _digest_of_lines(path: Path, name: str, section: str, key: str) -> tuple[str
 
 def _has_text(line: bytes, key: str) -> bool:
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict) and isinstance(found.get(key), str) and bool(found[key])
+    return isinstance(row, dict) and isinstance(row.get(key), str) and bool(row[key])
