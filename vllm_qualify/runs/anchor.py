@@ -34,12 +34,12 @@ def with_anchor(plan: CellPlan, store: Store, named: str | None, tell: Tell) -> 
     if plan.new_anchor:
         return plan
     check_layout(store)
-    found = _anchor(plan, store, named)
-    if found is None:
+    anchor = _anchor(plan, store, named)
+    if anchor is None:
         tell(f"{plan.cell.id} has no anchor yet, since no baseline is approved: gates against it are not judged")
         return plan
-    tell(f"{plan.cell.id} is held against run {found.run_id}: {found.chosen}")
-    return plan.model_copy(update={"anchor": found})
+    tell(f"{plan.cell.id} is held against run {anchor.run_id}: {anchor.chosen}")
+    return plan.model_copy(update={"anchor": anchor})
 
 
 def _anchor(plan: CellPlan, store: Store, named: str | None) -> Anchor | None:
@@ -54,8 +54,8 @@ def _anchor(plan: CellPlan, store: Store, named: str | None) -> Anchor | None:
             return None
         run_id, chosen = own.run_id, "made to be one" if own.new_anchor else "the first approved"
     report = read_run(store, plan.baseline_cell, run_id).report
-    told = {"cell": report.plan.cell, "accuracy": settings_of(report), "chosen": chosen}
-    return Anchor.model_validate({"run_id": run_id, **told})
+    fields = {"cell": report.plan.cell, "accuracy": settings_of(report), "chosen": chosen}
+    return Anchor.model_validate({"run_id": run_id, **fields})
 
 
 def settings_of(report: Report) -> list[Accuracy]:

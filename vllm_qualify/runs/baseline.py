@@ -87,17 +87,17 @@ def with_baseline(plan: CellPlan, store: Store, against: Against, tell: Tell) ->
         if against.run or against.establish == "always":
             tell(f"{plan.cell.id} has no gate against a baseline: it is not compared, and does not become one")
         return plan
-    found = _find(plan, store, against)
-    if found is None and against.establish == "never":
+    baseline = _find(plan, store, against)
+    if baseline is None and against.establish == "never":
         raise _no_baseline(plan.cell.id, plan.baseline_cell, store)
-    if found is None or against.establish == "always":
+    if baseline is None or against.establish == "always":
         plan = _establishing(plan, against, tell)
-    return _held_against(plan, *found, store, against, tell) if found else plan
+    return _held_against(plan, *baseline, store, against, tell) if baseline else plan
 
 
 def _held_against(plan: CellPlan, report: Report, folder: Path | None, store: Store, against: Against, tell: Tell) -> CellPlan:
     _check_cell(plan, report)
-    compared = plan.model_copy(update={"baseline": told_of(report, folder)})
+    compared = plan.model_copy(update={"baseline": baseline_from(report, folder)})
     compared = with_anchor(compared, store, against.anchor, tell)
     _check_accuracy(compared)
     beside, why_not = _beside(compared, report.plan, tell) if against.in_turns else (None, "--no-in-turns")
@@ -210,11 +210,11 @@ def _stored(store: Store, run_id: str) -> Report:
 def newest_baseline(store: Store, cell: str) -> Report | None:
     """The report of the baseline of a cell: see `baseline_of`. Raises StoreError, TamperedError."""
     check_layout(store)
-    found = baseline_of(store, cell)
-    return None if found is None else read_run(store, cell, found).report
+    run_id = baseline_of(store, cell)
+    return None if run_id is None else read_run(store, cell, run_id).report
 
 
-def told_of(report: Report, folder: Path | None = None) -> Baseline:
+def baseline_from(report: Report, folder: Path | None = None) -> Baseline:
     """What a plan says of its baseline."""
     return Baseline(
         run_id=report.run_id,

@@ -12,7 +12,7 @@ from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.anchor import settings_of
-from vllm_qualify.runs.baseline import told_of
+from vllm_qualify.runs.baseline import baseline_from
 from vllm_qualify.runs.stored import trusted_report
 
 # What is brought of another run as it is: its answers, those of its further starts, and its likelihoods.
@@ -34,7 +34,7 @@ def check_brought(store: Store, report: Report, evidence: Path) -> None:
         _check_files(report, theirs, f"{BASELINE}/")
         for name, file in MEASURED.items():
             _check_stage(theirs, name, evidence / BASELINE / file)
-        if plan.baseline.folder is None and plan.baseline != told_of(theirs):
+        if plan.baseline.folder is None and plan.baseline != baseline_from(theirs):
             raise _not_theirs("what the plan says", theirs)
     if plan.anchor and (theirs := _report(store, plan.anchor)):
         _check_files(report, theirs, f"{BASELINE}/{ANCHOR}/")

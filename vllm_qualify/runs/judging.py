@@ -66,8 +66,8 @@ def check_judgement(store: Store, run: PublishedRun) -> None:
     again, means = _judged_again(store, run, run.report.plan)
     problem = _difference(run.report.judgement, again)
     if problem or not _are_close(run.manifest.starts, means):
-        told = f"its evidence does not give its {f'verdicts: {problem}' if problem else 'means of each start'}"
-        raise TamperedError(told, _QUALIFY_AGAIN, place)
+        mismatch = f"its evidence does not give its {f'verdicts: {problem}' if problem else 'means of each start'}"
+        raise TamperedError(mismatch, _QUALIFY_AGAIN, place)
 
 
 def passes_with(store: Store, run: PublishedRun, between: list[BetweenStarts]) -> bool:
@@ -89,44 +89,44 @@ def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judg
             raise TamperedError(f"its evidence is of another server: {problem}", _QUALIFY_AGAIN, place)
         stages = _parsed_again(report.stages, plan, evidence)
         again, _ = _judged(plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
-        return again, start_means(plan, evidence, [found for stage in stages for found in stage.measurements])
+        return again, start_means(plan, evidence, [row for stage in stages for row in stage.measurements])
 
 
 def _parsed_again(stages: Iterable[StageEvidence], plan: CellPlan, evidence: Path) -> list[StageEvidence]:
     return [stage.model_copy(update={"measurements": parse(stage.stage, plan, evidence)}) for stage in stages]
 
 
-def _difference(told: Judgement, again: Judgement) -> str:
+def _difference(reported: Judgement, again: Judgement) -> str:
     """In words, the first difference between what a report says and what its evidence gives; empty if there is none."""
-    ours = {found.gate: found for found in again.gates}
-    for found in told.gates:
-        own = ours.pop(found.gate, None)
+    ours = {verdict.gate: verdict for verdict in again.gates}
+    for verdict in reported.gates:
+        own = ours.pop(verdict.gate, None)
         if own is None:
-            return f"{found.gate.label} is no gate of the plan"
-        if (found.verdict, found.waiver) != (own.verdict, own.waiver):
-            return f"{found.gate.label} is said to be {found.counts_as}, and is {own.counts_as}: {own.because}"
-        if not _is_close(found.value, own.value):
-            return f"{found.gate.label} is said to be {found.value}, and is {own.value}"
+            return f"{verdict.gate.label} is no gate of the plan"
+        if (verdict.verdict, verdict.waiver) != (own.verdict, own.waiver):
+            return f"{verdict.gate.label} is said to be {verdict.counts_as}, and is {own.counts_as}: {own.because}"
+        if not _is_close(verdict.value, own.value):
+            return f"{verdict.gate.label} is said to be {verdict.value}, and is {own.value}"
     if ours:
         return f"{next(iter(ours)).label} is a gate of the plan, and was not judged"
-    if told.not_judged != again.not_judged:
+    if reported.not_judged != again.not_judged:
         return "other gates are said not to be judged"
-    return "" if told.verdict == again.verdict else f"the verdict is said to be {told.verdict}, and is {again.verdict}"
+    return "" if reported.verdict == again.verdict else f"the verdict is said to be {reported.verdict}, and is {again.verdict}"
 
 
-def _are_close(told: Sequence[StartMeans], again: Sequence[StartMeans]) -> bool:
+def _are_close(reported: Sequence[StartMeans], again: Sequence[StartMeans]) -> bool:
     """As `_is_close`. Older manifests say nothing of starts."""
-    if not told:
+    if not reported:
         return True
-    ours, theirs = ({each.label: [*each.means, *each.noises, *each.repeats] for each in found} for found in (again, told))
+    ours, theirs = ({each.label: [*each.means, *each.noises, *each.repeats] for each in means} for means in (again, reported))
     return ours.keys() >= theirs.keys() and all(
         len(numbers) == len(ours[label]) and all(map(_is_close, numbers, ours[label])) for label, numbers in theirs.items()
     )
 
 
-def _is_close(told: float | None, again: float | None) -> bool:
+def _is_close(reported: float | None, again: float | None) -> bool:
     """Equal, but for the last digits: another version of a library may round otherwise."""
-    return told == again or (told is not None and again is not None and math.isclose(told, again, rel_tol=1e-9))
+    return reported == again or (reported is not None and again is not None and math.isclose(reported, again, rel_tol=1e-9))
 
 
 def _report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from: str | None) -> Report:
@@ -150,7 +150,7 @@ def _judged(
     # A run that cannot be a baseline is not judged by its comparison with another one.
     useless = {gate.label for gate, _ in lacking}
     gates = [*(gate for gate in plan.judged if gate.label not in useless), *(gate for gate, _ in lacking)]
-    measured = [found for found in measured if found.label not in useless] + [measurement for _, measurement in lacking]
+    measured = [row for row in measured if row.label not in useless] + [measurement for _, measurement in lacking]
     judgement = judge(gates, measured, name, tries=plan.unpassed, waivers=plan.waivers, today=today, docs=docs)
     left = [gate for gate in plan.gates if gate not in gates]
     return judgement.model_copy(update={"not_judged": left}), gained

@@ -36,10 +36,10 @@ def with_between(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
     """
     if not plan.over_starts or plan.establishes:
         return plan
-    found = _between(plan, store, _by_index(store))
-    for known in found:
+    between = _between(plan, store, _by_index(store))
+    for known in between:
         tell(f"{plan.cell.id}: {known.label} from {known.of} to {known.of} is known from {_counted(known.runs)}")
-    return plan.model_copy(update={"between": found})
+    return plan.model_copy(update={"between": between})
 
 
 def _counted(runs: Sequence[str]) -> str:
@@ -49,35 +49,35 @@ def _counted(runs: Sequence[str]) -> str:
 def between_by_pointers(run: PublishedRun, store: Store) -> list[BetweenStarts]:
     """The same for the plan of a run, without the index, which whoever may publish can change. Raises as `with_between`."""
     cells = matrix(store, datetime.now(UTC).date())
-    approved = [_Approved(found.cell, found.last.at) for found in cells if found.state != "revoked"]
+    approved = [_Approved(cell.cell, cell.last.at) for cell in cells if cell.state != "revoked"]
     return _between(run.report.plan, store, approved)
 
 
 def _by_index(store: Store) -> list[_Approved]:
     cells = read_index(store).cells
-    return [_Approved(found.cell, found.last.at) for found in cells if found.last and not found.last.is_revoked]
+    return [_Approved(cell.cell, cell.last.at) for cell in cells if cell.last and not cell.last.is_revoked]
 
 
 def _between(plan: CellPlan, store: Store, approved: Iterable[_Approved]) -> list[BetweenStarts]:
     """By metric of the plan's gates. The plan's own run does not count."""
     alike = [each for each in approved if each.cell.split("/")[2] == plan.cell.gpu_type]
     newest = sorted(alike, key=lambda each: (each.at, each.cell))[-MOST_CELLS:]
-    manifests = [found for each in newest for found in _manifests(store, each.cell) if found.run_id != plan.run_id]
+    manifests = [manifest for each in newest for manifest in _manifests(store, each.cell) if manifest.run_id != plan.run_id]
     labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in plan.over_starts}
-    return [found for label in labels for found in _of(label, manifests)]
+    return [each for label in labels for each in _of(label, manifests)]
 
 
 def _manifests(store: Store, cell: str) -> list[Manifest]:
     """Those of a cell's newest approved runs."""
     pointer = read_pointer(store, cell)
     runs = [entry.run_id for entry in (pointer.entries if pointer else []) if not entry.revoked]
-    found = []
+    manifests = []
     for run_id in runs[-MOST_RUNS:]:
         try:
-            found.append(read_manifest(store, manifest_key(cell, run_id)))
+            manifests.append(read_manifest(store, manifest_key(cell, run_id)))
         except (MissingObjectError, UnreadableError):
             continue
-    return found
+    return manifests
 
 
 def _of(label: str, manifests: Sequence[Manifest]) -> list[BetweenStarts]:
@@ -85,8 +85,8 @@ def _of(label: str, manifests: Sequence[Manifest]) -> list[BetweenStarts]:
     builds: dict[str, list[StartMeans]] = {}
     runs = []
     for manifest in manifests:
-        if found := [each for each in manifest.starts if each.label == label]:
+        if means := [each for each in manifest.starts if each.label == label]:
             release = manifest.tried.release if manifest.tried else manifest.run_id
-            builds.setdefault(f"{manifest.cell} {release}", []).extend(found)
+            builds.setdefault(f"{manifest.cell} {release}", []).extend(means)
             runs.append(manifest.run_id)
     return between_starts(label, builds, runs)

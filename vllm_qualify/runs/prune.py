@@ -52,7 +52,7 @@ class Plan(Frozen):
     size_bytes: int
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         files = f"{len(self.objects)} files of evidence ({self.size_bytes / 2**20:.1f} MiB)"
         return f"{len(self.runs)} reports, {files} and {len(self.stages)} notes of kept stages"
 
@@ -87,28 +87,28 @@ def prune(store: PrunableStore, policy: Policy, now: datetime, tell: Tell, grace
     set_door(store, is_closed=True)
     tell(f"nothing can be published now; what is being written has {grace_s:.0f} s")
     time.sleep(grace_s)
-    found = plan(store, policy, now)
+    doomed = plan(store, policy, now)
     # While removed runs are noted the door was never open: who is coming since then has written nothing.
     coming = None if list(store.keys("pruned/")) else _coming(store, policy.before(now))
     if coming:
         set_door(store, is_closed=False)
         problem = f"run {coming[1]} of {coming[0]} is being published, or its publication broke off"
         raise StoreBusyError(problem, "try again when it is published; it hinders no longer when it is old enough to go")
-    _note(store, found.runs)
-    _delete(store, (manifest_key(*run) for run in found.runs))
-    _delete(store, found.stages)
-    _delete(store, found.objects)
+    _note(store, doomed.runs)
+    _delete(store, (manifest_key(*run) for run in doomed.runs))
+    _delete(store, doomed.stages)
+    _delete(store, doomed.objects)
     _finish(store)
     write_index(store)
     set_door(store, is_closed=False)
-    return found
+    return doomed
 
 
 def _manifests(store: Store) -> dict[Run, Manifest]:
     keys = [key for key in store.keys("reports/") if key.endswith(MANIFEST)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda key: read_manifest(store, key), keys)
-        return {_run_of(key, "reports/"): manifest for key, manifest in zip(keys, found, strict=True)}
+        manifests = pool.map(lambda key: read_manifest(store, key), keys)
+        return {_run_of(key, "reports/"): manifest for key, manifest in zip(keys, manifests, strict=True)}
 
 
 def _run_of(key: str, folder: str) -> Run:

@@ -82,8 +82,8 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
     manifest = publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
     problem = index_problem(store, report.plan.cell.id)
     page = store.locate(f"{report.prefix}/report.html")
-    told = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}
-    return Published(run=run, page=page, manifest=manifest, **told)
+    outcome = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}
+    return Published(run=run, page=page, manifest=manifest, **outcome)
 
 
 def starts_of(report: Report, evidence: Path) -> list[StartMeans]:
@@ -116,16 +116,16 @@ def _summary(report: Report) -> Summary:
 def _score(report: Report) -> Score | None:
     """The score that the first accuracy gate is about, even if that gate limits its loss against the baseline."""
     gate = next((gate for gate in report.plan.gates if METRICS[gate.metric].is_score), None)
-    found = _measured(report, gate.metric, gate.task, gate.filter) if gate else None
-    if found is None or found.value is None:
+    row = _measured(report, gate.metric, gate.task, gate.filter) if gate else None
+    if row is None or row.value is None:
         return None
-    return Score(metric=found.label, value=found.value, interval=found.interval)
+    return Score(metric=row.label, value=row.value, interval=row.interval)
 
 
 def _measured(report: Report, metric: str, task: str | None = None, filter_name: str | None = None) -> Measurement | None:
     """A stage's own measurement, not its comparison with the baseline."""
     label = label_of(metric, task, filter_name, against_baseline=False)
-    return next((found for stage in report.stages for found in stage.measurements if found.label == label), None)
+    return next((row for stage in report.stages for row in stage.measurements if row.label == label), None)
 
 
 def published_as(run: Run, store: Store) -> Published:
@@ -145,20 +145,20 @@ def note_attempt(store: Store, flow_run: str, plan: CellPlan) -> None:
 
 def attempts(store: Store, flow_run: str, cell: str = "") -> list[str]:
     """The completely published runs of a flow run, of one cell or of all. Raises StoreError."""
-    found = []
+    attempts = []
     for key in store.keys(f"{_attempts(flow_run)}{cell}"):
         of, _, name = key.removeprefix(_attempts(flow_run)).rpartition("/")
         run_id = name.removesuffix(".json")
         if store.exists(manifest_key(of, run_id)):
-            found.append(run_id)
-    return found
+            attempts.append(run_id)
+    return attempts
 
 
 def chances(store: Store, flow_runs: Iterable[str]) -> list[CellChance]:
     """The newest published run of each cell that these flow runs qualified, with its p-value. Raises StoreError."""
     keys = [key for flow_run in flow_runs for key in store.keys(_attempts(flow_run))]
-    found = [manifest for key in keys if (manifest := _manifest_of(store, key))]
-    newest = {manifest.cell: manifest.chance for manifest in sorted(found, key=order)}
+    manifests = [manifest for key in keys if (manifest := _manifest_of(store, key))]
+    newest = {manifest.cell: manifest.chance for manifest in sorted(manifests, key=order)}
     return [chance for _, chance in sorted(newest.items()) if chance]
 
 

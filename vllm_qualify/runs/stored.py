@@ -36,9 +36,9 @@ def _here(run: Run, stage: Stage) -> Iterator[kept.Candidate]:
     """The finished stages of other runs on this machine that have the same inputs as this run's, the newest first."""
     for path in sorted(runs_folder().glob(f"*/{_note(run, stage)}"), reverse=True):
         other = Run(folder=path.parents[1])
-        found = _noted(path)
-        if found and other.id != run.id and all(_is_unchanged(other, file) for file in found.stage.files):
-            yield kept.Candidate(found, partial(_read_here, other))
+        kept_note = _noted(path)
+        if kept_note and other.id != run.id and all(_is_unchanged(other, file) for file in kept_note.stage.files):
+            yield kept.Candidate(kept_note, partial(_read_here, other))
 
 
 def _noted(path: Path) -> kept.KeptStage | None:
@@ -66,9 +66,9 @@ def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidenc
     Raises:
         StoreError: as `kept.reuse_stage`.
     """
-    taken = [found for stage in lacking(run) if (found := reuse_stage(run, stage, store, reuse))]
+    taken = [reused for stage in lacking(run) if (reused := reuse_stage(run, stage, store, reuse))]
     if not lacking(run):
-        taken += [found for stage in _afterwards(run) if (found := reuse_stage(run, stage, store, reuse))]
+        taken += [reused for stage in _afterwards(run) if (reused := reuse_stage(run, stage, store, reuse))]
     return taken
 
 
@@ -80,10 +80,10 @@ def _afterwards(run: Run) -> list[Stage]:
 
 def reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
     """Take over another run's finished stage, of this machine or else of the store. Raises as `kept.reuse_stage`."""
-    found = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse, list(_here(run, stage)))
-    if found:
-        save_finished(run, found)
-    return found
+    reused = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse, list(_here(run, stage)))
+    if reused:
+        save_finished(run, reused)
+    return reused
 
 
 def fetch_run(store_url: str, run_id: str) -> Run:

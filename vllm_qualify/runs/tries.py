@@ -27,10 +27,10 @@ def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
         for line in lines
         if line.tried and line.tried.release == release
     ]
-    found = plan.model_copy(update={"tries": tries})
-    if found.unpassed:
-        tell(f"{plan.cell.id}: this release did not pass {found.unpassed} times, so its gates pass less easily")
-    return found
+    counted = plan.model_copy(update={"tries": tries})
+    if counted.unpassed:
+        tell(f"{plan.cell.id}: this release did not pass {counted.unpassed} times, so its gates pass less easily")
+    return counted
 
 
 def not_counted(run: PublishedRun, store: Store) -> list[str]:
