@@ -117,13 +117,13 @@ def refusals_of(store: str, runs: list[UUID]) -> Refusals:
     It changes no outcome: where the store does not answer, nothing stands out, and the log says so.
     """
     try:
-        found = refusals(chances(open_store(store), map(str, runs)))
+        refused = refusals(chances(open_store(store), map(str, runs)))
     except StoreError as error:
         get_run_logger().warning(f"it is not known which refusals stand out: {error}")
         return refusals([])
-    if told := lines(found):
-        create_markdown_artifact(key="refusals", markdown="\n".join(f"- {escaped(line)}" for line in told))
-    return found
+    if texts := lines(refused):
+        create_markdown_artifact(key="refusals", markdown="\n".join(f"- {escaped(line)}" for line in texts))
+    return refused
 
 
 def run_on_fleet(requests: dict[str, dict[str, Any]], queue: str, store: str) -> State[list[Published]]:

@@ -38,13 +38,13 @@ def outcome_state(reported: list[Published]) -> State[list[Published]]:
     return _state([_name(each) for each in reported], message, reported)
 
 
-def state_of_fleet(ended: Mapping[str, HostOutcome], found: Refusals) -> State[list[Published]]:
+def state_of_fleet(ended: Mapping[str, HostOutcome], refusals: Refusals) -> State[list[Published]]:
     """The final state of a run whose cells were qualified on hosts, and which of their refusals stand out.
 
     The hosts' messages say where the reports are.
     """
     hosts = [f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in ended.items()]
-    message = "\n".join([*hosts, *refusal_lines(found)])
+    message = "\n".join([*hosts, *refusal_lines(refusals)])
     return _state([each.name for each in ended.values()], message, [])
 
 

@@ -16,7 +16,7 @@ from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.registry import releases_in
 from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import ImageSource, ModelSource, Source
-from vllm_qualify.releases.upstream import found_at
+from vllm_qualify.releases.upstream import available_at
 
 # The event's name; the automation of deployments/setup.py matches it.
 NEW_RELEASE = "vllm-qualify.release.new"
@@ -64,7 +64,7 @@ def image_of(source: Source, sighting: Sighting, repository: str, rule: VersionR
 @step("look", "look at {source.name}")
 def look_for_releases(source: Source, store: str, backfill: bool) -> list[Sighting]:
     """The releases of the source that have no event yet. Raises CallerError, HostError, StoreError."""
-    releases = found_at(source)
+    releases = available_at(source)
     due = known.note_new(open_store(store), source, releases, datetime.now(UTC), backfill)
     get_run_logger().info(f"{source.name} has {len(releases)} releases, {len(due)} of them new")
     return due

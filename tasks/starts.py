@@ -39,7 +39,7 @@ def measure_starts(runs: list[Run], store: str) -> None:
         QualifyError: the server does not start this time, or ended on its own; or as `check_unchanged` after the last one.
     """
     began_again = False
-    while waiting := [found for run in runs if (found := _waiting(run))]:
+    while waiting := [stage for run in runs if (stage := _waiting(run))]:
         _start_again(waiting, store)
         began_again = True
     if began_again:
@@ -52,7 +52,7 @@ def measure_starts(runs: list[Run], store: str) -> None:
 def _waiting(run: Run) -> Waiting | None:
     if not is_wanted(run.plan):
         return None
-    measured = [found for stage in run.stages() for found in stage.measurements]
+    measured = [row for stage in run.stages() for row in stage.measurements]
     gates = stopping.another_start(run.plan, run.evidence, measured)
     return Waiting(run, len(starts.further(run.evidence)) + starts.FIRST + 1, gates) if gates else None
 

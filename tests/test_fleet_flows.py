@@ -285,7 +285,7 @@ def tasks_of(client: SyncPrefectClient, run: FlowRun, cells: int) -> list[TaskRu
 def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Available]], None]:
     """What the registry has; the real one is asked in tests/releases."""
     has: list[Available] = []
-    monkeypatch.setattr(releases, "found_at", lambda _: list(has))
+    monkeypatch.setattr(releases, "available_at", lambda _: list(has))
 
     def set_to(available: list[Available]) -> None:
         has[:] = available

@@ -26,7 +26,7 @@ from vllm_qualify.publish.stores import open_store
 from vllm_qualify.releases import known
 from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import ImageSource
-from vllm_qualify.releases.upstream import found_at
+from vllm_qualify.releases.upstream import available_at
 
 __all__ = ["docker_config", "no_outer_settings"]
 
@@ -122,7 +122,7 @@ def test_every_release_is_told_once_over_a_bad_network(seed: int, registry: Regi
 def _looked(store: Store, source: ImageSource, told: list[str]) -> bool:
     """Whether the registry answered. What is new is told, as `watch-releases` does."""
     try:
-        found = found_at(source)
+        found = available_at(source)
     except HostError as error:
         if not (error.retry and error.remedy):
             raise

@@ -7,7 +7,7 @@ import pytest
 from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.releases.rule import VersionRule
 from vllm_qualify.releases.source import Available, ImageSource, ModelSource
-from vllm_qualify.releases.upstream import found_at
+from vllm_qualify.releases.upstream import available_at
 
 COMMIT, DIGEST = "9" * 40, "sha256:" + "a" * 64
 
@@ -16,7 +16,7 @@ COMMIT, DIGEST = "9" * 40, "sha256:" + "a" * 64
 def test_a_model_is_at_one_commit(revision: str | None, tags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Answer(body=json.dumps({"id": "org/tiny", "sha": COMMIT}).encode())) as hub:
         monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
-        releases = found_at(ModelSource(name="org/tiny", recipe="llama", revision=revision))
+        releases = available_at(ModelSource(name="org/tiny", recipe="llama", revision=revision))
     assert releases == [Available(identity=COMMIT, tags=tags)]
     assert ("revision" in hub.asked[0].path) == (revision is not None)
 
@@ -29,4 +29,4 @@ def test_an_image_has_what_its_rule_lets_through() -> None:
 
     with serving(answer) as registry:
         source = ImageSource(name=f"{registry.address}/vllm", recipe="llama", rule=VersionRule(versions="<0.13"))
-        assert found_at(source) == [Available(identity=DIGEST, tags=["v0.12.0"])]
+        assert available_at(source) == [Available(identity=DIGEST, tags=["v0.12.0"])]

@@ -5,7 +5,7 @@ from vllm_qualify.releases.registry import releases_in
 from vllm_qualify.releases.source import WATCH, Available, Source
 
 
-def found_at(source: Source) -> list[Available]:
+def available_at(source: Source) -> list[Available]:
     """The releases, newest first; for a model its one commit. Raises the same as `releases_in` and `commit_of`."""
     if source.kind == "image":
         return releases_in(source.name, source.rule)
