@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.bench.orchestrator import Cost
-from infra.bench.timeline import Span, by_hand, merged, told
+from infra.bench.timeline import Span, by_hand, merged, timetable
 from infra.bench.verdict import (
     ANSWERED,
     BY_HAND,
@@ -59,7 +59,7 @@ def test_gaps_without_work_are_told_with_what_ran_in_them() -> None:
     idle = [(11.0, 11.2), (11.2, 11.4), (12.0, 12.3), (12.3, 12.7), (20.5, 25.0), (25.0, 29.0), (40.2, 41.0)]
     gaps = merged(idle)
     assert [(gap.began, gap.ended) for gap in gaps] == [(12.0, 12.7), (20.5, 29.0), (40.2, 41.0)]
-    lines = [" ".join(line.split()) for line in told(0.0, 9.0, 45.0, spans, gaps)]
+    lines = [" ".join(line.split()) for line in timetable(0.0, 9.0, 45.0, spans, gaps)]
     assert [line for line in lines if "idle" in line] == [
         "12.0 12.7 0.7 idle: in accuracy r1-b1",
         "20.5 29.0 8.5 idle: between accuracy r1-b1 and repeat 1",

@@ -30,7 +30,7 @@ from infra.bench.simulation import (
 RUNS, SEED = 1000, 1
 LOSS, SLOWDOWN, JUST_PAST = 0.015, 0.05, (MARGIN + PAST, MARGIN_OF_SPEED + PAST_OF_SPEED)
 Row = tuple[str, float, Rates]
-Found = dict[Setting, dict[Gate, Rates]]
+Results = dict[Setting, dict[Gate, Rates]]
 
 PAIRED, IN_TURNS = f"paired, {RELEASE}", f"in turns, {RELEASE}"
 MEANING = """\
@@ -51,10 +51,10 @@ COLUMNS = {
 }
 
 
-def table(found: Found) -> Iterator[str]:
+def table(results: Results) -> Iterator[str]:
     """One line for each setting and gate."""
     yield f"{'gate':40}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items())
-    for setting, gates in found.items():
+    for setting, gates in results.items():
         if isinstance(setting, other_worlds.OfAnswers | other_worlds.OfLoads):
             continue
         yield ""
@@ -74,11 +74,11 @@ def _numbers(setting: Setting, rates: Rates) -> str:
     return f"{verdicts}{asked:7.2f}{100 * rates.share:10.0f}"
 
 
-def table_of_worlds(found: Found) -> Iterator[str]:
+def table_of_worlds(results: Results) -> Iterator[str]:
     """One line for each world and loss."""
     columns = ("lost %", "pass %", "fail %", "undec. %", "asked", "starts", "baseline")
     yield f"{'world':40}" + "".join(f"{name:>9}" for name in columns)
-    for setting, gates in found.items():
+    for setting, gates in results.items():
         if not isinstance(setting, other_worlds.OfAnswers | other_worlds.OfLoads):
             continue
         of_answers = isinstance(setting, other_worlds.OfAnswers)
@@ -89,18 +89,18 @@ def table_of_worlds(found: Found) -> Iterator[str]:
             yield f"{gate:40}{100 * lost:9.2f}{shares}{price}"
 
 
-def savings(found: Found) -> Iterator[str]:
+def savings(results: Results) -> Iterator[str]:
     """The answers that early looks save for releases without a loss, by the rate of flips."""
     yield "Answers where nothing is lost, as a share of those that no early look needs for the same wrong passes and undecided:"
     yield f"{'flips %':>8}{'of the measured rates':>24}{'of 5 % and 5 %':>18}{'of those allowed':>18}"
     for flips in FLIPS:
-        same = _whole(found, flips, 0.0)
-        measured, nominal = _fixed(found, flips, measured=True), _fixed(found, flips, measured=False)
+        same = _whole(results, flips, 0.0)
+        measured, nominal = _fixed(results, flips, measured=True), _fixed(results, flips, measured=False)
         yield f"{100 * flips:8.0f}{same.asked / 1319 / measured:24.2f}{same.asked / 1319 / nominal:18.2f}{same.share:18.2f}"
 
 
-def _fixed(found: Found, flips: float, *, measured: bool) -> float:
-    same, past = _whole(found, flips, 0.0), _whole(found, flips, MARGIN + PAST)
+def _fixed(results: Results, flips: float, *, measured: bool) -> float:
+    same, past = _whole(results, flips, 0.0), _whole(results, flips, MARGIN + PAST)
     rates = (past.passed, same.undecided + same.failed) if measured else (0.05, 0.05)
     setting = accuracy.Setting(1319, flips, 0.0, MARGIN)
     # A rate of 0 needs infinitely many answers, so the least rate is half a release.
@@ -108,33 +108,33 @@ def _fixed(found: Found, flips: float, *, measured: bool) -> float:
     return accuracy.fixed_answers(setting, passed, undecided, round(same.baseline_repetitions))
 
 
-def _whole(found: Found, flips: float, lost: float) -> Rates:
-    return found[accuracy.Setting(1319, flips, lost, MARGIN)][PAIRED]
+def _whole(results: Results, flips: float, lost: float) -> Rates:
+    return results[accuracy.Setting(1319, flips, lost, MARGIN)][PAIRED]
 
 
-def figures(found: Found) -> dict[str, float]:
+def figures(results: Results) -> dict[str, float]:
     """This project's figures, in a release with four gates: the worst over all noises, unless the name has a noise."""
-    same = [_whole(found, flips, 0.0) for flips in FLIPS]
-    past = [_whole(found, flips, MARGIN + PAST) for flips in FLIPS]
+    same = [_whole(results, flips, 0.0) for flips in FLIPS]
+    past = [_whole(results, flips, MARGIN + PAST) for flips in FLIPS]
     return {
         "false_alarm": max(rates.failed for rates in same),
         "undecided": max(rates.undecided for rates in same),
-        "detected_at_1_5_points": _whole(found, 0.03, 0.015).failed,
+        "detected_at_1_5_points": _whole(results, 0.03, 0.015).failed,
         "approved_past_margin": max(rates.passed for rates in past),
-        "approved_past_margin_in_10_tries": _tried(found, MARGIN + PAST).passed,
-        "approved_no_loss_in_10_tries": _tried(found, 0.0).passed,
+        "approved_past_margin_in_10_tries": _tried(results, MARGIN + PAST).passed,
+        "approved_no_loss_in_10_tries": _tried(results, 0.0).passed,
         "questions_share": fmean(
-            rates.asked / 1319 / _fixed(found, flips, measured=True) for flips, rates in zip(FLIPS, same, strict=True)
+            rates.asked / 1319 / _fixed(results, flips, measured=True) for flips, rates in zip(FLIPS, same, strict=True)
         ),
-        "slowdown_detected": _slower(found, 0.01, 0.05),
-        "slowdown_false_alarm": max(_slower(found, noise, 0.0) for noise in NOISES),
-        **_over_worlds(found),
+        "slowdown_detected": _slower(results, 0.01, 0.05),
+        "slowdown_false_alarm": max(_slower(results, noise, 0.0) for noise in NOISES),
+        **_over_worlds(results),
     }
 
 
-def _over_worlds(found: Found) -> dict[str, float]:
+def _over_worlds(results: Results) -> dict[str, float]:
     """The worst over all worlds, each measured as it calls for."""
-    losses, loads = _of_worlds(found)
+    losses, loads = _of_worlds(results)
     return {
         "worlds": len({name for name, _, _ in (*losses, *loads)}),
         "pass_past_margin": max(rates.passed for _, lost, rates in (*losses, *loads) if lost in JUST_PAST),
@@ -145,13 +145,13 @@ def _over_worlds(found: Found) -> dict[str, float]:
     }
 
 
-def _of_worlds(found: Found) -> tuple[list[Row], list[Row]]:
+def _of_worlds(results: Results) -> tuple[list[Row], list[Row]]:
     """The rows of answers and those of loads: the usual worlds at each noise, tries, and the others as they are measured now.
 
     A load of 3 % noise is in none of them: 10 repeats do not decide it, and no world asks for more than a load of 1 % can show.
     """
     losses, loads = [], []
-    for setting, gates in found.items():
+    for setting, gates in results.items():
         match setting:
             case accuracy.Setting(questions=1319, margin=margin) if margin == MARGIN:
                 losses.append(("usual answers", setting.lost, gates[PAIRED]))
@@ -166,16 +166,18 @@ def _of_worlds(found: Found) -> tuple[list[Row], list[Row]]:
     return losses, loads
 
 
-def _tried(found: Found, lost: float) -> Rates:
+def _tried(results: Results, lost: float) -> Rates:
     """The most passes where something is lost, and the fewest where nothing is."""
     rates = [
-        gates[tries.COUNTED] for setting, gates in found.items() if isinstance(setting, tries.Setting) and setting.lost == lost
+        gates[tries.COUNTED]
+        for setting, gates in results.items()
+        if isinstance(setting, tries.Setting) and setting.lost == lost
     ]
     return (max if lost else min)(rates, key=lambda rate: rate.passed)
 
 
-def _slower(found: Found, noise: float, slowdown: float) -> float:
-    return found[speed.Setting(noise, slowdown, MARGIN_OF_SPEED)][IN_TURNS].failed
+def _slower(results: Results, noise: float, slowdown: float) -> float:
+    return results[speed.Setting(noise, slowdown, MARGIN_OF_SPEED)][IN_TURNS].failed
 
 
 def main() -> None:
@@ -183,16 +185,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS, help="releases of each line")
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args()
-    found = simulate(settings(), args.runs, args.seed)
-    for line in table(found):
+    results = simulate(settings(), args.runs, args.seed)
+    for line in table(results):
         print(line)
     print(f"\n{MEANING}\n")
-    for line in savings(found):
+    for line in savings(results):
         print(line)
     print()
-    for line in table_of_worlds(found):
+    for line in table_of_worlds(results):
         print(line)
-    print(json.dumps(figures(found)))
+    print(json.dumps(figures(results)))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def run_here(recipe: Path) -> Cost:
     first, last, counted = marks[left_out - 1], marks[-1], len(marks) - left_out
     return Cost(
         cells=len(published),
-        passed=sum(found.passed for found in published),
+        passed=sum(run.passed for run in published),
         seconds=(last.at - first.at) / counted,
         cpu_s=(last.cpu_s - first.cpu_s) / counted,
         mib=(last.mib - first.mib) / counted,
@@ -113,14 +113,14 @@ def mark() -> Mark:
 
 def _stats() -> dict[int, list[str]]:
     """The fields of /proc/PID/stat from the state on, of every process."""
-    found = {}
+    stats = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            found[int(path.name)] = (path / "stat").read_text().rpartition(")")[2].split()
+            stats[int(path.name)] = (path / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             # The process ended meanwhile.
             continue
-    return found
+    return stats
 
 
 def table(costs: Sequence[Cost]) -> Iterator[str]:

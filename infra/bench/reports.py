@@ -45,9 +45,9 @@ class Template(NamedTuple):
 def template(folder: Path) -> Template:
     """The template; `folder` gets its evidence."""
     store = DirectoryStore(folder / "template")
-    found = publish_report(store, folder / "runs", change=_establishing)
-    shared = {named.key: store.get(named.key) for named in found.manifest.objects if named.key.startswith("evidence/")}
-    return Template(Run(folder=folder / "runs" / found.run_id), found, shared)
+    published = publish_report(store, folder / "runs", change=_establishing)
+    shared = {named.key: store.get(named.key) for named in published.manifest.objects if named.key.startswith("evidence/")}
+    return Template(Run(folder=folder / "runs" / published.run_id), published, shared)
 
 
 def _establishing(report: Report) -> Report:

@@ -177,8 +177,8 @@ def measure(url: str, folder: Path, few: int, many: int, cells: int) -> dict[str
     for name, (reports, count) in sizes.items():
         took_s = _seconds(partial(fill, filled[name].store, given, reports, count, key))
         print(f"{reports} reports of {count} cells were made in {took_s:.0f} s", flush=True)
-    found = compare(filled["few"], filled["many"], given, key)
-    return found | {"list_s": round(list_s(filled["many"].store), 2)} | at_once(f"{url}/many", folder, cells)
+    costs = compare(filled["few"], filled["many"], given, key)
+    return costs | {"list_s": round(list_s(filled["many"].store), 2)} | at_once(f"{url}/many", folder, cells)
 
 
 def main() -> None:
@@ -190,12 +190,12 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=1000, help="of the large store")
     parser.add_argument("--stores", nargs="+", choices=KINDS, default=list(KINDS))
     given = parser.parse_args()
-    found = {}
+    results = {}
     for kind in given.stores:
         with TemporaryDirectory(prefix="vllm-qualify-scale-") as name, KINDS[kind](Path(name) / "store") as url:
             print(f"# {kind}", flush=True)
-            found[kind] = measure(url, Path(name), given.few, given.many, given.cells)
-    print(json.dumps(found))
+            results[kind] = measure(url, Path(name), given.few, given.many, given.cells)
+    print(json.dumps(results))
     return None
 
 

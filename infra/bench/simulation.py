@@ -112,12 +112,13 @@ def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2
         for wanted_runs in [_runs_of(setting, runs)]
         for start in range(0, wanted_runs, CHUNK)
     ]
-    found: dict[Setting, list[dict[Gate, Ended]]] = {setting: [] for setting in wanted}
+    outcomes: dict[Setting, list[dict[Gate, Ended]]] = {setting: [] for setting in wanted}
     with Pool(processes) as pool:
         for job, releases in zip(jobs, pool.imap(_releases, jobs), strict=True):
-            found[job.setting] += releases
+            outcomes[job.setting] += releases
     return {
-        setting: {gate: _rates([one[gate] for one in releases]) for gate in releases[0]} for setting, releases in found.items()
+        setting: {gate: _rates([one[gate] for one in releases]) for gate in releases[0]}
+        for setting, releases in outcomes.items()
     }
 
 

@@ -45,10 +45,10 @@ def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels
 def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int | None) -> Ended:
     for count, at in bounds(LOAD.looks, levels):
         if history is None:
-            found = relative.in_turns(times.candidate[:count], times.baseline[:count], "lower", at)
+            change = relative.in_turns(times.candidate[:count], times.baseline[:count], "lower", at)
         else:
-            found = relative.from_history(times.candidate[:count], times.baseline[:history], "lower", at)
-        verdict = below(found.interval, setting.margin)
+            change = relative.from_history(times.candidate[:count], times.baseline[:history], "lower", at)
+        verdict = below(change.interval, setting.margin)
         if verdict != "inconclusive":
             break
     return Ended(verdict, count, LOAD.looks[-1])
@@ -57,5 +57,5 @@ def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int 
 @cache
 def bounds(looks: range, levels: Levels) -> list[tuple[int, Sides]]:
     """The number of repeats at each look that shows noise, with the look's sides."""
-    found = ((count, repeat_sides("lower", levels, looks, count)) for count in looks)
-    return [(count, at) for count, at in found if at is not None]
+    sides = ((count, repeat_sides("lower", levels, looks, count)) for count in looks)
+    return [(count, at) for count, at in sides if at is not None]

@@ -72,10 +72,10 @@ def skewed(rng: np.random.Generator, repeats: int) -> Logs:
 
 def wandering(rng: np.random.Generator, repeats: int) -> Logs:
     """Each repeat is like the one before it (a first-order autoregression)."""
-    steps, found = rng.standard_normal(repeats), np.empty(repeats)
+    steps, logs = rng.standard_normal(repeats), np.empty(repeats)
     for place, step in enumerate(steps):
-        found[place] = KEPT * found[place - 1] + math.sqrt(1 - KEPT**2) * step if place else step
-    return NOISE * found
+        logs[place] = KEPT * logs[place - 1] + math.sqrt(1 - KEPT**2) * step if place else step
+    return NOISE * logs
 
 
 def visited(rng: np.random.Generator, repeats: int) -> Logs:
@@ -118,10 +118,10 @@ def _at_one_gate(
     times, others = [float(time) * (1 + slowdown) for time in np.exp(candidate)], [float(time) for time in np.exp(baseline)]
     for count, at in bounds(plan.looks, levels):
         if plan.history:
-            found = relative.from_history(times[:count], others, "lower", at, known)
+            change = relative.from_history(times[:count], others, "lower", at, known)
         else:
-            found = relative.in_turns(times[:count], others[:count], "lower", at, starts[:count], known)
-        verdict = below(found.interval, margin)
+            change = relative.in_turns(times[:count], others[:count], "lower", at, starts[:count], known)
+        verdict = below(change.interval, margin)
         if verdict != "inconclusive":
             break
     return Ended(verdict, count, plan.looks[-1], starts=starts[count - 1] + 1)

@@ -52,7 +52,7 @@ def merged(idle: Iterable[tuple[float, float]]) -> list[Span]:
     return [gap for gap in gaps if gap.ended - gap.began > GAP_S]
 
 
-def told(launched: float, ready: float, ended: float, spans: Sequence[Span], gaps: Sequence[Span]) -> Iterator[str]:
+def timetable(launched: float, ready: float, ended: float, spans: Sequence[Span], gaps: Sequence[Span]) -> Iterator[str]:
     """One line for each step and gap, in s since the launch."""
     # The time before smoke is the server's start; the time after the last step is its end.
     rest = [

@@ -30,7 +30,7 @@ def release(rng: np.random.Generator, setting: Setting, gates: list[RecipeGate])
     chances = worlds.builds(rng, setting.questions, setting.flips, setting.lost)
     asked = accuracy.Asked()
     baseline = accuracy.establish(rng, Build(chances.baseline), setting.margin, asked, levels_of(gates))
-    found = {}
+    outcomes = {}
     for name, counts in ((COUNTED, True), (UNCOUNTED, False)):
         used = allowed = 0
         for tries in range(setting.most):
@@ -39,5 +39,5 @@ def release(rng: np.random.Generator, setting: Setting, gates: list[RecipeGate])
             used, allowed = used + ended.asked, allowed + ended.allowed
             if ended.verdict == "pass":
                 break
-        found[name] = Ended(ended.verdict, used, allowed, ended.baseline_repetitions)
-    return found
+        outcomes[name] = Ended(ended.verdict, used, allowed, ended.baseline_repetitions)
+    return outcomes

@@ -176,8 +176,8 @@ def _took(whole_s: float, launched: float, ended: float, samples: Sequence[Scrap
     since = [sample for sample in samples if _total(sample, ANSWERED) > 0]
     idle = [(earlier.time, later.time) for earlier, later in pairwise(since) if _idles(earlier, later)]
     ready, idle_s = since[0].time, sum(later - earlier for earlier, later in idle)
-    told = timeline.told(launched, ready, ended, spans, timeline.merged(idle))
-    return Took(whole_s, ended - launched, ready - launched, idle_s / (since[-1].time - ready), tuple(told))
+    lines = timeline.timetable(launched, ready, ended, spans, timeline.merged(idle))
+    return Took(whole_s, ended - launched, ready - launched, idle_s / (since[-1].time - ready), tuple(lines))
 
 
 def _idles(earlier: Scrape, later: Scrape) -> bool:
@@ -197,20 +197,20 @@ def _total(sample: Scrape, name: str) -> float:
 def compare(rounds: int) -> dict[str, list[Took]]:
     """Run every way `rounds` times, in turns, each in a folder of its own. Prints the result of each."""
     engine = find_engine()
-    found: dict[str, list[Took]] = {BY_HAND: [], FLOW: [], SEQUENTIAL: []}
+    by_way: dict[str, list[Took]] = {BY_HAND: [], FLOW: [], SEQUENTIAL: []}
     with TemporaryDirectory(prefix="vllm-qualify-bench-") as name:
         engines = Path(name, "engines")
         engines.mkdir()
         # A first flow, not measured, asks the engine about the recipe. Its answer is kept, as after any user's first run.
         _turn(FLOW, Path(name, "asked"), engines, engine)
         for number in range(1, rounds + 1):
-            for way in list(found) if number % 2 else reversed(found):
+            for way in list(by_way) if number % 2 else reversed(by_way):
                 took = _turn(way, Path(name, f"{way}-{number}".replace(", ", "-").replace(" ", "-")), engines, engine)
-                found[way].append(took)
+                by_way[way].append(took)
                 _say(f"{number:5}  {_row(way, took)}")
                 for line in took.timeline:
                     _say(line)
-    return found
+    return by_way
 
 
 def _turn(way: str, folder: Path, engines: Path, engine: EngineEnvironment) -> Took:
@@ -226,16 +226,16 @@ def _row(way: str, took: Took) -> str:
     return f"{way:18}{took.whole_s:9.1f}{took.held_s:9.1f}{took.ready_s:9.1f}{100 * took.idle_share:8.1f}{mark}"
 
 
-def figures(found: dict[str, list[Took]], costs: Sequence[orchestrator.Cost]) -> dict[str, Any]:
+def figures(by_way: dict[str, list[Took]], costs: Sequence[orchestrator.Cost]) -> dict[str, Any]:
     """Ratios are geometric means over the rounds."""
-    held = {way: [took.held_s for took in each] for way, each in found.items()}
+    held = {way: [took.held_s for took in each] for way, each in by_way.items()}
     ratios = {
         way: geometric_mean([ours / theirs for ours, theirs in zip(held[way], held[BY_HAND], strict=True)])
         for way in (FLOW, SEQUENTIAL)
     }
     return {
         "held_ratio": round(ratios[FLOW], 3),
-        "idle_share": round(fmean(took.idle_share for took in found[FLOW]), 4),
+        "idle_share": round(fmean(took.idle_share for took in by_way[FLOW]), 4),
         "sequential_held_ratio": round(ratios[SEQUENTIAL], 3),
         **orchestrator.figures(costs),
     }
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, nargs="+", default=list(orchestrator.CELLS))
     args = parser.parse_args()
     _say(f"{'round':5}  {'way':18}{'whole s':>9}{'held s':>9}{'ready s':>9}{'idle %':>8}")
-    found = compare(args.rounds)
+    by_way = compare(args.rounds)
     with TemporaryDirectory(prefix="vllm-qualify-bench-") as name:
         costs = []
         for cells in args.cells:
@@ -260,7 +260,7 @@ def main() -> None:
             costs.append(orchestrator.measure(cells, folder))
     for line in orchestrator.table(costs):
         _say(line)
-    print(json.dumps(figures(found, costs)))
+    print(json.dumps(figures(by_way, costs)))
 
 
 if __name__ == "__main__":
