@@ -42,7 +42,7 @@ def test_each_approved_run_is_a_point_with_its_interval_and_the_anchor_a_line() 
     assert all(mark.top < mark.y < mark.bottom for mark in chart.marks)
     assert [mark.is_baseline for mark in chart.marks] == [True, True, False]
     assert chart.anchor_y == heights[0]
-    assert chart.told == "3 approved runs: newest 90.60 %, -1.40 points since the anchor"
+    assert chart.summary == "3 approved runs: newest 90.60 %, -1.40 points since the anchor"
 
 
 def test_what_is_not_comparable_or_revoked_is_not_drawn() -> None:

@@ -20,8 +20,8 @@ def chain_of(store: Store, cell: str) -> list[Manifest]:
     """
     pointer = read_pointer(store, cell)
     approved = [entry.run_id for entry in pointer.entries if not entry.revoked] if pointer else []
-    found = (_manifest(store, cell, run_id) for run_id in approved)
-    return [manifest for manifest in found if manifest and manifest.is_baseline]
+    manifests = (_manifest(store, cell, run_id) for run_id in approved)
+    return [manifest for manifest in manifests if manifest and manifest.is_baseline]
 
 
 def anchor_in(chain: Sequence[Manifest]) -> Manifest | None:

@@ -32,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chain:
-    """The drawing. `anchor_y` is None if the anchor has no score of this metric. `told` says in words what is drawn."""
+    """The drawing. `anchor_y` is None if the anchor has no score of this metric. `summary` says in words what is drawn."""
 
     metric: str
     ticks: list[Tick]
@@ -40,7 +40,7 @@ class Chain:
     path: str
     anchor: str
     anchor_y: float | None
-    told: str
+    summary: str
 
     @property
     def box(self) -> str:
@@ -77,7 +77,7 @@ def chart_of(row: Row) -> Chain | None:
         path="".join(f"{'L' if at else 'M'}{mark.x:g} {mark.y:g}" for at, mark in enumerate(marks)),
         anchor=plain(row.anchor or ""),
         anchor_y=y(anchor.value) if anchor else None,
-        told=_told(known, anchor),
+        summary=_summary(known, anchor),
     )
 
 
@@ -107,7 +107,7 @@ def _ticks(least: float, most: float, y: Scale) -> list[Tick]:
     return [Tick(y(number * step), f"{100 * number * step:.{decimals}f} %") for number in numbers]
 
 
-def _told(known: Sequence[Known], anchor: Score | None) -> str:
+def _summary(known: Sequence[Known], anchor: Score | None) -> str:
     newest = f"newest {_share(known[-1][1].value)}"
     since = f", {100 * (known[-1][1].value - anchor.value):+.2f} points since the anchor" if anchor else ""
     return f"{len(known)} approved {'run' if len(known) == 1 else 'runs'}: {newest}{since}"

@@ -70,9 +70,9 @@ class Row(Frozen):
     def anchor(self) -> str | None:
         """What the newest approved run was held against for good, or is itself for later ones; else the first baseline."""
         holding = [link for link in self.chain if not link.revoked]
-        told = (link.run_id if link.new_anchor else link.anchor for link in reversed(holding))
+        anchors = (link.run_id if link.new_anchor else link.anchor for link in reversed(holding))
         first = next((link.run_id for link in holding if link.establishes), None)
-        return next(filter(None, told), first)
+        return next(filter(None, anchors), first)
 
     @property
     def subject(self) -> ReportLine | None:

@@ -114,8 +114,8 @@ class Desk:
             yield "rests on how much starts of the server differ, and passes only by other approved runs than the store's"
 
     def _passes_by_pointers(self, run: PublishedRun) -> bool:
-        found = between_by_pointers(run, self.store)
-        return found == run.report.plan.between or judging.passes_with(self.store, run, found)
+        between = between_by_pointers(run, self.store)
+        return between == run.report.plan.between or judging.passes_with(self.store, run, between)
 
     def approve_automatically(self, cell: str, run_id: str) -> str:
         """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""

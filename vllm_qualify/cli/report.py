@@ -124,7 +124,7 @@ def _report_file(name: str | None) -> Path:
     return folder / REPORT
 
 
-class _Found(NamedTuple):
+class _ChosenReport(NamedTuple):
     """A report, its JSON text, and the place of its page; None if it has no page."""
 
     report: "Report"
@@ -132,7 +132,7 @@ class _Found(NamedTuple):
     page: str | None
 
 
-def _find_report(name: str | None, store: str | None) -> _Found:
+def _find_report(name: str | None, store: str | None) -> _ChosenReport:
     """A report of this machine, or of a run in the store. Raises CallerError if neither has it, or StoreError."""
     try:
         return _report_at(_report_file(name))
@@ -142,14 +142,14 @@ def _find_report(name: str | None, store: str | None) -> _Found:
     return _stored_report(name, store)
 
 
-def _report_at(path: Path) -> _Found:
+def _report_at(path: Path) -> _ChosenReport:
     from vllm_qualify.report.model import load_report
 
     report, page = load_report(path), path.with_name("report.html")
-    return _Found(report, path.read_text(encoding="utf-8"), str(page) if page.is_file() else None)
+    return _ChosenReport(report, path.read_text(encoding="utf-8"), str(page) if page.is_file() else None)
 
 
-def _stored_report(run_id: str, url: str) -> _Found:
+def _stored_report(run_id: str, url: str) -> _ChosenReport:
     from vllm_qualify.publish.store import MissingObjectError
     from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.stored import trusted_report
@@ -160,7 +160,7 @@ def _stored_report(run_id: str, url: str) -> _Found:
     except MissingObjectError as error:
         problem = f"neither this machine nor {store.url} has a report '{run_id}'"
         raise CallerError(problem, "give a run's id, its folder or a report.json", "RUN") from error
-    return _Found(report, report.model_dump_json(indent=2), store.locate(f"{report.prefix}/report.html"))
+    return _ChosenReport(report, report.model_dump_json(indent=2), store.locate(f"{report.prefix}/report.html"))
 
 
 def _find_or_fetch(name: str, store: str | None) -> "Run":

@@ -253,7 +253,7 @@ def stand_in_for_compiled_code() -> None:
     namespace: Any = importlib.import_module("torch._ops")._OpNamespace
     look_up = namespace.__getattr__
 
-    def found_or_absent(ours: Any, name: str) -> Any:
+    def look_up_or_absent(ours: Any, name: str) -> Any:
         try:
             return look_up(ours, name)
         except AttributeError:
@@ -261,7 +261,7 @@ def stand_in_for_compiled_code() -> None:
                 raise
             return Absent()
 
-    namespace.__getattr__ = found_or_absent
+    namespace.__getattr__ = look_up_or_absent
 
 
 def stand_in_for_a_driver(device: dict[str, Any]) -> None:

@@ -496,7 +496,7 @@ _SILENT_DEATHS = [
     re.compile(r"MPClient: (?P<name>engine core) exited unexpectedly(?P<code>)"),
     re.compile(r"Failed core proc\(s\): \{'(?P<name>[^']+)': (?P<code>-\d+)"),
 ]
-_TOLD_TO_STOP = re.compile(r"\[shutdown\] API server: shutdown triggered")
+_STOP_REQUESTED = re.compile(r"\[shutdown\] API server: shutdown triggered")
 _HUB_WAIT = re.compile(r"^Rate limited\. Waiting (?P<seconds>[\d.]+)s before retry")
 
 _CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE}
@@ -641,7 +641,7 @@ def _by_end(lines: list[str], telling: list[str], end: End) -> Failure:
     if end.signal is not None:
         return _failure(_kind_of_signal(end.signal), f"the server was ended by {_signal_name(end.signal)}", _last(lines))
     # vLLM ends with exit code 0 after a SIGTERM.
-    stopped = [line for line in lines if _TOLD_TO_STOP.search(line)]
+    stopped = [line for line in lines if _STOP_REQUESTED.search(line)]
     if stopped:
         return _failure("killed", f"the server was stopped from outside, and ended with exit code {end.exit_code}", stopped)
     exceptions = _exceptions(lines, telling)

@@ -67,13 +67,13 @@ def holding_machine(who: str, tell: Callable[[str], None]) -> Iterator[None]:
 
 def _make_own(descriptor: int, path: Path) -> None:
     """Close the lock's file to other users: whoever may read a file may lock it, for ever. Raises HostError if it is theirs."""
-    found = os.fstat(descriptor)
-    is_shared = bool(found.st_mode & stat.S_IWGRP) and found.st_gid in (os.getegid(), *os.getgroups())
-    if found.st_uid not in (0, os.geteuid()) and not is_shared:
+    status = os.fstat(descriptor)
+    is_shared = bool(status.st_mode & stat.S_IWGRP) and status.st_gid in (os.getegid(), *os.getgroups())
+    if status.st_uid not in (0, os.geteuid()) and not is_shared:
         remedy = f"find out who made it and delete it, or set {FOLDER} to a folder of your own"
         raise HostError("the lock of this machine belongs to another user", remedy, str(path))
-    if found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXO:
-        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~stat.S_IRWXO)
+    if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXO:
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
 
 
 def _await(descriptor: int, tell: Callable[[str], None]) -> None:

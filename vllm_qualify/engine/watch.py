@@ -336,25 +336,25 @@ def _gpu_sample(index: int, device: object) -> GpuSample:
     if isinstance(device, str):
         return GpuSample(index=index, error=device)
     try:
-        reasons = _told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, device)
-        memory = _told(pynvml.nvmlDeviceGetMemoryInfo, device)
-        power_mw = _told(pynvml.nvmlDeviceGetPowerUsage, device)
-        rates = _told(pynvml.nvmlDeviceGetUtilizationRates, device)
+        reasons = _nvml_value(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, device)
+        memory = _nvml_value(pynvml.nvmlDeviceGetMemoryInfo, device)
+        power_mw = _nvml_value(pynvml.nvmlDeviceGetPowerUsage, device)
+        rates = _nvml_value(pynvml.nvmlDeviceGetUtilizationRates, device)
         return GpuSample(
             index=index,
-            sm_mhz=_told(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
-            memory_mhz=_told(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_MEM),
+            sm_mhz=_nvml_value(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
+            memory_mhz=_nvml_value(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_MEM),
             clock_reasons=None if reasons is None else reason_names(reasons),
             memory_used_mib=None if memory is None else memory.used // MIB,
             power_w=None if power_mw is None else power_mw / 1000,
-            temperature_c=_told(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
+            temperature_c=_nvml_value(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
             utilization=None if rates is None else rates.gpu / 100,
         )
     except pynvml.NVMLError as error:
         return GpuSample(index=index, error=str(error))
 
 
-def _told(function: Callable[..., Any], *arguments: object) -> Any:
+def _nvml_value(function: Callable[..., Any], *arguments: object) -> Any:
     """What NVML reports; None if the product does not report it. Raises pynvml.NVMLError."""
     try:
         return function(*arguments)

@@ -75,7 +75,7 @@ class DirectoryStore:
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:  # noqa: ARG002  # files have no content type
         path = self._path(key)
-        with _told(path):
+        with _as_store_errors(path):
             # Saves the write: most objects that are put again exist already. The link still decides.
             if os.path.lexists(path):
                 raise already_exists(str(path))
@@ -92,27 +92,27 @@ class DirectoryStore:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with _told(path):
+        with _as_store_errors(path):
             self._require_root()
             path.unlink(missing_ok=True)
 
     def exists(self, key: str) -> bool:
         path = self._path(key)
-        with _told(path):
+        with _as_store_errors(path):
             self._require_root()
             return path.is_file()
 
     def keys(self, prefix: str) -> Iterator[str]:
         folder = self._root / checked_prefix(prefix).rpartition("/")[0]
-        with _told(folder):
+        with _as_store_errors(folder):
             self._require_root()
             return listed(self._files_below(folder), prefix)
 
     def now(self) -> datetime:
-        with _told(self._root):
+        with _as_store_errors(self._root):
             self._require_root()
         path = self._root / f".new-{uuid4().hex}"
-        with _told(path):
+        with _as_store_errors(path):
             # A network file system's server dates what is written there.
             try:
                 _write_through(path, b"now")
@@ -124,7 +124,7 @@ class DirectoryStore:
         probe, swapped = self._root / PROBE_KEY, self._root / SWAP_PROBE_KEY
         require_create_only(lambda: _write(probe, PROBE_BODY, _link), self.url)
         require_swap(lambda: self._read(swapped), lambda body, tag: self._swap(swapped, body, tag), self.url)
-        with _told(self._root):
+        with _as_store_errors(self._root):
             os.listdir(self._root)
         present(self)
 
@@ -148,7 +148,7 @@ class DirectoryStore:
         return stored
 
     def _body(self, path: Path) -> bytes:
-        with _told(path):
+        with _as_store_errors(path):
             try:
                 return read_file(path)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -156,7 +156,7 @@ class DirectoryStore:
                 raise missing(str(path)) from None
 
     def _swap(self, path: Path, body: bytes, tag: str | None) -> None:
-        with _told(path), self._locked(path):
+        with _as_store_errors(path), self._locked(path):
             if self._tag_of(path) != tag:
                 raise changed(str(path))
             if tag is None:
@@ -199,7 +199,7 @@ def _wait_for(file: BinaryIO, path: Path) -> None:
 
 def _write(path: Path, body: bytes, place: Callable[[Path, Path], None]) -> None:
     temporary = path.parent / f".new-{uuid4().hex}"
-    with _told(path):
+    with _as_store_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _write_through(temporary, body)
@@ -257,7 +257,7 @@ def _raise(error: OSError) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_store_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -155,7 +155,7 @@ class S3Store:
         self._base = f"{prefix}/" if prefix else ""
         self._settings = settings_of(os.environ)
         self._client = _s3_client(bucket)
-        self._told = _Errors(bucket, self._base, self._settings, self._client.meta)
+        self._errors = _Errors(bucket, self._base, self._settings, self._client.meta)
 
     @property
     def url(self) -> str:
@@ -258,7 +258,7 @@ class S3Store:
                 return False
             # The condition holds, but the server refused: another write is under way, and may still fail.
             time.sleep(pause_s)
-        raise self._told.busy(f"other writes of {name} keep getting in the way")
+        raise self._errors.busy(f"other writes of {name} keep getting in the way")
 
     def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> bool:
         """Whether it was written; not if the server refuses the condition."""
@@ -285,7 +285,7 @@ class S3Store:
 
     def _asked(self, action: str, call: Callable[[], T], name: str = "") -> T:
         """What `call` returns, in time, with boto3's errors as ours."""
-        with self._told.by(action, name):
+        with self._errors.by(action, name):
             return within(CALL_LIMIT_S, call)
 
 

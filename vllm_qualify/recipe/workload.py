@@ -226,11 +226,11 @@ class Load(Workload):
         least = each * self.max_concurrency
         if self.num_prompts < least:
             times = f"{each} times max_concurrency" if each > 1 else "max_concurrency"
-            raise ValueError(f"num_prompts must be at least {times}, so {least} or more{self._fewer_are_told}")
+            raise ValueError(f"num_prompts must be at least {times}, so {least} or more{self._hint_of_whole}")
         return self
 
     @property
-    def _fewer_are_told(self) -> str:
+    def _hint_of_whole(self) -> str:
         is_enough = self.num_prompts >= LEAST_OF_WHOLE_RUN * self.max_concurrency
         return "; or set `window: whole`, for figures over the whole run with its ramp-up and tail" if is_enough else ""
 

@@ -18,7 +18,7 @@ from vllm_qualify.report.diff import server_options
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import DASH
 
-TOLD_OF_THE_RELEASE = ("model", "revision", "tokenizer-revision")
+OPTIONS_OF_RELEASE = ("model", "revision", "tokenizer-revision")
 OPTION, VARIABLE = "option", "environment"
 
 
@@ -135,7 +135,7 @@ def _config_rows(before: ServerPlan, now: ServerPlan) -> Iterator[ConfigRow]:
 
 
 def _configured(server: ServerPlan) -> dict[str, JsonValue]:
-    return {name: setting for name, setting in server_options(server).items() if name not in TOLD_OF_THE_RELEASE}
+    return {name: setting for name, setting in server_options(server).items() if name not in OPTIONS_OF_RELEASE}
 
 
 def _differences(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigRow]:

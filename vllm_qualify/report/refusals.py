@@ -4,21 +4,21 @@ from vllm_qualify.judge.chance import CellChance, Refusals
 from vllm_qualify.report.words import share
 
 
-def lines(found: Refusals) -> list[str]:
+def lines(refusals: Refusals) -> list[str]:
     """Some lines for people; none where nothing was refused, or where there is only one cell to judge by."""
-    refused = len(found.standing_out) + len(found.perhaps_chance)
-    if found.judged < 2 or not refused:
+    refused = len(refusals.standing_out) + len(refusals.perhaps_chance)
+    if refusals.judged < 2 or not refused:
         return []
-    told = [
-        f"{refused} of {found.judged} judged cells {'is' if refused == 1 else 'are'} refused; of as many that meet all their"
-        f" bounds, chance alone refuses at most {found.by_chance:.3g} on average"
+    texts = [
+        f"{refused} of {refusals.judged} judged cells {'is' if refused == 1 else 'are'} refused; of as many that meet all their"
+        f" bounds, chance alone refuses at most {refusals.by_chance:.3g} on average"
     ]
-    told += [f"  stands out: {_cell(cell)}" for cell in found.standing_out]
-    told += [f"  may be chance, and is worth another try: {_cell(cell)}" for cell in found.perhaps_chance]
-    if found.standing_out:
-        told.append(f"  of those that stand out, at most {share(found.rate)} are chance, on average")
-    return told
+    texts += [f"  stands out: {_cell(cell)}" for cell in refusals.standing_out]
+    texts += [f"  may be chance, and is worth another try: {_cell(cell)}" for cell in refusals.perhaps_chance]
+    if refusals.standing_out:
+        texts.append(f"  of those that stand out, at most {share(refusals.rate)} are chance, on average")
+    return texts
 
 
-def _cell(found: CellChance) -> str:
-    return f"{found.cell} (p {found.p_value:.2g})"
+def _cell(cell: CellChance) -> str:
+    return f"{cell.cell} (p {cell.p_value:.2g})"

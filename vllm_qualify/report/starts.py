@@ -36,9 +36,9 @@ def rows(report: Report) -> list[StartsRow]:
     number = count(report)
     if number == FIRST:
         return []
-    found = _measured(report)
+    measured = _measured(report)
     labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in report.plan.over_starts}
-    return [_row(label, [found.get(_in_start(label, start)) for start in range(FIRST, number + 1)]) for label in labels]
+    return [_row(label, [measured.get(_in_start(label, start)) for start in range(FIRST, number + 1)]) for label in labels]
 
 
 def _measured(report: Report) -> dict[str, Measurement]:
@@ -49,7 +49,7 @@ def _in_start(label: str, start: int) -> str:
     return label if start == FIRST else f"{label} of start {start}"
 
 
-def _row(label: str, found: list[Measurement | None]) -> StartsRow:
-    values = [words.value(row.value, row.unit) if row else words.DASH for row in found]
-    notes = [row.invalid_because for row in found if row and row.invalid_because]
+def _row(label: str, rows: list[Measurement | None]) -> StartsRow:
+    values = [words.value(row.value, row.unit) if row else words.DASH for row in rows]
+    notes = [row.invalid_because for row in rows if row and row.invalid_because]
     return StartsRow(label, values, notes)

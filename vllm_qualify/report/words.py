@@ -126,8 +126,8 @@ def compared(plan: CellPlan) -> str:
     """What the cell was compared with, in one sentence; empty if no gate compares it."""
     if plan.baseline is None:
         names = ", ".join(gate.label for gate in plan.comparing)
-        told = "this run was made to be a baseline, and is compared with none; not judged"
-        return f"{told}: {names}" if plan.establishes else ""
+        uncompared = "this run was made to be a baseline, and is compared with none; not judged"
+        return f"{uncompared}: {names}" if plan.establishes else ""
     then = plan.baseline
     made = "this run was made to be a baseline in the place of " if plan.establishes else ""
     only_here = ", which is not in the store" if then.folder else ""
