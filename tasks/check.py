@@ -17,7 +17,7 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
 from vllm_qualify.engine.model_signature import check_publisher
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, within
+from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, within_budget
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.layout import prepare
 from vllm_qualify.publish.stores import open_store
@@ -90,7 +90,7 @@ def plan(
     costs = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
     plans = [cell.model_copy(update=costs) for cell in plan_cells(loaded, choice, engines, machine)]
     if time_budget_s:
-        plans = [within(cell, time_budget_s) for cell in plans]
+        plans = [within_budget(cell, time_budget_s) for cell in plans]
     for cell in plans:
         engine = cell.cell.release.engine
         get_run_logger().info(

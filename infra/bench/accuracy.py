@@ -112,7 +112,7 @@ def establish(rng: np.random.Generator, build: Build, margin: float, asked: Aske
         order = np.arange(len(scores))
         record = _added(record, build, order, scores, repetition - 1, asked)
         if repetition >= LEAST_REPETITIONS:
-            answers = paired.answers_of(record)
+            answers = paired.answers_by_question(record)
             if repetition >= _needed(answers, margin, levels, asked):
                 return answers
     raise AssertionError("repetitions go on")
@@ -142,7 +142,7 @@ def history(rng: np.random.Generator, build: Build, starts: int) -> Between:
         started = build.started(rng)
         for _ in range(2):
             record = _added(record, build, order, started.answered(rng), start, Asked(restarted=True))
-    (history,) = paired.answers_of(record).between if record else []
+    (history,) = paired.answers_by_question(record).between if record else []
     return history.model_copy(update={"runs": starts})
 
 
@@ -178,7 +178,7 @@ def _growing(rng: np.random.Generator, build: Build, planned: Sequence[int], ask
         cuts = [look - before for look in planned if before < look < before + len(scores)]
         for block in np.split(order, cuts):
             record = _added(record, build, block, scores, repetition, asked)
-            yield paired.answers_of(record)
+            yield paired.answers_by_question(record)
 
 
 def below(interval: Interval, bound: float) -> Verdict:

@@ -163,7 +163,7 @@ def _smoke(server: Server, settings: Smoke, folder: Path) -> None:
     reply = {"model": model, "choices": [{"text": " It is 7.", "finish_reason": "length"}], "usage": usage}
     answered = [{"status": 200, "body": json.dumps(reply)}] * smoke.ASKS
     (folder / smoke.MODELS).write_text(json.dumps({"status": 200, "body": json.dumps({"data": [{"id": model}]})}))
-    (folder / smoke.REPLIES).write_text(json.dumps({"request": smoke.request_of(settings, model), "answers": answered}))
+    (folder / smoke.REPLIES).write_text(json.dumps({"request": smoke.smoke_request(settings, model), "answers": answered}))
 
 
 class _Asking:

@@ -13,7 +13,7 @@ from infra.bench.speed import bounds
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge import relative
 from vllm_qualify.judge.between import Between
-from vllm_qualify.judge.relative import NOTHING, Known
+from vllm_qualify.judge.relative import NOTHING, EarlierRuns
 from vllm_qualify.recipe.gates import Verdict
 
 Logs = NDArray[np.float64]
@@ -111,7 +111,7 @@ def release(rng: np.random.Generator, world: World, slowdown: float, margin: flo
 
 
 def _at_one_gate(
-    rng: np.random.Generator, machine: Machine, plan: Plan, slowdown: float, margin: float, levels: Levels, known: Known
+    rng: np.random.Generator, machine: Machine, plan: Plan, slowdown: float, margin: float, levels: Levels, known: EarlierRuns
 ) -> Ended:
     candidate, baseline = (_measured(rng, machine, plan) for _ in range(2))
     starts = [number for number, repeats in enumerate(plan.starts) for _ in range(repeats)]
@@ -133,13 +133,13 @@ def _measured(rng: np.random.Generator, machine: Machine, plan: Plan) -> Logs:
     return logs + machine.days * rng.standard_normal() if plan.history else logs
 
 
-def _history(rng: np.random.Generator, machine: Machine, plan: Plan) -> Known:
+def _history(rng: np.random.Generator, machine: Machine, plan: Plan) -> EarlierRuns:
     """What earlier starts of one build on this machine showed, with as many repeats each."""
     starts = [machine.started(rng, max(2, plan.starts[0])) for _ in range(IN_HISTORY)]
     repeats, freedom = len(starts[0]), IN_HISTORY - 1.0
     noise = fmean(variance(map(float, start)) for start in starts)
     means = variance([float(start.mean()) for start in starts])
-    return Known(
+    return EarlierRuns(
         noise=Between(variance=noise, noise=0.0, freedom=freedom * (repeats - 1), runs=IN_HISTORY),
         starts=Between(variance=means, noise=noise / repeats, freedom=freedom, runs=IN_HISTORY),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_qualify.evidence.smoke import parse_smoke, request_of
+from vllm_qualify.evidence.smoke import parse_smoke, smoke_request
 from vllm_qualify.recipe.workload import Smoke
 
 CAPTURED = Path(__file__).parent / "captured" / "smoke"
@@ -80,8 +80,8 @@ def test_the_captured_replies_hold_every_check() -> None:
 
 
 def test_the_captured_request_is_the_one_that_is_asked() -> None:
-    assert json.loads((CAPTURED / "replies.json").read_text())["request"] == request_of(SETTINGS, "reference")
-    assert request_of(SETTINGS, "reference")["temperature"] == 0
+    assert json.loads((CAPTURED / "replies.json").read_text())["request"] == smoke_request(SETTINGS, "reference")
+    assert smoke_request(SETTINGS, "reference")["temperature"] == 0
 
 
 def test_without_a_golden_text_there_is_no_golden_check() -> None:

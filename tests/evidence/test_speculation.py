@@ -437,4 +437,4 @@ def test_a_load_that_fails_ends_it(tmp_path: Path) -> None:
 def test_the_greedy_request_is_what_was_kept() -> None:
     kept = json.loads((CAPTURED / f"{DRAFTED}.jsonl").read_text().splitlines()[0])["request"]
     greedy = Greedy.model_validate_json((CAPTURED / "greedy.json").read_bytes())
-    assert kept == speculation.request_of(greedy.prompts[0], greedy, "reference")
+    assert kept == speculation.greedy_request(greedy.prompts[0], greedy, "reference")

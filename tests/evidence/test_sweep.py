@@ -23,8 +23,8 @@ from vllm_qualify.evidence.load.sweep import (
     ASKED,
     Aim,
     LevelResult,
-    Plan,
     SloLevel,
+    SweepPlan,
     Swept,
     measure_sweep,
     next_step,
@@ -47,12 +47,12 @@ MOST = 40
 Truth = Callable[[float], bool]
 
 
-def plan_of(slo: dict[str, float], gpus: int = 1, price_usd_gpu_hour: float | None = None, **sweep: Any) -> Plan:
+def plan_of(slo: dict[str, float], gpus: int = 1, price_usd_gpu_hour: float | None = None, **sweep: Any) -> SweepPlan:
     of = Sweep.model_validate({"slo": slo, "min_duration_s": 4.0} | sweep)
-    return Plan(sweep=of, load=LOAD, most_concurrency=MOST, gpus=gpus, price_usd_gpu_hour=price_usd_gpu_hour)
+    return SweepPlan(sweep=of, load=LOAD, most_concurrency=MOST, gpus=gpus, price_usd_gpu_hour=price_usd_gpu_hour)
 
 
-def swept(server: Capacity, plan: Plan, folder: Path) -> Swept:
+def swept(server: Capacity, plan: SweepPlan, folder: Path) -> Swept:
     folder.mkdir(exist_ok=True)
     measure_sweep(server.run, plan, folder)
     return parse_sweep(folder, plan)
@@ -417,7 +417,7 @@ def folder(measured: Path, tmp_path: Path) -> Path:
     return shutil.copytree(measured, tmp_path / "sweep")
 
 
-def by_metric(folder: Path, plan: Plan = PLAN) -> dict[str, Measurement]:
+def by_metric(folder: Path, plan: SweepPlan = PLAN) -> dict[str, Measurement]:
     return {each.metric: each for each in sweep_measurements(parse_sweep(folder, plan), plan)}
 
 

@@ -174,7 +174,7 @@ class World:
             case "index":
                 index_problem(store, made.cell)
             case "prune":
-                prune.prune(store, POLICY, LATER, lambda _: None, grace_s=0)
+                prune.prune_store(store, POLICY, LATER, lambda _: None, grace_s=0)
 
     def check(self) -> None:
         """What holds at any time, whatever was killed."""

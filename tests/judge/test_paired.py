@@ -19,13 +19,13 @@ from vllm_qualify.judge.paired import (
     Loss,
     Record,
     Starts,
-    answers_of,
+    answers_by_question,
+    information_share,
     interval_of,
     looks,
     loss,
     noise,
     repetitions_for,
-    share,
     starts_for,
 )
 
@@ -123,18 +123,18 @@ def record(scores: list[list[float]], starts: list[int] | None = None, topics: l
 
 
 def test_a_record_is_summed_by_its_questions() -> None:
-    found = answers_of(record([[1, 0, 0.5], [1, 1, 0.5]]))
+    found = answers_by_question(record([[1, 0, 0.5], [1, 1, 0.5]]))
     assert found.total.tolist() == [2, 1, 1]
     assert found.squares.tolist() == [2, 1, 0.5]
     assert found.asked.tolist() == [2, 2, 2]
     assert (found.starts.weight, found.starts.freedom, found.between) == (1, 0, [])
-    assert answers_of(record([[1, 0, 0.5], [1, 1, 0.5]]).until(4)).asked.tolist() == [2, 1, 1]
+    assert answers_by_question(record([[1, 0, 0.5], [1, 1, 0.5]]).until(4)).asked.tolist() == [2, 1, 1]
 
 
 def test_the_means_of_starts_show_their_variance() -> None:
     """By hand: three starts of ten questions with 8, 9 and 7 right: the variance of .8, .9 and .7 is .01."""
     rows = [[1] * right + [0] * (10 - right) for right in (8, 9, 7)]
-    found = answers_of(record([[float(score) for score in row] for row in rows], starts=[0, 1, 2])).starts
+    found = answers_by_question(record([[float(score) for score in row] for row in rows], starts=[0, 1, 2])).starts
     assert found.weight == pytest.approx(1 / 3)
     assert found.variance == pytest.approx(0.01)
     assert (found.repeated, found.freedom) == (1, 2)
@@ -142,7 +142,7 @@ def test_the_means_of_starts_show_their_variance() -> None:
 
 def test_a_start_that_was_asked_only_some_questions_weighs_less_and_shows_no_mean() -> None:
     """Of two starts, the second had 4 of 10 questions: shares of 10 and 4 of 14 answers."""
-    found = answers_of(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]).until(14)).starts
+    found = answers_by_question(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]).until(14)).starts
     assert found.weight == pytest.approx((10 / 14) ** 2 + (4 / 14) ** 2)
     assert found.freedom == 0
 
@@ -154,7 +154,7 @@ def test_what_a_topics_answers_share_counts_together() -> None:
     by √2. The four squares are 2, 2, 0 and 0, over 8 answers: 0.5. Taken alone, the variance is (2 · 0.5 + 0.5) / 4.
     """
     both = [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]
-    alone, together = answers_of(record(both)), answers_of(record(both, topics=[0, 0, 1, 1]))
+    alone, together = answers_by_question(record(both)), answers_by_question(record(both, topics=[0, 0, 1, 1]))
     assert alone.noise == pytest.approx(0.375)
     assert together.shared == pytest.approx(0.5)
     assert together.noise == pytest.approx(0.5)
@@ -164,8 +164,8 @@ def test_topics_whose_answers_differ_alone_add_nothing() -> None:
     rng = np.random.default_rng(1)
     chance = rng.random(600)
     scores = [(rng.random(600) < chance).astype(float).tolist() for _ in range(40)]
-    found = answers_of(record(scores, topics=[place // 20 for place in range(600)]))
-    assert found.shared == pytest.approx(answers_of(record(scores)).noise, rel=0.1)
+    found = answers_by_question(record(scores, topics=[place // 20 for place in range(600)]))
+    assert found.shared == pytest.approx(answers_by_question(record(scores)).noise, rel=0.1)
 
 
 def of_starts(number: int, variance: float, freedom: int) -> Answers:
@@ -195,10 +195,13 @@ def test_one_start_of_each_does_not_show_how_much_starts_differ() -> None:
 def test_a_loss_is_known_enough_when_the_margin_is_so_many_errors() -> None:
     twice, once = answers([2] * 1000, [2] * 1000), answers([1] * 1000, [1] * 1000)
     error = MARGIN / MARGIN_IN_ERRORS
-    assert share(Loss(0.5, error, 2000), twice, MARGIN, Levels()) == pytest.approx(1)
-    assert share(Loss(-0.5, 2 * error, 2000), twice, MARGIN, Levels()) == pytest.approx(1 / 4)
-    assert share(Loss(0.0, error / 9, 1000), once, MARGIN, Levels()) < 1
-    assert share(Loss(0.0, error, 2000, Between(variance=1e-6, noise=0.0, freedom=2.0), 1), twice, MARGIN, Levels()) < 0.9
+    assert information_share(Loss(0.5, error, 2000), twice, MARGIN, Levels()) == pytest.approx(1)
+    assert information_share(Loss(-0.5, 2 * error, 2000), twice, MARGIN, Levels()) == pytest.approx(1 / 4)
+    assert information_share(Loss(0.0, error / 9, 1000), once, MARGIN, Levels()) < 1
+    assert (
+        information_share(Loss(0.0, error, 2000, Between(variance=1e-6, noise=0.0, freedom=2.0), 1), twice, MARGIN, Levels())
+        < 0.9
+    )
 
 
 def test_looking_ends_when_enough_is_known() -> None:
@@ -258,7 +261,7 @@ def test_a_loss_does_not_depend_on_the_order_of_the_questions(data: st.DataObjec
     moved = [[[row[place] for place in order] for row in one] for one in both]
 
     def found(builds: list[list[list[float]]], of: list[int]) -> Loss:
-        baseline, candidate = (answers_of(record(rows, starts, of)) for rows in builds)
+        baseline, candidate = (answers_by_question(record(rows, starts, of)) for rows in builds)
         return loss(baseline, candidate, MARGIN)
 
     one, other = found(both, topics), found(moved, [topics[place] for place in order])

@@ -11,7 +11,7 @@ from scipy import stats
 
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.between import Between
-from vllm_qualify.judge.relative import Known, Worsening, from_history, in_turns, without_noise
+from vllm_qualify.judge.relative import EarlierRuns, Worsening, from_history, in_turns, without_noise
 from vllm_qualify.recipe.metrics import Direction
 
 AT = Sides(below=0.0125, above=0.05)
@@ -146,7 +146,7 @@ def test_starts_that_differ_count_by_their_number_and_not_by_that_of_their_repea
 
 def test_what_is_known_of_starts_counts_for_both_builds() -> None:
     """By hand, if it is known for sure: twice the variance of one start, once for each build."""
-    sure = Known(starts=part(0.01**2, 1e9), noise=part(0.0, 1e9))
+    sure = EarlierRuns(starts=part(0.01**2, 1e9), noise=part(0.0, 1e9))
     found = in_turns([22.0, 22.0], [20.0, 20.0], "lower", AT, known=sure)
     # history has at most 30 degrees of freedom
     assert math.log1p(found.interval.upper) - math.log(1.1) == pytest.approx(
@@ -155,14 +155,14 @@ def test_what_is_known_of_starts_counts_for_both_builds() -> None:
 
 
 def test_what_is_known_of_days_counts_for_both_builds() -> None:
-    found = from_history([22.0, 22.0], [20.0, 20.0], "lower", AT, Known(days=part(0.01**2)))
+    found = from_history([22.0, 22.0], [20.0, 20.0], "lower", AT, EarlierRuns(days=part(0.01**2)))
     assert math.log1p(found.interval.upper) - math.log(1.1) == pytest.approx(
         math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 20), rel=3e-3
     )
 
 
 def test_a_known_noise_makes_a_few_repeats_surer_but_does_not_hide_a_larger_one() -> None:
-    calm = Known(noise=part(0.01**2))
+    calm = EarlierRuns(noise=part(0.01**2))
     assert width(in_turns(LONGER, TIMES, "lower", AT, known=calm)) < width(in_turns(LONGER, TIMES, "lower", AT))
     wild = [22.0, 26.0, 19.0]
     assert in_turns(wild, TIMES, "lower", AT, known=calm) == in_turns(wild, TIMES, "lower", AT)
@@ -177,7 +177,7 @@ def test_what_is_known_of_starts_makes_no_interval_of_one_start_narrower(
 ) -> None:
     candidate, baseline = ([math.exp(each[build]) for each in logs] for build in (0, 1))
     alone = in_turns(candidate, baseline, "lower", AT)
-    found = in_turns(candidate, baseline, "lower", AT, known=Known(starts=part(variance)))
+    found = in_turns(candidate, baseline, "lower", AT, known=EarlierRuns(starts=part(variance)))
     assert width(found) >= width(alone) * (1 - 2e-3) - 1e-9
     starts = [each[2] for each in logs]
     one, other = (

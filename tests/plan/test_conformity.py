@@ -10,7 +10,7 @@ from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
-from vllm_qualify.plan.cells import plan_cells, within
+from vllm_qualify.plan.cells import plan_cells, within_budget
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.conformity import difference
 from vllm_qualify.recipe.recipe import Approval, Recipe
@@ -41,7 +41,7 @@ def test_a_budget_of_time_and_a_fit_are_no_difference(document: Document, engine
     profile["fit"] = {"max_num_seqs": True}
     recipe = Recipe.model_validate(document)
     for plan in plans(document, engine):
-        assert difference(within(plan, 60.0), recipe) == ""
+        assert difference(within_budget(plan, 60.0), recipe) == ""
     plan = plans(document, engine)[0]
     server = plan.server.model_copy(update={"arguments": plan.server.arguments | {"max-num-seqs": 77}})
     assert difference(plan.model_copy(update={"server": server}), recipe) == ""

@@ -14,9 +14,9 @@ from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import begin_start, starts_stage
 from vllm_qualify.evidence.starts import further
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan, EarlierTry, LikelihoodPlan
-from vllm_qualify.plan.cells import new_run_id, within
+from vllm_qualify.plan.cells import new_run_id, within_budget
 from vllm_qualify.publish.bundle import evidence_key
-from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_stage, stage_key
+from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_kept, stage_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import Stage
@@ -189,7 +189,7 @@ def test_a_stage_that_a_gate_cannot_judge_by_is_measured_once_more(plan: CellPla
     files = [describe(run.evidence / file.path, run.evidence) for file in measured.files]
     keep(store, plan, measured.model_copy(update={"files": files}), run.evidence)
     fresh = again(plan)
-    assert reuse_stage(store, "load", fresh.plan, fresh.evidence, UNFINISHED) is None
+    assert reuse_kept(store, "load", fresh.plan, fresh.evidence, UNFINISHED) is None
     assert not [path for path in fresh.evidence.rglob("*") if path.is_file()]
 
 
@@ -345,7 +345,7 @@ def test_a_plan_is_the_same_whatever_it_is_compared_with(plan: CellPlan) -> None
     (task,) = plan.accuracy
     establishing = plan.model_copy(update={"establishes": True, "accuracy": [task.model_copy(update={"sequential": False})]})
     assert is_the_same(plan, establishing)
-    assert is_the_same(plan, within(plan, 900.0))
+    assert is_the_same(plan, within_budget(plan, 900.0))
     assert is_the_same(plan, plan.model_copy(update={"between": [KNOWN]}))
     assert not is_the_same(plan, plan.model_copy(update={"starts": 3}))
     assert is_the_same(plan, plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}))

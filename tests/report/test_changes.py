@@ -15,7 +15,7 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load.result import BESIDE
 from vllm_qualify.evidence.measurement import invalid
 from vllm_qualify.plan.cell import Baseline, CellPlan
-from vllm_qualify.plan.cells import within
+from vllm_qualify.plan.cells import within_budget
 from vllm_qualify.recipe.workload import Load
 from vllm_qualify.report import points
 from vllm_qualify.report.before import Before, Drift, drifted, read_before
@@ -344,7 +344,7 @@ def test_every_option_of_the_command_is_one_of_the_command_line() -> None:
     run = command.commands["run"]  # type: ignore[attr-defined]
     known = {name for parameter in run.params for name in parameter.opts}
     for report in (passed_report(), image_report(), compared_report()):
-        plan = within(report.plan.model_copy(update={"price_usd_gpu_hour": 2.5}), 900.0)
+        plan = within_budget(report.plan.model_copy(update={"price_usd_gpu_hour": 2.5}), 900.0)
         given = [part for part in rerun(plan) if part.startswith("--")]
         assert set(given) <= known
         assert len(given) == len(set(given))

@@ -21,7 +21,7 @@ from vllm_qualify.report.changes import changes_of
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.words import anchored, compared
 from vllm_qualify.runs.baseline import Against, bring
-from vllm_qualify.runs.prune import Policy, prune
+from vllm_qualify.runs.prune import Policy, prune_store
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_prune_never_removes_what_an_anchor_rests_on(cell: Cell, tmp_path: Path)
         cell.published(number, 0)
     assert isinstance(cell.store, DirectoryStore)
     later = datetime(2026, 3, 31, tzinfo=UTC) + timedelta(days=400)
-    gone = prune(cell.store, Policy(keep=1, older_than_days=30), later, lambda _: None, grace_s=0)
+    gone = prune_store(cell.store, Policy(keep=1, older_than_days=30), later, lambda _: None, grace_s=0)
     assert {name for _, name in gone.runs} == {run_id(2), run_id(3)}
     (tmp_path / "brought").mkdir()
     bring(cell.plan(5), cell.store, tmp_path / "brought")

@@ -17,7 +17,7 @@ from vllm_qualify.publish.door import set_door
 from vllm_qualify.publish.store import PrunableStore
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
-from vllm_qualify.runs.prune import Policy, plan, prune
+from vllm_qualify.runs.prune import Policy, plan_pruning, prune_store
 from vllm_qualify.runs.publishing import publish_run
 from vllm_qualify.runs.stored import fetch_evidence, published_run
 
@@ -51,7 +51,7 @@ def established(report: Report) -> Report:
 
 def pruned(store: PrunableStore, policy: Policy = POLICY, now: datetime = LATER) -> list[str]:
     """The runs that went."""
-    return [run_id for _, run_id in prune(store, policy, now, lambda _: None, grace_s=0).runs]
+    return [run_id for _, run_id in prune_store(store, policy, now, lambda _: None, grace_s=0).runs]
 
 
 def whole(store: PrunableStore, run_id: str, folder: Path) -> PublishedRun:
@@ -84,7 +84,7 @@ def test_what_is_old_and_nobody_needs_goes_whole(store: PrunableStore, key: Priv
 
 def test_a_plan_changes_nothing_and_tells_what_goes(store: PrunableStore) -> None:
     before = everything(store)
-    found = plan(store, POLICY, LATER)
+    found = plan_pruning(store, POLICY, LATER)
     assert [run_id for _, run_id in found.runs] == RUNS[3:6]
     assert len(found.objects) == 15
     assert found.size_bytes == sum(len(store.get(name)) for name in found.objects)

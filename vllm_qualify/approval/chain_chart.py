@@ -19,7 +19,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Mark:
+class RunMark:
     """One run's score at (x, y), its interval from `top` to `bottom`. The page fills a baseline's."""
 
     x: float
@@ -36,7 +36,7 @@ class Chain:
 
     metric: str
     ticks: list[Tick]
-    marks: list[Mark]
+    marks: list[RunMark]
     path: str
     anchor: str
     anchor_y: float | None
@@ -51,7 +51,7 @@ class Chain:
         return LEFT, WIDTH - RIGHT
 
 
-Known = tuple[ChainLink, Score]
+ScoredLink = tuple[ChainLink, Score]
 Scale = Callable[[float], float]
 
 
@@ -61,7 +61,7 @@ def chart_of(row: Row) -> Chain | None:
     if not scored:
         return None
     metric = scored[-1][1].metric
-    known: list[Known] = [(link, score) for link, score in scored if score.metric == metric]
+    known: list[ScoredLink] = [(link, score) for link, score in scored if score.metric == metric]
     least, most = _ends([score for _, score in known])
     slot = (WIDTH - LEFT - RIGHT) / len(known)
 
@@ -89,13 +89,13 @@ def _ends(scores: Sequence[Score]) -> tuple[float, float]:
     return max(0.0, lowest - reach), highest + reach
 
 
-def _mark(link: ChainLink, score: Score, x: float, y: Scale) -> Mark:
+def _mark(link: ChainLink, score: Score, x: float, y: Scale) -> RunMark:
     interval = score.interval
     reach = f" ({_share(interval.lower)} to {_share(interval.upper)})" if interval else ""
     kind = ", made to be an anchor" if link.new_anchor else ", made to be a baseline" if link.establishes else ""
     top, bottom = (y(interval.upper), y(interval.lower)) if interval else (y(score.value), y(score.value))
     title = f"{plain(link.run_id)}{kind}: {_share(score.value)}{reach}"
-    return Mark(x, y(score.value), top, bottom, link.establishes, title)
+    return RunMark(x, y(score.value), top, bottom, link.establishes, title)
 
 
 def _ticks(least: float, most: float, y: Scale) -> list[Tick]:
@@ -107,7 +107,7 @@ def _ticks(least: float, most: float, y: Scale) -> list[Tick]:
     return [Tick(y(number * step), f"{100 * number * step:.{decimals}f} %") for number in numbers]
 
 
-def _summary(known: Sequence[Known], anchor: Score | None) -> str:
+def _summary(known: Sequence[ScoredLink], anchor: Score | None) -> str:
     newest = f"newest {_share(known[-1][1].value)}"
     since = f", {100 * (known[-1][1].value - anchor.value):+.2f} points since the anchor" if anchor else ""
     return f"{len(known)} approved {'run' if len(known) == 1 else 'runs'}: {newest}{since}"

@@ -47,9 +47,9 @@ def prune(
     opened = open_store(store or default_store_url())
     now, policy = opened.now(), pruning.Policy(keep=keep, older_than_days=older_than_days)
     if delete:
-        typer.echo(f"removed: {pruning.prune(opened, policy, now, typer.echo).summary}")
+        typer.echo(f"removed: {pruning.prune_store(opened, policy, now, typer.echo).summary}")
         return
-    planned = pruning.plan(opened, policy, now)
+    planned = pruning.plan_pruning(opened, policy, now)
     for cell, run_id in planned.runs:
         typer.echo(f"{cell}: run {run_id}")
     typer.echo(f"would go: {planned.summary}; with --delete it is removed")

@@ -237,7 +237,7 @@ def prompts(folder: Path, most: int) -> list[str]:
     return asked
 
 
-def tools() -> dict[str, str]:
+def lm_eval_tools() -> dict[str, str]:
     return {"lm-eval": metadata.version("lm-eval")}
 
 

@@ -21,7 +21,7 @@ from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence.measurement import Interval, Measurement, around, valid
 from vllm_qualify.evidence.memory import Memory, digest_together
-from vllm_qualify.evidence.passages import OF_TEXTS, Identity, Passage
+from vllm_qualify.evidence.passages import OF_TEXTS, Passage, PassageId
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
@@ -86,7 +86,7 @@ class _Reply(_Read):
 class Scored(NamedTuple):
     """A passage with its tokens' ids, the sum of their negative log-likelihoods, and the likeliest token at each place."""
 
-    identity: Identity
+    identity: PassageId
     tokens: tuple[int, ...]
     nll_nat: float
     likeliest: tuple[int, ...]
@@ -198,7 +198,7 @@ def _read(content: bytes, passages: Sequence[Passage], model: str) -> list[Score
     for line in lines:
         if line.problem:
             raise ValueError(line.problem)
-    scored = [Identity(line.of, line.number, line.digest) for line in lines]
+    scored = [PassageId(line.of, line.number, line.digest) for line in lines]
     if scored != [passage.identity for passage in passages]:
         raise ValueError(f"{len(scored)} texts were scored, which are not the {len(passages)} that were to be scored")
     return [_checked(line, passage, model) for line, passage in zip(lines, passages, strict=True)]

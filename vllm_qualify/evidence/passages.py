@@ -19,7 +19,7 @@ OF_TEXTS = "texts"
 Messages = list[dict[str, Any]]
 
 
-class Identity(NamedTuple):
+class PassageId(NamedTuple):
     """The task or `texts`, lm-eval's number of the question or the text's line, and the SHA-256 of prompt and text."""
 
     of: str
@@ -36,12 +36,12 @@ class Passage(NamedTuple):
     text: str
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> PassageId:
         content = json.dumps([self.prompt, self.text], ensure_ascii=False)
-        return Identity(self.of, self.number, hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest())
+        return PassageId(self.of, self.number, hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest())
 
 
-def answered(plan: CellPlan, evidence: Path) -> list[Passage]:
+def answered_passages(plan: CellPlan, evidence: Path) -> list[Passage]:
     """The answers that the cell scores: the first ones of its baseline, or its own if it becomes one. Empty ones are left out.
 
     Raises one of UNUSABLE if there are none, or a file is not as lm-eval writes it.

@@ -16,7 +16,7 @@ ASKS = 2
 MODELS, REPLIES = "models.json", "replies.json"
 
 
-def request_of(settings: Smoke, model: str) -> dict[str, Any]:
+def smoke_request(settings: Smoke, model: str) -> dict[str, Any]:
     return {"model": model, "prompt": settings.prompt, "max_tokens": settings.max_tokens, "temperature": 0, "seed": 0}
 
 
@@ -26,7 +26,7 @@ def measure_smoke(server: Server, settings: Smoke, folder: Path) -> None:
     Raises:
         ReleaseError: the server has ended.
     """
-    request = request_of(settings, server.served_model_name)
+    request = smoke_request(settings, server.served_model_name)
     models = _answer("GET", f"{server.url}/v1/models", settings.time_limit_s)
     replies = [_answer("POST", f"{server.url}/v1/completions", settings.time_limit_s, json=request) for _ in range(ASKS)]
     server.check_alive()

@@ -11,15 +11,14 @@ JASA 88). Without other noise this is Student's t, and with many degrees of free
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from scipy import special
 
 from vllm_qualify.lazy import Lazy
-from vllm_qualify.recipe.values import Count, Frozen
+from vllm_qualify.recipe.values import Count, Frozen, NotNegative, Positive
 
 if TYPE_CHECKING:
     from scipy import optimize
@@ -31,8 +30,6 @@ Array = NDArray[np.float64]
 MOST_FROM_HISTORY = 30.0
 # Points at which a variance's distribution is taken. More lie where χ² is small, and the variance large.
 POINTS = 64
-NotNegative = Annotated[float, Field(strict=True, ge=0)]
-AboveZero = Annotated[float, Field(strict=True, gt=0)]
 
 
 class Between(Frozen):
@@ -44,7 +41,7 @@ class Between(Frozen):
 
     variance: NotNegative
     noise: NotNegative
-    freedom: AboveZero
+    freedom: Positive
     runs: Count = 1
 
     @property

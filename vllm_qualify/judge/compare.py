@@ -25,7 +25,7 @@ from vllm_qualify.evidence.stages import parse_beside, parse_beside_in, scored_a
 from vllm_qualify.judge import likelihood, paired, relative
 from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.paired import Record
-from vllm_qualify.judge.relative import Known
+from vllm_qualify.judge.relative import EarlierRuns
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import (
@@ -230,7 +230,7 @@ def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, lev
     Raises:
         ValueError: no question was answered twice.
     """
-    scores = paired.answers_of(_record(_answered(answered), _key(gate), _questions(answered.answers)))
+    scores = paired.answers_by_question(_record(_answered(answered), _key(gate), _questions(answered.answers)))
     if scores.spare == 0:
         raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
     margin, questions, most = _margin(gate), len(scores.asked), task.settings.most_repetitions
@@ -311,7 +311,7 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
     if problem := _unlike(old, new, other.word):
         raise UnlikeError(problem)
     questions = _questions(old.answers)
-    theirs = paired.answers_of(_record(_answered(old), _key(gate), questions))
+    theirs = paired.answers_by_question(_record(_answered(old), _key(gate), questions))
     if theirs.spare == 0:
         raise UnlikeError(f"the {other.word} was asked each question once, so the noise is unknown: establish it anew")
     ours = _record(new.answers, _key(gate), questions)
@@ -323,7 +323,7 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
     taken += [first + further for further in np.cumsum(others).tolist()]
     # The last look that there can be is at the last start that may be made.
     most = len(planned) if plan.starts == starts.FIRST else len(taken) + plan.starts - starts.FIRST - len(others)
-    growing = (paired.answers_of(ours.until(asked)) for asked in taken)
+    growing = (paired.answers_by_question(ours.until(asked)) for asked in taken)
     *_, last = paired.looks(theirs, growing, _margin(gate), levels_for(plan), most, _known(plan).starts.get(gate.label))
     return last, old, new
 
@@ -443,7 +443,7 @@ def _worsening(
     if plan.beside:
         ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
     direction, history = METRICS[gate.metric].direction, _known(plan)
-    known = Known(*(parts.get(gate.label) for parts in (history.noise, history.starts, history.days)))
+    known = EarlierRuns(*(parts.get(gate.label) for parts in (history.noise, history.starts, history.days)))
     (repeats, started), (others, others_started) = _together(ours), _together(theirs)
     first = len(ours[0].repeats)
 
@@ -505,7 +505,7 @@ def _by_history(known: Iterable[Between | None]) -> str:
     return f"; how much starts differ, by {runs} approved run{'' if runs == 1 else 's'} too" if runs else ""
 
 
-def _not_known(known: Known, *, several: bool, is_history: bool) -> list[str]:
+def _not_known(known: EarlierRuns, *, several: bool, is_history: bool) -> list[str]:
     """What the interval does not have. `several` says that one of the builds was started more than once."""
     days = [DAYS] if is_history and known.days is None else []
     return days if several or known.starts or (is_history and known.days) else [STARTS, *days]

@@ -119,7 +119,7 @@ class Answers:
         return [Between(variance=self.starts.variance, noise=explained, freedom=float(self.starts.freedom))]
 
 
-def answers_of(record: Record) -> Answers:
+def answers_by_question(record: Record) -> Answers:
     """The sums of a record."""
 
     def of_questions(weights: Scores | None = None) -> Scores:
@@ -218,7 +218,7 @@ def noise(baseline: Answers, candidate: Answers) -> float:
     return max(pooled, candidate.noise) if candidate.spare >= ENOUGH_SPARE else pooled
 
 
-def share(difference: Loss, candidate: Answers, margin: float, levels: Levels) -> float:
+def information_share(difference: Loss, candidate: Answers, margin: float, levels: Levels) -> float:
     """The share of the information that a comparison with this margin needs; it is complete at 1.
 
     It depends on how exactly the loss is known and not on the loss. So asking can go on until it is complete, whatever that
@@ -253,8 +253,8 @@ def looks(
     shares: list[float] = []
     for number, candidate in enumerate(growing, start=1):
         difference = loss(baseline, candidate, margin, history)
-        shares.append(1.0 if number == most else share(difference, candidate, margin, levels))
-        of_start = share(difference._replace(weight=0.0), candidate, margin, levels)
+        shares.append(1.0 if number == most else information_share(difference, candidate, margin, levels))
+        of_start = information_share(difference._replace(weight=0.0), candidate, margin, levels)
         interval = interval_of(difference, sides_after("lower", levels, rising(shares)))
         yield Look(difference, interval, shares[-1] >= 1, max(shares[-1], of_start) >= 1)
 

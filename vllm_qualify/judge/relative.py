@@ -25,7 +25,7 @@ SURELY = 0.05
 OffBy = Callable[[float], float]
 
 
-class Known(NamedTuple):
+class EarlierRuns(NamedTuple):
     """What earlier runs on a GPU type showed of one build's times, as variances of logarithms: of one repeat within a start, of
     starts, and of days. None is not known.
     """
@@ -35,7 +35,7 @@ class Known(NamedTuple):
     days: Between | None = None
 
 
-NOTHING = Known()
+NOTHING = EarlierRuns()
 
 
 class Worsening(NamedTuple):
@@ -60,7 +60,7 @@ def in_turns(
     direction: Direction,
     at: Sides,
     starts: Sequence[int] | None = None,
-    known: Known = NOTHING,
+    known: EarlierRuns = NOTHING,
 ) -> Worsening:
     """The worsening from repeats that were measured in turns: a change of the machine affects both repeats of a pair.
 
@@ -131,7 +131,7 @@ def from_history(
     baseline: Sequence[float],
     direction: Direction,
     at: Sides,
-    known: Known = NOTHING,
+    known: EarlierRuns = NOTHING,
     starts: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Worsening:
     """The worsening from repeats that were measured at another time. Each build has its own noise (Welch 1947, Biometrika 34).

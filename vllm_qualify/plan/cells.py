@@ -71,7 +71,7 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
     return [_plan(loaded, selection, release, model, engines, client, machine, profile) for profile in selection.profiles]
 
 
-def within(plan: CellPlan, time_budget_s: float | None) -> CellPlan:
+def within_budget(plan: CellPlan, time_budget_s: float | None) -> CellPlan:
     """The plan with this budget for its load, or None for no budget, instead of the recipe's; also for the load after a fit."""
     budget = {"time_budget_s": time_budget_s}
     workload = plan.workload and plan.workload.model_copy(update=budget)

@@ -22,7 +22,7 @@ from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, descr
 from vllm_qualify.evidence.stages import TABLE, parse
 from vllm_qualify.evidence.stages.stage import server_inputs
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import within
+from vllm_qualify.plan.cells import within_budget
 from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.store import Store
@@ -57,7 +57,7 @@ class KeptStage(Frozen):
         return self.stage.taken_from or self.run_id
 
 
-class Candidate(NamedTuple):
+class Reusable(NamedTuple):
     """A kept stage, and how its files are read."""
 
     kept: KeptStage
@@ -88,8 +88,8 @@ def kept_stage(plan: CellPlan, stage: StageEvidence) -> KeptStage:
     return KeptStage(run_id=plan.run_id, prefix=f"reports/{plan.cell.id}/{plan.run_id}", stage=stage)
 
 
-def reuse_stage(
-    store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse, here: Sequence[Candidate] = ()
+def reuse_kept(
+    store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse, here: Sequence[Reusable] = ()
 ) -> StageEvidence | None:
     """The newest kept stage that the plan can use, with its files copied into `evidence`; None if there is none.
 
@@ -142,7 +142,7 @@ def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
         "tries": [],
         "between": [],
     }
-    mine, other = (within(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
+    mine, other = (within_budget(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
     return _anchoring(ours) == _anchoring(theirs) and all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
 
 
@@ -176,17 +176,17 @@ def _folder(stage: Stage, plan: CellPlan) -> str:
     return f"stages/{stage}/{stage_key(stage, plan)}/"
 
 
-def _usable(store: Store, kept: Iterable[Candidate], reuse: Reuse) -> list[Candidate]:
+def _usable(store: Store, kept: Iterable[Reusable], reuse: Reuse) -> list[Reusable]:
     """The usable ones, in their order. A measurement that may not be used from one run is not used from any run."""
     young = [each for each in kept if _is_young(each.kept, reuse)]
     refused = {each.kept.measured_by for each in young if not _may_be_used(store, each.kept, reuse)}
     return [each for each in young if each.kept.measured_by not in refused]
 
 
-def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[Candidate]:
+def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[Reusable]:
     for key in reversed(list(store.keys(_folder(stage, plan)))):
         try:
-            yield Candidate(KeptStage.model_validate_json(store.get(key)), lambda file: store.get(evidence_key(file)))
+            yield Reusable(KeptStage.model_validate_json(store.get(key)), lambda file: store.get(evidence_key(file)))
         except ValidationError as error:
             raise StoreError("not a kept stage", "delete it: it is then measured again", store.locate(key)) from error
 

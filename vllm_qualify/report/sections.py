@@ -8,7 +8,7 @@ from markupsafe import Markup
 from vllm_qualify.evidence.idle import Idle, Stretch, sum_of
 from vllm_qualify.evidence.load.fitting import Tried, Try
 from vllm_qualify.evidence.load.speculation import Drafting, SameText, SpeculationDetails
-from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Plan, Point, SloLevel, Swept
+from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Point, SloLevel, SweepPlan, Swept
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import PARTS, Startup
 from vllm_qualify.evidence.watched import Series, chart
@@ -176,7 +176,7 @@ def _range(values: Sequence[float], unit: str) -> str:
     return " to ".join(words.value(number, "fraction" if unit == "share" else unit) for number in ends)
 
 
-def sweep_section(swept: Swept, planned: Plan, before: Sequence[CurvePoint] = ()) -> SweepSection:
+def sweep_section(swept: Swept, planned: SweepPlan, before: Sequence[CurvePoint] = ()) -> SweepSection:
     """The section of the sweep. `before` is the baseline's curve."""
     slo = planned.sweep.slo
     latencies = list(slo) or list(LATENCIES)

@@ -18,7 +18,7 @@ class StartsRow:
     notes: list[str]
 
 
-def count(report: Report) -> int:
+def number_of_starts(report: Report) -> int:
     """How often the server was started."""
     return max((row.start for row in _measured(report).values() if row.start), default=FIRST)
 
@@ -28,12 +28,12 @@ def sentence(report: Report) -> str:
     if report.plan.starts == FIRST or not report.plan.over_starts:
         return ""
     each = [f"{row.metric}: {' · '.join(row.values)}" for row in rows(report)]
-    return "; ".join([f"{count(report)} of at most {report.plan.starts}", *each])
+    return "; ".join([f"{number_of_starts(report)} of at most {report.plan.starts}", *each])
 
 
 def rows(report: Report) -> list[StartsRow]:
     """A row for each gate against the baseline; none if the server was started only once."""
-    number = count(report)
+    number = number_of_starts(report)
     if number == FIRST:
         return []
     measured = _measured(report)

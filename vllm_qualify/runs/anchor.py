@@ -54,11 +54,11 @@ def _anchor(plan: CellPlan, store: Store, named: str | None) -> Anchor | None:
             return None
         run_id, chosen = own.run_id, "made to be one" if own.new_anchor else "the first approved"
     report = read_run(store, plan.baseline_cell, run_id).report
-    fields = {"cell": report.plan.cell, "accuracy": settings_of(report), "chosen": chosen}
+    fields = {"cell": report.plan.cell, "accuracy": accuracy_settings(report), "chosen": chosen}
     return Anchor.model_validate({"run_id": run_id, **fields})
 
 
-def settings_of(report: Report) -> list[Accuracy]:
+def accuracy_settings(report: Report) -> list[Accuracy]:
     return [task.settings for task in report.plan.accuracy]
 
 

@@ -43,7 +43,7 @@ from vllm_qualify.recipe.environment import may_be_set
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report, load_report
-from vllm_qualify.runs.anchor import ANEW, bring_anchor, settings_of, with_anchor
+from vllm_qualify.runs.anchor import ANEW, accuracy_settings, bring_anchor, with_anchor
 from vllm_qualify.runs.folder import find_run
 from vllm_qualify.runs.stored import trusted_report
 
@@ -222,7 +222,7 @@ def baseline_from(report: Report, folder: Path | None = None) -> Baseline:
         cell=report.plan.cell,
         fingerprint=report.plan.fingerprint,
         client_version=report.plan.client_version,
-        accuracy=settings_of(report),
+        accuracy=accuracy_settings(report),
         load=report.plan.load,
         likelihood=report.plan.likelihood,
         served_model_name=report.plan.server.served_model_name,

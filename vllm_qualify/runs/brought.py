@@ -11,7 +11,7 @@ from vllm_qualify.plan.cell import Anchor, Baseline
 from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.report.model import Report
-from vllm_qualify.runs.anchor import settings_of
+from vllm_qualify.runs.anchor import accuracy_settings
 from vllm_qualify.runs.baseline import baseline_from
 from vllm_qualify.runs.stored import trusted_report
 
@@ -40,7 +40,7 @@ def check_brought(store: Store, report: Report, evidence: Path) -> None:
         _check_files(report, theirs, f"{BASELINE}/{ANCHOR}/")
         for name, file in ANCHORED.items():
             _check_stage(theirs, name, evidence / BASELINE / ANCHOR / file)
-        if (plan.anchor.cell, plan.anchor.accuracy) != (theirs.plan.cell, settings_of(theirs)):
+        if (plan.anchor.cell, plan.anchor.accuracy) != (theirs.plan.cell, accuracy_settings(theirs)):
             raise _not_theirs("what the plan says", theirs)
 
 

@@ -2,17 +2,18 @@
 
 Three things always stay: a run about which somebody decided, a run that was made to be a baseline and passed, and the newest
 runs of each cell. Before a manifest goes, it is copied to `pruned/`; that copy goes when nothing else is left. So a stopped
-`prune` is called again, with any policy.
+prune is called again, with any policy.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 from pydantic import Field, ValidationError
 
 from vllm_qualify.approval.index import make_again, read_row, started_at, write_index
+from vllm_qualify.engine.process import Tell
 from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
 from vllm_qualify.publish.bundle import Manifest, evidence_key, read_manifest
 from vllm_qualify.publish.door import set_door
@@ -27,8 +28,7 @@ AT_ONCE = 16
 GRACE_S = 60.0
 MANIFEST = "/manifest.json"
 
-Tell = Callable[[str], None]
-Run = tuple[str, str]
+StoredRun = tuple[str, str]
 """Cell and run."""
 
 
@@ -43,10 +43,10 @@ class Policy(Frozen):
         return now.astimezone(UTC) - timedelta(days=self.older_than_days)
 
 
-class Plan(Frozen):
+class Pruning(Frozen):
     """What goes. `objects` are the keys of evidence, whose size is told; `stages` are those of notes of kept stages."""
 
-    runs: list[Run]
+    runs: list[StoredRun]
     objects: list[str]
     stages: list[str]
     size_bytes: int
@@ -57,7 +57,7 @@ class Plan(Frozen):
         return f"{len(self.runs)} reports, {files} and {len(self.stages)} notes of kept stages"
 
 
-def plan(store: Store, policy: Policy, now: datetime) -> Plan:
+def plan_pruning(store: Store, policy: Policy, now: datetime) -> Pruning:
     """What goes by the policy. Nothing is changed. Raises StoreError."""
     check_layout(store)
     before, manifests = policy.before(now), _manifests(store)
@@ -74,10 +74,10 @@ def plan(store: Store, policy: Policy, now: datetime) -> Plan:
     sizes |= {evidence_key(file): file.size for key in old for file in stages[key].stage.files}
     there = set(store.keys("evidence/"))
     objects = sorted(key for key in sizes if key in there - staying)
-    return Plan(runs=going, objects=objects, stages=old, size_bytes=sum(sizes[key] for key in objects))
+    return Pruning(runs=going, objects=objects, stages=old, size_bytes=sum(sizes[key] for key in objects))
 
 
-def prune(store: PrunableStore, policy: Policy, now: datetime, tell: Tell, grace_s: float = GRACE_S) -> Plan:
+def prune_store(store: PrunableStore, policy: Policy, now: datetime, tell: Tell, grace_s: float = GRACE_S) -> Pruning:
     """Remove what goes by the policy. Meanwhile nothing is published.
 
     Raises:
@@ -87,7 +87,7 @@ def prune(store: PrunableStore, policy: Policy, now: datetime, tell: Tell, grace
     set_door(store, is_closed=True)
     tell(f"nothing can be published now; what is being written has {grace_s:.0f} s")
     time.sleep(grace_s)
-    doomed = plan(store, policy, now)
+    doomed = plan_pruning(store, policy, now)
     # While removed runs are noted the door was never open: who is coming since then has written nothing.
     coming = None if list(store.keys("pruned/")) else _coming(store, policy.before(now))
     if coming:
@@ -104,21 +104,21 @@ def prune(store: PrunableStore, policy: Policy, now: datetime, tell: Tell, grace
     return doomed
 
 
-def _manifests(store: Store) -> dict[Run, Manifest]:
+def _manifests(store: Store) -> dict[StoredRun, Manifest]:
     keys = [key for key in store.keys("reports/") if key.endswith(MANIFEST)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         manifests = pool.map(lambda key: read_manifest(store, key), keys)
         return {_run_of(key, "reports/"): manifest for key, manifest in zip(keys, manifests, strict=True)}
 
 
-def _run_of(key: str, folder: str) -> Run:
+def _run_of(key: str, folder: str) -> StoredRun:
     cell, run_id, _ = key.removeprefix(folder).rsplit("/", 2)
     return cell, run_id
 
 
-def _beyond(manifests: Mapping[Run, Manifest], keep: int) -> list[Run]:
+def _beyond(manifests: Mapping[StoredRun, Manifest], keep: int) -> list[StoredRun]:
     """All but the newest of each cell."""
-    cells: dict[str, list[Run]] = {}
+    cells: dict[str, list[StoredRun]] = {}
     for run in sorted(manifests, key=lambda run: order(manifests[run])):
         cells.setdefault(run[0], []).append(run)
     return [run for own in cells.values() for run in own[:-keep]]
@@ -141,12 +141,12 @@ def _stages(store: Store) -> dict[str, KeptStage]:
         return dict(zip(keys, pool.map(read, keys), strict=True))
 
 
-def _begun(store: Store) -> dict[Run, Manifest]:
+def _begun(store: Store) -> dict[StoredRun, Manifest]:
     """The runs that an earlier call began to remove. They go in any case: something of them may be gone."""
     return {_run_of(key, "pruned/"): read_manifest(store, key) for key in store.keys("pruned/")}
 
 
-def _coming(store: Store, before: datetime) -> Run | None:
+def _coming(store: Store, before: datetime) -> StoredRun | None:
     """A run that is being published, and is not so old that it broke off."""
     for key in store.keys("cells/"):
         cell = key.removeprefix("cells/").removesuffix("/index.json")
@@ -158,7 +158,7 @@ def _coming(store: Store, before: datetime) -> Run | None:
     return None
 
 
-def _note(store: Store, runs: list[Run]) -> None:
+def _note(store: Store, runs: list[StoredRun]) -> None:
     for run in runs:
         try:
             store.put_new(_note_key(run), store.get(manifest_key(*run)), "application/json")
@@ -166,7 +166,7 @@ def _note(store: Store, runs: list[Run]) -> None:
             continue
 
 
-def _note_key(run: Run) -> str:
+def _note_key(run: StoredRun) -> str:
     return f"pruned/{'/'.join(run)}{MANIFEST}"
 
 

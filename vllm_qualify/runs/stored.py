@@ -32,13 +32,13 @@ def _note(run: Run, stage: Stage) -> str:
     return f"kept/{stage}-{kept.stage_key(stage, run.plan)}.json"
 
 
-def _here(run: Run, stage: Stage) -> Iterator[kept.Candidate]:
+def _here(run: Run, stage: Stage) -> Iterator[kept.Reusable]:
     """The finished stages of other runs on this machine that have the same inputs as this run's, the newest first."""
     for path in sorted(runs_folder().glob(f"*/{_note(run, stage)}"), reverse=True):
         other = Run(folder=path.parents[1])
         kept_note = _noted(path)
         if kept_note and other.id != run.id and all(_is_unchanged(other, file) for file in kept_note.stage.files):
-            yield kept.Candidate(kept_note, partial(_read_here, other))
+            yield kept.Reusable(kept_note, partial(_read_here, other))
 
 
 def _noted(path: Path) -> kept.KeptStage | None:
@@ -64,7 +64,7 @@ def reuse_stages(run: Run, store: Store, reuse: kept.Reuse) -> list[StageEvidenc
     If nothing is left to measure then, the stage `serve` is reused too, and further starts of the server.
 
     Raises:
-        StoreError: as `kept.reuse_stage`.
+        StoreError: as `kept.reuse_kept`.
     """
     taken = [reused for stage in lacking(run) if (reused := reuse_stage(run, stage, store, reuse))]
     if not lacking(run):
@@ -79,8 +79,8 @@ def _afterwards(run: Run) -> list[Stage]:
 
 
 def reuse_stage(run: Run, stage: Stage, store: Store, reuse: kept.Reuse) -> StageEvidence | None:
-    """Take over another run's finished stage, of this machine or else of the store. Raises as `kept.reuse_stage`."""
-    reused = kept.reuse_stage(store, stage, run.plan, run.evidence, reuse, list(_here(run, stage)))
+    """Take over another run's finished stage, of this machine or else of the store. Raises as `kept.reuse_kept`."""
+    reused = kept.reuse_kept(store, stage, run.plan, run.evidence, reuse, list(_here(run, stage)))
     if reused:
         save_finished(run, reused)
     return reused

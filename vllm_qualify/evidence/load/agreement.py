@@ -23,7 +23,6 @@ from vllm_qualify.recipe.serving import EngineName, ServerArguments
 from vllm_qualify.recipe.workload import Load
 
 Result = dict[str, Any]
-Array = np.ndarray
 
 # A tokenizer may read a random prompt as a few more or fewer tokens than were drawn, and adds its own at the beginning.
 LENGTH_ALLOWED, LENGTH_ALLOWED_TOK = 0.10, 4
@@ -276,7 +275,7 @@ def _span(result: Result, asked: Asked) -> Iterator[str]:
         yield f"{at_once} requests were under way at once, and max_concurrency is {asked.load.max_concurrency}"
 
 
-def _most_at_once(starts: Array, ends: Array) -> int:
+def _most_at_once(starts: np.ndarray, ends: np.ndarray) -> int:
     """The most requests under way at one time. One that begins as another ends follows it."""
     times = np.concatenate((starts, ends - ROUNDING_S))
     steps = np.concatenate((np.ones(len(starts), dtype=int), -np.ones(len(ends), dtype=int)))
@@ -284,7 +283,7 @@ def _most_at_once(starts: Array, ends: Array) -> int:
     return int(np.cumsum(steps[order]).max())
 
 
-def _stretches(result: Result) -> tuple[Array, Array]:
+def _stretches(result: Result) -> tuple[np.ndarray, np.ndarray]:
     """When each request began, and when its last chunk came."""
     starts, ttfts = _numbers(result["start_times"]), _numbers(result["ttfts"])
     lasted = np.asarray([math.fsum(gaps) for gaps in result["itls"]])
@@ -293,7 +292,7 @@ def _stretches(result: Result) -> tuple[Array, Array]:
     return starts, starts + ttfts + lasted
 
 
-def _numbers(values: Iterable[float]) -> Array:
+def _numbers(values: Iterable[float]) -> np.ndarray:
     numbers = np.asarray([*values])
     if len(numbers) and numbers.dtype.kind not in "fi":
         raise ValueError("its times are not numbers")

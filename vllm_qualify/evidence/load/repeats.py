@@ -35,14 +35,13 @@ LEAST_REPEATS = 2
 CELLS = 150
 # A plan for more than so many repeats spends this share of its chance until then.
 USUAL, EARLY = 10, 0.8
-Array = np.ndarray
 
 
 class _State(NamedTuple):
     """The chain if no look has ended it yet: S/√Q at the middle of each cell, and how likely each cell is."""
 
-    ratios: Array
-    masses: Array
+    ratios: np.ndarray
+    masses: np.ndarray
     level: float
 
 
@@ -131,7 +130,7 @@ def _state(first: int, most: int, count: int, alpha: float, late: bool) -> _Stat
     return _State(math.sqrt(count) * np.sin(middles), -np.diff(above), level)
 
 
-def _edges(count: int, level: float) -> Array:
+def _edges(count: int, level: float) -> np.ndarray:
     """The edges of the cells below a level's critical value, as angles.
 
     S/√Q is √n times the sine of an angle, t is √(n - 1) times its tangent.
@@ -152,7 +151,7 @@ def _spending(before: _State, count: int, spent: float) -> float:
     return float(special.stdtr(count - 1, -math.sqrt(count - 1) * math.tan(angle)))
 
 
-def _above(ratios: Array, count: int, bounds: Array) -> Array:
+def _above(ratios: np.ndarray, count: int, bounds: np.ndarray) -> np.ndarray:
     """The chance that the next S/√Q is above a bound, given a ratio after `count` repeats: a row per ratio, a column per bound.
 
     If the next repeat over √Q is the tangent of an angle, the next S/√Q is √(1 + ratio²) times the sine of a sum: of that angle
@@ -164,5 +163,5 @@ def _above(ratios: Array, count: int, bounds: Array) -> Array:
     return np.asarray(_below(end, count) - _below(begin, count))
 
 
-def _below(angles: Array, count: int) -> Array:
+def _below(angles: np.ndarray, count: int) -> np.ndarray:
     return np.asarray(special.stdtr(count, math.sqrt(count) * np.tan(angles)))

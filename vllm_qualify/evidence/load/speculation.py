@@ -185,12 +185,12 @@ def measure_speculation(servers: Pair, greedy: Greedy, settings: Load, folder: P
 def _ask(servers: Pair, greedy: Greedy, folder: Path) -> None:
     for turn, prompt in enumerate(greedy.prompts):
         for side, server in servers.in_turn(turn):
-            answer = _answer(server, request_of(prompt, greedy, server.served_model_name), greedy.time_limit_s)
+            answer = _answer(server, greedy_request(prompt, greedy, server.served_model_name), greedy.time_limit_s)
             with (folder / f"{side}.jsonl").open("a") as file:
                 file.write(json.dumps(answer) + "\n")
 
 
-def request_of(prompt: str, greedy: Greedy, model: str) -> dict[str, Any]:
+def greedy_request(prompt: str, greedy: Greedy, model: str) -> dict[str, Any]:
     return {"model": model, "prompt": prompt, "max_tokens": greedy.max_tokens, "temperature": 0, "seed": 0}
 
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 else:
     stats = Lazy("scipy.stats")
 
-Array = np.ndarray
 BATCH = 5
 # The share of all requests that must be left. MSER may cut at most half of its input, as its authors recommend.
 LEAST_SHARE = 0.5
@@ -84,25 +83,25 @@ class Requests:
     `rebuilt` says that bench did not record the starts.
     """
 
-    starts: Array
-    ttfts: Array
-    gaps: list[Array]
-    inputs: Array
-    outputs: Array
+    starts: np.ndarray
+    ttfts: np.ndarray
+    gaps: list[np.ndarray]
+    inputs: np.ndarray
+    outputs: np.ndarray
     rebuilt: bool = False
 
     @cached_property
-    def latencies(self) -> Array:
+    def latencies(self) -> np.ndarray:
         """The times from a request's start to its last chunk, as in bench."""
         return np.asarray(self.ttfts + [gaps.sum() for gaps in self.gaps])
 
     @property
-    def tpots(self) -> Array:
+    def tpots(self) -> np.ndarray:
         """The times per token as in bench's goodput: 0 for a reply of one token."""
         return np.asarray((self.latencies - self.ttfts) / np.maximum(self.outputs - 1, 1))
 
     @cached_property
-    def settled_tpots(self) -> Array:
+    def settled_tpots(self) -> np.ndarray:
         """The times per token from the end of a reply's first read: NaN if that had all of it, 0 for a reply of one token."""
         return np.asarray([_settled_tpot(*each) for each in zip(self.gaps, self.outputs, strict=True)])
 
@@ -112,7 +111,7 @@ class Requests:
         return replace(self, ttfts=self.ttfts + opened, gaps=[gaps[1:] for gaps in self.gaps])
 
 
-def _settled_tpot(gaps: Array, output: float) -> float:
+def _settled_tpot(gaps: np.ndarray, output: float) -> float:
     if output <= 1:
         return 0.0
     at_once = next((number for number, gap in enumerate(gaps) if gap >= AT_ONCE_S), len(gaps))
@@ -129,8 +128,8 @@ class Window:
     requests: Requests
     first: int
     last: int
-    begins: Array
-    ends: Array
+    begins: np.ndarray
+    ends: np.ndarray
 
     @property
     def count(self) -> int:
@@ -164,7 +163,7 @@ def requests_of(result: dict[str, Any], clients: int) -> Requests:
     return Requests(starts[order], ttfts[order], [gaps[at] for at in order], inputs[order], outputs[order], rebuilt)
 
 
-def _rebuilt(latencies: list[float], clients: int, duration: float) -> Array:
+def _rebuilt(latencies: list[float], clients: int, duration: float) -> np.ndarray:
     """Starts from 0 on, stretched to fill the duration, because bench needs a little time between two requests."""
     free, starts = [0.0] * clients, []
     for latency in latencies:
@@ -267,7 +266,7 @@ def _second_half(requests: Requests) -> tuple[int, int, float]:
     return sent, answered, math.sqrt(2 * min(under_way))
 
 
-def truncation(series: Array, most: int) -> int:
+def truncation(series: np.ndarray, most: int) -> int:
     """How many of the first values belong to the warm-up, by MSER-5: a multiple of 5, at most `most`.
 
     The cut is where the remaining values, taken as independent, have the least standard error.
@@ -304,7 +303,7 @@ def _check_drift(window: Window, clients: int) -> None:
         raise UnsteadyError(f"its requests took ever {trend}, in its second half {change:+.0%}: {REMEDY}")
 
 
-def _trend(values: Sequence[float] | Array) -> tuple[float, float]:
+def _trend(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Kendall's tau of values in their order, and the chance of such a tau without a trend. Both are NaN for fewer than two."""
     if len(values) < 2:
         return math.nan, math.nan
@@ -352,7 +351,7 @@ def _tokens(window: Window) -> float:
     return total / len(window.begins)
 
 
-def _share_met(window: Window, slo: Slo, tpots: Array) -> float:
+def _share_met(window: Window, slo: Slo, tpots: np.ndarray) -> float:
     """The share of requests that met the SLO, of those that show whether they did. 0 if none does."""
     requests, chosen = window.requests, slice(window.first, window.last)
     times = {"ttft": requests.ttfts, "tpot": tpots, "e2el": requests.latencies}
@@ -386,7 +385,7 @@ def _named(latency: str) -> list[str]:
     return [name for name in METRICS if name.startswith(f"{latency}_")]
 
 
-def _statistics(latency: str, times: Array) -> list[tuple[str, float]]:
+def _statistics(latency: str, times: np.ndarray) -> list[tuple[str, float]]:
     of = times if len(times) else np.zeros(1)
     quantiles = {name: quantile for name in _named(latency) if (quantile := METRICS[name].quantile) is not None}
     # All quantiles in one call, so that the times are sorted only once.

@@ -61,7 +61,7 @@ Without a rate each client of the load sends its next request when the one befor
 """
 
 
-class Plan(Frozen):
+class SweepPlan(Frozen):
     """What a sweep needs. `load` is the profile's own, with the lengths and the seed.
 
     `gpus` is the server's number of GPUs, 1 for a CPU. `most_concurrency` is the sweep's, or else the number of requests that
@@ -336,7 +336,7 @@ def _note(aim: Aim, known: _Known, value: float, spent: str) -> str:
     return f"{met}, and nothing missed it{spent}"
 
 
-def next_step(plan: Plan, points: Sequence[Point]) -> NextRun | None:
+def next_step(plan: SweepPlan, points: Sequence[Point]) -> NextRun | None:
     """The next run, which follows from those made so far; None if the sweep is complete."""
     for clients in plan.curve:
         runs = [each for each in points if each.asked.purpose == "curve" and each.asked.level == clients]
@@ -349,7 +349,7 @@ def next_step(plan: Plan, points: Sequence[Point]) -> NextRun | None:
     return None
 
 
-def _decided(plan: Plan, goal: Goal, points: Sequence[Point]) -> float | SloLevel:
+def _decided(plan: SweepPlan, goal: Goal, points: Sequence[Point]) -> float | SloLevel:
     aim = _aim(plan, goal, points)
     return SloLevel(invalid_because=aim) if isinstance(aim, str) else search_step(aim, _results_of(goal, points))
 
@@ -364,7 +364,7 @@ def _results_of(goal: Goal, points: Sequence[Point]) -> list[LevelResult]:
     ]
 
 
-def _aim(plan: Plan, goal: Goal, points: Sequence[Point]) -> Aim | str:
+def _aim(plan: SweepPlan, goal: Goal, points: Sequence[Point]) -> Aim | str:
     """The aim of a search, or why there can be no search."""
     resolution, most_runs = plan.sweep.resolution, plan.sweep.most_runs
     if goal == "concurrency":
@@ -384,7 +384,7 @@ def _closed(points: Sequence[Point]) -> list[Point]:
     return [each for each in points if not each.asked.is_open]
 
 
-def measure_sweep(run: RunPoint, plan: Plan, folder: Path) -> None:
+def measure_sweep(run: RunPoint, plan: SweepPlan, folder: Path) -> None:
     """Run the sweep. Each point gets its own folder in the stage's, such as `concurrency-8` or `rate-2.5-again`.
 
     Points that are already there are not run again.
@@ -413,7 +413,7 @@ def _same(step: NextRun, points: Sequence[Point]) -> list[Point]:
     return [each for each in points if (each.asked.is_open, each.asked.level) == (is_open, step.level)]
 
 
-def _asked(plan: Plan, step: NextRun, points: Sequence[Point]) -> SweepLoad:
+def _asked(plan: SweepPlan, step: NextRun, points: Sequence[Point]) -> SweepLoad:
     # Each run has a seed that no other run and no repeat of the load has: repeated prompts would measure the prefix cache.
     seed = plan.load.seed + plan.load.looks[-1] + len(points)
     is_open = step.purpose == "request_rate"
@@ -422,7 +422,7 @@ def _asked(plan: Plan, step: NextRun, points: Sequence[Point]) -> SweepLoad:
     return SweepLoad(purpose=step.purpose, load=of, request_rate_req_s=step.level if is_open else None)
 
 
-def _load(plan: Plan, clients: int, prompts: int, seed: int) -> Load:
+def _load(plan: SweepPlan, clients: int, prompts: int, seed: int) -> Load:
     changed = {
         "max_concurrency": clients,
         "num_prompts": prompts,
@@ -438,24 +438,24 @@ def _load(plan: Plan, clients: int, prompts: int, seed: int) -> Load:
     return Load.model_validate(plan.load.model_dump() | changed)
 
 
-def _prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> int:
+def _prompts(plan: SweepPlan, step: NextRun, points: Sequence[Point]) -> int:
     """Enough prompts for the SLO's percentiles and for the run's duration; twice as many as in an invalid run before."""
     before = [each.asked.load.num_prompts for each in _same(step, points) if each.invalid_because]
     lasting = _open_prompts(plan, step, points) if step.purpose == "request_rate" else _closed_prompts(plan, step, points)
     return max(_least_prompts(plan), math.ceil(lasting), 2 * max(before, default=0))
 
 
-def _least_prompts(plan: Plan) -> int:
+def _least_prompts(plan: SweepPlan) -> int:
     return max((least_prompts(name) for name in plan.sweep.slo), default=1)
 
 
-def _open_prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> float:
+def _open_prompts(plan: SweepPlan, step: NextRun, points: Sequence[Point]) -> float:
     busiest = max((each for each in _closed(points) if each.figures), key=lambda point: point.asked.level)
     latency_s = busiest.figures["e2el_mean_ms"] / 1000
     return step.level * max(MARGIN * plan.sweep.min_duration_s, LATENCIES_SENT * latency_s)
 
 
-def _closed_prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> float:
+def _closed_prompts(plan: SweepPlan, step: NextRun, points: Sequence[Point]) -> float:
     """The prompts for the duration, by the rate of the nearest point.
 
     It assumes that the rate rises in proportion with more clients, and does not fall with fewer.
@@ -468,13 +468,13 @@ def _closed_prompts(plan: Plan, step: NextRun, points: Sequence[Point]) -> float
     return max(least, MARGIN * plan.sweep.min_duration_s * rate * max(1.0, step.level / clients))
 
 
-def read_points(folder: Path, plan: Plan) -> list[Point]:
+def read_points(folder: Path, plan: SweepPlan) -> list[Point]:
     """The points in the stage's folder, in the order of their runs. Raises as `read_point`."""
     points = [read_point(each, plan) for each in folder.iterdir() if each.is_dir() and each.name != WATCHED]
     return sorted(points, key=lambda point: point.asked.load.seed)
 
 
-def read_point(folder: Path, plan: Plan) -> Point:
+def read_point(folder: Path, plan: SweepPlan) -> Point:
     """Read one point from its files. Raises one of UNUSABLE if they do not say which point it is."""
     asked = SweepLoad.model_validate_json((folder / ASKED).read_bytes())
     about: dict[str, Any] = {"folder": folder.name, "asked": asked}
@@ -497,7 +497,7 @@ def _answered(repeat: Repeat) -> float | None:
     return rate if result["failed"] == 0 and 0 < rate < math.inf else None
 
 
-def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: SweepLoad) -> dict[str, Any]:
+def _examined(folder: Path, repeat: Repeat, plan: SweepPlan, asked: SweepLoad) -> dict[str, Any]:
     """The fields of a point: the figures of its steady state, or why it is invalid. Raises as `result.steady_of`."""
     others: dict[str, Any] = {"may_queue": True, "model": plan.model, "rate": asked.request_rate_req_s}
     problems = [
@@ -513,11 +513,11 @@ def _examined(folder: Path, repeat: Repeat, plan: Plan, asked: SweepLoad) -> dic
     return {"figures": figures.values, "untold": figures.untold, "sample_count": figures.requests, "meets_slo": meets}
 
 
-def _watched(folder: Path, plan: Plan) -> Path | None:
+def _watched(folder: Path, plan: SweepPlan) -> Path | None:
     return watched_in(folder.parent, folder.parents[1] / SERVE) if plan.watched else None
 
 
-def _other_than_planned(plan: Plan, of: Load) -> list[str]:
+def _other_than_planned(plan: SweepPlan, of: Load) -> list[str]:
     is_planned = of == _load(plan, of.max_concurrency, of.num_prompts, of.seed)
     return [] if is_planned else ["its load is not that of the profile"]
 
@@ -538,7 +538,7 @@ def _speechless(name: str) -> str:
     return f"its replies show no {name}: they have one token, or came in one piece"
 
 
-def parse_sweep(folder: Path, plan: Plan) -> Swept:
+def parse_sweep(folder: Path, plan: SweepPlan) -> Swept:
     """The results of a sweep, only from the files in the stage's folder; without points if one of them cannot be identified."""
     try:
         points = read_points(folder, plan)
@@ -550,14 +550,14 @@ def parse_sweep(folder: Path, plan: Plan) -> Swept:
     return Swept(points=points, curve=curve(plan, points), curve_problems=_curve_problems(plan, points), **levels)
 
 
-def _finished_level(plan: Plan, goal: Goal, points: Sequence[Point]) -> SloLevel:
+def _finished_level(plan: SweepPlan, goal: Goal, points: Sequence[Point]) -> SloLevel:
     decided = _decided(plan, goal, points)
     if not isinstance(decided, SloLevel):
         return SloLevel(invalid_because=f"the search was not finished: {decided:g} {UNITS[goal]} would be next")
     return decided
 
 
-def curve(plan: Plan, points: Sequence[Point]) -> list[CurvePoint]:
+def curve(plan: SweepPlan, points: Sequence[Point]) -> list[CurvePoint]:
     """The first valid run at each number of clients, also of searches, if its replies show a time per token."""
     chosen: dict[float, Point] = {}
     for point in _closed(points):
@@ -582,7 +582,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
     return [not any(other != point and other[0] >= point[0] and other[1] >= point[1] for other in points) for point in points]
 
 
-def _curve_problems(plan: Plan, points: Sequence[Point]) -> list[str]:
+def _curve_problems(plan: SweepPlan, points: Sequence[Point]) -> list[str]:
     shown = {point.clients for point in curve(plan, points)}
     missing = [clients for clients in plan.curve if clients not in shown]
     return [f"{clients} clients: {_why_missing([p for p in points if p.asked.level == clients])}" for clients in missing]
@@ -595,7 +595,7 @@ def _why_missing(runs: Sequence[Point]) -> str:
     return closed[-1].invalid_because or closed[-1].untold.get(TPOT) or _speechless(TPOT)
 
 
-def sweep_measurements(swept: Swept, plan: Plan) -> list[Measurement]:
+def sweep_measurements(swept: Swept, plan: SweepPlan) -> list[Measurement]:
     """The metrics of the searches. Goodput and cost are those at the concurrency found, or else at the rate found.
 
     There is no goodput if the SLO has no percentile of ttft, tpot or e2el, and no cost without a price.

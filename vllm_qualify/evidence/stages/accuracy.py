@@ -34,13 +34,15 @@ def accuracy_stage(served: Served, plan: CellPlan, evidence: Path, progress: Pro
 
     def measure(folder: Path) -> Commands:
         for task in plan.accuracy:
-            ask(served, task, folder / task.name, progress, asking)
+            ask_questions(served, task, folder / task.name, progress, asking)
         return [served.lm_eval[task.name].command for task in plan.accuracy]
 
-    return ACCURACY.run(plan, evidence, measure, accuracy.tools())
+    return ACCURACY.run(plan, evidence, measure, accuracy.lm_eval_tools())
 
 
-def ask(served: Served, task: TaskPlan, folder: Path, progress: Progress, asking: AskingLimits, start: int = 1) -> None:
+def ask_questions(
+    served: Served, task: TaskPlan, folder: Path, progress: Progress, asking: AskingLimits, start: int = 1
+) -> None:
     """Ask a task in this start of the server, into the task's folder. Raises as `accuracy_stage`."""
     repetitions = asking.repetitions(task)
     lm_eval = accuracy.prepare_task(served.server, served.lm_eval[task.name], folder, progress)
@@ -78,10 +80,10 @@ def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
 
 
 def _inputs(plan: CellPlan) -> list[Any]:
-    return [questions_of(plan), metadata.version("lm-eval"), *comparing_inputs(plan)]
+    return [tasks_as_inputs(plan), metadata.version("lm-eval"), *comparing_inputs(plan)]
 
 
-def questions_of(plan: CellPlan) -> list[Any]:
+def tasks_as_inputs(plan: CellPlan) -> list[Any]:
     """The settings and the content of the plan's tasks, as inputs of a stage."""
     return [_task(task) for task in plan.accuracy]
 

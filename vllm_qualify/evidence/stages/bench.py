@@ -12,7 +12,7 @@ from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
 
 
-def tools(plan: CellPlan) -> dict[str, str]:
+def bench_tools(plan: CellPlan) -> dict[str, str]:
     engine = plan.client or plan.cell.release.engine
     return {"vllm bench serve": engine.version, "client": engine.launcher if engine.image is None else engine.image.reference}
 

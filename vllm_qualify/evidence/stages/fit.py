@@ -43,7 +43,7 @@ def fit_stage(plan: CellPlan, evidence: Path, tell: Tell, question: Question | N
         (folder / FIT_RESULT).write_text(fitted.model_dump_json(indent=2))
         return []
 
-    return FIT.run(plan, evidence, measure, bench.tools(plan))
+    return FIT.run(plan, evidence, measure, bench.bench_tools(plan))
 
 
 def _kv_cache(server: Server, folder: Path) -> KvCache | None:

@@ -12,7 +12,7 @@ from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEviden
 from vllm_qualify.evidence.passages import Passage
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served
-from vllm_qualify.evidence.stages.accuracy import asks_alike, questions_of
+from vllm_qualify.evidence.stages.accuracy import asks_alike, tasks_as_inputs
 from vllm_qualify.evidence.stages.stage import Commands, StageKind, dumped
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
 from vllm_qualify.recipe.metrics import ANSWER_NLL, ANSWER_TOP1, TEXT_NLL, TEXT_TOP1
@@ -36,7 +36,7 @@ def likelihood_stage(served: Served, plan: CellPlan, evidence: Path, progress: P
             texts = list(passages.given(content))
             likelihood.measure_likelihood(served.server, texts, folder / likelihood.TEXTS, limit_s, progress)
         try:
-            answered = passages.answered(plan, evidence)
+            answered = passages.answered_passages(plan, evidence)
         except UNUSABLE:
             # The measurements will say so.
             return []
@@ -69,7 +69,7 @@ def _copied(planned: LikelihoodPlan, copy: Path) -> bytes:
 
 def scored_answers(plan: CellPlan, evidence: Path, *, of_baseline: bool = False) -> list[Scored]:
     """The scores, by the cell or by its baseline, of the answers that the cell scored. Raises one of UNUSABLE."""
-    return _scored(plan, evidence, likelihood.ANSWERS, passages.answered(plan, evidence), of_baseline=of_baseline)
+    return _scored(plan, evidence, likelihood.ANSWERS, passages.answered_passages(plan, evidence), of_baseline=of_baseline)
 
 
 def scored_texts(plan: CellPlan, evidence: Path, *, of_baseline: bool = False) -> list[Scored]:
@@ -107,7 +107,7 @@ def _inputs(plan: CellPlan) -> list[Any]:
     """The settings, the texts by their content, and what determines the answers: the baseline's run, or the tasks."""
     planned = plan.likelihood
     scored = [dumped(planned.settings) | {"texts": None}, planned.texts_sha256] if planned else None
-    return [scored, questions_of(plan), plan.baseline.run_id if plan.baseline else None, plan.establishes]
+    return [scored, tasks_as_inputs(plan), plan.baseline.run_id if plan.baseline else None, plan.establishes]
 
 
 def _longest_s(plan: CellPlan) -> float:

@@ -31,7 +31,7 @@ def load_stage(
     def measure(folder: Path) -> Commands:
         return run_load(served, plan, evidence, folder, progress, following, tell)
 
-    return LOAD.run(plan, evidence, measure, bench.tools(plan))
+    return LOAD.run(plan, evidence, measure, bench.bench_tools(plan))
 
 
 def run_load(

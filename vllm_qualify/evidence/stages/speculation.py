@@ -45,7 +45,7 @@ def speculation_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell
             speculation.measure_speculation(servers, _greedy(plan, evidence), plan.load, folder, once)
         return commands
 
-    return SPECULATION.run(plan, evidence, measure, bench.tools(plan))
+    return SPECULATION.run(plan, evidence, measure, bench.bench_tools(plan))
 
 
 def _greedy(plan: CellPlan, evidence: Path) -> speculation.Greedy:

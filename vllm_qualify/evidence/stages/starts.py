@@ -61,7 +61,7 @@ def measure_start(
             with writing("starts"):
                 shutil.copytree(alike / "accuracy" / task.name, folder)
         else:
-            accuracy.ask(served, task, folder, progress, ONCE, number)
+            accuracy.ask_questions(served, task, folder, progress, ONCE, number)
     commands = [served.lm_eval[task.name].command for task in ours.accuracy]
     is_loaded = any(gate.against == "load" for gate in undecided)
     return [*commands, *(_run_load(served, ours, evidence, number, progress, tell) if is_loaded else [])]
@@ -98,7 +98,7 @@ def starts_stage(
 ) -> StageEvidence:
     """The stage with all starts so far. `before` is the stage without the last one. Raises HostError."""
     stage_folder(evidence, "starts")
-    finished = STARTS.finish(plan, evidence, started_at, duration_s, commands, bench.tools(plan) if commands else {})
+    finished = STARTS.finish(plan, evidence, started_at, duration_s, commands, bench.bench_tools(plan) if commands else {})
     if before is None:
         return finished
     return finished.model_copy(

@@ -27,14 +27,14 @@ def sweep_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> S
             sweep.measure_sweep(point, sweep_plan(plan), folder)
         return commands
 
-    return SWEEP.run(plan, evidence, measure, bench.tools(plan))
+    return SWEEP.run(plan, evidence, measure, bench.bench_tools(plan))
 
 
-def sweep_plan(plan: CellPlan) -> sweep.Plan:
+def sweep_plan(plan: CellPlan) -> sweep.SweepPlan:
     """What the sweep of a cell needs. Raises ValueError if the cell has no sweep."""
     if plan.sweep is None:
         raise ValueError("the profile has no sweep")
-    return sweep.Plan(
+    return sweep.SweepPlan(
         sweep=plan.sweep,
         load=plan.load,
         most_concurrency=plan.sweep.most_concurrency or plan.server.most_requests or plan.load.max_concurrency,
