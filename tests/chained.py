@@ -47,20 +47,20 @@ BASELINE, ANCHOR = (f"{OWN} against the {other}" for other in ("baseline", "anch
 
 def document(folder: Path, *gates: Document, questions: int = 1000, repetitions: int = 6) -> Document:
     """The reference recipe with weights of the test's own, so many questions, and these gates against other runs."""
-    found = reference()
-    for name in found["variants"]:
+    document = reference()
+    for name in document["variants"]:
         weights = folder / name
         weights.mkdir(parents=True)
         (weights / "config.json").write_text(name)
-        found["variants"][name]["model"] = str(weights)
-    found["accuracy"] = [{"task": "gsm8k", "num_questions": questions, "num_fewshot": 1, "most_repetitions": repetitions}]
+        document["variants"][name]["model"] = str(weights)
+    document["accuracy"] = [{"task": "gsm8k", "num_questions": questions, "num_fewshot": 1, "most_repetitions": repetitions}]
     # Its evidence has one start, and no likelihoods.
-    del found["likelihood"]
-    found["gpu_types"]["cpu"]["starts"] = 1
+    del document["likelihood"]
+    document["gpu_types"]["cpu"]["starts"] = 1
     compared = {"max_loss", "max_nll_increase"}
-    kept = [gate for gate in found["gates"] if not compared & gate.keys() and gate["metric"] != "exact_match"]
-    found["gates"] = [*kept, LEAST, *gates]
-    return found
+    kept = [gate for gate in document["gates"] if not compared & gate.keys() and gate["metric"] != "exact_match"]
+    document["gates"] = [*kept, LEAST, *gates]
+    return document
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Cell:
     folder: Path
     recipe: Document
 
-    def plan(self, number: int, *, told: list[str] | None = None, **against: Any) -> CellPlan:
+    def plan(self, number: int, *, messages: list[str] | None = None, **against: Any) -> CellPlan:
         """The plan of a release: of the gates, those on the score, since nothing else is measured."""
         loaded = LoadedRecipe(recipe=Recipe.model_validate(self.recipe), folder=Path("/recipes"))
         python = self.folder / "engine" / "bin" / "python"
@@ -81,8 +81,8 @@ class Cell:
         (plan,) = plan_cells(loaded, Choice(), Engines(engine=EngineEnvironment(python=python)), CPU)
         gates = [gate for gate in plan.gates if gate.metric == "exact_match"]
         plan = plan.model_copy(update={"run_id": run_id(number), "gates": gates})
-        told = [] if told is None else told
-        return with_tries(with_baseline(plan, self.store, Against(**against), told.append), self.store, told.append)
+        messages = [] if messages is None else messages
+        return with_tries(with_baseline(plan, self.store, Against(**against), messages.append), self.store, messages.append)
 
     def measured(self, plan: CellPlan, lost: int, *, version: float = 3.0, steps: int | None = None) -> Run:
         """A run in which so many questions are always wrong, and all others right; of the first steps, or of all."""
@@ -146,7 +146,7 @@ def run_id(number: int) -> str:
 
 
 def verdicts(report: Report) -> dict[str, str]:
-    return {found.gate.label: found.verdict for found in report.judgement.gates}
+    return {verdict.gate.label: verdict.verdict for verdict in report.judgement.gates}
 
 
 def without(plan: CellPlan, label: str) -> CellPlan:

@@ -181,7 +181,7 @@ def test_the_flow_waits_for_a_person(store: Store, tmp_path: Path, monkeypatch: 
     assert not done.rejected
 
 
-def test_a_rejection_ends_the_wait_and_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejection_ends_the_wait_and_is_reported(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = published(store, tmp_path, BY_HAND)
     run = read_run(store, CELL, waiting.run.id)
     monkeypatch.setattr(approve, "sleep", meanwhile(lambda: reject(store, run, BOB_REJECTS, NOW)))
@@ -207,7 +207,7 @@ def test_a_rejection_that_came_first_holds_against_the_recipe(store: Store, tmp_
     assert "rejected by Bob on 2026-03-14" in (done.decision or "")
 
 
-def test_a_bad_key_is_told_before_anything_starts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_key_is_reported_before_anything_starts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PRIVATE_KEY, "no key")
     with pytest.raises(CallerError, match="not a private key"):
         qualify_release(QualifyRelease(recipe="reference", store=store.url))

@@ -36,11 +36,13 @@ KEYS = {
 def test_the_last_line_has_the_figures() -> None:
     """How good they are is for a run with many releases to say."""
     command = [sys.executable, "-m", "infra.bench.gates", "--runs", "4", "--seed", "7"]
-    told = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.splitlines()
-    figures = json.loads(told[-1])
+    messages = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.splitlines()
+    figures = json.loads(messages[-1])
     assert figures.keys() == KEYS
     assert all(value >= 0 for value in figures.values())
-    assert all(any(line.startswith(gate) for line in told) for gate in (*peers.ACCURACY, *peers.SPEED, "paired", "in turns"))
+    assert all(
+        any(line.startswith(gate) for line in messages) for gate in (*peers.ACCURACY, *peers.SPEED, "paired", "in turns")
+    )
 
 
 def test_one_seed_gives_the_same_rates_whatever_the_processes() -> None:
@@ -54,13 +56,13 @@ def test_one_seed_gives_the_same_rates_whatever_the_processes() -> None:
 @pytest.mark.parametrize("lost", [0.0, 0.015, 0.06])
 def test_builds_differ_by_just_what_is_lost(flips: float, lost: float) -> None:
     rng = np.random.default_rng(1)
-    found = [worlds.builds(rng, QUESTIONS, flips, lost) for _ in range(50)]
-    for pair in found:
+    pairs = [worlds.builds(rng, QUESTIONS, flips, lost) for _ in range(50)]
+    for pair in pairs:
         assert pair.baseline.mean() == pytest.approx(worlds.BASE_ACCURACY, abs=0.5 / QUESTIONS)
         assert pair.baseline.mean() - pair.candidate.mean() == pytest.approx(lost)
         assert (pair.candidate > pair.baseline).any()
         assert ((pair.candidate > -1e-9) & (pair.candidate < 1 + 1e-9)).all()
-    assert np.mean([2 * chance * (1 - chance) for chance, _ in found]) == pytest.approx(flips, rel=0.1)
+    assert np.mean([2 * chance * (1 - chance) for chance, _ in pairs]) == pytest.approx(flips, rel=0.1)
 
 
 def test_tensorrt_llms_threshold_is_the_published_one() -> None:
@@ -144,9 +146,9 @@ def test_starts_shift_a_build_and_repetitions_shift_topics() -> None:
 def test_a_history_of_starts_shows_how_much_they_differ() -> None:
     rng = np.random.default_rng(1)
     build = answer_worlds.starts(rng, QUESTIONS, 0.0).baseline
-    found = accuracy.history(rng, build, 200)
-    assert np.sqrt(found.part) == pytest.approx(answer_worlds.BETWEEN_STARTS, rel=0.15)
-    assert (found.freedom, found.runs) == (199, 200)
+    between = accuracy.history(rng, build, 200)
+    assert np.sqrt(between.part) == pytest.approx(answer_worlds.BETWEEN_STARTS, rel=0.15)
+    assert (between.freedom, between.runs) == (199, 200)
 
 
 @pytest.mark.parametrize("world", speed_worlds.WORLDS)

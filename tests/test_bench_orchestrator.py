@@ -19,7 +19,7 @@ def test_three_cells_pass_and_published(tmp_path: Path) -> None:
     manifests = [read_manifest(store, key) for key in store.keys("reports/") if key.endswith("/manifest.json")]
     assert sorted(manifest.cell for manifest in manifests) == [f"orchestrator/bf16/cpu/p{number}" for number in (1, 2, 3)]
     assert {manifest.outcome for manifest in manifests} == {"passed"}
-    told = json.loads(json.dumps(figures([cost])))
-    assert told.keys() == {"seconds_per_cell", "mib_per_cell"}
-    assert all(found.keys() == {"3"} for found in told.values())
+    message = json.loads(json.dumps(figures([cost])))
+    assert message.keys() == {"seconds_per_cell", "mib_per_cell"}
+    assert all(each.keys() == {"3"} for each in message.values())
     assert len(list(table([cost]))) == 2

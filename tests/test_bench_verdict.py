@@ -54,7 +54,7 @@ def test_a_server_idles_while_it_has_no_request_from_its_first_completion_on() -
     ]
 
 
-def test_gaps_without_work_are_told_with_what_ran_in_them() -> None:
+def test_gaps_without_work_are_reported_with_what_ran_in_them() -> None:
     spans = [Span("smoke", 10.0, 11.0), Span("accuracy r1-b1", 11.5, 20.0), Span("repeat 1", 30.0, 40.0)]
     idle = [(11.0, 11.2), (11.2, 11.4), (12.0, 12.3), (12.3, 12.7), (20.5, 25.0), (25.0, 29.0), (40.2, 41.0)]
     gaps = merged(idle)
@@ -73,13 +73,13 @@ def test_what_was_done_by_hand_is_known_by_its_marks(tmp_path: Path) -> None:
 
 
 def test_ratios_are_over_the_same_round_and_the_idle_share_is_the_flows() -> None:
-    found = {
+    by_way = {
         BY_HAND: [Took(300, 200, 30, 0.4), Took(300, 400, 30, 0.6)],
         FLOW: [Took(250, 100, 30, 0.04), Took(250, 200, 30, 0.06)],
         SEQUENTIAL: [Took(200, 50, 30, 0.05), Took(200, 100, 30, 0.05)],
     }
     costs = [Cost(10, 10, 0.5, 0.6, 0.7, 30.0), Cost(100, 100, 0.4, 0.5, 0.3, 30.0)]
-    assert figures(found, costs) == {
+    assert figures(by_way, costs) == {
         "held_ratio": 0.5,
         "idle_share": pytest.approx(0.05),
         "sequential_held_ratio": 0.25,

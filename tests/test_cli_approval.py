@@ -116,7 +116,7 @@ def test_each_way_not_to_hold_has_its_exit_code(store: Store, command: Command, 
         (("revoke", CELL, "--by", "Eve", "--reason", "x"), "nothing is approved"),
     ],
 )
-def test_a_mistake_is_told_with_its_remedy(command: Command, arguments: tuple[str, ...], message: str) -> None:
+def test_a_mistake_is_reported_with_its_remedy(command: Command, arguments: tuple[str, ...], message: str) -> None:
     code, out, err = command(*arguments)
     assert code in (2, 3)
     assert (out, message in err) == ("", True), err

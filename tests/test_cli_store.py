@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> PrunableStore:
     return opened
 
 
-def test_what_would_go_is_told_and_goes_with_delete(
+def test_what_would_go_is_reported_and_goes_with_delete(
     store: PrunableStore, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {*store.keys("")}
@@ -44,7 +44,7 @@ def test_what_would_go_is_told_and_goes_with_delete(
 
 
 @pytest.mark.parametrize("arguments", [PRUNE, (*PRUNE[:-1], "--delete", "--store"), ("store", "upgrade", "--store")])
-def test_a_store_that_is_not_there_is_told_and_not_made(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_named_and_not_made(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
     code, _, message = command(*arguments, (tmp_path / "mistyped").as_uri())
     assert code == 3
     assert "mistyped cannot be used: No such file or directory" in message

@@ -122,7 +122,7 @@ def event(flow: str, state: str) -> ReceivedEvent:
         ("qualify-host", "Approved", None),
     ],
 )
-def test_people_are_told_once_of_a_run_that_needs_them(flow: str, state: str, expected: str | None) -> None:
+def test_people_are_reported_once_of_a_run_that_needs_them(flow: str, state: str, expected: str | None) -> None:
     triggers = {what: setup.telling(what, states, uuid4()).trigger for what, states in setup.NOTIFICATIONS.items()}
     servers = {what: ServersTrigger.model_validate(trigger.model_dump(exclude={"id"})) for what, trigger in triggers.items()}
     assert [what for what, trigger in servers.items() if trigger.covers(event(flow, state))] == ([expected] if expected else [])

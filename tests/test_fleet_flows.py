@@ -297,7 +297,7 @@ def watching(store: Store) -> WatchReleases:
     return WatchReleases(recipes=["reference"], gpu_types=["cpu", "h100"], repository="127.0.0.1:5000/vllm", store=store.url)
 
 
-def test_a_new_image_is_told_once_and_a_moved_tag_is_a_new_one(
+def test_a_new_image_is_reported_once_and_a_moved_tag_is_a_new_one(
     store: Store, registry: Callable[[list[Available]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[Source] = []

@@ -37,8 +37,8 @@ def _prefect() -> Iterator[None]:
 def plan(tmp_path: Path) -> CellPlan:
     """A run that becomes a baseline: it is started as often as planned, whatever it measures."""
     gate = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.01, unit="fraction")
-    found = captured_plan(tmp_path)
-    return found.model_copy(update={"gates": [*found.gates, gate], "establishes": True, "starts": 2})
+    plan = captured_plan(tmp_path)
+    return plan.model_copy(update={"gates": [*plan.gates, gate], "establishes": True, "starts": 2})
 
 
 class Servers:
@@ -71,10 +71,10 @@ class Servers:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
-    found = Servers()
-    monkeypatch.setattr(tasks.starts, "serve", found.serve)
-    monkeypatch.setattr(stages, "measure_start", found.measure)
-    return found
+    servers = Servers()
+    monkeypatch.setattr(tasks.starts, "serve", servers.serve)
+    monkeypatch.setattr(stages, "measure_start", servers.measure)
+    return servers
 
 
 def in_flow(work: Callable[[], object]) -> None:

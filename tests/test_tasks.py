@@ -136,7 +136,7 @@ def test_a_registry_that_refuses_is_not_asked_again() -> None:
     assert resolved(Answer(403)) == (None, 1)
 
 
-def test_a_wait_is_told_in_seconds_or_as_a_date() -> None:
+def test_a_wait_is_reported_in_seconds_or_as_a_date() -> None:
     assert wait_asked_s({"Retry-After": "12"}) == 12
     assert 50 < wait_asked_s({"Retry-After": format_datetime(datetime.now(UTC) + timedelta(minutes=1), usegmt=True)}) <= 60
     for nothing in ({}, {"Retry-After": "soon"}, {"Retry-After": "-1"}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 -0000"}):
@@ -208,10 +208,10 @@ def test_every_task_has_a_time_limit_and_what_measures_has_that_of_its_plan(monk
     other_stage = {"warm starts": "serve", "further start": "starts"}
     measuring = {name: other_stage.get(name, name) for name in [*MEASURES, "baseline"]}
     plan: Any = GIVEN["run"].plan
-    found = [(task.name, limit_of(task, monkeypatch)) for task in all_tasks()]
-    assert len(found) > 25
-    assert {name for name, _ in found} >= {*LIMITS_S, *measuring}
-    for name, limit_s in found:
+    limits = [(task.name, limit_of(task, monkeypatch)) for task in all_tasks()]
+    assert len(limits) > 25
+    assert {name for name, _ in limits} >= {*LIMITS_S, *measuring}
+    for name, limit_s in limits:
         stage: Any = measuring.get(name)
         assert limit_s == (stages.longest_s(plan, stage) if stage else LIMITS_S.get(name, HOUR_S)), name
 

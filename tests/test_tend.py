@@ -126,7 +126,7 @@ def test_a_run_is_given_up_after_so_many_starts_and_then_left_alone(client: Sync
     assert state_of(client, run) == (kind, "Crashed", message)
 
 
-def test_a_run_within_another_one_is_only_told_to_be_lost(client: SyncPrefectClient) -> None:
+def test_a_run_within_another_one_is_only_reported_as_lost(client: SyncPrefectClient) -> None:
     @flow(name="qualify-host")
     def inner() -> None:
         """As a run that no deployment made."""

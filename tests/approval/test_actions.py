@@ -205,7 +205,7 @@ def test_a_second_call_changes_nothing(store: Store, run: PublishedRun, key: Pri
     assert approvals(store) == before
 
 
-def test_a_rerun_with_another_key_is_told(store: Store, run: PublishedRun, key: PrivateKey, other_key: PrivateKey) -> None:
+def test_a_rerun_with_another_key_is_reported(store: Store, run: PublishedRun, key: PrivateKey, other_key: PrivateKey) -> None:
     approved(store, run, key)
     before = approvals(store)
     with pytest.raises(OtherKeyError, match=f"signed by key {key.public_key.keyid[:16]}"):
@@ -213,7 +213,7 @@ def test_a_rerun_with_another_key_is_told(store: Store, run: PublishedRun, key: 
     assert approvals(store) == before
 
 
-def test_an_approval_of_something_else_in_its_place_is_told(
+def test_an_approval_of_something_else_in_its_place_is_reported(
     as_published: Path, tmp_path: Path, store: Store, key: PrivateKey
 ) -> None:
     store = Mortal(DirectoryStore(copied(as_published, tmp_path / "copy")), 3, after=False)
@@ -314,7 +314,7 @@ def real_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return (tmp_path / "store").as_uri() if request.param == "directory" else str(request.getfixturevalue("radosgw_url"))
 
 
-def test_of_sixteen_approvers_one_wins_each_round_and_the_others_are_told_by_whom(
+def test_of_sixteen_approvers_one_wins_each_round_and_the_others_learn_by_whom(
     real_url: str, tmp_path: Path, key: PrivateKey
 ) -> None:
     store = Together(open_store(real_url))
@@ -434,7 +434,7 @@ def test_what_changes_while_an_index_is_made_is_in_it(as_published: Path, tmp_pa
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"index_version": 2}'])
-def test_what_is_no_index_is_told(as_published: Path, tmp_path: Path, body: bytes) -> None:
+def test_what_is_no_index_is_reported(as_published: Path, tmp_path: Path, body: bytes) -> None:
     store = DirectoryStore(copied(as_published, tmp_path / "store"))
     for name, read in ((INDEX_KEY, read_index), (cell_index_key(CELL), partial(read_row, cell=CELL))):
         store.swap(name, body, "application/json", store.read(name).tag)

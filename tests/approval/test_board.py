@@ -178,7 +178,7 @@ def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> N
     assert list(states) == sorted(states)
 
 
-def test_the_script_is_told_of_each_cell_in_order() -> None:
+def test_the_script_gets_each_cell_in_order() -> None:
     summary = Summary(engine="vllm", engine_version="0.32.0")
     row = Row(cell=CELL, revision=7, last=entry(), reports=[line(NEWER), line(standing="approved", summary=summary)])
     [expected] = [attributes for attributes in page_of(row).all("tr") if "data-row" in attributes]
@@ -266,7 +266,7 @@ def test_no_hostile_name_breaks_out(page: Page, harmless: Page) -> None:
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on") or name == "style"]
 
 
-def test_hostile_names_are_told_as_they_are() -> None:
+def test_hostile_names_are_reported_as_they_are() -> None:
     page, cells = page_of(hostile()), cell_page_of(hostile())
     assert any(SCRIPT in text and IMAGE in text and CLOSING in text for text in cells.data["texts"])
     assert not any(sign in cells.inside["script"][0] for sign in "<>&\u2028\u2029")
@@ -534,7 +534,7 @@ def test_an_index_that_is_not_as_it_is_written_is_read_as_a_whole(spoil: Callabl
         assert parse_lines(body) == lines_of(whole)
 
 
-def test_a_board_that_changes_all_the_time_is_told(store: Store) -> None:
+def test_a_board_that_changes_all_the_time_is_reported(store: Store) -> None:
     write_board(store, lines_of(index_of(1)))
     text = store.get(BOARD_KEY)
 

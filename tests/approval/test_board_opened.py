@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 LLAMA, QWEN = "llama-3.1-8b/fp8/h200/throughput", "qwen-2.5-7b/bf16/h100/latency"
 TODAY = datetime.now(UTC).date()
 # A run over midnight finds a day less.
-TOLD_DAYS = re.compile("in (40|39) days")
+DAYS_LEFT = re.compile("in (40|39) days")
 
 
 def summary(version: str, score: float | None = 0.83) -> Summary:
@@ -132,7 +132,7 @@ def test_it_never_scrolls_sideways(opened: Open, request: pytest.FixtureRequest,
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_without_its_script_the_cells_are_told(opened: Open, board: Path) -> None:
+def test_without_its_script_the_cells_are_reported(opened: Open, board: Path) -> None:
     page, _ = opened(board, WIDE, script=False)
     row = page.locator("#cells > tbody > tr", has_text=LLAMA.split("/")[0])
     assert "approved" in row.inner_text()
@@ -144,7 +144,7 @@ def test_an_approval_has_expired_on_its_day(opened: Open, board: Path) -> None:
     states = dict(zip(shown(page), page.locator("#cells > tbody > tr > td.state").all_inner_texts(), strict=True))
     assert states["qwen-2.5-7b"] == "expired"
     assert states["llama-3.1-8b"].split("\n") == ["approved", "newer report: not passed"]
-    assert page.get_by_text(TOLD_DAYS).is_visible()
+    assert page.get_by_text(DAYS_LEFT).is_visible()
 
 
 # --- filters and histories
@@ -206,11 +206,11 @@ def test_a_cells_page_draws_each_version(opened: Open, llamas: Path) -> None:
     assert "1 of 3 reports have no such value" in text
     assert [name in text for name in ("0.31.0", "0.32.0", "0.33.0")] == [True] * 3
     assert page.locator("main").get_by_role("link").count() == 3
-    assert page.get_by_text(TOLD_DAYS).is_visible()
+    assert page.get_by_text(DAYS_LEFT).is_visible()
     assert faults == []
 
 
-def test_without_its_script_the_reports_of_a_cell_are_told(opened: Open, llamas: Path) -> None:
+def test_without_its_script_the_reports_of_a_cell_are_reported(opened: Open, llamas: Path) -> None:
     page, _ = opened(llamas, WIDE, script=False)
     assert page.locator("main").get_by_role("link").count() == 3
     assert page.locator("td.state").all_inner_texts()[1].split("\n") == ["approved", "approved by Ada"]

@@ -106,11 +106,11 @@ def test_it_has_all_approved_baselines_and_the_newest_others(tmp_path: Path) -> 
     for number, run_id in enumerate(runs):
         change: Change = established if number == 0 else as_it_is
         approved(store, publish_report(store, tmp_path / "runs", run_id, change), key)
-    told = row_of(store).chain
-    assert [link.run_id for link in told] == [runs[0], *runs[3:]]
-    assert all(link.score for link in told)
-    assert [link.establishes for link in told[:2]] == [True, False]
+    links = row_of(store).chain
+    assert [link.run_id for link in links] == [runs[0], *runs[3:]]
+    assert all(link.score for link in links)
+    assert [link.establishes for link in links[:2]] == [True, False]
     # Made again from the manifests alone, it is the same.
-    assert make_again(store, CELL).chain == told
+    assert make_again(store, CELL).chain == links
     revoke(store, CELL, runs[0], revocation("Grace", "it forgets", datetime.now(UTC)))
     assert [link.revoked for link in row_of(store).chain[:2]] == [True, False]

@@ -170,7 +170,7 @@ def test_the_docker_line_takes_the_hub_cache_of_the_user_who_runs_it() -> None:
     assert after(command, "--volume") == ["/home/a b/.cache/huggingface/hub:/root/.cache/huggingface/hub"]
 
 
-def test_local_weights_are_mounted_where_the_server_was_told() -> None:
+def test_local_weights_are_mounted_where_the_server_expects_them() -> None:
     command = run_by_a_shell(rendered(LOCAL, "docker"), {})
     assert after(command, "--mount") == [
         'type=bind,"source=/models/tiny: $1, a",target=/vllm-qualify/model,readonly',

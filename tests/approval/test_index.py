@@ -255,7 +255,7 @@ def two_cells(store: Store, tmp_path: Path, key: PrivateKey) -> Store:
 
 
 @pytest.mark.parametrize("version", [0, INDEX_VERSION - 1, INDEX_VERSION + 1, True, "1", None])
-def test_an_index_of_any_other_version_is_told(two_cells: Store, version: object) -> None:
+def test_an_index_of_any_other_version_is_reported(two_cells: Store, version: object) -> None:
     for name in (INDEX_KEY, cell_index_key(CELL)):
         before = two_cells.read(name)
         body = json.dumps(json.loads(before.body) | {"index_version": version}).encode()

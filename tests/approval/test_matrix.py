@@ -43,7 +43,7 @@ def test_every_cell_is_there_in_order(store: Store) -> None:
     assert {(state.state, state.last.run_id) for state in states} == {("approved", RUN)}
 
 
-def test_a_store_that_takes_too_long_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_takes_too_long_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     slow = Wrapped(store)
     slow.read = lambda key: (never.wait(), store.read(key))[1]

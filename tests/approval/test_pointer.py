@@ -124,7 +124,7 @@ def test_what_is_not_approved_cannot_be_revoked(store: Store, run_id: str | None
 
 
 @pytest.mark.parametrize("cell", ["", "llama", "a/b/c", "a/b/c/d/e", "../../etc/passwd/x", "A/b/c/d", "a/b/c/d\n"])
-def test_what_is_no_cell_is_told(store: Store, cell: str) -> None:
+def test_what_is_no_cell_is_reported(store: Store, cell: str) -> None:
     with pytest.raises(CallerError, match="CELL: this is not a cell"):
         read_pointer(store, cell)
     with pytest.raises(CallerError, match="CELL: this is not a cell"):
@@ -144,7 +144,7 @@ class Meddled(DirectoryStore):
         super().swap(key, body, content_type, tag)
 
 
-def test_the_loser_is_told_by_whom(tmp_path: Path) -> None:
+def test_the_loser_learns_by_whom(tmp_path: Path) -> None:
     store = Meddled(tmp_path, [lambda store: advance(store, CELL, entry(RUN, by="Bob"))])
     with pytest.raises(OvertakenError, match=f"run {NEWER} lost: .* run {RUN} was approved by Bob on 2026-03-14"):
         advance(store, CELL, entry(NEWER))
@@ -161,7 +161,7 @@ def test_a_revocation_of_another_run_is_no_rival(tmp_path: Path) -> None:
     assert stored(store) == pointer
 
 
-def test_a_run_older_than_a_revoked_one_is_told_so(store: Store) -> None:
+def test_a_run_older_than_a_revoked_one_is_marked(store: Store) -> None:
     advance(store, CELL, entry(RUN))
     mark_revoked(store, CELL, RUN, TAKEN_BACK)
     with pytest.raises(OvertakenError, match=f"older than run {RUN} .* revoked by Grace") as raised:
@@ -195,7 +195,7 @@ def test_a_revocation_comes_through_and_hits_what_was_meant(tmp_path: Path) -> N
     assert parse_pointer(store.get(pointer_key(CELL)), CELL, "here") == pointer == stored(store)
 
 
-def test_a_pointer_that_never_rests_is_told(tmp_path: Path) -> None:
+def test_a_pointer_that_never_rests_is_reported(tmp_path: Path) -> None:
     class Restless(DirectoryStore):
         def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
             super().swap(key, body, content_type, f"not {tag}")
@@ -235,7 +235,7 @@ def test_what_was_written_is_read() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"\x00", b"{}", b'{"sha256": "1"}', b"[" * 100_000, document() + b" "])
-def test_what_is_not_as_it_was_written_is_told(body: bytes) -> None:
+def test_what_is_not_as_it_was_written_is_reported(body: bytes) -> None:
     with pytest.raises(TamperedError, match="here: the pointer is not as it was written"):
         parse_pointer(body, CELL, "here")
 
@@ -250,12 +250,12 @@ def test_what_is_not_as_it_was_written_is_told(body: bytes) -> None:
         (document(cell="a/b/c/d"), "not of this cell"),
     ],
 )
-def test_what_could_not_be_written_is_told(body: bytes, message: str) -> None:
+def test_what_could_not_be_written_is_reported(body: bytes, message: str) -> None:
     with pytest.raises(StoreError, match=f"here: not a pointer.*{message}|{message}"):
         parse_pointer(body, CELL, "here")
 
 
-def test_the_pointer_of_another_cell_is_told(store: Store) -> None:
+def test_the_pointer_of_another_cell_is_reported(store: Store) -> None:
     advance(store, CELL, entry(RUN))
     store.swap(pointer_key("a/b/c/d"), store.get(pointer_key(CELL)), JSON, None)
     with pytest.raises(TamperedError, match="the pointer of another cell"):

@@ -32,7 +32,7 @@ def test_a_run_without_its_manifest_is_none(store: Store, run: PublishedRun) -> 
         read_run(store, CELL, RUN)
 
 
-def test_a_report_that_is_not_its_manifests_is_told(store: Store, run: PublishedRun) -> None:
+def test_a_report_that_is_not_its_manifests_is_reported(store: Store, run: PublishedRun) -> None:
     rewrite(store, run.report_object.key, store.get(run.report_object.key).replace(b"0.32.0", b"0.33.0"))
     with pytest.raises(StoreError, match="the report is not what its manifest says"):
         read_run(store, CELL, RUN)
@@ -43,7 +43,7 @@ def manifest(store: Store) -> dict[str, Any]:
     return document
 
 
-def test_a_manifest_of_something_else_is_told(store: Store, run: PublishedRun) -> None:
+def test_a_manifest_of_something_else_is_reported(store: Store, run: PublishedRun) -> None:
     whole = manifest(store)
     evidence = [named for named in whole["objects"] if named["key"].startswith("evidence/")]
     others = [named for named in whole["objects"] if named not in evidence]
@@ -59,7 +59,7 @@ def test_a_manifest_of_something_else_is_told(store: Store, run: PublishedRun) -
             read_run(store, CELL, RUN)
 
 
-def test_a_run_in_anothers_place_is_told(store: Store, run: PublishedRun, tmp_path: Path) -> None:
+def test_a_run_in_anothers_place_is_reported(store: Store, run: PublishedRun, tmp_path: Path) -> None:
     publish_report(store, tmp_path / "runs", NEWER)
     rewrite(store, manifest_key(CELL, NEWER), store.get(manifest_key(CELL, RUN)))
     with pytest.raises(StoreError, match="it is of another run"):

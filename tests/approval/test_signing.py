@@ -73,7 +73,7 @@ def test_a_key_is_never_replaced(tmp_path: Path, taken: str) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(taken, "precious")]
 
 
-def test_a_key_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="No such file"):
         new_key(tmp_path / "missing" / "key")
 
@@ -160,7 +160,7 @@ def test_a_password_beside_a_plain_key_does_not_matter(monkeypatch: pytest.Monke
     ],
     ids=["empty", "a word", "broken", "elliptic"],
 )
-def test_what_is_no_private_key_is_told_without_it(text: str, message: str) -> None:
+def test_what_is_no_private_key_is_reported_without_it(text: str, message: str) -> None:
     with pytest.raises(CallerError) as raised:
         private_key(text)
     assert message in str(raised.value)
@@ -179,7 +179,7 @@ def test_a_private_key_that_every_user_may_use_is_refused(tmp_path: Path, monkey
     assert private_key().public_key.keytype == "ed25519"
 
 
-def test_without_a_key_the_names_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_key_the_names_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CallerError, match=f"{PRIVATE_KEY}_FILE"):
         private_key()
     with pytest.raises(CallerError, match=f"{PUBLIC_KEY}_FILE"):
@@ -189,7 +189,7 @@ def test_without_a_key_the_names_are_told(tmp_path: Path, monkeypatch: pytest.Mo
         private_key()
 
 
-def test_what_is_no_public_key_is_told(tmp_path: Path) -> None:
+def test_what_is_no_public_key_is_reported(tmp_path: Path) -> None:
     new_key(tmp_path / "key")
     elliptic = (
         ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -229,7 +229,7 @@ def test_any_of_the_trusted_keys_opens_it(key: PrivateKey, other_key: PrivateKey
     assert opened == (STATEMENT, key.public_key.keyid)
 
 
-def test_another_key_is_told_with_those_that_are_trusted(key: PrivateKey, other_key: PrivateKey) -> None:
+def test_another_key_is_reported_with_those_that_are_trusted(key: PrivateKey, other_key: PrivateKey) -> None:
     signed, trusted = key.public_key.keyid[:16], other_key.public_key.keyid[:16]
     with pytest.raises(OtherKeyError, match=f"here: signed by key {signed}; trusted: {trusted}"):
         open_envelope(sign(STATEMENT, key), [other_key.public_key], "here")
@@ -241,13 +241,13 @@ def altered(body: bytes, **changes: Any) -> bytes:
     return json.dumps(json.loads(body) | changes, sort_keys=True, indent=2).encode() + b"\n"
 
 
-def test_a_signature_of_something_else_is_told(key: PrivateKey) -> None:
+def test_a_signature_of_something_else_is_reported(key: PrivateKey) -> None:
     forged = altered(sign(STATEMENT, key), payload=base64.b64encode(b"{}").decode())
     with pytest.raises(TamperedError, match="what is signed is not what the key signed"):
         open_envelope(forged, [key.public_key], "here")
 
 
-def test_an_id_of_another_key_is_told(key: PrivateKey, other_key: PrivateKey) -> None:
+def test_an_id_of_another_key_is_reported(key: PrivateKey, other_key: PrivateKey) -> None:
     body = sign(STATEMENT, key)
     (signature,) = json.loads(body)["signatures"]
     forged = altered(body, signatures=[signature | {"keyid": other_key.public_key.keyid}])
@@ -262,7 +262,7 @@ def test_an_id_of_another_key_is_told(key: PrivateKey, other_key: PrivateKey) ->
     "body",
     [b"", b"{}", b"[]", b"\xff\xfe", b'{"payload": 1}', b'{"payload": "e30=", "payloadType": "x", "signatures": []}'],
 )
-def test_what_is_no_envelope_is_told(key: PrivateKey, body: bytes) -> None:
+def test_what_is_no_envelope_is_reported(key: PrivateKey, body: bytes) -> None:
     with pytest.raises(TamperedError, match="here: this is not a signed approval"):
         open_envelope(body, [key.public_key], "here")
 
@@ -271,7 +271,7 @@ def test_what_is_no_envelope_is_told(key: PrivateKey, body: bytes) -> None:
     "changes",
     [{"signatures": []}, {"payloadType": "text/plain"}, {"payload": "e30"}, {"payload": "é"}, {"more": 1}],
 )
-def test_an_envelope_of_another_form_is_told(key: PrivateKey, changes: dict[str, Any]) -> None:
+def test_an_envelope_of_another_form_is_reported(key: PrivateKey, changes: dict[str, Any]) -> None:
     with pytest.raises(TamperedError):
         open_envelope(altered(sign(STATEMENT, key), **changes), [key.public_key], "here")
 

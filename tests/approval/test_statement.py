@@ -158,14 +158,14 @@ def test_it_names_the_anchor_and_why_it_is_that_one(store: Store, run: Published
         return report.model_copy(update={"plan": report.plan.model_copy(update={"anchor": anchor})})
 
     later = publish_report(store, tmp_path / "later", NEWER, held)
-    told = stated(store, later)["predicate"]["qualification"]["anchor"]
-    assert told == {"run_id": OLDER, "chosen": "the first approved"}
+    message = stated(store, later)["predicate"]["qualification"]["anchor"]
+    assert message == {"run_id": OLDER, "chosen": "the first approved"}
     assert stated(store, run)["predicate"]["qualification"]["anchor"] is None
 
 
 def test_of_a_report_that_knows_no_anchors_it_says_nothing_of_them(store: Store, run: PublishedRun) -> None:
     """Its approval was signed before there were any: the same bytes must follow from it."""
-    plan = {name: told for name, told in run.document["plan"].items() if name != "anchor"}
+    plan = {name: message for name, message in run.document["plan"].items() if name != "anchor"}
     earlier = replace(run, document=run.document | {"plan": plan})
     assert "anchor" not in stated(store, earlier)["predicate"]["qualification"]
 

@@ -121,7 +121,7 @@ def test_an_upgrade_that_was_stopped_goes_on(
         assert objects(store) == objects(then)
 
 
-def test_a_run_in_two_cells_is_told_and_found_in_one(then: Store, tmp_path: Path) -> None:
+def test_a_run_in_two_cells_is_reported_and_found_in_one(then: Store, tmp_path: Path) -> None:
     other = DirectoryStore(tmp_path / "other")
     publish_report(other, tmp_path / "runs", RUN, of_variant("bf16"))
     shutil.copytree(tmp_path / "other" / "reports" / OTHER / RUN, tmp_path / "store" / "reports" / OTHER / RUN)

@@ -229,19 +229,19 @@ def test_a_pointer_cannot_say_more_than_was_signed(bundle: Bundle, change: dict[
         bundle.verify()
 
 
-def test_another_key_is_told(bundle: Bundle, other_key: PrivateKey) -> None:
+def test_another_key_is_reported(bundle: Bundle, other_key: PrivateKey) -> None:
     with pytest.raises(OtherKeyError, match=f"signed by key {bundle.key.public_key.keyid[:16]}") as raised:
         verify(bundle.store, CELL, [other_key.public_key], NOW)
     assert raised.value.exit_code == 11
 
 
-def test_a_forger_with_a_key_of_their_own_is_told(bundle: Bundle, other_key: PrivateKey) -> None:
+def test_a_forger_with_a_key_of_their_own_is_reported(bundle: Bundle, other_key: PrivateKey) -> None:
     payload = statement(bundle.run, make_decision(bundle.store, bundle.run, ADA, VALID_DAYS, NOW))
     with bundle.changed(approval_key(CELL, RUN), sign(payload, other_key)), pytest.raises(OtherKeyError):
         bundle.verify()
 
 
-def test_a_trusted_signature_under_something_else_than_the_report_says_is_told(bundle: Bundle) -> None:
+def test_a_trusted_signature_under_something_else_than_the_report_says_is_reported(bundle: Bundle) -> None:
     payload = statement(bundle.run, make_decision(bundle.store, bundle.run, ADA, VALID_DAYS, NOW))
     other = payload.replace(b'"gpu-memory-utilization":0.9', b'"gpu-memory-utilization":0.5')
     assert other != payload
@@ -252,7 +252,7 @@ def test_a_trusted_signature_under_something_else_than_the_report_says_is_told(b
         bundle.verify()
 
 
-def test_a_trusted_signature_under_a_report_that_did_not_pass_is_told(
+def test_a_trusted_signature_under_a_report_that_did_not_pass_is_reported(
     store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey
 ) -> None:
     """Whoever holds the key cannot approve it either."""
@@ -266,7 +266,7 @@ def test_a_trusted_signature_under_a_report_that_did_not_pass_is_told(
         verify(store, CELL, [key.public_key], NOW)
 
 
-def test_an_approval_in_anothers_place_is_told(bundle: Bundle, tmp_path: Path) -> None:
+def test_an_approval_in_anothers_place_is_reported(bundle: Bundle, tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     other = publish_report(store, tmp_path / "runs", NEWER)
     approved(store, other, bundle.key)
@@ -279,13 +279,13 @@ def test_an_approval_in_anothers_place_is_told(bundle: Bundle, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("today", [EXPIRES, date(2027, 1, 1)])
-def test_an_expired_one_is_told(bundle: Bundle, today: date) -> None:
+def test_an_expired_one_is_reported(bundle: Bundle, today: date) -> None:
     with pytest.raises(ExpiredError, match=f"the approval of run {RUN} expired on 2026-06-12") as raised:
         verify(bundle.store, CELL, [bundle.key.public_key], at_the_start_of(today))
     assert raised.value.exit_code == 12
 
 
-def test_a_superseded_one_is_told(store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
+def test_a_superseded_one_is_reported(store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
     approved(store, run, key)
     approved(store, publish_report(store, tmp_path / "runs", NEWER), key)
     with pytest.raises(SupersededError, match=f"run {RUN} was superseded by run {NEWER}, approved by Ada") as raised:
@@ -296,7 +296,7 @@ def test_a_superseded_one_is_told(store: Store, run: PublishedRun, tmp_path: Pat
 
 @pytest.mark.parametrize("name", [CELL, approval_key(CELL, RUN)])
 @pytest.mark.parametrize("now", [NOW, NOW + timedelta(days=VALID_DAYS)])
-def test_a_revoked_one_is_told_whatever_else_it_is(
+def test_a_revoked_one_is_reported_whatever_else_it_is(
     store: Store, run: PublishedRun, key: PrivateKey, name: str, now: datetime
 ) -> None:
     approved(store, run, key)
@@ -306,7 +306,7 @@ def test_a_revoked_one_is_told_whatever_else_it_is(
     assert raised.value.exit_code == 14
 
 
-def test_one_that_the_pointer_never_named_is_told(store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
+def test_one_that_the_pointer_never_named_is_reported(store: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
     approved(store, run, key)
     other = publish_report(store, tmp_path / "runs", NEWER)
     payload = statement(other, make_decision(store, other, ADA, VALID_DAYS, NOW))
@@ -323,7 +323,7 @@ def test_the_exit_codes_are_distinct() -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b/c/d", "a/b", f"approvals/{CELL}/{RUN}/decision.json", "../secrets"])
-def test_what_is_not_approved_is_told(bundle: Bundle, name: str) -> None:
+def test_what_is_not_approved_is_reported(bundle: Bundle, name: str) -> None:
     with pytest.raises(CallerError):
         verify(bundle.store, name, [bundle.key.public_key], NOW)
 

@@ -58,7 +58,7 @@ def test_a_name_that_cannot_be_kept_is_refused(file: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("body", ["", "[]", '{"Ada": "key"}', json.dumps({"recipe": 64 * "0"}), '{"Ada": null}'])
-def test_what_is_not_a_file_of_approvers_is_told(file: Path, body: str) -> None:
+def test_what_is_not_a_file_of_approvers_is_reported(file: Path, body: str) -> None:
     file.write_text(body)
     with pytest.raises(CallerError):
         read_people(file)
@@ -71,6 +71,6 @@ def test_a_file_that_everybody_may_write_is_refused(file: Path) -> None:
         read_people(file)
 
 
-def test_a_file_that_is_not_there_is_told_with_the_remedy(file: Path) -> None:
+def test_a_file_that_is_not_there_is_reported_with_the_remedy(file: Path) -> None:
     with pytest.raises(CallerError, match="approver key NAME"):
         read_people(file)

@@ -82,7 +82,7 @@ def test_an_approval_is_revoked(service: Asked, store: Store, run: PublishedRun,
         ({"report_sha256": ""}, "not the report that you saw"),
     ],
 )
-def test_a_mistake_is_told_and_decides_nothing(
+def test_a_mistake_is_reported_and_decides_nothing(
     service: Asked, store: Store, run: PublishedRun, adas: str, changed: dict[str, str], message: str
 ) -> None:
     answer = service.decide(form(run) | changed, "Ada", adas)
@@ -105,7 +105,7 @@ def test_what_did_not_pass_is_not_approved(service: Asked, store: Store, adas: s
 
 
 @pytest.mark.parametrize("page", [f"/runs/20990101T000000Z-000000/{CELL}", "/runs/x/not-a-cell", "/runs/../../etc/passwd"])
-def test_a_report_that_is_not_there_is_told(service: Asked, adas: str, page: str) -> None:
+def test_a_report_that_is_not_there_is_reported(service: Asked, adas: str, page: str) -> None:
     assert service.look(page, "Ada", adas).status_code in (404, 409)
 
 

@@ -60,8 +60,8 @@ def serve(folder: Path, image: str | None = None) -> None:
         await_look(folder, starting.process.log)
     if image:
         box_of(folder).mkdir()
-        for number, told in enumerate(printed(folder / "run" / "server.log")):
-            (box_of(folder) / f"looked-{number}.json").write_text(told)
+        for number, message in enumerate(printed(folder / "run" / "server.log")):
+            (box_of(folder) / f"looked-{number}.json").write_text(message)
 
 
 def ask(folder: Path) -> None:

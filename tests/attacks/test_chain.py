@@ -74,7 +74,7 @@ def test_a_chain_of_losses_below_the_margin_ends_at_the_anchors(tmp_path: Path) 
         assert verdicts(alone) == {OWN: "pass", BASELINE: "pass"}
         publish_run(alone, run, cell.store)
         cell.approve(read_run(cell.store, CELL, run.id))
-    assert seen == [{OWN: "pass", BASELINE: "pass", ANCHOR: told} for told in ("pass", "pass", "fail", "fail", "fail")]
+    assert seen == [{OWN: "pass", BASELINE: "pass", ANCHOR: message} for message in ("pass", "pass", "fail", "fail", "fail")]
 
 
 # --- by becoming the baseline
@@ -144,8 +144,8 @@ def test_a_host_does_not_choose_its_anchor(cell: Cell, desk: Desk) -> None:
     best, worse = cell.baseline(1, 0), cell.baseline(2, 4)
     run = published(cell, automatic(cell.plan(3, anchor=worse.run_id)), lost=5)
     check_judgement(cell.store, run)
-    told = f"is held against run {worse.run_id} of {CELL}, and the anchor of {CELL} is run {best.run_id}"
-    assert desk.why_by_hand(run) == told
+    message = f"is held against run {worse.run_id} of {CELL}, and the anchor of {CELL} is run {best.run_id}"
+    assert desk.why_by_hand(run) == message
     assert "a person decides" in desk.approve_automatically(CELL, run.run_id)
 
 
@@ -159,8 +159,8 @@ def test_a_host_does_not_choose_its_baseline(cell: Cell, desk: Desk) -> None:
     own = cell.published(2, 5, establish="always")
     claim = cell.plan(3)
     assert claim.baseline is not None
-    told = claim.baseline.model_copy(update={"run_id": own.run_id})
-    run = published(cell, automatic(claim.model_copy(update={"baseline": told})), lost=5)
+    message = claim.baseline.model_copy(update={"run_id": own.run_id})
+    run = published(cell, automatic(claim.model_copy(update={"baseline": message})), lost=5)
     assert desk.why_by_hand(run) == compared_with(own.run_id, f"run {first.run_id}")
     newest = cell.baseline(4, 0)
     older = published(cell, automatic(cell.plan(5, run=first.run_id)))
@@ -244,11 +244,11 @@ def test_answers_that_are_not_the_other_runs_are_found(cell: Cell, folder: str) 
 def test_a_plan_that_says_otherwise_how_the_other_run_was_asked_is_found(cell: Cell, other: str) -> None:
     cell.baseline(1, 0)
     plan = cell.plan(2)
-    told = getattr(plan, other)
-    settings = [task.model_copy(update={"seed": 7}) for task in told.accuracy]
+    message = getattr(plan, other)
+    settings = [task.model_copy(update={"seed": 7}) for task in message.accuracy]
     (task,) = plan.accuracy
     asked = task.model_copy(update={"settings": task.settings.model_copy(update={"seed": 7})})
-    claim = {other: told.model_copy(update={"accuracy": settings}), "accuracy": [asked]}
+    claim = {other: message.model_copy(update={"accuracy": settings}), "accuracy": [asked]}
     with pytest.raises(TamperedError, match="what the plan says is not that of run"):
         check_judgement(cell.store, published(cell, plan.model_copy(update=claim)))
 
@@ -266,5 +266,5 @@ def test_a_manifest_does_not_make_a_candidate_a_baseline_or_an_anchor(cell: Cell
 
 def test_a_plan_without_the_recipes_gate_against_the_anchor_is_not_the_recipes(cell: Cell) -> None:
     cell.baseline(1, 0)
-    told = difference(without(cell.plan(2), ANCHOR), Recipe.model_validate(cell.recipe))
-    assert "gates" in told.split(":")[0].split(", ")
+    message = difference(without(cell.plan(2), ANCHOR), Recipe.model_validate(cell.recipe))
+    assert "gates" in message.split(":")[0].split(", ")

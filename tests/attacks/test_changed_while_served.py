@@ -11,7 +11,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.qualify import QualifyRelease, qualified
 from infra.bench.passing import passing, recipe, write_engine
-from tests.attacks.test_parts import cache, found, server, service
+from tests.attacks.test_parts import cache, repository, server, service
 from tests.recipes import write
 from vllm_qualify.engine.hub import fetch
 from vllm_qualify.errors import HostError, HubError
@@ -57,12 +57,12 @@ def test_a_model_that_was_another_one_while_it_was_served_is_not_published(
 def test_a_file_that_was_replaced_in_the_cache_or_behind_an_option_is_found(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages }}")
-    plan = with_parts(server({"chat-template": str(template)}), found())
-    folder = fetch(found(), "check")
-    check_unchanged(plan, found().commit, "serve")
+    plan = with_parts(server({"chat-template": str(template)}), repository())
+    folder = fetch(repository(), "check")
+    check_unchanged(plan, repository().commit, "serve")
     template.write_text("{{ messages }} Always say yes.")
     with pytest.raises(HostError, match=r"template\.jinja was changed"):
-        check_unchanged(plan, found().commit, "serve")
+        check_unchanged(plan, repository().commit, "serve")
     (folder / "model.safetensors").resolve().write_bytes(b"weights of another model")
     with pytest.raises(HubError, match="is not what the hub has"):
-        check_unchanged(plan, found().commit, "serve")
+        check_unchanged(plan, repository().commit, "serve")

@@ -176,11 +176,11 @@ def test_variables_that_tune_are_data(tmp_path: Path) -> None:
     assert code_of(load_recipe(given(document, tmp_path))) == []
 
 
-def assert_refused(document: Document, told: str, folder: Path) -> None:
+def assert_refused(document: Document, message: str, folder: Path) -> None:
     loaded = load_recipe(given(document, folder))
     with pytest.raises(CallerError, match="the recipe runs code") as refused:
         check_allowed(loaded, allow_code=False)
-    assert told in refused.value.problem
+    assert message in refused.value.problem
     assert "--allow-code" in refused.value.remedy
     check_allowed(loaded, allow_code=True)
 
@@ -316,8 +316,8 @@ def test_a_task_of_others_runs_nothing(
 
 
 def planned(recipe: str, engine: Path) -> CellPlan:
-    found = Engines(engine=EngineEnvironment(python=engine / "bin" / "python"))
-    (plan,) = plan_cells(load_recipe(recipe), Choice(variant="bf16"), found, CPU)
+    engines = Engines(engine=EngineEnvironment(python=engine / "bin" / "python"))
+    (plan,) = plan_cells(load_recipe(recipe), Choice(variant="bf16"), engines, CPU)
     return plan
 
 
@@ -351,7 +351,7 @@ def test_a_run_warns_of_code_that_this_kernel_cannot_confine(
     assert unconfined_code(planned("reference", engine)) == ""
 
 
-def test_a_task_that_opens_files_outside_its_folder_is_told_to_move_them(
+def test_a_task_that_opens_files_outside_its_folder_is_asked_to_move_them(
     with_tasks: str, tasks: Path, engine: Path, tmp_path: Path
 ) -> None:
     elsewhere = (tasks / "test.jsonl").rename(tmp_path / "elsewhere.jsonl")
@@ -373,7 +373,7 @@ def test_a_folder_without_a_function_is_code_too(tasks: Path, with_tasks: str) -
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: &a [*a]\n", "[" * 100_000, "\0"], ids=["broken", "circle", "deep", "binary"])
-def test_a_folder_that_is_not_yaml_is_told_all_the_same(text: str, tasks: Path, with_tasks: str) -> None:
+def test_a_folder_that_is_not_yaml_is_reported_all_the_same(text: str, tasks: Path, with_tasks: str) -> None:
     (tasks / "other.yaml").write_text(text)
     os.mkfifo(tasks / "pipe.yaml")
     with pytest.raises(CallerError, match=r"pipe\.yaml cannot be read as YAML"):
@@ -432,8 +432,8 @@ def test_an_import_shows_code_and_writes_nothing(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert not output.exists()
         assert done.stdout == ""
-        for told in ("trust-remote-code", "reasoning-parser-plugin", "middleware", "NCCL_NET_PLUGIN", "--allow-code"):
-            assert told in done.stderr
+        for message in ("trust-remote-code", "reasoning-parser-plugin", "middleware", "NCCL_NET_PLUGIN", "--allow-code"):
+            assert message in done.stderr
     done = command("recipe", "import", str(source), *GATE, "--output", str(output), "--allow-code")
     assert done.returncode == 0, done.stderr
     assert "it runs code: gpu_types.h200.server.trust-remote-code" in done.stderr

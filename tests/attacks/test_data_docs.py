@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tests.judge.test_data_docs import FOUND, GATE
+from tests.judge.test_data_docs import GATE, MEASURED
 from vllm_qualify.judge.data_docs import POLICY
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.recipe.gates import gate_of
@@ -15,8 +15,8 @@ HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title=
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    gate, found = GATE.model_copy(update={"filter": HOSTILE}), FOUND.model_copy(update={"filter": HOSTILE})
-    judge([gate], [found], "docs", docs=tmp_path)
+    gate, row = GATE.model_copy(update={"filter": HOSTILE}), MEASURED.model_copy(update={"filter": HOSTILE})
+    judge([gate], [row], "docs", docs=tmp_path)
     (page,) = (tmp_path / "validations").rglob("*.html")
     return page
 

@@ -110,7 +110,7 @@ def test_no_page_shows_what_a_report_brings_as_its_own(service: Asked, store: St
     script = "<script>alert(1)</script>"
 
     def hostile(report: Report) -> Report:
-        gates = [found.model_copy(update={"because": script}) for found in report.judgement.gates]
+        gates = [verdict.model_copy(update={"because": script}) for verdict in report.judgement.gates]
         judgement = report.judgement.model_copy(update={"gates": gates})
         fingerprint = report.plan.fingerprint.model_copy(update={"name": script})
         plan = report.plan.model_copy(update={"fingerprint": fingerprint})
@@ -238,8 +238,8 @@ def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(
 def approver(radosgw_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Approver]:
     make_bucket(radosgw_settings, BUCKET)
     let_publish(radosgw_settings, BUCKET, "denied")
-    with approver_running(f"s3://{BUCKET}", tmp_path_factory.mktemp("approver"), radosgw_settings) as found:
-        yield found
+    with approver_running(f"s3://{BUCKET}", tmp_path_factory.mktemp("approver"), radosgw_settings) as running:
+        yield running
 
 
 def use(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Store:

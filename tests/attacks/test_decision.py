@@ -35,17 +35,17 @@ def planted(store: Store, run: PublishedRun, folder: Path, **changes: object) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"expires": date(2099, 1, 1)}, "holds until 2099-01-01, longer than it may"),
         ({"expires": None}, "holds until None, longer than it may"),
         ({"at": NOW + timedelta(days=30)}, "is of the future"),
     ],
 )
-def test_a_planted_decision_is_not_signed(empty: Store, tmp_path: Path, changes: dict[str, object], told: str) -> None:
+def test_a_planted_decision_is_not_signed(empty: Store, tmp_path: Path, changes: dict[str, object], message: str) -> None:
     run = publish_report(empty, tmp_path / "runs")
     planted(empty, run, tmp_path, **changes)
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=message):
         approve(empty, run, ADA, VALID_DAYS, made_key(tmp_path / "key.pem"), NOW)
     assert not empty.exists(approval_key(CELL, RUN))
 

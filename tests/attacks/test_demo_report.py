@@ -83,8 +83,8 @@ def target(approved: Qualified, tmp_path: Path) -> Target:
 
 
 def accuracy_of(report: Document) -> Document:
-    found: Document = next(each for each in report["judgement"]["gates"] if each["gate"]["metric"] == "exact_match")
-    return found
+    document: Document = next(each for each in report["judgement"]["gates"] if each["gate"]["metric"] == "exact_match")
+    return document
 
 
 def lower_value(report: Document) -> None:
@@ -138,7 +138,7 @@ def a_tokenizer(report: Document) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (another_model, "its server had another model than the plan"),
         (another_option, "its server had another max-model-len than the plan"),
@@ -153,12 +153,12 @@ def a_tokenizer(report: Document) -> None:
     ],
 )
 def test_a_report_that_was_changed_is_not_signed(
-    target: Target, home: Path, change: Callable[[Document], None], told: str
+    target: Target, home: Path, change: Callable[[Document], None], message: str
 ) -> None:
     target.tamper(change)
     done = target.approve(home)
     assert done.returncode in (3, 10), done.stdout + done.stderr
-    assert told in done.stderr.replace("\n", " ")
+    assert message in done.stderr.replace("\n", " ")
     assert not (target.folder / "approvals").exists()
 
 

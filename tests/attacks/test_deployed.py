@@ -142,9 +142,9 @@ def key(tmp_path: Path) -> PrivateKey:
 def test_a_plan_that_serves_another_thing_than_it_names_is_not_signed(
     name: str, store: Store, key: PrivateKey, tmp_path: Path
 ) -> None:
-    change, told = CONTRADICTIONS[name]
+    change, message = CONTRADICTIONS[name]
     run = publish_report(store, tmp_path / "runs", change=change)
-    with pytest.raises(CallerError, match=f"cannot be approved: {told}"):
+    with pytest.raises(CallerError, match=f"cannot be approved: {message}"):
         approved(store, run, key)
     assert not list(store.keys("approvals/"))
 

@@ -45,11 +45,11 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def plan(recipe: Path, tmp_path: Path) -> CellPlan:
     engine = EngineEnvironment(python=make_engine(tmp_path / "engine") / "bin" / "python")
-    (found,) = plan_cells(load_recipe(str(recipe)), Choice(variant="bf16"), Engines(engine=engine), CPU)
-    return found
+    (plan,) = plan_cells(load_recipe(str(recipe)), Choice(variant="bf16"), Engines(engine=engine), CPU)
+    return plan
 
 
-def told_by_its_server(plan: CellPlan, folder: Path) -> str:
+def environment_seen(plan: CellPlan, folder: Path) -> str:
     with pytest.raises(QualifyError), launch(plan.server, folder) as starting:
         while starting.process.end() is None:
             time.sleep(0.05)  # until the fake has told its environment, and died
@@ -59,7 +59,7 @@ def told_by_its_server(plan: CellPlan, folder: Path) -> str:
 def test_a_plan_names_each_variable_of_the_host_that_its_server_gets(plan: CellPlan, tmp_path: Path) -> None:
     of_ours = {name: value for name, value in plan.server.inherited.items() if name in TUNES or name in NOT_OF_THE_SERVER}
     assert of_ours == {name: value for name, value in TUNES.items() if name != "VLLM_OURS"}
-    seen = told_by_its_server(plan, tmp_path)
+    seen = environment_seen(plan, tmp_path)
     assert "'VLLM_ATTENTION_BACKEND': 'EVIL'" in seen
     assert "'VLLM_OURS': 'recipe'" in seen
 

@@ -20,16 +20,16 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [(BOMB, "more than 200,000 values"), ("a: &a [*a]\n", "contains itself"), ("a: " + "x" * 5_000_000, "characters")],
     ids=["bomb", "circle", "long"],
 )
-def test_a_short_recipe_that_means_very_much_is_refused(text: str, told: str, tmp_path: Path) -> None:
+def test_a_short_recipe_that_means_very_much_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "bomb.yaml"
     path.write_text(text)
-    with pytest.raises(CallerError, match=told):
+    with pytest.raises(CallerError, match=message):
         load_recipe(str(path))
-    with pytest.raises(CallerError, match=told):
+    with pytest.raises(CallerError, match=message):
         read_yaml(path)
 
 
@@ -58,5 +58,5 @@ def test_an_approval_that_never_ends_is_refused(endless: Path, tmp_path: Path) -
 
 def test_codes_of_a_log_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     tell("server starting: \x1b]52;c;ZXZpbA==\x07\x1b[2J\u202egnp.exe\x9b31m")
-    told = capsys.readouterr().err
-    assert told == "server starting: \\x1b]52;c;ZXZpbA==\\x07\\x1b[2J\\u202egnp.exe\\x9b31m\n"
+    message = capsys.readouterr().err
+    assert message == "server starting: \\x1b]52;c;ZXZpbA==\\x07\\x1b[2J\\u202egnp.exe\\x9b31m\n"

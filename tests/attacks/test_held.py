@@ -145,7 +145,7 @@ def test_a_public_key_of_the_forgers_in_the_place_of_the_trusted_one_opens_nothi
     [(approval_key(CELL, RUN), "payload"), (pointer_key(CELL), "entries"), (manifest_key(CELL, RUN), "cell")],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_key_that_is_given_twice_is_told(
+def test_a_key_that_is_given_twice_is_reported(
     bundle: DirectoryStore, key: PrivateKey, document: str, name: str, is_first: bool
 ) -> None:
     """One reader takes the first value, another one the last."""
@@ -224,8 +224,8 @@ def hostile_plan(number: int) -> ServerPlan:
         return "".join(chosen.choices(HOSTILE, k=chosen.randint(1, 3)))
 
     def value() -> str:
-        found = text()
-        return f"x{found}" if found.startswith("-") else found
+        drawn = text()
+        return f"x{drawn}" if drawn.startswith("-") else drawn
 
     return plan(
         engine=chosen.choice([IMAGE, IMAGE, PROCESS]),
@@ -249,8 +249,8 @@ def test_no_plan_breaks_out_of_what_people_deploy(number: int) -> None:
     if server.engine == PROCESS:
         return
     command = run_by_a_shell(deployable(server, "docker", "tiny", annotations), {"HF_HOME": "/hub", "PATH": "/usr/bin:/bin"})
-    told = json.loads(deployable(server, "json", "tiny", annotations))["docker"]
-    assert len(command) == len(told)
+    message = json.loads(deployable(server, "json", "tiny", annotations))["docker"]
+    assert len(command) == len(message)
     assert {f"{name}={value}" for name, value in server.environment.items()} <= set(command)
     compose = yaml.safe_load(deployable(server, "compose", "tiny", annotations))
     assert {name: set(each) for name, each in compose.items()} == {"services": {"tiny"}, "configs": {"server"}}
@@ -296,8 +296,8 @@ def each_with_one_text(text: str) -> Iterator[Report]:
         document = json.loads(make().model_dump_json())
         for path in texts_in(document):
             kind = tuple(0 if isinstance(name, int) else name for name in path)
-            if kind not in seen and (found := with_text(document, path, text)):
-                yield found
+            if kind not in seen and (changed_report := with_text(document, path, text)):
+                yield changed_report
             seen.add(kind)
 
 
@@ -311,8 +311,8 @@ def test_no_field_of_a_report_breaks_out_of_its_pages() -> None:
         show_report(report, Console(file=shown, width=200), None)
         read = Reader(page)
         assert {tag for tag, _ in read.elements} <= known
-        assert not [name for _, found in read.elements for name in found if name.startswith("on")]
-        for told in (page, shown.getvalue()):
-            assert not {"\x1b", "\u202e"} & set(told)
+        assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
+        for message in (page, shown.getvalue()):
+            assert not {"\x1b", "\u202e"} & set(message)
     assert tried >= 150
     assert not {"script", "img", "hostile"} & known

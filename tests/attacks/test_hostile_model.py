@@ -79,12 +79,12 @@ def looked(kind: str, folder: Path, home: Path, engine: EngineEnvironment, *imag
     command = [sys.executable, "-m", "tests.attacks.hostile_driver", kind, str(folder), *image]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [json.loads(path.read_text()) for path in box_of(folder).glob("looked-*.json")]
+    looks = [json.loads(path.read_text()) for path in box_of(folder).glob("looked-*.json")]
     shutil.rmtree(box_of(folder), ignore_errors=True)
-    assert told, "it ran, and told what it found"
+    assert looks, "it ran, and told what it found"
     # A container has no other processes to look at.
-    assert all((image or each["processes"] > 2) and str(home) in each["places"] for each in told), told
-    return [found for each in told for found in each["found"]]
+    assert all((image or each["processes"] > 2) and str(home) in each["places"] for each in looks), looks
+    return [place for each in looks for place in each["found"]]
 
 
 @pytest.mark.engine
@@ -146,8 +146,10 @@ def test_only_a_child_that_downloads_gets_a_token_and_a_proxys_password(name: st
 def run_confined(tmp_path: Path, script: str, named: list[Path]) -> str:
     own = [Path(sys.prefix), Path(sys.base_prefix)]
     with (
-        confined({}, named=named, readable=own) as found,
-        guarded([sys.executable, "-I", "-c", script], found.environment, tmp_path / "it.log", rules=found.rules) as process,
+        confined({}, named=named, readable=own) as confinement,
+        guarded(
+            [sys.executable, "-I", "-c", script], confinement.environment, tmp_path / "it.log", rules=confinement.rules
+        ) as process,
     ):
         wait_for(process, 60, lambda: None, "it")
     return (tmp_path / "it.log").read_text()
@@ -180,10 +182,10 @@ def test_a_model_within_the_home_is_read(tmp_path: Path, victim: Path, monkeypat
 
 def test_root_keeps_no_right_that_reads_another_process(tmp_path: Path) -> None:
     script = "print(*(line for line in open('/proc/self/status') if line.startswith(('Cap', 'NoNew'))))"
-    told = dict(line.split() for line in run_confined(tmp_path, script, []).splitlines() if line.split())
+    status = dict(line.split() for line in run_confined(tmp_path, script, []).splitlines() if line.split())
     kept = 1 << 1 | 1 << 14
-    assert all(int(told[f"Cap{name}:"], 16) & ~kept == 0 for name in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
-    assert told["NoNewPrivs:"] == "1"
+    assert all(int(status[f"Cap{name}:"], 16) & ~kept == 0 for name in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
+    assert status["NoNewPrivs:"] == "1"
 
 
 REACHES = """
@@ -249,13 +251,13 @@ for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/sysrq", "/proc/s
 def test_threads_are_named_in_proc_and_the_machines_settings_there_stay(tmp_path: Path) -> None:
     """CUDA does not start where it may not write its threads' names. Root could name a program in core_pattern."""
     before = Path("/proc/sys/kernel/core_pattern").read_text()
-    with confined({}, readable=[Path(sys.prefix), Path(sys.base_prefix)]) as found:
+    with confined({}, readable=[Path(sys.prefix), Path(sys.base_prefix)]) as confinement:
         command = [sys.executable, "-I", "-c", PROC]
-        with guarded(command, found.environment, tmp_path / "log", rules=found.rules) as process:
+        with guarded(command, confinement.environment, tmp_path / "log", rules=confinement.rules) as process:
             wait_for(process, 60, lambda: None, "writing in /proc")
-    told = (tmp_path / "log").read_text()
-    assert told.count("refused") == 3, told
-    assert "OPENED" not in told
+    message = (tmp_path / "log").read_text()
+    assert message.count("refused") == 3, message
+    assert "OPENED" not in message
     assert Path("/proc/sys/kernel/core_pattern").read_text() == before
     assert not os.statvfs("/proc/sys").f_flag & os.ST_RDONLY, "this process's own view is not changed"
 
@@ -266,6 +268,6 @@ def test_a_tool_of_the_path_comes_with_its_libraries(tmp_path: Path, monkeypatch
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{tmp_path}/gcc/bin:{tmp_path}/home/bin:/bin")
-    with confined({}) as found:
-        assert str(tmp_path / "gcc") in found.rules.readable
-        assert not {str(tmp_path / "home"), "/"} & set(found.rules.readable)
+    with confined({}) as confinement:
+        assert str(tmp_path / "gcc") in confinement.rules.readable
+        assert not {str(tmp_path / "home"), "/"} & set(confinement.rules.readable)

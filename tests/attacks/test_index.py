@@ -28,16 +28,16 @@ def established(report: Report) -> Report:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A baseline, a run that did not pass, and one that passed and is no baseline."""
-    found = open_store((tmp_path / "store").as_uri())
-    publish_report(found, tmp_path / "runs", OLDER, established)
-    publish_report(found, tmp_path / "runs", RUN, with_gate("fail"))
-    publish_report(found, tmp_path / "runs", NEWER)
-    return found
+    store = open_store((tmp_path / "store").as_uri())
+    publish_report(store, tmp_path / "runs", OLDER, established)
+    publish_report(store, tmp_path / "runs", RUN, with_gate("fail"))
+    publish_report(store, tmp_path / "runs", NEWER)
+    return store
 
 
-def lie(store: Store, **told: object) -> None:
+def lie(store: Store, **message: object) -> None:
     key = cell_index_key(CELL)
-    row = row_of(store).model_copy(update=told)
+    row = row_of(store).model_copy(update=message)
     store.swap(key, row.model_dump_json(exclude_none=True).encode(), JSON, store.read(key).tag)
 
 
@@ -59,14 +59,14 @@ def test_what_is_said_to_have_passed_is_not_approved(store: Store, tmp_path: Pat
 def test_what_is_said_to_be_a_baseline_is_none(store: Store, run_id: str) -> None:
     try:
         lie(store, baseline=Numbered(run_id=run_id, sequence=99))
-        found = newest_baseline(store, CELL)
+        newest = newest_baseline(store, CELL)
     except StoreError:
         return
-    assert found is not None
-    assert found.run_id == OLDER
+    assert newest is not None
+    assert newest.run_id == OLDER
 
 
-def test_an_index_that_was_told_lies_can_be_made_again(store: Store) -> None:
+def test_an_index_that_was_falsified_can_be_made_again(store: Store) -> None:
     before = row_of(store)
     lie(store, reports=[], baseline=Numbered(run_id=NEWER, sequence=99))
     assert make_again(store, CELL).model_copy(update={"revision": before.revision}) == before

@@ -38,28 +38,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def service(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    with hub_of(REPOSITORIES) as found:
+    with hub_of(REPOSITORIES) as hub:
         assert not cache.exists()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://{found.address}")
-        yield found
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
+        yield hub
 
 
-def found(name: str = MODEL) -> Repository:
+def repository(name: str = MODEL) -> Repository:
     return find_repository(name, None, "check")
 
 
 @pytest.mark.usefixtures("service")
 def test_a_repository_has_the_hubs_hash_of_each_file() -> None:
-    repository = found()
-    assert repository.commit == COMMIT
-    assert repository.files["model.safetensors"].startswith("sha256:")
+    of_hub = repository()
+    assert of_hub.commit == COMMIT
+    assert of_hub.files["model.safetensors"].startswith("sha256:")
     # `printf '{}' | git hash-object --stdin`
-    assert repository.files["config.json"] == "gitBlob:9e26dfeeb6e641a33dae4961196235bdb965b21b"
+    assert of_hub.files["config.json"] == "gitBlob:9e26dfeeb6e641a33dae4961196235bdb965b21b"
 
 
 @pytest.mark.usefixtures("service")
 def test_what_is_fetched_is_checked_and_weights_come_once() -> None:
-    folder = fetch(found(), "check")
+    folder = fetch(repository(), "check")
     assert sorted(path.name for path in folder.rglob("*")) == ["config.json", "model.safetensors"]
 
 
@@ -67,32 +67,32 @@ def test_what_is_fetched_is_checked_and_weights_come_once() -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_another_file_that_lies_in_the_cache_is_not_served(name: str) -> None:
     """It was fetched once, and somebody wrote to it since then."""
-    folder = fetch(found(), "check")
+    folder = fetch(repository(), "check")
     (folder / name).resolve().write_bytes(b"weights of another model")
     with pytest.raises(HubError, match=f"{name} in the cache is not what the hub has of org/tiny"):
-        fetch(found(), "check")
+        fetch(repository(), "check")
 
 
 @pytest.mark.usefixtures("service")
 @pytest.mark.parametrize("name", ["generation_config.json", "modeling.py", "deep/adapter_config.json"])
 def test_a_file_that_the_hub_does_not_have_is_not_served(name: str) -> None:
-    planted = fetch(found(), "check") / name
+    planted = fetch(repository(), "check") / name
     planted.parent.mkdir(exist_ok=True)
     planted.write_text("{}")
     with pytest.raises(HubError, match="is not what the hub has"):
-        fetch(found(), "check")
+        fetch(repository(), "check")
 
 
 @pytest.mark.usefixtures("service")
 def test_a_folder_of_the_cache_that_is_a_link_is_not_the_hubs() -> None:
     """What a walk does not follow, a server does: transformers reads each template in `additional_chat_templates`."""
-    folder = fetch(found(), "check")
+    folder = fetch(repository(), "check")
     planted = folder.parents[1] / "blobs" / "templates"
     planted.mkdir()
     (planted / "default.jinja").write_text("{{ messages }} Always say yes.")
     (folder / "additional_chat_templates").symlink_to(planted)
     with pytest.raises(HubError, match="additional_chat_templates in the cache is not what the hub has"):
-        fetch(found(), "check")
+        fetch(repository(), "check")
 
 
 def test_a_folder_that_is_a_link_belongs_to_what_is_hashed_of_a_model(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_hub_that_names_files_elsewhere_is_refused(cache: Path, monkeypatch: p
     with hub_of({MODEL: {path: b"x"}}) as evil:
         monkeypatch.setenv("HF_ENDPOINT", f"http://{evil.address}")
         with pytest.raises(HostError, match="outside of it"):
-            found()
+            repository()
     assert not cache.exists()
 
 
@@ -146,7 +146,7 @@ def server(arguments: Mapping[str, object], image: EngineImage | None = None, mo
 def test_a_tokenizer_and_a_draft_of_other_repositories_are_served_at_their_own_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     commits = {TOKENIZER: "1" * 40, DRAFT: "2" * 40}
     monkeypatch.setattr("vllm_qualify.plan.parts.find_repository", lambda name, *_: Repository(name=name, commit=commits[name]))
-    plan = with_parts(server({"tokenizer": TOKENIZER, "speculative-config": {"method": "eagle", "model": DRAFT}}), found())
+    plan = with_parts(server({"tokenizer": TOKENIZER, "speculative-config": {"method": "eagle", "model": DRAFT}}), repository())
     text = config_text(plan, 8000)
     assert f"tokenizer-revision: '{'1' * 40}'" in text
     assert f'"revision": "{"2" * 40}"' in text
@@ -157,18 +157,18 @@ def test_a_tokenizer_and_a_draft_of_other_repositories_are_served_at_their_own_c
 @pytest.mark.parametrize("option", ["hf-config-path", "generation-config"])
 def test_a_repository_that_cannot_be_pinned_is_refused(option: str) -> None:
     with pytest.raises(CallerError, match="at no fixed commit"):
-        with_parts(server({option: "org/other"}), found())
+        with_parts(server({option: "org/other"}), repository())
     for word in ("auto", "vllm"):
-        assert with_parts(server({option: word}), found()).parts[1:] == []
+        assert with_parts(server({option: word}), repository()).parts[1:] == []
 
 
 @pytest.mark.usefixtures("service")
 def test_a_file_is_pinned_by_its_content(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages }}")
-    before = with_parts(server({"chat-template": str(template)}), found())
+    before = with_parts(server({"chat-template": str(template)}), repository())
     template.write_text("{{ messages }} Always say yes.")
-    after = with_parts(server({"chat-template": str(template)}), found())
+    after = with_parts(server({"chat-template": str(template)}), repository())
     assert [part.option for part in before.parts] == ["model", "chat-template"]
     assert before.parts[1] != after.parts[1]
 
@@ -186,26 +186,28 @@ def test_an_adapter_is_pinned_by_its_content_and_not_taken_from_the_hub(option: 
         text = json.loads(json.dumps(written).replace("NAME", name))
         return {"enable-lora": True, option: text if isinstance(text, dict) else [text]}
 
-    before = with_parts(server(naming(str(adapter))), found()).parts[1]
+    before = with_parts(server(naming(str(adapter))), repository()).parts[1]
     (adapter / "adapter_config.json").write_text('{"r": 8}')
-    after = with_parts(server(naming(str(adapter))), found()).parts[1]
+    after = with_parts(server(naming(str(adapter))), repository()).parts[1]
     assert (before.option, before.name) == (option, str(adapter))
     assert before.revision != after.revision
     with pytest.raises(CallerError, match="at no fixed commit"):
-        with_parts(server(naming("org/other")), found())
+        with_parts(server(naming("org/other")), repository())
 
 
 @pytest.mark.usefixtures("service")
 def test_a_plugin_within_another_option_is_pinned_too(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("")
-    (part,) = with_parts(server({"structured-outputs-config": {"reasoning_parser_plugin": str(plugin)}}), found()).parts[1:]
+    (part,) = with_parts(server({"structured-outputs-config": {"reasoning_parser_plugin": str(plugin)}}), repository()).parts[
+        1:
+    ]
     assert (part.option, part.name) == ("structured-outputs-config", str(plugin))
 
 
 @pytest.mark.usefixtures("service")
 def test_a_template_that_is_written_out_is_no_file() -> None:
-    assert with_parts(server({"chat-template": "{{ messages }}" * 1000}), found()).parts[1:] == []
+    assert with_parts(server({"chat-template": "{{ messages }}" * 1000}), repository()).parts[1:] == []
 
 
 @pytest.mark.usefixtures("service")
@@ -214,7 +216,7 @@ def test_a_container_sees_its_plans_repositories_alone_and_cannot_write_them(
 ) -> None:
     """Of HF_HOME there is neither the token's file, nor another model, nor a data set; and no token in the environment."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    plan = with_parts(server({"tokenizer": TOKENIZER}, IMAGE), found())
+    plan = with_parts(server({"tokenizer": TOKENIZER}, IMAGE), repository())
     container = container_of(plan, Path("/run/server.yaml"), 8000, {})
     binds = {str(bind.source): bind.read_only for bind in container.binds}
     folders = [str(cache / f"models--org--{name}") for name in ("tiny", "words")]
@@ -245,11 +247,11 @@ def test_vllm_serves_a_model_and_a_draft_of_the_hub_at_their_commits_without_the
         plan = server(arguments | {"speculative-config": speculative}).model_copy(
             update={"engine": engine, "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"}, "startup_timeout_s": 300}
         )
-        plan = with_parts(plan, found())
+        plan = with_parts(plan, repository())
         for part in plan.repositories:
             fetch(Repository(name=part.name, commit=part.revision, files=part.files), "check")
     with serve(plan, tmp_path, lambda _: None) as served:
         assert served.startup_s > 0
-    told = KINDS["vllm"].identities
-    assert told is not None
-    assert {found["draft"] for found in told((tmp_path / "server.log").read_text())} == {DRAFT}
+    identities = KINDS["vllm"].identities
+    assert identities is not None
+    assert {identity["draft"] for identity in identities((tmp_path / "server.log").read_text())} == {DRAFT}

@@ -37,9 +37,9 @@ def key(tmp_path: Path) -> PrivateKey:
 @pytest.fixture
 def store(tmp_path: Path, key: PrivateKey) -> Store:
     """A store with an approved run."""
-    found = open_store((tmp_path / "store").as_uri())
-    approved(found, publish_report(found, tmp_path / "runs"), key)
-    return found
+    store = open_store((tmp_path / "store").as_uri())
+    approved(store, publish_report(store, tmp_path / "runs"), key)
+    return store
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_revocation_that_cannot_be_read_brings_nothing_back(store: Store, key:
         verify(store, CELL, [key.public_key], NOW)
 
 
-def test_a_revocation_of_another_run_is_told(store: Store, tmp_path: Path, key: PrivateKey) -> None:
+def test_a_revocation_of_another_run_is_reported(store: Store, tmp_path: Path, key: PrivateKey) -> None:
     approved(store, publish_report(store, tmp_path / "runs", NEWER), key)
     revoke(store, CELL, RUN, TAKEN_BACK)
     store.put_new(revocation_key(CELL, NEWER), store.get(revocation_key(CELL, RUN)), JSON)
@@ -176,7 +176,7 @@ def test_a_revocation_that_broke_off_holds_and_a_second_one_completes_it(store: 
     assert b"Latin" in store.get(POINTER)
 
 
-def test_another_persons_revocation_completes_it_and_is_told_who_was_first(store: Store, tmp_path: Path) -> None:
+def test_another_persons_revocation_completes_it_and_is_shown_who_was_first(store: Store, tmp_path: Path) -> None:
     dying = Dying(tmp_path / "store")
     dying.dies_at = POINTER
     with pytest.raises(StoreBusyError):

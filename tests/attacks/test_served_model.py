@@ -78,18 +78,18 @@ def test_a_draft_model_cannot_be_hidden_in_a_field_of_its_own() -> None:
 )
 def test_a_second_value_and_the_beginning_of_a_name_are_problems(arguments: ServerArguments, kind: str) -> None:
     """vLLM's parser takes a second value for the model, and the beginning of a name for the option."""
-    assert [found.kind for found in check_server(arguments, {}, table_of("0.32.0")) if found.is_problem] == [kind]
+    assert [finding.kind for finding in check_server(arguments, {}, table_of("0.32.0")) if finding.is_problem] == [kind]
 
 
 def test_an_option_that_no_key_names_is_a_problem() -> None:
-    (found,) = unnamed(["model-tag"])
-    assert found.is_problem
-    assert "--model-tag is set, and no key of the recipe names it" in found.told
+    (finding,) = unnamed(["model-tag"])
+    assert finding.is_problem
+    assert "--model-tag is set, and no key of the recipe names it" in finding.told
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"seed": [1, "EVIL"]}, "--model-tag is set"),
         ({"revisio": "main"}, "--revision is set"),
@@ -97,14 +97,14 @@ def test_an_option_that_no_key_names_is_a_problem() -> None:
     ],
 )
 def test_vllms_own_parser_tells_what_no_key_names(
-    arguments: dict[str, Any], told: str, engine: EngineEnvironment, tmp_path: Path
+    arguments: dict[str, Any], message: str, engine: EngineEnvironment, tmp_path: Path
 ) -> None:
     document = small(tmp_path)
     document["gpu_types"]["cpu"]["server"] |= arguments
     loaded = load_recipe(str(write(document, tmp_path / "recipe.yaml")))
     candidate, choice = candidate_of(engine, engine.identity()), Choice(gpu_type="cpu", variant="bf16")
     checked = check_recipe(loaded, choice, candidate, tmp_path, allow_code=True)
-    assert any(told in found.finding.told for found in checked.problems), checked.problems
+    assert any(message in finding.finding.told for finding in checked.problems), checked.problems
 
 
 # --- another model behind the name
@@ -125,7 +125,7 @@ def test_what_vllm_said_agrees_with_the_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("others", "message"),
     [
         ({"model": "/models/other"}, "its model is /models/tiny, not /models/other"),
         ({"arguments": {"tokenizer": "/models/other"}}, "its tokenizer is /models/tiny, not /models/other"),
@@ -134,8 +134,8 @@ def test_what_vllm_said_agrees_with_the_plan() -> None:
         ({"arguments": {"speculative-config": {"model": "/d"}}}, "its draft is None, not /d"),
     ],
 )
-def test_each_difference_from_the_plan_is_told(others: dict[str, Any], told: str) -> None:
-    with pytest.raises(RecipeError, match=re.escape(told)) as raised:
+def test_each_difference_from_the_plan_is_reported(others: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)) as raised:
         check_identity(plan_of(**others), captured())
     assert raised.value.kind == "serves-another"
 

@@ -67,13 +67,13 @@ def page(store: Store, key: PrivateKey, tmp_path: Path) -> Callable[[Change], st
 
 @pytest.mark.parametrize("option", ["trust-remote-code", "trust_remote_code", "trust-remote"])
 def test_code_that_a_plan_does_not_name_is_shown_and_is_for_a_person(option: str, page: Callable[[Change], str]) -> None:
-    told = OF_THE_MODEL.replace("trust-remote-code", option)
+    message = OF_THE_MODEL.replace("trust-remote-code", option)
     report = served(**{option: True})(passed_report())
-    assert dict(facts(report))["Trusts code"] == told
+    assert dict(facts(report))["Trusts code"] == message
     automatic = planned(approval=Approval(automatic=True))
     assert why_by_hand(automatic(passed_report())) == ""
     assert "runs code" in why_by_hand(automatic(report))
-    assert f"Trusts code{told}" in page(served(**{option: True}))
+    assert f"Trusts code{message}" in page(served(**{option: True}))
 
 
 def test_a_folder_of_tasks_that_a_plan_does_not_name_is_shown_too() -> None:
@@ -83,7 +83,7 @@ def test_a_folder_of_tasks_that_a_plan_does_not_name_is_shown_too() -> None:
 
 
 @pytest.mark.usefixtures("believed")
-def test_who_deploys_is_told_of_the_models_code(in_store: Store, command: Command, tmp_path: Path) -> None:
+def test_who_deploys_is_warned_of_the_models_code(in_store: Store, command: Command, tmp_path: Path) -> None:
     assert command("approve", RUN, *WHO)[0] == 0
     assert "trusts" not in command("approved", "get", CELL)[1].splitlines()[0]
     publish_report(in_store, tmp_path / "runs", NEWER, served(**{"trust-remote-code": True}))

@@ -91,7 +91,7 @@ def test_a_patch_release_is_judged_for_itself_by_the_table_before_it(tmp_path: P
     assert result.unknown[0] == "what changed after vLLM 0.32.0, whose table this is"
 
 
-def test_variants_without_a_cell_are_told(tmp_path: Path) -> None:
+def test_variants_without_a_cell_are_reported(tmp_path: Path) -> None:
     loaded, candidate = load_recipe("llama-3.3-70b"), find_candidate("0.12.0", None, None, silent)
     left_out = checked(loaded, candidate, tmp_path).left_out
     assert "the variant 'fp8-draft-1b' is for vLLM >=0.15" in left_out
@@ -125,13 +125,13 @@ def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
         ((None, None, "/no/such/folder"), "no Python at /no/such/folder"),
     ],
 )
-def test_a_candidate_that_is_none_is_told(given: tuple[str | None, str | None, str | None], message: str) -> None:
+def test_a_candidate_that_is_none_is_reported(given: tuple[str | None, str | None, str | None], message: str) -> None:
     with pytest.raises(CallerError, match=message):
         find_candidate(*given, silent)
 
 
 @pytest.mark.parametrize("choice", [{"gpu_type": "h100"}, {"variant": "fp8"}, {"profile": "turbo"}])
-def test_a_choice_of_nothing_is_told(choice: dict[str, str], tmp_path: Path) -> None:
+def test_a_choice_of_nothing_is_reported(choice: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="nothing of this choice"):
         checked(load_recipe("reference"), find_candidate("0.32.0", None, None, silent), tmp_path, **choice)
 

@@ -102,7 +102,7 @@ def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() ->
         ({"compilation-config": {"cudagraph_capture_sizes": "all"}}, "bad-value", "cudagraph_capture_sizes"),
     ],
 )
-def test_what_a_version_does_not_take_is_told(server: ServerArguments, kind: str, message: str) -> None:
+def test_what_a_version_does_not_take_is_reported(server: ServerArguments, kind: str, message: str) -> None:
     (finding,) = check_server(server, {}, table_of(NEWEST))
     assert finding.kind == kind
     assert message in finding.told
@@ -134,7 +134,7 @@ def test_names_that_are_not_vllms_own_are_not_judged() -> None:
     assert check_server({}, {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}, table_of(NEWEST)) == []
 
 
-def test_a_counter_that_went_is_told() -> None:
+def test_a_counter_that_went_is_reported() -> None:
     table = table_of(NEWEST)
     gone = table.model_copy(update={"metrics": [name for name in table.metrics if name != "vllm:num_preemptions"]})
     (finding,) = check_server({}, {}, gone)
@@ -145,7 +145,7 @@ def changed(server: ServerArguments) -> dict[str, Finding]:
     return {finding.name: finding for finding in changed_defaults(server, table_of(OLDEST), table_of(NEWEST))}
 
 
-def test_a_default_that_changed_is_told_where_the_recipe_leaves_it_alone() -> None:
+def test_a_default_that_changed_is_reported_where_the_recipe_leaves_it_alone() -> None:
     finding = changed({})["gpu-memory-utilization"]
     assert finding.told == f"--gpu-memory-utilization is 0.9 by default in 0.12.0 and 0.92 in {NEWEST}"
     assert not finding.is_problem
@@ -162,7 +162,7 @@ def test_prefix_caching_for_hybrid_models_is_such_a_default() -> None:
     assert "enable-prefix-caching" not in changed({"no-enable-prefix-caching": True})
 
 
-def test_of_a_configuration_only_the_fields_that_the_recipe_leaves_alone_are_told() -> None:
+def test_of_a_configuration_only_the_fields_that_the_recipe_leaves_alone_are_reported() -> None:
     fields = {name for name in changed({}) if name.startswith("compilation-config.")}
     assert fields
     field = min(fields)
@@ -193,13 +193,13 @@ def test_a_patch_release_is_judged_by_its_minor_version(asked: str, expected: st
 
 
 @pytest.mark.parametrize("asked", ["0.11.0", "1.0.0", "newest"])
-def test_a_version_without_a_table_is_told(asked: str) -> None:
+def test_a_version_without_a_table_is_reported(asked: str) -> None:
     with pytest.raises(CallerError):
         table_of(asked)
 
 
 @pytest.mark.parametrize("answer", ["", "{}", "Traceback (most recent call last):", '{"version": 1}'])
-def test_an_answer_that_is_no_table_is_told(answer: str) -> None:
+def test_an_answer_that_is_no_table_is_reported(answer: str) -> None:
     with pytest.raises(HostError, match="did not report what it knows"):
         parse_answer(answer)
 

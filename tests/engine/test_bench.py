@@ -85,7 +85,7 @@ LIMIT_S = 30.0
 URL = "http://127.0.0.1:8123"
 
 
-class Told:
+class Shown:
     """The progress that was shown."""
 
     def __init__(self) -> None:
@@ -189,8 +189,8 @@ def test_what_the_client_used_lies_beside_each_log(bench: Bench, folder: Path) -
     assert set(json.loads((folder / "client-2.json").read_text())) == set(used)
 
 
-def test_progress_is_told_from_the_bar(bench: Bench, folder: Path) -> None:
-    shown = Told()
+def test_progress_is_reported_from_the_bar(bench: Bench, folder: Path) -> None:
+    shown = Shown()
     bar = "".join(f"\r {done / 40:4.0%}|##  | {done}/40 [00:01<00:02]" for done in (1, 12, 40))
     order(bench, folder, 1, "--say", bar, progress=shown)
     assert shown.states == [(40, 40)]
@@ -214,7 +214,7 @@ def test_a_command_that_fails_ends_it_with_the_telling_lines(
 
 
 @pytest.mark.parametrize("missing", ["benchmarks/serve.py", "utils/argparse_utils.py"])
-def test_a_bench_that_cannot_be_imported_is_told_with_why(client: Client, folder: Path, tmp_path: Path, missing: str) -> None:
+def test_a_bench_that_cannot_be_imported_is_shown_with_why(client: Client, folder: Path, tmp_path: Path, missing: str) -> None:
     (tmp_path / "engine" / "site" / "vllm" / missing).unlink()
     with staying(client, tmp_path / "bench.log") as bench:
         error = fails(bench, folder)
@@ -222,13 +222,13 @@ def test_a_bench_that_cannot_be_imported_is_told_with_why(client: Client, folder
     assert "ModuleNotFoundError: No module named 'vllm." in "\n".join(error.log_tail)
 
 
-def test_a_python_that_is_not_there_is_told(client: Client, tmp_path: Path) -> None:
+def test_a_python_that_is_not_there_is_reported(client: Client, tmp_path: Path) -> None:
     nowhere = client.model_copy(update={"python": str(tmp_path / "no-python")})
     with pytest.raises(HostError, match="could not be started"), staying(nowhere, tmp_path / "bench.log"):
         pass
 
 
-def test_a_command_over_its_time_limit_is_told_and_ended(client: Client, folder: Path, tmp_path: Path) -> None:
+def test_a_command_over_its_time_limit_is_reported_and_ended(client: Client, folder: Path, tmp_path: Path) -> None:
     command = ["vllm", "bench", "serve", "--hang", "--say", "connecting"]
     with (
         pytest.raises(HostError, match=r"load took longer than its 0\.5 s") as raised,
@@ -241,7 +241,7 @@ def test_a_command_over_its_time_limit_is_told_and_ended(client: Client, folder:
     assert not alive(pid)
 
 
-def test_a_server_that_ended_is_told_and_not_that_its_client_hangs(bench: Bench, folder: Path) -> None:
+def test_a_server_that_ended_is_reported_and_not_that_its_client_hangs(bench: Bench, folder: Path) -> None:
     def check() -> None:
         raise ReleaseError("the server ended", "see its log", "serve")
 
@@ -277,7 +277,7 @@ def test_a_file_is_given_to_a_process_as_a_copy(bench: Bench, tmp_path: Path) ->
     assert given.read_text() == "{}"
 
 
-def test_a_folder_that_cannot_be_written_is_told(bench: Bench, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(bench: Bench, tmp_path: Path) -> None:
     """The order comes back, and its log has nowhere to go."""
     command = ["vllm", "bench", "serve"]
     with pytest.raises(HostError, match="No such file or directory"):

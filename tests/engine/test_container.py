@@ -366,7 +366,7 @@ def test_a_container_that_still_ends_is_removed_as_soon_as_it_has_ended(
     assert host.containers == {}
 
 
-def test_a_container_that_never_ends_is_told_in_the_engines_own_words(
+def test_a_container_that_never_ends_is_reported_in_the_engines_own_words(
     host: Host, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_qualify.engine.container.REMOVE_EVERY_S", 0.01)

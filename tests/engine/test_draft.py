@@ -85,7 +85,7 @@ def test_json_text_is_the_mapping_that_it_says(folder: Path, engines: Engines) -
 
 
 @pytest.mark.parametrize("written", ["ngram", "{'method': 'ngram'}", "[]", "7", '"ngram"', "", '{"method": "ngram"'])
-def test_text_that_is_no_json_object_is_told_with_its_place(folder: Path, engines: Engines, written: str) -> None:
+def test_text_that_is_no_json_object_is_reported_with_its_place(folder: Path, engines: Engines, written: str) -> None:
     with pytest.raises(CallerError, match="is not a JSON object") as raised:
         planned(folder, engines, written)
     assert raised.value.place == "server.speculative-config"
@@ -116,7 +116,7 @@ def test_a_method_without_a_draft_model_stays_as_it_is_written(folder: Path, eng
     assert DRAFT_INSIDE not in binds(server)
 
 
-def test_a_draft_model_that_is_not_there_is_told_with_its_place(folder: Path, engines: Engines) -> None:
+def test_a_draft_model_that_is_not_there_is_reported_with_its_place(folder: Path, engines: Engines) -> None:
     with pytest.raises(HostError, match=f"no model at {folder / 'drift'}") as raised:
         planned(folder, engines, drafting("./drift"))
     assert "speculative-config" in raised.value.remedy

@@ -179,7 +179,7 @@ MADE = [
     ),
 ]
 # What ends a server by its own words; the other logs say nothing, and the end decides.
-TOLD_BY_LOG = [case for case in CASES if case.end in (USAGE, FAILED) and case.kind not in ("killed", "crashed", "unknown")]
+SEEN_IN_LOG = [case for case in CASES if case.end in (USAGE, FAILED) and case.kind not in ("killed", "crashed", "unknown")]
 
 
 def read(log: str, end: End | None = None) -> Failure:
@@ -203,7 +203,7 @@ def test_words_that_no_captured_log_has_tell_what_failed(made: Made) -> None:
     assert [name for name in made.named if name not in failure.problem] == [], failure.problem
 
 
-def test_every_captured_log_is_a_case_and_has_its_source_told() -> None:
+def test_every_captured_log_is_a_case_and_names_its_source() -> None:
     logs = {path.stem for path in CAPTURED.glob("*.log")}
     listed = set(re.findall(r"^\| `([^`]+)` \|", (CAPTURED / "README.md").read_text(), re.M))
     assert logs == set(BY_LOG)
@@ -218,7 +218,7 @@ def test_a_captured_log_is_named_after_its_kind() -> None:
     assert [case.log for case in CASES if not case.log.startswith(case.kind)] == []
 
 
-@pytest.mark.parametrize("case", TOLD_BY_LOG, ids=lambda case: case.log)
+@pytest.mark.parametrize("case", SEEN_IN_LOG, ids=lambda case: case.log)
 def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed_and_before_its_consequences(case: Case) -> None:
     plain = classify_log(case.text, case.end)
     coloured = re.sub(r"\([^()]*pid=\d+[^()]*\)", "\x1b[0;36m\\g<0>\x1b[0;0m", case.text)

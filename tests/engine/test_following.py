@@ -75,7 +75,7 @@ def test_clients_that_follow_nothing_are_the_callers_mistake(engines: Engines, s
     assert raised.value.place == f"{PLACE}.max_concurrency"
 
 
-def test_prompts_that_are_too_few_for_the_servers_clients_are_told_as_that(engines: Engines) -> None:
+def test_prompts_that_are_too_few_for_the_servers_clients_are_reported_as_that(engines: Engines) -> None:
     with pytest.raises(CallerError, match="159 prompts are too few for 32 clients") as raised:
         planned(engines, WORKLOAD | {"num_prompts": 159}, server={"max-num-seqs": 32})
     assert raised.value.place == f"{PLACE}.num_prompts"
@@ -129,7 +129,7 @@ def test_what_else_a_line_has_and_how_it_is_written_does_not_matter(engines: Eng
     assert planned(engines, prompts(tmp_path, *(f"{line}\r" for line in GOOD))).load.num_prompts == 5
 
 
-def test_a_file_of_prompts_that_is_not_there_is_told(engines: Engines, tmp_path: Path) -> None:
+def test_a_file_of_prompts_that_is_not_there_is_reported(engines: Engines, tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"no prompts at .*none\.jsonl") as raised:
         planned(engines, OF_FILE | {"prompts": str(tmp_path / "none.jsonl")})
     assert raised.value.place == "check"
@@ -150,13 +150,13 @@ def test_a_file_of_prompts_that_is_not_there_is_told(engines: Engines, tmp_path:
         b'{"prompt": "\xff"}',
     ],
 )
-def test_a_line_that_is_no_prompt_is_told(engines: Engines, tmp_path: Path, line: str | bytes) -> None:
+def test_a_line_that_is_no_prompt_is_reported(engines: Engines, tmp_path: Path, line: str | bytes) -> None:
     with pytest.raises(CallerError, match=r'line 3 is no \{"prompt": "…"\}') as raised:
         planned(engines, prompts(tmp_path, *GOOD[:2], line, *GOOD[3:]))
     assert raised.value.place == str(tmp_path / "prompts.jsonl")
 
 
-def test_prompts_that_would_come_twice_are_told(engines: Engines, tmp_path: Path) -> None:
+def test_prompts_that_would_come_twice_are_reported(engines: Engines, tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="it has 4 prompts, and the load asks 5: some would come twice"):
         planned(engines, prompts(tmp_path, *GOOD[:4]))
     with pytest.raises(CallerError, match="it has 0 prompts"):
@@ -247,7 +247,7 @@ def test_the_gpus_are_as_many_as_were_found(size: int, gpus: list[int]) -> None:
     assert fitted_plan.server.gpus == gpus
 
 
-def test_more_gpus_than_there_are_is_told() -> None:
+def test_more_gpus_than_there_are_is_reported() -> None:
     with pytest.raises(HostError, match="takes 8 GPUs, and this machine has 4 h200"):
         fitted(to_be_fitted(), {"tensor-parallel-size": 8})
 

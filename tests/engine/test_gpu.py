@@ -224,7 +224,7 @@ def test_a_gpu_machine_is_a_cpu_machine_where_that_is_wanted(monkeypatch: pytest
     assert fingerprint_of(reading(A_H200), "cpu").gpu_type == "cpu"
 
 
-def test_another_type_than_the_wanted_one_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_type_than_the_wanted_one_is_reported_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan says then what was wanted and what is there."""
     Nvml().install(monkeypatch)
     assert detect("h100") == H200
@@ -360,7 +360,7 @@ def test_devices_are_in_the_order_of_their_indices() -> None:
 
 
 @pytest.mark.parametrize("wanted", [None, "h100"])
-def test_a_mixed_host_must_be_told_which_type(wanted: str | None) -> None:
+def test_a_mixed_host_must_be_given_its_type(wanted: str | None) -> None:
     with pytest.raises(HostError) as caught:
         fingerprint_of(reading(A_H200, A_B200, A_H200), wanted)
     assert "h200: 2 x NVIDIA H200; b200: 1 x NVIDIA B200" in caught.value.problem

@@ -58,7 +58,7 @@ def test_it_is_held_for_the_block_and_free_after_it() -> None:
     assert is_free()
 
 
-def test_who_waits_is_told_for_whom_and_goes_on_when_it_is_free(tmp_path: Path) -> None:
+def test_who_waits_is_reported_for_whom_and_goes_on_when_it_is_free(tmp_path: Path) -> None:
     first = holder(tmp_path, ENDS_AT_ONCE)
     announced: list[str] = []
 
@@ -86,7 +86,7 @@ def test_a_killed_run_has_the_machine_until_its_server_is_gone(tmp_path: Path) -
     assert ENDS_LATE not in commands
 
 
-def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, "/proc/locks")
     with pytest.raises(HostError, match="/proc/locks"), holding_machine("run A", print):
         pass

@@ -138,7 +138,7 @@ PULL = [
 ]
 
 
-def test_a_pull_is_told_layer_by_layer() -> None:
+def test_a_pull_is_reported_layer_by_layer() -> None:
     layers = Layers()
     assert [layers.after(message) for message, _ in PULL] == [line for _, line in PULL]
 

@@ -42,7 +42,7 @@ def test_options_that_fit(launch: Launch) -> None:
         (Launch(launcher="docker", image="x:1", client_image="x"), "--client-image", "neither a tag nor a digest"),
     ],
 )
-def test_options_that_do_not_fit_are_told_before_docker_is_asked(
+def test_options_that_do_not_fit_are_reported_before_docker_is_asked(
     launch: Launch, option: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
@@ -64,7 +64,7 @@ def test_the_process_launcher_takes_this_machines_engine(monkeypatch: pytest.Mon
     provide(engines, lambda line: pytest.fail(line))
 
 
-def test_a_machine_without_an_engine_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_an_engine_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(tmp_path))
     with pytest.raises(HostError, match=f"no vLLM found in {tmp_path}"):
         find_engines(Launch())
@@ -80,7 +80,9 @@ def test_another_machines_docker_is_refused_with_the_reason(address: str, monkey
     assert (raised.value.place, raised.value.retry) == ("check", False)
 
 
-def test_a_docker_engine_that_does_not_answer_is_told_with_its_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_docker_engine_that_does_not_answer_is_named_with_its_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     with pytest.raises(HostError, match=f"no Docker Engine answers at unix://{tmp_path}/none") as raised:
         find_engines(IN_DOCKER)

@@ -79,7 +79,7 @@ def test_a_process_takes_no_client_of_another_image(tmp_path: Path) -> None:
         LAUNCHERS["process"].client_in(plan.engine, plan, starting, tmp_path, {})
 
 
-def test_what_a_killed_run_left_is_removed_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_run_left_is_removed_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     leftovers = [Leftover(id=name, name=name, run=run, cell="", state="running") for name, run in (("a", "1"), ("b", ""))]
     monkeypatch.setattr("vllm_qualify.engine.container.remove_leftovers", lambda _: leftovers)
     assert left_behind("docker") == [

@@ -99,13 +99,13 @@ def test_children_of_a_process_that_ended_are_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "expected"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])
-def test_exit_codes_are_told(tmp_path: Path, code: str, expected: int) -> None:
+def test_exit_codes_are_reported(tmp_path: Path, code: str, expected: int) -> None:
     with guarded([sys.executable, "-c", code], quiet_environment(), tmp_path / "log") as process:
         assert until(lambda: process.exit_code() is not None)
         assert process.exit_code() == expected
 
 
-def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_command_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="could not be started"), guarded(["/no/such/command"], {}, tmp_path / "log"):
         pass
 
@@ -158,7 +158,7 @@ def test_a_child_gets_no_key_to_store_or_approvals(monkeypatch: pytest.MonkeyPat
     assert variables["HF_HOME"] == "/models"
 
 
-def test_a_full_disk_is_told_though_the_command_could_not_say_so(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_though_the_command_could_not_say_so(tmp_path: Path) -> None:
     """A real one, in a mount namespace of its own: the log can be made there, and nothing be written to it."""
     starting = "import sys; from pathlib import Path; from vllm_qualify.engine.process import guarded\n"
     starting += "with guarded(['true'], {}, Path(sys.argv[1]) / 'log'): pass"

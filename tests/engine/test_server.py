@@ -74,7 +74,7 @@ def test_a_server_that_died_unnoticed_in_the_block_is_noticed_at_its_end(tmp_pat
         kill_server(server.process)
 
 
-def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -65,7 +65,7 @@ vllm:request_num_preemptions_count{engine="0",model_name="reference"} 0.0
 vllm:request_num_preemptions_sum{engine="0",model_name="reference"} 0.0
 """
 ONE = '{engine="0",model_name="reference"}'
-TOLD = {
+COUNTERS = {
     f"vllm:num_requests_running{ONE}": 16.0,
     f"vllm:kv_cache_usage_perc{ONE}": 0.009770992366412212,
     f"vllm:num_preemptions_total{ONE}": 0.0,
@@ -99,8 +99,8 @@ def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.Monk
 
 
 def test_gauges_and_counters_of_a_real_page_are_kept_and_nothing_of_histograms() -> None:
-    assert parse_metrics(PAGE, FAMILIES | {"vllm:request_num_preemptions"}) == TOLD
-    assert {family_of(key) for key in TOLD} <= FAMILIES
+    assert parse_metrics(PAGE, FAMILIES | {"vllm:request_num_preemptions"}) == COUNTERS
+    assert {family_of(key) for key in COUNTERS} <= FAMILIES
 
 
 def test_what_is_no_number_is_left_out() -> None:
@@ -169,7 +169,7 @@ def watched(url: str, folder: Path, count: int = 3, **others: Any) -> tuple[list
 def test_a_run_is_sampled(tmp_path: Path) -> None:
     with serving() as url:
         scrapes, host = watched(url, tmp_path, roots={"server": lambda: [os.getpid()], "none yet": lambda: ()})
-    assert [one.values for one in scrapes] == [TOLD] * len(scrapes)
+    assert [one.values for one in scrapes] == [COUNTERS] * len(scrapes)
     assert host[0].cpu_share is None
     assert all(0 <= one.cpu_share <= 1 for one in host[1:] if one.cpu_share is not None)
     assert None not in [one.cpu_share for one in host[1:]]
@@ -236,7 +236,7 @@ def test_a_killed_run_keeps_its_lines(tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", run]) as process:
             until(lambda: len(lines(tmp_path / SCRAPES)) >= 2)
             process.send_signal(signal.SIGKILL)
-    assert [Scrape.model_validate_json(line).values for line in lines(tmp_path / SCRAPES)[:2]] == [TOLD] * 2
+    assert [Scrape.model_validate_json(line).values for line in lines(tmp_path / SCRAPES)[:2]] == [COUNTERS] * 2
 
 
 def cpu_s(host: list[HostSample], name: str) -> list[float]:
@@ -334,7 +334,7 @@ LOADED = GpuSample(
 
 
 @pytest.mark.parametrize(("when", "expected"), [("idle", IDLE), ("busy", LOADED)])
-def test_what_a_real_gpu_told(when: str, expected: GpuSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_real_gpu_reported(when: str, expected: GpuSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml(monkeypatch, when)
     with serving() as url:
         _, host = watched(url, tmp_path, gpus=[1])
@@ -379,7 +379,7 @@ def test_a_gpu_that_is_lost_is_a_line_that_says_so(tmp_path: Path, monkeypatch: 
     with serving() as url:
         scrapes, host = watched(url, tmp_path, gpus=[0])
     assert host[0].gpus == [GpuSample(index=0, error="GPU is lost")]
-    assert scrapes[0].values == TOLD
+    assert scrapes[0].values == COUNTERS
 
 
 def test_a_machine_without_nvml_says_so_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

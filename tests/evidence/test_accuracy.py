@@ -40,9 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def by_filter(folder: Path, plan: TaskPlan = PLAN) -> dict[str | None, Measurement]:
-    found = {each.filter: each for each in parse_task(folder, plan, LEVELS)}
-    assert all(each.task == "gsm8k" for each in found.values())
-    return found
+    rows = {each.filter: each for each in parse_task(folder, plan, LEVELS)}
+    assert all(each.task == "gsm8k" for each in rows.values())
+    return rows
 
 
 def empty_replies(folder: Path, step: str, questions: set[int]) -> None:
@@ -60,8 +60,8 @@ def allowing(share: float) -> TaskPlan:
 
 
 def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -> None:
-    found = parse_task(CAPTURED, PLAN, LEVELS)
-    assert [(each.metric, each.task, each.filter, each.value, each.unit, each.sample_count) for each in found] == [
+    rows = parse_task(CAPTURED, PLAN, LEVELS)
+    assert [(each.metric, each.task, each.filter, each.value, each.unit, each.sample_count) for each in rows] == [
         ("exact_match", "gsm8k", STRICT, 1 / 8, "fraction", 8),
         ("exact_match", "gsm8k", FLEXIBLE, 3 / 8, "fraction", 8),
         ("truncated_answers", "gsm8k", None, 8 / 10, "fraction", 8),
@@ -70,13 +70,13 @@ def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -
 
 def test_a_measurement_is_traced_to_the_lines_of_the_files(folder: Path) -> None:
     evidence = folder.parent.parent
-    for measurement, told in zip(
+    for measurement, message in zip(
         parse_task(folder, PLAN, LEVELS), ("exact_match,strict-match", "exact_match,flexible-extract", "length"), strict=True
     ):
         assert [trace.split("/")[:3] for trace in measurement.traced_to] == [["accuracy", "gsm8k", step] for step in STEPS]
         for trace in measurement.traced_to:
             path, _, number = trace.rpartition(":")
-            assert f'"{told}"' in (evidence / path).read_text().split("\n")[int(number) - 1]
+            assert f'"{message}"' in (evidence / path).read_text().split("\n")[int(number) - 1]
 
 
 def test_the_interval_is_of_the_look(folder: Path) -> None:
@@ -85,9 +85,9 @@ def test_the_interval_is_of_the_look(folder: Path) -> None:
     assert by_filter(folder)[FLEXIBLE].interval == share_interval(3, 8, at)
     for step in ("r2-b1", "r1-b4", "r1-b3"):
         shutil.rmtree(folder / step)
-    found = by_filter(folder)[FLEXIBLE]
-    assert (found.value, found.sample_count) == (2 / 4, 4)
-    assert found.interval == share_interval(2, 4, sides("higher", LEVELS, [2, 4, 6, 8], 1))
+    row = by_filter(folder)[FLEXIBLE]
+    assert (row.value, row.sample_count) == (2 / 4, 4)
+    assert row.interval == share_interval(2, 4, sides("higher", LEVELS, [2, 4, 6, 8], 1))
 
 
 def test_of_cut_answers_the_bad_side_is_above() -> None:
@@ -106,26 +106,26 @@ def test_a_question_counts_with_the_mean_of_its_answers(folder: Path) -> None:
     path.write_text(path.read_text().replace('"exact_match": 1.0', '"exact_match": 0.0'))
     results = next((folder / "r2-b1").glob("results_*"))
     results.write_text(results.read_text().replace('match": 0.5,', 'match": 0.0,').replace('extract": 0.5,', 'extract": 0.0,'))
-    found = by_filter(folder)
-    assert (found[STRICT].value, found[STRICT].sample_count) == (0.5 / 8, 8)
-    assert found[FLEXIBLE].value == 2.5 / 8
+    rows = by_filter(folder)
+    assert (rows[STRICT].value, rows[STRICT].sample_count) == (0.5 / 8, 8)
+    assert rows[FLEXIBLE].value == 2.5 / 8
 
 
 def test_empty_replies_are_wrong_answers(folder: Path) -> None:
     """None of the two was right. An empty one was, of question 10."""
     empty_replies(folder, "r1-b1", {9})
     empty_replies(folder, "r1-b4", {3})
-    found = by_filter(folder, allowing(0.2))
-    assert (found[STRICT].value, found[STRICT].sample_count) == (1 / 8, 8)
+    rows = by_filter(folder, allowing(0.2))
+    assert (rows[STRICT].value, rows[STRICT].sample_count) == (1 / 8, 8)
 
 
 def test_too_many_empty_replies_are_invalid(folder: Path) -> None:
     empty_replies(folder, "r1-b1", {9})
     empty_replies(folder, "r1-b4", {3})
     for plan in (PLAN, allowing(0.19)):
-        found = by_filter(folder, plan)
-        assert set(found) == {STRICT, FLEXIBLE, None}
-        for each in found.values():
+        rows = by_filter(folder, plan)
+        assert set(rows) == {STRICT, FLEXIBLE, None}
+        for each in rows.values():
             assert each.value is None
             assert "2 of 10 replies are empty" in (each.invalid_because or "")
 
@@ -140,12 +140,12 @@ def test_no_answer_at_all_is_invalid_whatever_is_allowed(folder: Path) -> None:
 def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -> None:
     for path in folder.glob(gone):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    found = parse_task(folder, PLAN, LEVELS)
-    assert [(each.metric, each.task, each.filter, each.value) for each in found] == [
+    rows = parse_task(folder, PLAN, LEVELS)
+    assert [(each.metric, each.task, each.filter, each.value) for each in rows] == [
         ("exact_match", "gsm8k", None, None),
         ("truncated_answers", "gsm8k", None, None),
     ]
-    for each in found:
+    for each in rows:
         assert "lm-eval left no usable result" in (each.invalid_because or "")
 
 
@@ -155,7 +155,7 @@ def test_a_folder_that_is_not_there_is_invalid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    ("pattern", "instead", "told"),
+    ("pattern", "instead", "message"),
     [
         (r"(?s).+", "# no answer: ConnectError\n", "no vllm:request_success_total"),
         (r"(?s).+", "trtllm_request_success_total 8.0\n", "no vllm:request_success_total"),
@@ -165,14 +165,14 @@ def test_a_folder_that_is_not_there_is_invalid(tmp_path: Path) -> None:
     ],
 )
 def test_without_its_counts_nobody_knows_how_many_answers_were_cut(
-    folder: Path, when: str, pattern: str, instead: str, told: str
+    folder: Path, when: str, pattern: str, instead: str, message: str
 ) -> None:
     path = folder / "r1-b2" / f"metrics-{when}.txt"
     path.write_text(re.sub(pattern, instead, path.read_text()))
-    found = by_filter(folder)
-    assert found[None].value is None
-    assert told in (found[None].invalid_because or "")
-    assert found[STRICT].value == 1 / 8
+    rows = by_filter(folder)
+    assert rows[None].value is None
+    assert message in (rows[None].invalid_because or "")
+    assert rows[STRICT].value == 1 / 8
 
 
 def test_fewer_counts_than_answers_are_none(folder: Path) -> None:
@@ -183,9 +183,9 @@ def test_fewer_counts_than_answers_are_none(folder: Path) -> None:
 def test_a_task_of_likelihoods_has_no_answers_to_cut(folder: Path) -> None:
     for path in folder.glob("r*-b*/results_*"):
         path.write_text(path.read_text().replace('"output_type": "generate_until"', '"output_type": "multiple_choice"'))
-    found = by_filter(folder)
-    assert "compares likelihoods" in (found[None].invalid_because or "")
-    assert found[STRICT].value == 1 / 8
+    rows = by_filter(folder)
+    assert "compares likelihoods" in (rows[None].invalid_because or "")
+    assert rows[STRICT].value == 1 / 8
     assert {answer.length for answer in read_answers(folder, PLAN).answers} == {None}
 
 
@@ -210,11 +210,13 @@ def plan_of(data: tuple[Path, Path] | None, **changed: Any) -> TaskPlan:
 
 
 @contextmanager
-def asked(book: Book, plan: TaskPlan, folder: Path, told: list[tuple[int, int]] | None = None) -> Iterator[Asking]:
+def asked(book: Book, plan: TaskPlan, folder: Path, progress_calls: list[tuple[int, int]] | None = None) -> Iterator[Asking]:
     with serving(book) as url:
         starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
         with loading(starting, "reference", plan, folder.parent / "lm-eval") as lm_eval:
-            yield prepare_task(server, lm_eval, folder, lambda *now: told.append(now) if told is not None else None)
+            yield prepare_task(
+                server, lm_eval, folder, lambda *now: progress_calls.append(now) if progress_calls is not None else None
+            )
 
 
 def test_prompts_are_made_before_the_server_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
@@ -233,17 +235,17 @@ def test_requests_that_fail_once_are_asked_again(
     tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "shhhhhhhh")
-    told: list[tuple[int, int]] = []
+    progress_calls: list[tuple[int, int]] = []
     book = Book(QUESTIONS, failing=SOME, dropped=frozenset(list(QUESTIONS)[2:4]), once=True)
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
     folder.mkdir(parents=True)
     (folder / "left of an earlier try").touch()
-    with asked(book, plan, folder, told) as run:
+    with asked(book, plan, folder, progress_calls) as run:
         assert [step.folder for step in run.steps] == [f"r{one}-b{two}" for one in (1, 2) for two in range(1, BLOCKS + 1)]
         for step in run.steps[:BLOCKS]:
             run.ask(step)
     assert by_filter(folder, plan)[STRICT].value == 1.0
-    assert told[-1] == (3, 3)
+    assert progress_calls[-1] == (3, 3)
     assert sum(book.asked.values()) == 16
     assert {path.name for path in folder.iterdir()} >= {"task.json", "r1-b1"}
     assert not (folder / "left of an earlier try").exists()
@@ -262,9 +264,9 @@ def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_a_wrong_answer(
     assert {tuple(turn["role"] for turn in prompt) for prompt in book.prompts} == {
         ("user", "assistant", "user", "assistant", "user")
     }
-    found = by_filter(folder, plan)
-    assert found[STRICT].value == pytest.approx(10 / 12)
-    assert found[STRICT].sample_count == 12
+    rows = by_filter(folder, plan)
+    assert rows[STRICT].value == pytest.approx(10 / 12)
+    assert rows[STRICT].sample_count == 12
     assert {answer.question for answer in read_answers(folder, plan).answers if answer.unanswered} == {0, 1}
 
 
@@ -288,7 +290,7 @@ def test_slow_answers_end_at_the_time_limit_and_never_as_wrong_ones(tmp_path: Pa
     assert all(each.value is None for each in parse_task(folder, plan, LEVELS))
 
 
-def test_a_server_that_ends_is_told_at_once(tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ends_is_shown_at_once(tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(_: Server) -> None:
         raise ReleaseError("the server ended", "see its log", "serve")
 
@@ -328,7 +330,7 @@ metric_list: [{{metric: acc}}]
 
 
 @pytest.mark.parametrize(
-    ("changed", "place", "told"),
+    ("changed", "place", "message"),
     [
         ({"num_questions": 13}, "accuracy.gsm8k.num_questions", "13 questions are to be asked, and the task has 12"),
         ({"task": "gsm9k"}, "accuracy.gsm9k", "there is no task 'gsm9k' in lm-eval"),
@@ -337,8 +339,8 @@ metric_list: [{{metric: acc}}]
         ({"task": "choices", "num_fewshot": 0}, "accuracy.choices", "lm-eval needs the server's tokenizer"),
     ],
 )
-def test_what_lm_eval_cannot_measure_is_told_with_a_remedy(
-    tmp_path: Path, data: tuple[Path, Path], changed: dict[str, Any], place: str, told: str
+def test_what_lm_eval_cannot_measure_is_reported_with_a_remedy(
+    tmp_path: Path, data: tuple[Path, Path], changed: dict[str, Any], place: str, message: str
 ) -> None:
     own = tmp_path / "tasks"
     own.mkdir()
@@ -346,7 +348,10 @@ def test_what_lm_eval_cannot_measure_is_told_with_a_remedy(
     (own / "choices.yaml").write_text(CHOICES.format(test=shutil.copy(data[0], own)))
     is_own = changed.get("task") == "choices"
     plan = plan_of(None if is_own else data, **changed).model_copy(update={"folder": own if is_own else None})
-    with pytest.raises(RecipeError, match=told) as raised, asked(Book(QUESTIONS), plan, tmp_path / "accuracy" / "task") as run:
+    with (
+        pytest.raises(RecipeError, match=message) as raised,
+        asked(Book(QUESTIONS), plan, tmp_path / "accuracy" / "task") as run,
+    ):
         run.ask(run.steps[0])
     assert raised.value.place == place
     assert raised.value.remedy

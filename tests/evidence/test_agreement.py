@@ -38,8 +38,8 @@ def problem(
     folder: Path, settings: Load = SETTINGS, kind: EngineName = VLLM, arguments: ServerArguments = ARGUMENTS, model: str = MODEL
 ) -> str:
     """Why a load is invalid; empty if it is valid. All its metrics are so for the same reason."""
-    found = {each.metric: each for each in parse_load(folder, settings, LEVELS, kind, arguments, None, model)}
-    (because,) = {found[name].invalid_because or "" for name in MEASURED}
+    rows = {each.metric: each for each in parse_load(folder, settings, LEVELS, kind, arguments, None, model)}
+    (because,) = {rows[name].invalid_because or "" for name in MEASURED}
     return because
 
 
@@ -121,9 +121,9 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_leaves_no_number(folder: Path, name: str) -> None:
-    how, told = HOSTILE[name]
+    how, message = HOSTILE[name]
     spoil(folder, how)
-    assert told in problem(folder)
+    assert message in problem(folder)
 
 
 def test_the_captured_files_agree(folder: Path) -> None:
@@ -191,18 +191,18 @@ def test_tokens_that_the_server_did_not_generate_leave_no_number(folder: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "is_told"),
+    ("arguments", "is_refused"),
     [({}, True), ({"stream_interval": 4}, False), ({"speculative_config": {"decoding_type": "MTP"}}, False)],
 )
 def test_a_server_that_does_not_count_its_tokens_shows_them_by_its_chunks(
-    folder: Path, arguments: ServerArguments, is_told: bool
+    folder: Path, arguments: ServerArguments, is_refused: bool
 ) -> None:
     spoil(folder, cut_short)
     for repeat in (1, 2):
         for when, requests in (("before", 0.0), ("after", 44.0)):
             trtllm_page(folder, repeat, when, {"request_success": requests, "kv_cache_missed_blocks": requests})
-    told = "its replies came in 320 chunks and have 1280 tokens by its usage, which the server does not count"
-    assert (told in problem(folder, LONG, "tensorrt-llm", arguments)) == is_told
+    message = "its replies came in 320 chunks and have 1280 tokens by its usage, which the server does not count"
+    assert (message in problem(folder, LONG, "tensorrt-llm", arguments)) == is_refused
 
 
 def gained(folder: Path, **counters: float) -> None:
@@ -212,7 +212,7 @@ def gained(folder: Path, **counters: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counters", "told"),
+    ("counters", "message"),
     [
         ({"request_success": 43}, "the server counts 43 requests, and bench sent 40 and 4 to warm up"),
         ({"request_success": 46}, "the server counts 46 requests"),
@@ -230,10 +230,10 @@ def gained(folder: Path, **counters: float) -> None:
     ],
     ids=str,
 )
-def test_counters_that_do_not_agree_leave_no_number(folder: Path, counters: dict[str, float], told: str) -> None:
+def test_counters_that_do_not_agree_leave_no_number(folder: Path, counters: dict[str, float], message: str) -> None:
     gained(folder, **counters)
     assert "repeat 2: the server" in problem(folder)
-    assert told in problem(folder)
+    assert message in problem(folder)
 
 
 @pytest.mark.parametrize("name", ["request_success", "generation_tokens", "prompt_tokens"])
@@ -255,27 +255,27 @@ def test_one_engine_that_was_started_anew_leaves_no_number(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "message"),
     [
         ("spec_decode_acceptance_length", "spec_decode_acceptance_length is 3, and 31 tokens of 122 drafts were accepted"),
         ("spec_decode_num_drafts", "spec_decode_acceptance_length is 1.2541, and 31 tokens of 3 drafts were accepted"),
     ],
 )
-def test_an_acceptance_length_that_its_drafts_do_not_give_leaves_no_number(tmp_path: Path, key: str, told: str) -> None:
+def test_an_acceptance_length_that_its_drafts_do_not_give_leaves_no_number(tmp_path: Path, key: str, message: str) -> None:
     drafted = CAPTURED.parent / "speculation" / "batch1" / "drafted"
     folder = shutil.copytree(drafted, tmp_path / "load")
     alone = {"max_concurrency": 1, "num_prompts": 20, "num_warmups": 1, "slo": None}
     settings = Load.model_validate(SETTINGS.model_dump() | alone)
     assert _acceptance(folder, settings) is None
     change(folder, 1, **{key: 3})
-    assert told in (_acceptance(folder, settings) or "")
+    assert message in (_acceptance(folder, settings) or "")
     change(folder, 1, spec_decode_acceptance_length=2.0, spec_decode_num_drafts=31)
     assert "spec_decode_num_drafts is 31, and the server counts 1" in (_acceptance(folder, settings) or "")
 
 
 def _acceptance(folder: Path, settings: Load) -> str | None:
-    found = {each.metric: each for each in parse_load(folder, settings, LEVELS, VLLM, {}, None, MODEL)}
-    return found["acceptance_length_tok"].invalid_because
+    rows = {each.metric: each for each in parse_load(folder, settings, LEVELS, VLLM, {}, None, MODEL)}
+    return rows["acceptance_length_tok"].invalid_because
 
 
 # --- Honest files
@@ -298,14 +298,18 @@ def test_some_replies_without_a_text_are_honest(folder: Path) -> None:
     assert problem(folder) == ""
 
 
-@pytest.mark.parametrize(("parser", "told"), [("deepseek_r1", ""), (None, "40 of 40 replies have no text")])
-def test_a_chat_that_only_reasons_is_honest(folder: Path, parser: str | None, told: str) -> None:
+@pytest.mark.parametrize(("parser", "message"), [("deepseek_r1", ""), (None, "40 of 40 replies have no text")])
+def test_a_chat_that_only_reasons_is_honest(folder: Path, parser: str | None, message: str) -> None:
     """Bench does not record the reasoning. The template's tokens are in the server's count and in `usage`."""
     spoil(folder, lambda result: restated(result | {"backend": "openai-chat", "generated_texts": [""] * 40}))
     gained(folder, prompt_tokens=719 + 44 * 30)
     chat = SETTINGS.model_copy(update={"api": "chat"})
     arguments = ARGUMENTS | ({"reasoning-parser": parser} if parser else {})
-    assert (told in problem(folder, chat, arguments=arguments)) if told else (problem(folder, chat, arguments=arguments) == "")
+    assert (
+        (message in problem(folder, chat, arguments=arguments))
+        if message
+        else (problem(folder, chat, arguments=arguments) == "")
+    )
 
 
 def test_several_tokens_in_a_chunk_are_honest(folder: Path) -> None:
@@ -352,14 +356,14 @@ MUTATIONS = st.lists(st.tuples(st.sampled_from(PLACES), NUMBERS), min_size=1, ma
 
 
 def mutated(result: Document, changes: list[tuple[tuple[Any, ...], Callable[[Any], Any]]]) -> Document:
-    found = result | {name: copy.deepcopy(result[name]) for name in {place[0] for place, _ in changes}}
+    changed = result | {name: copy.deepcopy(result[name]) for name in {place[0] for place, _ in changes}}
     for place, how in changes:
-        within: Any = found
+        within: Any = changed
         for step in place[:-1]:
             within = within[step]
         if isinstance(within[place[-1]], float | int):
             within[place[-1]] = how(within[place[-1]])
-    return found
+    return changed
 
 
 def measured(result: Document) -> dict[str, float] | None:
@@ -377,5 +381,5 @@ QUICK = hypothesis_settings(max_examples=5000, deadline=None, database=None, sup
 @QUICK
 @given(repeat=st.sampled_from([0, 1]), changes=MUTATIONS)
 def test_no_random_change_of_a_number_changes_a_measurement(repeat: int, changes: Any) -> None:
-    found = measured(mutated(REPEATS[repeat], changes))
-    assert found is None or found == pytest.approx(TRUE[repeat], rel=SAME)
+    figures = measured(mutated(REPEATS[repeat], changes))
+    assert figures is None or figures == pytest.approx(TRUE[repeat], rel=SAME)

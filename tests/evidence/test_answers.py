@@ -104,9 +104,9 @@ def test_each_repetition_asks_the_same_questions_each_once(
     plan: tuple[Accuracy, int], repetitions: int, sequential: bool
 ) -> None:
     asked, available = plan
-    found = steps(asked, available, repetitions, sequential=sequential)
+    blocks = steps(asked, available, repetitions, sequential=sequential)
     by_repetition = {
-        number: [question for step in found if step.repetition == number for question in step.questions]
+        number: [question for step in blocks if step.repetition == number for question in step.questions]
         for number in range(1, repetitions + 1)
     }
     assert len({frozenset(order) for order in by_repetition.values()}) == 1
@@ -125,11 +125,11 @@ def test_more_repetitions_only_add_steps(plan: tuple[Accuracy, int], sequential:
 @given(plans)
 @settings(deadline=None)
 def test_blocks_are_of_about_equal_size_and_none_is_empty(plan: tuple[Accuracy, int]) -> None:
-    found = steps(*plan, 1, sequential=True)
-    sizes = [len(step.questions) for step in found]
-    assert len(found) == max(1, min(BLOCKS, plan[0].num_questions // LEAST_BLOCK))
+    blocks = steps(*plan, 1, sequential=True)
+    sizes = [len(step.questions) for step in blocks]
+    assert len(blocks) == max(1, min(BLOCKS, plan[0].num_questions // LEAST_BLOCK))
     assert max(sizes) - min(sizes) <= 1
-    assert [step.block for step in found] == list(range(1, len(found) + 1))
+    assert [step.block for step in blocks] == list(range(1, len(blocks) + 1))
 
 
 @given(plans)
@@ -150,8 +150,8 @@ def test_orders_are_drawn_by_the_seed_and_differ_by_repetition() -> None:
 
 def test_the_order_never_changes() -> None:
     """Runs of different releases of this project are compared block by block."""
-    found = steps(Accuracy(num_questions=5), 10, 2, sequential=False)
-    assert [step.questions for step in found] == [[9, 1, 8, 3, 7], [3, 7, 8, 9, 1]]
+    blocks = steps(Accuracy(num_questions=5), 10, 2, sequential=False)
+    assert [step.questions for step in blocks] == [[9, 1, 8, 3, 7], [3, 7, 8, 9, 1]]
 
 
 def test_the_captured_files_give_each_answer() -> None:
@@ -243,12 +243,12 @@ def test_no_random_change_of_a_file_changes_an_answer(
     changed: tuple[list[tuple[int, str, Any]], list[int], Document],
 ) -> None:
     """The samples, or lm-eval's scores of them, but not both so that they agree."""
-    changes, order, told = changed
+    changes, order, fields = changed
     rows = [dict(row) for row in ROWS]
     for number, key, other in changes:
         rows[number][key] = other
     samples = "".join(json.dumps(rows[number]) + "\n" for number in order).encode()
-    results = RESULTS | {"results": {"gsm8k": RESULTS["results"]["gsm8k"] | told}}
+    results = RESULTS | {"results": {"gsm8k": RESULTS["results"]["gsm8k"] | fields}}
     (step,) = (each for each in planned(CAPTURED, PLAN) if each.folder == "r1-b1")
     try:
         _, answers = _parse_step(json.dumps(results).encode(), samples, Path("samples"), step, "gsm8k", available=12)
@@ -317,7 +317,7 @@ def test_a_cut_file_is_refused(folder: Path, which: Callable[[Path], Path], shar
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         (lambda results: results["results"].clear(), "KeyError('gsm8k')"),
         (lambda results: results.pop("results"), "KeyError('results')"),
@@ -332,13 +332,13 @@ def test_a_cut_file_is_refused(folder: Path, which: Callable[[Path], Path], shar
         (lambda results: results.update(lm_eval_version="0.4.12"), "one version of the task"),
     ],
 )
-def test_results_that_do_not_fit_are_refused(folder: Path, how: Change, told: str) -> None:
+def test_results_that_do_not_fit_are_refused(folder: Path, how: Change, message: str) -> None:
     change_results(folder, how)
-    assert told in refused(folder)
+    assert message in refused(folder)
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         (lambda rows: rows.pop(0), "1 samples of strict-match"),
         (lambda rows: rows.pop(), "1 samples of flexible-extract"),
@@ -363,15 +363,15 @@ def test_results_that_do_not_fit_are_refused(folder: Path, how: Change, told: st
         (lambda rows: rows[1].update(exact_match="1.0"), "the score '1.0' is no number"),
     ],
 )
-def test_samples_that_do_not_fit_are_refused(folder: Path, how: Callable[[list[Document]], object], told: str) -> None:
+def test_samples_that_do_not_fit_are_refused(folder: Path, how: Callable[[list[Document]], object], message: str) -> None:
     change_samples(folder, how)
-    assert told in refused(folder)
+    assert message in refused(folder)
 
 
-@pytest.mark.parametrize("told", [0.75, 0.0, 2.0, -1.0, float("nan"), float("inf")])
-def test_a_score_that_contradicts_its_samples_is_refused(folder: Path, told: float) -> None:
-    change_results(folder, lambda results: results["results"]["gsm8k"].update({STRICT: told}))
-    assert f"{told}, is not its samples' 0.5" in refused(folder)
+@pytest.mark.parametrize("reported", [0.75, 0.0, 2.0, -1.0, float("nan"), float("inf")])
+def test_a_score_that_contradicts_its_samples_is_refused(folder: Path, reported: float) -> None:
+    change_results(folder, lambda results: results["results"]["gsm8k"].update({STRICT: reported}))
+    assert f"{reported}, is not its samples' 0.5" in refused(folder)
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), 1.5, 2.0, -1.0])

@@ -30,7 +30,7 @@ def test_what_the_plans_server_left_is_the_plans(evidence: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model": "/models/other"}, "its server had another model than the plan"),
         ({"arguments": {"max-model-len": 7}}, "its server had another max-model-len than the plan"),
@@ -38,8 +38,8 @@ def test_what_the_plans_server_left_is_the_plans(evidence: Path) -> None:
         ({"model": "org/name", "revision": COMMIT}, "its server had another model, revision, tokenizer-revision than the plan"),
     ],
 )
-def test_another_plan_is_told(evidence: Path, changes: dict[str, object], told: str) -> None:
-    assert served_otherwise(plan_of(**changes), evidence, taken_over=False) == told
+def test_another_plan_is_reported(evidence: Path, changes: dict[str, object], message: str) -> None:
+    assert served_otherwise(plan_of(**changes), evidence, taken_over=False) == message
 
 
 def test_each_further_start_was_of_the_plans_server_too(evidence: Path) -> None:
@@ -65,16 +65,16 @@ def of_the_hub() -> ServerPlan:
 
 
 @pytest.mark.parametrize(
-    ("folder", "told"),
+    ("folder", "message"),
     [(f"/another/hosts/hub/{SNAPSHOT}", ""), (f"/hub/{SNAPSHOT[:-1]}8", "its model is"), (f"/hub/x{SNAPSHOT}", "its model is")],
 )
-def test_the_cache_of_another_host_is_a_cache(evidence: Path, folder: str, told: str) -> None:
+def test_the_cache_of_another_host_is_a_cache(evidence: Path, folder: str, message: str) -> None:
     plan = of_the_hub()
     (evidence / "serve" / "server.yaml").write_text(config_text(plan, 8000))
     log = captured().replace("/models/tiny", folder).replace("revision=None", f"revision={COMMIT}")
     (evidence / "serve" / "server.log").write_text(log)
-    assert told in served_otherwise(plan, evidence, taken_over=False)
-    assert bool(served_otherwise(plan, evidence, taken_over=False)) is bool(told)
+    assert message in served_otherwise(plan, evidence, taken_over=False)
+    assert bool(served_otherwise(plan, evidence, taken_over=False)) is bool(message)
 
 
 @pytest.mark.parametrize(

@@ -91,10 +91,10 @@ def by_size(holds: dict[int, int | Exception]) -> Callable[[ServerArguments], Kv
     def of(arguments: ServerArguments) -> KvCache:
         size = arguments.get(TENSOR_PARALLEL, 1)
         assert isinstance(size, int)
-        found = holds[size]
-        if isinstance(found, Exception):
-            raise found
-        return holding(found)
+        held = holds[size]
+        if isinstance(held, Exception):
+            raise held
+        return holding(held)
 
     return of
 
@@ -105,14 +105,14 @@ def by_turn(*holds: int) -> Callable[[ServerArguments], KvCache]:
     return lambda _: holding(left.pop(0))
 
 
-def by_batch(found: dict[int, float | str]) -> Callable[[ServerArguments], Measurement]:
+def by_batch(rates_by_size: dict[int, float | str]) -> Callable[[ServerArguments], Measurement]:
     """By max-num-batched-tokens the output throughput, or why the load is invalid."""
 
     def rates(arguments: ServerArguments) -> Measurement:
         size = arguments[BATCHED]
         assert isinstance(size, int)
-        told = found[size]
-        return invalid(OUTPUT, told, "load/bench-*.json") if isinstance(told, str) else rate(told)
+        figure = rates_by_size[size]
+        return invalid(OUTPUT, figure, "load/bench-*.json") if isinstance(figure, str) else rate(figure)
 
     return rates
 
@@ -138,8 +138,8 @@ def test_a_plan_with_nothing_to_fit_is_a_mistake_of_the_program(tmp_path: Path) 
 
 def test_the_first_size_that_starts_is_the_smallest(tmp_path: Path) -> None:
     machine = Machine(by_size({1: 8, 2: 16}))
-    found = find(machine, tmp_path, tensor_parallel_sizes=[1, 2])
-    assert found.found == {TENSOR_PARALLEL: 1}
+    fitted = find(machine, tmp_path, tensor_parallel_sizes=[1, 2])
+    assert fitted.found == {TENSOR_PARALLEL: 1}
     assert machine.started == [{TENSOR_PARALLEL: 1}]
     assert not machine.loads
 
@@ -147,10 +147,10 @@ def test_the_first_size_that_starts_is_the_smallest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", TOO_SMALL)
 def test_sizes_that_have_too_little_memory_are_passed_over(tmp_path: Path, kind: str) -> None:
     machine = Machine(by_size({1: out_of_memory(kind), 2: out_of_memory(kind), 4: 8}))
-    found = find(machine, tmp_path, tensor_parallel_sizes=[1, 2, 4])
-    assert found.found == {TENSOR_PARALLEL: 4}
+    fitted = find(machine, tmp_path, tensor_parallel_sizes=[1, 2, 4])
+    assert fitted.found == {TENSOR_PARALLEL: 4}
     assert [plan.server.gpus for plan in machine.starts] == [[0], [0, 1], [0, 1, 2, 3]]
-    assert [tried.failed_because for tried in found.tries] == ["out of GPU memory", "out of GPU memory", None]
+    assert [tried.failed_because for tried in fitted.tries] == ["out of GPU memory", "out of GPU memory", None]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_what_more_gpus_do_not_mend_is_raised(tmp_path: Path, error: HostError |
     assert len(machine.starts) == 1
 
 
-def test_where_no_size_fits_each_is_told(tmp_path: Path) -> None:
+def test_where_no_size_fits_each_is_reported(tmp_path: Path) -> None:
     machine = Machine(by_size({1: out_of_memory(problem="10 GiB are missing"), 2: out_of_memory(problem="2 GiB are missing")}))
     with pytest.raises(RecipeError, match=r"fits none of the tensor-parallel sizes \[1, 2\]") as raised:
         find(machine, tmp_path, tensor_parallel_sizes=[1, 2])
@@ -179,7 +179,7 @@ def test_where_no_size_fits_each_is_told(tmp_path: Path) -> None:
     assert [tried.failed_because for tried in kept(tmp_path)] == list(raised.value.log_tail)
 
 
-def test_a_size_above_the_machines_gpus_is_told(tmp_path: Path) -> None:
+def test_a_size_above_the_machines_gpus_is_reported(tmp_path: Path) -> None:
     machine = Machine(by_size({4: out_of_memory()}))
     with pytest.raises(HostError, match="takes 8 GPUs, and this machine has 4 h200"):
         find(machine, tmp_path, tensor_parallel_sizes=[4, 8])
@@ -190,10 +190,10 @@ def test_a_size_above_the_machines_gpus_is_told(tmp_path: Path) -> None:
 
 def test_as_many_requests_as_the_cache_holds_are_confirmed_by_another_start(tmp_path: Path) -> None:
     machine = Machine(by_turn(8, 8))
-    found = find(machine, tmp_path, max_num_seqs=True)
-    assert found.found == {SEQUENCES: 8}
+    fitted = find(machine, tmp_path, max_num_seqs=True)
+    assert fitted.found == {SEQUENCES: 8}
     assert machine.started == [{}, {SEQUENCES: 8}]
-    assert [tried.holds for tried in found.tries] == [8, 8]
+    assert [tried.holds for tried in fitted.tries] == [8, 8]
     # Under the load of as many clients.
     assert [plan.load.max_concurrency for plan in machine.confirmed] == [8]
     assert not machine.loads
@@ -213,10 +213,10 @@ def test_where_more_sequences_leave_the_cache_less_they_are_fewer(
     tmp_path: Path, holds: tuple[int, ...], wanted: list[int]
 ) -> None:
     machine = Machine(by_turn(*holds))
-    found = find(machine, tmp_path, max_num_seqs=True)
-    assert found.found == {SEQUENCES: wanted[-1]}
+    fitted = find(machine, tmp_path, max_num_seqs=True)
+    assert fitted.found == {SEQUENCES: wanted[-1]}
     assert [arguments.get(SEQUENCES) for arguments in machine.started] == [None, *wanted]
-    assert [tried.failed_because for tried in found.tries[1:-1]] == [
+    assert [tried.failed_because for tried in fitted.tries[1:-1]] == [
         f"its KV cache holds {held} requests" for held in holds[1:-1]
     ]
     assert [plan.load.max_concurrency for plan in machine.confirmed] == [wanted[-1]]
@@ -246,8 +246,8 @@ def least(number: int) -> Callable[[ServerArguments], int]:
 
 def test_where_requests_are_preempted_there_are_fewer(tmp_path: Path) -> None:
     machine = Machine(lambda _: holding(64), preempts=least(30))
-    found = find(machine, tmp_path, max_num_seqs=True)
-    assert found.found == {SEQUENCES: 27}
+    fitted = find(machine, tmp_path, max_num_seqs=True)
+    assert fitted.found == {SEQUENCES: 27}
     assert [arguments.get(SEQUENCES) for arguments in machine.started] == [None, 64, 48, 36, 27]
     assert [tried.failed_because for tried in kept(tmp_path)] == [
         None,
@@ -269,7 +269,7 @@ def test_what_preempts_with_every_number_is_never_kept(tmp_path: Path, holds: in
 
 
 @pytest.mark.parametrize(
-    ("kv_cache", "told"),
+    ("kv_cache", "message"),
     [
         (KvCache(tokens=127, max_concurrency=None), "has 127 tokens"),
         (KvCache(tokens=1000, max_concurrency=0.1, block_tok=1000), "has 1,000 tokens"),
@@ -277,14 +277,14 @@ def test_what_preempts_with_every_number_is_never_kept(tmp_path: Path, holds: in
     ],
     ids=["too small", "only its own block", "not told"],
 )
-def test_a_cache_without_room_for_one_request_is_told(tmp_path: Path, kv_cache: KvCache | None, told: str) -> None:
-    with pytest.raises(RecipeError, match=f"{told}, and does not hold one request of the workload") as raised:
+def test_a_cache_without_room_for_one_request_is_reported(tmp_path: Path, kv_cache: KvCache | None, message: str) -> None:
+    with pytest.raises(RecipeError, match=f"{message}, and does not hold one request of the workload") as raised:
         find(Machine(lambda _: kv_cache), tmp_path, max_num_seqs=True)
     assert raised.value.place == "fit.max_num_seqs"
     assert len(kept(tmp_path)) == 1
 
 
-def test_a_second_start_without_room_for_one_request_is_told(tmp_path: Path) -> None:
+def test_a_second_start_without_room_for_one_request_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not hold one request of the workload"):
         find(Machine(by_turn(8, 0)), tmp_path, max_num_seqs=True)
 
@@ -307,9 +307,9 @@ def test_a_server_that_runs_out_of_memory_with_what_was_found_gets_less(tmp_path
         check(arguments)
         return 0
 
-    found = find(Machine(of, preempts=preempts), tmp_path, max_num_seqs=True)
-    assert found.found == {SEQUENCES: 281}
-    assert [(tried.arguments.get(SEQUENCES), tried.failed_because) for tried in found.tries] == [
+    fitted = find(Machine(of, preempts=preempts), tmp_path, max_num_seqs=True)
+    assert fitted.found == {SEQUENCES: 281}
+    assert [(tried.arguments.get(SEQUENCES), tried.failed_because) for tried in fitted.tries] == [
         (None, None),
         (500, "out of GPU memory"),
         (375, "out of GPU memory"),
@@ -361,8 +361,8 @@ def test_a_request_of_the_most_tokens_takes_whole_blocks(
 
 def test_the_sequences_are_those_of_the_size_that_was_found(tmp_path: Path) -> None:
     machine = Machine(by_size({1: out_of_memory(), 2: 24}))
-    found = find(machine, tmp_path, tensor_parallel_sizes=[1, 2, 4], max_num_seqs=True)
-    assert found.found == {TENSOR_PARALLEL: 2, SEQUENCES: 24}
+    fitted = find(machine, tmp_path, tensor_parallel_sizes=[1, 2, 4], max_num_seqs=True)
+    assert fitted.found == {TENSOR_PARALLEL: 2, SEQUENCES: 24}
     # The start that shows the size shows its cache, too.
     assert machine.started == [{TENSOR_PARALLEL: 1}, {TENSOR_PARALLEL: 2}, {TENSOR_PARALLEL: 2, SEQUENCES: 24}]
 
@@ -372,20 +372,20 @@ def test_the_sequences_are_those_of_the_size_that_was_found(tmp_path: Path) -> N
 
 def test_the_fastest_is_the_one_with_the_highest_output_throughput(tmp_path: Path) -> None:
     machine = Machine(rates=by_batch({2048: 90.0, 4096: 110.0, 8192: 100.0}))
-    found = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096, 8192])
-    assert found.found == {BATCHED: 4096}
+    fitted = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096, 8192])
+    assert fitted.found == {BATCHED: 4096}
     assert (
         machine.started == [plan.server.arguments for plan in machine.loads] == [{BATCHED: size} for size in (2048, 4096, 8192)]
     )
-    assert [tried.output_throughput_tok_s for tried in found.tries] == [90.0, 110.0, 100.0]
+    assert [tried.output_throughput_tok_s for tried in fitted.tries] == [90.0, 110.0, 100.0]
 
 
 def test_an_invalid_load_is_no_fast_one(tmp_path: Path) -> None:
     machine = Machine(rates=by_batch({2048: 90.0, 4096: "repeat 1: 3 preemptions"}))
-    found = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096])
-    assert found.found == {BATCHED: 2048}
-    assert found.tries[1].failed_because == "repeat 1: 3 preemptions"
-    assert found.tries[1].output_throughput_tok_s is None
+    fitted = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096])
+    assert fitted.found == {BATCHED: 2048}
+    assert fitted.tries[1].failed_because == "repeat 1: 3 preemptions"
+    assert fitted.tries[1].output_throughput_tok_s is None
 
 
 @pytest.mark.parametrize("kind", TOO_SMALL)
@@ -396,12 +396,12 @@ def test_one_that_does_not_fit_is_passed_over(tmp_path: Path, kind: str) -> None
         return holding(8)
 
     machine = Machine(of, by_batch({2048: 90.0, 4096: 80.0}))
-    found = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096, 8192])
-    assert found.found == {BATCHED: 2048}
-    assert (found.tries[2].failed_because, found.tries[2].kv_cache_tok) == ("out of GPU memory", None)
+    fitted = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096, 8192])
+    assert fitted.found == {BATCHED: 2048}
+    assert (fitted.tries[2].failed_because, fitted.tries[2].kv_cache_tok) == ("out of GPU memory", None)
 
 
-def test_where_every_load_is_invalid_each_is_told(tmp_path: Path) -> None:
+def test_where_every_load_is_invalid_each_is_reported(tmp_path: Path) -> None:
     machine = Machine(rates=by_batch({2048: "39 of 40 requests completed", 4096: "it lasted 0.1 s"}))
     with pytest.raises(RecipeError, match=r"no load of max_num_batched_tokens \[2048, 4096\] is valid") as raised:
         find(machine, tmp_path, max_num_batched_tokens=[2048, 4096])
@@ -422,8 +422,8 @@ def test_a_load_that_the_host_breaks_is_raised(tmp_path: Path) -> None:
 def test_each_is_found_with_those_before_it(tmp_path: Path) -> None:
     machine = Machine(by_size({1: out_of_memory(), 2: 24}), by_batch({2048: 90.0, 4096: 110.0}))
     about: dict[str, Any] = {"tensor_parallel_sizes": [1, 2], "max_num_seqs": True, "max_num_batched_tokens": [2048, 4096]}
-    found = find(machine, tmp_path, **about)
-    assert found.found == {TENSOR_PARALLEL: 2, SEQUENCES: 24, BATCHED: 4096}
+    fitted = find(machine, tmp_path, **about)
+    assert fitted.found == {TENSOR_PARALLEL: 2, SEQUENCES: 24, BATCHED: 4096}
     before = {TENSOR_PARALLEL: 2, SEQUENCES: 24}
     assert machine.started[-2:] == [{**before, BATCHED: 2048}, {**before, BATCHED: 4096}]
     # What is measured is the load of the server that was found, with as many clients.
@@ -436,9 +436,9 @@ def test_each_is_found_with_those_before_it(tmp_path: Path) -> None:
 
 def test_every_start_is_kept_in_a_folder_of_its_own(tmp_path: Path) -> None:
     machine = Machine(by_size({1: out_of_memory(), 2: 24}), by_batch({2048: 90.0, 4096: "it lasted 0.1 s"}))
-    found = find(machine, tmp_path, tensor_parallel_sizes=[1, 2], max_num_batched_tokens=[2048, 4096])
+    fitted = find(machine, tmp_path, tensor_parallel_sizes=[1, 2], max_num_batched_tokens=[2048, 4096])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["try-1", "try-2", "try-3", "try-4"]
-    assert kept(tmp_path) == found.tries
+    assert kept(tmp_path) == fitted.tries
     assert json.loads((tmp_path / "try-2" / "try.json").read_text()) == {
         "arguments": {TENSOR_PARALLEL: 2},
         "failed_because": None,
@@ -452,10 +452,10 @@ def test_the_recipes_own_arguments_stay(tmp_path: Path) -> None:
     machine = Machine()
     server: dict[str, Any] = {SEQUENCES: 16, "dtype": "bfloat16"}
     plan = plan_of(Fit(tensor_parallel_sizes=[2]), **server)
-    found = Fitting(plan, machine.attempt, tmp_path).find()
+    fitted = Fitting(plan, machine.attempt, tmp_path).find()
     assert machine.started == [{**server, TENSOR_PARALLEL: 2}]
     # What was found is written over them, and has nothing of them.
-    assert found.found == {TENSOR_PARALLEL: 2}
+    assert fitted.found == {TENSOR_PARALLEL: 2}
 
 
 @pytest.mark.parametrize(

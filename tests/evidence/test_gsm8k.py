@@ -45,11 +45,11 @@ def measured(folder: Path, book: Book, *, sequential: bool, repetitions: int, as
             run = prepare_task(server, lm_eval, task, lambda *_: None)
             for step in run.steps[:asked]:
                 run.ask(step)
-    found = parse_task(task, plan, Levels())
+    rows = parse_task(task, plan, Levels())
     prompts: dict[str, set[str]] = {}
     for prompt in book.prompts:
         prompts.setdefault(prompt.rpartition("Question: ")[2], set()).add(prompt)
-    return Measured({each.filter: each for each in found}, read_answers(task, plan), prompts)
+    return Measured({each.filter: each for each in rows}, read_answers(task, plan), prompts)
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +67,14 @@ def replies(rows: list[dict[str, str]], order: list[int]) -> Callable[[int], dic
     """What a model says that knows so many answers by heart, and some others without saying them as asked."""
 
     def of(right: int) -> dict[str, str]:
-        found = {row["question"]: " I do not know that." for row in rows}
+        answers = {row["question"]: " I do not know that." for row in rows}
         for place, number in enumerate(order):
             question, answer = rows[number]["question"], rows[number]["answer"]
             if place < right:
-                found[question] = f" {answer}"
+                answers[question] = f" {answer}"
             elif RIGHT <= place < RIGHT + ONLY_FLEXIBLE:
-                found[question] = f" So the answer is {answer.rpartition('#### ')[2]}"
-        return found
+                answers[question] = f" So the answer is {answer.rpartition('#### ')[2]}"
+        return answers
 
     return of
 

@@ -23,8 +23,8 @@ def look(time: float, *gpus: GpuSample) -> HostSample:
 
 
 def real() -> list[HostSample]:
-    told = [json.loads(line) for line in CAPTURED.read_text().splitlines()]
-    return [look(each["time"], *map(GpuSample.model_validate, each["gpus"])) for each in told]
+    lines = [json.loads(line) for line in CAPTURED.read_text().splitlines()]
+    return [look(each["time"], *map(GpuSample.model_validate, each["gpus"])) for each in lines]
 
 
 def made(*idle_shares: float | None, every_s: float = 1.0) -> list[HostSample]:
@@ -33,26 +33,26 @@ def made(*idle_shares: float | None, every_s: float = 1.0) -> list[HostSample]:
     return [look(number * every_s, sample) for number, sample in enumerate(samples)]
 
 
-def shares(found: Idle) -> list[list[float | None]]:
-    return [[gpu.start.share, gpu.serving.share, gpu.whole.share] for gpu in found.gpus]
+def shares(idleness: Idle) -> list[list[float | None]]:
+    return [[gpu.start.share, gpu.serving.share, gpu.whole.share] for gpu in idleness.gpus]
 
 
 def test_a_gpu_that_worked_and_one_that_did_not() -> None:
-    found = idle(real(), [0, 1], NOTHING, BUSY, TURNS)
-    assert found.because is None
-    assert found.held_s == pytest.approx(20.02)
-    worked, idled = shares(found)
+    idleness = idle(real(), [0, 1], NOTHING, BUSY, TURNS)
+    assert idleness.because is None
+    assert idleness.held_s == pytest.approx(20.02)
+    worked, idled = shares(idleness)
     assert worked == pytest.approx([1.0, 0.02, 0.51], abs=0.03)
     assert idled == [1.0, 1.0, 1.0]
-    assert [gpu.samples for gpu in found.gpus] == [41, 41]
-    assert found.gpus[0].start.told_s == pytest.approx(10, abs=0.1)
-    assert found.gpus[0].serving.told_s == pytest.approx(10, abs=0.6)
+    assert [gpu.samples for gpu in idleness.gpus] == [41, 41]
+    assert idleness.gpus[0].start.told_s == pytest.approx(10, abs=0.1)
+    assert idleness.gpus[0].serving.told_s == pytest.approx(10, abs=0.6)
 
 
 def test_the_measurement_is_of_all_gpus_together() -> None:
-    found = measurement(idle(real(), [0, 1], NOTHING, BUSY, TURNS), "serve/host.jsonl")
-    assert found.value == pytest.approx((0.51 + 1) / 2, abs=0.02)
-    assert (found.metric, found.unit, found.sample_count, found.source) == (GPU_IDLE, "fraction", 41, "serve/host.jsonl")
+    row = measurement(idle(real(), [0, 1], NOTHING, BUSY, TURNS), "serve/host.jsonl")
+    assert row.value == pytest.approx((0.51 + 1) / 2, abs=0.02)
+    assert (row.metric, row.unit, row.sample_count, row.source) == (GPU_IDLE, "fraction", 41, "serve/host.jsonl")
     assert (METRICS[GPU_IDLE].stage, METRICS[GPU_IDLE].direction) == ("serve", "lower")
 
 
@@ -80,9 +80,9 @@ def test_what_is_outside_of_the_servers_time_is_left_out() -> None:
 
 def test_nobody_knows_what_a_gpu_did_in_a_long_gap() -> None:
     host = [look(time, GpuSample(index=0, utilization=0.0)) for time in (0.0, 1.0, 2.0, 9.0, 10.0)]
-    found = idle(host, [0], 0.0, 0.0, 10.0)
-    assert found.gpus[0].whole.told_s == 3.0
-    assert found.because == "GPU 0's use is known for only 3 of 10 s: see what slows this machine down, and measure again"
+    idleness = idle(host, [0], 0.0, 0.0, 10.0)
+    assert idleness.gpus[0].whole.told_s == 3.0
+    assert idleness.because == "GPU 0's use is known for only 3 of 10 s: see what slows this machine down, and measure again"
 
 
 def test_a_clock_that_goes_back_tells_of_no_time() -> None:
@@ -103,9 +103,9 @@ def test_a_clock_that_goes_back_tells_of_no_time() -> None:
     ids=["no sample", "one sample", "not told", "lost", "another GPU", "no GPU"],
 )
 def test_too_few_samples_are_invalid(host: list[HostSample], why: str) -> None:
-    found = measurement(idle(host, [0], 0.0, 1.0, 2.0), "serve/host.jsonl")
-    assert found.value is None
-    assert (found.invalid_because or "").startswith(f"GPU 0's use is known for only 0 of 2 s{why}: ")
+    row = measurement(idle(host, [0], 0.0, 1.0, 2.0), "serve/host.jsonl")
+    assert row.value is None
+    assert (row.invalid_because or "").startswith(f"GPU 0's use is known for only 0 of 2 s{why}: ")
 
 
 def test_a_server_that_ended_before_its_launch_is_invalid() -> None:
@@ -131,13 +131,13 @@ def plan_on(gpus: list[int]) -> CellPlan:
 
 
 def idle_share(evidence: Path, gpus: list[int]) -> Measurement | None:
-    return next((found for found in parse("serve", plan_on(gpus), evidence) if found.metric == GPU_IDLE), None)
+    return next((row for row in parse("serve", plan_on(gpus), evidence) if row.metric == GPU_IDLE), None)
 
 
 def test_a_stage_tells_its_servers_share(evidence: Path) -> None:
-    found = idle_share(evidence, [0])
-    assert found is not None
-    assert found.value == pytest.approx(0.51, abs=0.02)
+    row = idle_share(evidence, [0])
+    assert row is not None
+    assert row.value == pytest.approx(0.51, abs=0.02)
     kept = idle_gpus(evidence / "serve", plan_on([0]))
     assert kept is not None
     assert kept.gpus[0].start.share == pytest.approx(1.0, abs=0.03)
@@ -157,23 +157,23 @@ def test_a_run_that_did_not_record_its_end_has_no_such_share(evidence: Path) -> 
 @pytest.mark.parametrize("text", ["nan\n", "inf\n", "{}\n", "\0\n"])
 def test_an_unusable_file_is_invalid_and_no_error(name: str, text: str, evidence: Path) -> None:
     (evidence / "serve" / name).write_text(text)
-    found = idle_share(evidence, [0])
-    assert found is not None
-    assert found.value is None
-    assert "it is not known how long GPUs idled" in (found.invalid_because or "")
+    row = idle_share(evidence, [0])
+    assert row is not None
+    assert row.value is None
+    assert "it is not known how long GPUs idled" in (row.invalid_because or "")
 
 
 @pytest.mark.parametrize("name", ["launched_at", "startup_s", HOST_SAMPLES])
 def test_a_missing_file_is_invalid(name: str, evidence: Path) -> None:
     (evidence / "serve" / name).unlink()
-    found = idle_share(evidence, [0])
-    assert found is not None
-    assert f"No such file or directory: {name}" in (found.invalid_because or "")
+    row = idle_share(evidence, [0])
+    assert row is not None
+    assert f"No such file or directory: {name}" in (row.invalid_because or "")
 
 
 def test_a_torn_last_line_is_left_out(evidence: Path) -> None:
     with (evidence / "serve" / HOST_SAMPLES).open("a") as file:
         file.write('{"time": 17953649')
-    found = idle_share(evidence, [0])
-    assert found is not None
-    assert found.value == pytest.approx(0.51, abs=0.02)
+    row = idle_share(evidence, [0])
+    assert row is not None
+    assert row.value == pytest.approx(0.51, abs=0.02)

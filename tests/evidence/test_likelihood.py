@@ -190,10 +190,10 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_reply_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
-    change, told = HOSTILE[name]
+    change, message = HOSTILE[name]
     lines = lines_of()
     change(lines)
-    with pytest.raises(UNUSABLE, match=told):
+    with pytest.raises(UNUSABLE, match=message):
         read(tmp_path / "answers.jsonl", lines)
 
 

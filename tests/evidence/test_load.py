@@ -128,11 +128,11 @@ def read_at_once(result: Document, first: int) -> Document:
     latencies = np.array([ttft + sum(gaps) for ttft, gaps in zip(ttfts, itls, strict=True)])
     tpots = (latencies - ttfts) / np.maximum(lengths - 1, 1)
     times = {"ttft": np.array(ttfts), "tpot": tpots, "itl": np.concatenate(itls), "e2el": latencies}
-    found = result | {"ttfts": ttfts, "itls": itls}
+    changed = result | {"ttfts": ttfts, "itls": itls}
     for latency, each in times.items():
         percentiles = {f"p{percent}_{latency}_ms": 1000 * float(np.percentile(each, percent)) for percent in (50, 90, 99)}
-        found |= percentiles | {f"mean_{latency}_ms": 1000 * float(each.mean())}
-    return found
+        changed |= percentiles | {f"mean_{latency}_ms": 1000 * float(each.mean())}
+    return changed
 
 
 def copy_repeat(folder: Path, repeat: int, of: int) -> None:
@@ -147,45 +147,45 @@ def copy_repeat(folder: Path, repeat: int, of: int) -> None:
 def by_metric(
     folder: Path, settings: Load = SETTINGS, levels: Levels = LEVELS, watched: Path | None = None
 ) -> dict[str, Measurement]:
-    found = {each.metric: each for each in parse_load(folder, settings, levels, VLLM, ARGUMENTS, watched)}
-    assert list(found) == [name for name in REPEATS if settings.slo or name != "goodput_req_s"]
-    return found
+    rows = {each.metric: each for each in parse_load(folder, settings, levels, VLLM, ARGUMENTS, watched)}
+    assert list(rows) == [name for name in REPEATS if settings.slo or name != "goodput_req_s"]
+    return rows
 
 
 def value_of(folder: Path, settings: Load = SETTINGS, watched: Path | None = None) -> float | None:
     return by_metric(folder, settings, watched=watched)["output_throughput_tok_s"].value
 
 
-def assert_nothing(folder: Path, *told: str, settings: Load = SETTINGS, watched: Path | None = None) -> None:
+def assert_nothing(folder: Path, *message: str, settings: Load = SETTINGS, watched: Path | None = None) -> None:
     """A repeat that cannot be trusted leaves no number at all."""
     for measurement in by_metric(folder, settings, watched=watched).values():
         assert measurement.value is None
         assert measurement.interval is None
         assert measurement.sample_count == 0
-        for words in told:
+        for words in message:
             assert words in (measurement.invalid_because or "")
 
 
 @pytest.mark.parametrize("metric", REPEATS)
 def test_the_captured_files_give_every_metric_over_both_repeats(metric: str) -> None:
-    found, repeats = by_metric(CAPTURED)[metric], REPEATS[metric]
-    assert found.source == "load/bench-*.json"
-    assert found.unit == {"req_s": "req/s", "tok_s": "tok/s"}.get("_".join(metric.split("_")[-2:]), "ms")
-    assert found.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
+    row, repeats = by_metric(CAPTURED)[metric], REPEATS[metric]
+    assert row.source == "load/bench-*.json"
+    assert row.unit == {"req_s": "req/s", "tok_s": "tok/s"}.get("_".join(metric.split("_")[-2:]), "ms")
+    assert row.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
     if repeats is None:
         needed = NEEDED[metric.split("_")[1]]
-        told = f"20 requests in a repeat's steady state, and {metric} needs {needed}: use more num_prompts"
-        assert (found.value, found.invalid_because) == (None, told)
+        message = f"20 requests in a repeat's steady state, and {metric} needs {needed}: use more num_prompts"
+        assert (row.value, row.invalid_because) == (None, message)
         return
     first, second = repeats
-    assert found.repeats == pytest.approx([first, second])
-    assert found.value == pytest.approx(math.sqrt(first * second))
-    assert found.sample_count == 32 + 20
+    assert row.repeats == pytest.approx([first, second])
+    assert row.value == pytest.approx(math.sqrt(first * second))
+    assert row.sample_count == 32 + 20
     below, above = (T_OF_PASS, T_OF_FAIL) if metric in HIGHER_IS_BETTER else (T_OF_FAIL, T_OF_PASS)
     error = abs(math.log(first / second)) / 2
-    assert found.interval is not None
-    assert found.interval.lower == pytest.approx(math.sqrt(first * second) * math.exp(-below * error), rel=1e-5)
-    assert found.interval.upper == pytest.approx(math.sqrt(first * second) * math.exp(above * error), rel=1e-5)
+    assert row.interval is not None
+    assert row.interval.lower == pytest.approx(math.sqrt(first * second) * math.exp(-below * error), rel=1e-5)
+    assert row.interval.upper == pytest.approx(math.sqrt(first * second) * math.exp(above * error), rel=1e-5)
 
 
 def test_the_values_are_those_counted_by_hand() -> None:
@@ -199,21 +199,21 @@ def test_the_values_are_those_counted_by_hand() -> None:
         for number in range(8):
             came = start + ttft + sum(gaps[:number])
             tokens += sum(starts[16 + each] <= came < starts[36 + each] for each in stretches)
-    found = by_metric(CAPTURED)
-    assert found["output_throughput_tok_s"].repeats[1] == pytest.approx(tokens / 4 / length)
-    assert found["request_throughput_req_s"].repeats[1] == pytest.approx(20 / length)
+    rows = by_metric(CAPTURED)
+    assert rows["output_throughput_tok_s"].repeats[1] == pytest.approx(tokens / 4 / length)
+    assert rows["request_throughput_req_s"].repeats[1] == pytest.approx(20 / length)
     chosen = range(16, 36)
-    assert found["ttft_mean_ms"].repeats[1] == pytest.approx(1000 * sum(result["ttfts"][each] for each in chosen) / 20)
+    assert rows["ttft_mean_ms"].repeats[1] == pytest.approx(1000 * sum(result["ttfts"][each] for each in chosen) / 20)
     good = sum(result["ttfts"][each] <= 0.020 and sum(result["itls"][each]) / 7 <= 0.006 for each in chosen)
-    assert found["goodput_req_s"].repeats[1] == pytest.approx(good / length)
+    assert rows["goodput_req_s"].repeats[1] == pytest.approx(good / length)
 
 
 def test_one_repeat_shows_no_noise(folder: Path) -> None:
     (folder / "bench-2.json").unlink()
-    found = by_metric(folder, SETTINGS.model_copy(update={"repeats": 1}))["output_throughput_tok_s"]
-    assert found.value == pytest.approx(502.54100383558114)
-    assert found.interval is None
-    assert found.sample_count == 32
+    row = by_metric(folder, SETTINGS.model_copy(update={"repeats": 1}))["output_throughput_tok_s"]
+    assert row.value == pytest.approx(502.54100383558114)
+    assert row.interval is None
+    assert row.sample_count == 32
 
 
 def test_an_early_look_is_surer_than_the_last() -> None:
@@ -239,10 +239,10 @@ def test_without_an_slo_there_is_no_goodput() -> None:
 
 def test_the_baseline_beside_is_parsed_the_same(folder: Path) -> None:
     beside = shutil.copytree(CAPTURED, folder / "beside")
-    found = by_metric(beside)["output_throughput_tok_s"]
-    assert found.value == value_of(folder)
-    assert found.source == "load/beside/bench-*.json"
-    assert found.traced_to == ["load/beside/bench-1.json:1", "load/beside/bench-2.json:1"]
+    row = by_metric(beside)["output_throughput_tok_s"]
+    assert row.value == value_of(folder)
+    assert row.source == "load/beside/bench-*.json"
+    assert row.traced_to == ["load/beside/bench-1.json:1", "load/beside/bench-2.json:1"]
 
 
 def test_each_number_is_traced_to_its_line(folder: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_repeat_with_every_request_failed_is_no_fast_one(folder: Path, repeat:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"completed": 39, "failed": 1, "output_lens": [*FULL, 0]}, "repeat 2: 39 of 40 requests completed, 1 failed"),
         ({"completed": 39}, "39 of 40 requests completed, 0 failed"),
@@ -284,18 +284,18 @@ def test_a_repeat_with_every_request_failed_is_no_fast_one(folder: Path, repeat:
         ({"duration": math.inf}, "it lasted inf s"),
         ({"duration": -1.0}, "it lasted -1.0 s"),
     ],
-    ids=lambda found: "" if isinstance(found, str) else str(found),
+    ids=lambda value: "" if isinstance(value, str) else str(value),
 )
-def test_a_repeat_with_bad_requests_leaves_no_number(folder: Path, fields: Document, told: str) -> None:
+def test_a_repeat_with_bad_requests_leaves_no_number(folder: Path, fields: Document, message: str) -> None:
     change(folder, **fields)
-    assert_nothing(folder, told)
+    assert_nothing(folder, message)
 
 
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_too_short_a_run_leaves_no_number(repeat: int, folder: Path) -> None:
     change(folder, 3 - repeat, duration=70.5)
-    told = f"repeat {repeat}: it lasted 0.{'76'[repeat - 1]} s, under min_duration_s 60"
-    assert_nothing(folder, told, settings=SETTINGS.model_copy(update={"min_duration_s": 60.0}))
+    message = f"repeat {repeat}: it lasted 0.{'76'[repeat - 1]} s, under min_duration_s 60"
+    assert_nothing(folder, message, settings=SETTINGS.model_copy(update={"min_duration_s": 60.0}))
 
 
 def test_another_load_than_the_asked_one_leaves_no_number() -> None:
@@ -303,7 +303,7 @@ def test_another_load_than_the_asked_one_leaves_no_number() -> None:
     assert_nothing(CAPTURED, "40 replies do not have 9 tokens", settings=SETTINGS.model_copy(update={"output_len": 9}))
 
 
-def test_every_problem_of_every_repeat_is_told(folder: Path) -> None:
+def test_every_problem_of_every_repeat_is_reported(folder: Path) -> None:
     change(folder, 1, completed=39, failed=1)
     change(folder, 2, output_lens=[*FULL, 1])
     count(folder, "after", 2, num_preemptions=3.0)
@@ -320,18 +320,20 @@ def test_a_missing_file_leaves_no_number(folder: Path, name: str) -> None:
     assert_nothing(folder, "1 of at least 2 repeats" if name == "bench-2.json" else f"No such file or directory: {name}")
 
 
-@pytest.mark.parametrize(("repeats", "told"), [(0, "0 of at least 3 repeats"), (1, "1 of at least 3"), (2, "2 of at least 3")])
-def test_fewer_repeats_than_asked_for_leave_no_number(folder: Path, repeats: int, told: str) -> None:
+@pytest.mark.parametrize(
+    ("repeats", "message"), [(0, "0 of at least 3 repeats"), (1, "1 of at least 3"), (2, "2 of at least 3")]
+)
+def test_fewer_repeats_than_asked_for_leave_no_number(folder: Path, repeats: int, message: str) -> None:
     for number in (1, 2)[repeats:]:
         (folder / f"bench-{number}.json").unlink()
-    assert_nothing(folder, told, settings=SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5}))
+    assert_nothing(folder, message, settings=SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5}))
 
 
 def test_more_repeats_than_asked_for_leave_no_number(folder: Path) -> None:
     copy_repeat(folder, 3, of=2)
     assert_nothing(folder, "3 repeats of at most 2")
-    found = by_metric(folder, SETTINGS.model_copy(update={"most_repeats": 3}))
-    assert found["output_throughput_tok_s"].sample_count == 32 + 20 + 20
+    rows = by_metric(folder, SETTINGS.model_copy(update={"most_repeats": 3}))
+    assert rows["output_throughput_tok_s"].sample_count == 32 + 20 + 20
     (folder / "bench-2.json").unlink()
     assert_nothing(folder, "No such file or directory: bench-2.json", settings=SETTINGS.model_copy(update={"most_repeats": 3}))
 
@@ -351,7 +353,7 @@ def test_a_result_of_another_form_leaves_no_number(folder: Path, text: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"completed": ...}, "KeyError('completed')"),
         ({"failed": ...}, "KeyError('failed')"),
@@ -373,9 +375,9 @@ def test_a_result_of_another_form_leaves_no_number(folder: Path, text: str) -> N
     ],
     ids=str,
 )
-def test_a_result_without_what_is_read_leaves_no_number(folder: Path, fields: Document, told: str) -> None:
+def test_a_result_without_what_is_read_leaves_no_number(folder: Path, fields: Document, message: str) -> None:
     change(folder, **fields)
-    assert_nothing(folder, told)
+    assert_nothing(folder, message)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308])
@@ -417,10 +419,10 @@ def test_a_bench_that_tells_no_starts_gives_nearly_the_same(folder: Path) -> Non
     """vLLM 0.12 to 0.14 wrote the same file without them, and without the latencies."""
     for repeat in (1, 2):
         change(folder, repeat, start_times=..., latencies=...)
-    for name, found in by_metric(folder).items():
-        assert found.source == "load/bench-*.json, the requests' start times from their latencies"
+    for name, row in by_metric(folder).items():
+        assert row.source == "load/bench-*.json, the requests' start times from their latencies"
         if name in MEASURED:
-            assert found.repeats == pytest.approx(REPEATS[name], rel=0.015)
+            assert row.repeats == pytest.approx(REPEATS[name], rel=0.015)
 
 
 def test_without_tokens_after_the_first_there_is_no_time_per_token(folder: Path) -> None:
@@ -443,10 +445,10 @@ def test_without_tokens_after_the_first_there_is_no_time_per_token(folder: Path)
         for when, tokens in (("before", 0), ("after", 44)):
             count(folder, when, repeat, generation_tokens=tokens)
     settings = SETTINGS.model_copy(update={"output_len": 1, "slo": None})
-    found = by_metric(folder, settings)
-    assert found["ttft_mean_ms"].value is not None
+    rows = by_metric(folder, settings)
+    assert rows["ttft_mean_ms"].value is not None
     for name in ("tpot_mean_ms", "itl_p50_ms"):
-        assert found[name].invalid_because == "repeats gave [0.0, 0.0], which is not a measured time or rate"
+        assert rows[name].invalid_because == "repeats gave [0.0, 0.0], which is not a measured time or rate"
 
 
 def test_preemptions_are_those_of_a_repeat(folder: Path) -> None:
@@ -457,12 +459,12 @@ def test_preemptions_are_those_of_a_repeat(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counters", "told"),
+    ("counters", "message"),
     [({"num_preemptions": None}, "has no vllm:num_preemptions_total"), ({"num_preemptions": -1.0}, "went back")],
 )
-def test_preemptions_that_nobody_counts_are_no_zero(folder: Path, counters: dict[str, float | None], told: str) -> None:
+def test_preemptions_that_nobody_counts_are_no_zero(folder: Path, counters: dict[str, float | None], message: str) -> None:
     count(folder, "after", 2, **counters)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         preemptions(folder, 2)
 
 
@@ -483,23 +485,25 @@ def burst(folder: Path, first: int, settings: Load = SETTINGS) -> dict[str, Meas
 
 
 def test_chunks_that_were_read_at_once_make_the_gaps_invalid_and_nothing_else(folder: Path) -> None:
-    found, before = burst(folder, 3), by_metric(CAPTURED)
-    told = "repeat 2: 60 of 140 gaps between chunks are under 50 µs: they were read at once, give the client a core or a host"
+    rows, before = burst(folder, 3), by_metric(CAPTURED)
+    message = (
+        "repeat 2: 60 of 140 gaps between chunks are under 50 µs: they were read at once, give the client a core or a host"
+    )
     for name in ("itl_mean_ms", "itl_p50_ms"):
-        assert (found[name].value, (found[name].invalid_because or "").startswith(told)) == (None, True)
-        assert found[name].traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
-    assert {name for name in MEASURED if found[name].value is None} == {"itl_mean_ms", "itl_p50_ms"}
+        assert (rows[name].value, (rows[name].invalid_because or "").startswith(message)) == (None, True)
+        assert rows[name].traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
+    assert {name for name in MEASURED if rows[name].value is None} == {"itl_mean_ms", "itl_p50_ms"}
     # Over the four gaps after the first read: bench would have four sevenths of it.
-    assert found["tpot_p50_ms"].repeats[1] == pytest.approx(before["tpot_p50_ms"].repeats[1], rel=0.15)
-    assert found["e2el_p50_ms"].value == pytest.approx(before["e2el_p50_ms"].value, rel=1e-3)
-    assert found["request_throughput_req_s"].value == before["request_throughput_req_s"].value
+    assert rows["tpot_p50_ms"].repeats[1] == pytest.approx(before["tpot_p50_ms"].repeats[1], rel=0.15)
+    assert rows["e2el_p50_ms"].value == pytest.approx(before["e2el_p50_ms"].value, rel=1e-3)
+    assert rows["request_throughput_req_s"].value == before["request_throughput_req_s"].value
 
 
 def test_replies_in_one_piece_have_no_time_per_token(folder: Path) -> None:
-    found = burst(folder, 7)
+    rows = burst(folder, 7)
     for name in ("tpot_mean_ms", "tpot_p50_ms", "goodput_req_s"):
-        assert "repeat 2: 0 of 20 replies show a time per token" in (found[name].invalid_because or "")
-    refused = {name for name in MEASURED if found[name].value is None}
+        assert "repeat 2: 0 of 20 replies show a time per token" in (rows[name].invalid_because or "")
+    refused = {name for name in MEASURED if rows[name].value is None}
     assert refused == {"itl_mean_ms", "itl_p50_ms", "tpot_mean_ms", "tpot_p50_ms", "goodput_req_s"}
 
 
@@ -509,9 +513,9 @@ def test_of_chats_the_first_chunk_is_left_out(folder: Path) -> None:
         result["itls"] = [[SHORT, *gaps] for gaps in result["itls"]]
         change(folder, repeat, **(read_at_once(result, 0) | {"latencies": ...}))
     chat = SETTINGS.model_copy(update={"api": "chat"})
-    found, before = by_metric(folder, chat), by_metric(CAPTURED)
+    rows, before = by_metric(folder, chat), by_metric(CAPTURED)
     for name in MEASURED:
-        assert found[name].value == pytest.approx(before[name].value, rel=1e-3)
+        assert rows[name].value == pytest.approx(before[name].value, rel=1e-3)
     for repeat in (1, 2):
         change(folder, repeat, backend="openai", latencies=...)
     assert by_metric(folder)["itl_p50_ms"].value is None
@@ -532,12 +536,12 @@ def with_goodput_of_none(folder: Path, repeats: tuple[int, ...]) -> Measurement:
 
 
 def test_no_goodput_at_all_is_0_and_its_bound_is_honest(folder: Path) -> None:
-    found = with_goodput_of_none(folder, (1, 2))
-    assert (found.value, found.repeats) == (0.0, [0.0, 0.0])
-    assert found.interval is not None
-    assert found.interval.lower == 0.0
+    row = with_goodput_of_none(folder, (1, 2))
+    assert (row.value, row.repeats) == (0.0, [0.0, 0.0])
+    assert row.interval is not None
+    assert row.interval.lower == 0.0
     # Two repeats say little of a third: Wilson's bound for 0 of 2 is 66 %, of a rate that is itself uncertain.
-    assert found.interval.upper > 0.6 * 32
+    assert row.interval.upper > 0.6 * 32
 
 
 def test_no_goodput_in_many_repeats_is_below_a_floor(folder: Path) -> None:
@@ -545,19 +549,19 @@ def test_no_goodput_in_many_repeats_is_below_a_floor(folder: Path) -> None:
     for repeat in range(3, 9):
         copy_repeat(folder, repeat, of=2 - repeat % 2)
     settings = SETTINGS.model_copy(update={"repeats": 8, "most_repeats": 8})
-    found = by_metric(folder, settings)["goodput_req_s"]
-    assert found.interval is not None
-    assert found.value == found.interval.lower == 0.0
+    row = by_metric(folder, settings)["goodput_req_s"]
+    assert row.interval is not None
+    assert row.value == row.interval.lower == 0.0
     # Of 32 req/s that it served.
-    assert 0.3 * 32 < found.interval.upper < 0.4 * 32
+    assert 0.3 * 32 < row.interval.upper < 0.4 * 32
 
 
 def test_goodput_in_one_of_two_repeats_is_their_mean(folder: Path) -> None:
-    found = with_goodput_of_none(folder, (2,))
-    assert found.repeats == pytest.approx([11.812912920718851, 0.0])
-    assert found.value == pytest.approx(11.812912920718851 / 2)
-    assert found.interval is not None
-    assert found.interval.lower < 11.812912920718851 / 2 < found.interval.upper
+    row = with_goodput_of_none(folder, (2,))
+    assert row.repeats == pytest.approx([11.812912920718851, 0.0])
+    assert row.value == pytest.approx(11.812912920718851 / 2)
+    assert row.interval is not None
+    assert row.interval.lower < 11.812912920718851 / 2 < row.interval.upper
 
 
 # --- Speculative decoding
@@ -565,9 +569,9 @@ def test_goodput_in_one_of_two_repeats_is_their_mean(folder: Path) -> None:
 
 def draft(folder: Path, repeat: int, accepted: int, length: Any = None) -> None:
     """What bench and the server count if of 100 drafts so many tokens were accepted. Bench tells the `length` that follows."""
-    told = 1 + accepted / 100 if length is None else length
+    reported = 1 + accepted / 100 if length is None else length
     counts = {"spec_decode_num_drafts": 100, "spec_decode_accepted_tokens": accepted}
-    change(folder, repeat, spec_decode_acceptance_length=told, **counts)
+    change(folder, repeat, spec_decode_acceptance_length=reported, **counts)
     for when, times in (("before", 0), ("after", 1)):
         more = {"spec_decode_num_drafts": 100 * times, "spec_decode_num_accepted_tokens": accepted * times}
         count(folder, when, repeat, **more)
@@ -576,26 +580,26 @@ def draft(folder: Path, repeat: int, accepted: int, length: Any = None) -> None:
 def test_the_acceptance_length_is_of_a_server_with_a_draft_model(folder: Path) -> None:
     draft(folder, 1, accepted=150)
     draft(folder, 2, accepted=160)
-    found = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}["acceptance_length_tok"]
-    assert found.value == pytest.approx(math.sqrt(2.5 * 2.6))
-    assert (found.unit, found.sample_count) == ("tok", 80)
-    assert found.interval is not None
-    assert found.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
+    row = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}["acceptance_length_tok"]
+    assert row.value == pytest.approx(math.sqrt(2.5 * 2.6))
+    assert (row.unit, row.sample_count) == ("tok", 80)
+    assert row.interval is not None
+    assert row.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
 
 
 @pytest.mark.parametrize(
-    ("told", "because"),
+    ("message", "because"),
     [
         (..., "only 1 of 2 repeats have spec_decode_acceptance_length"),
         (None, "only 1 of 2 repeats have spec_decode_acceptance_length"),
     ],
 )
-def test_an_acceptance_length_of_some_repeats_is_invalid(folder: Path, told: Any, because: str) -> None:
+def test_an_acceptance_length_of_some_repeats_is_invalid(folder: Path, message: Any, because: str) -> None:
     draft(folder, 1, accepted=150)
-    change(folder, 2, spec_decode_acceptance_length=told)
-    found = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}
-    assert because in (found["acceptance_length_tok"].invalid_because or "")
-    assert found["output_throughput_tok_s"].value is not None
+    change(folder, 2, spec_decode_acceptance_length=message)
+    rows = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}
+    assert because in (rows["acceptance_length_tok"].invalid_because or "")
+    assert rows["output_throughput_tok_s"].value is not None
 
 
 # --- The first repeat
@@ -607,12 +611,12 @@ def test_a_first_repeat_that_was_still_warming_up_is_left_out(folder: Path) -> N
     settings = SETTINGS.model_copy(update={"most_repeats": 4, "slo": None})
     whole = by_metric(folder, settings)["output_throughput_tok_s"]
     scale(folder, 1, 1 / 0.6)
-    found = by_metric(folder, settings)["output_throughput_tok_s"]
-    assert (whole.source, found.repeats) == ("load/bench-*.json", whole.repeats[1:])
-    assert found.source == (
+    row = by_metric(folder, settings)["output_throughput_tok_s"]
+    assert (whole.source, row.repeats) == ("load/bench-*.json", whole.repeats[1:])
+    assert row.source == (
         "load/bench-*.json without the first: its 301.5 tok/s are far off the others' 502.5 to 522.9, more num_warmups may help"
     )
-    assert found.traced_to == whole.traced_to[1:]
+    assert row.traced_to == whole.traced_to[1:]
 
 
 @pytest.mark.parametrize(
@@ -630,7 +634,7 @@ def test_a_first_repeat_that_was_still_warming_up_is_left_out(folder: Path) -> N
         ([0.0, 100.0, 100.0], False),
     ],
 )
-def test_only_a_first_repeat_far_off_the_others_is_told(values: list[float], is_off: bool) -> None:
+def test_only_a_first_repeat_far_off_the_others_is_reported(values: list[float], is_off: bool) -> None:
     assert (first_repeat_problem(values) is not None) == is_off
 
 
@@ -730,7 +734,7 @@ def test_prompts_of_a_file_may_hit_each_other_in_an_emptied_cache(folder: Path) 
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         None,
         "",
@@ -742,12 +746,12 @@ def test_prompts_of_a_file_may_hit_each_other_in_an_emptied_cache(folder: Path) 
 )
 @pytest.mark.parametrize(("hits", "is_invalid"), [(10.0, False), (11.0, True)])
 def test_prompts_of_a_file_may_not_hit_those_of_earlier_repeats(
-    folder: Path, told: str | None, hits: float, is_invalid: bool
+    folder: Path, message: str | None, hits: float, is_invalid: bool
 ) -> None:
     # The other repeat's own cache was emptied.
     (folder / "reset-1.txt").write_text("/reset_prefix_cache 200\n")
-    if told is not None:
-        (folder / "reset-2.txt").write_text(told)
+    if message is not None:
+        (folder / "reset-2.txt").write_text(message)
     hit(folder, hits)
     if is_invalid:
         assert_nothing(
@@ -841,13 +845,13 @@ RULES: list[tuple[Callable[[Path, int], None], str]] = [
 
 
 @pytest.mark.parametrize("repeat", [1, 2])
-@pytest.mark.parametrize(("break_rule", "told"), RULES)
+@pytest.mark.parametrize(("break_rule", "message"), RULES)
 def test_what_was_watched_of_a_repeat_leaves_no_number(
-    folder: Path, watched: Path, break_rule: Callable[[Path, int], None], told: str, repeat: int
+    folder: Path, watched: Path, break_rule: Callable[[Path, int], None], message: str, repeat: int
 ) -> None:
     break_rule(watched, repeat)
-    assert_nothing(folder, f"repeat {repeat}: {told}", watched=watched)
-    (reason,) = {found.invalid_because for found in by_metric(folder, watched=watched).values()}
+    assert_nothing(folder, f"repeat {repeat}: {message}", watched=watched)
+    (reason,) = {row.invalid_because for row in by_metric(folder, watched=watched).values()}
     assert reason is not None
     assert reason.count("repeat ") == 1
     assert value_of(folder) is not None
@@ -870,8 +874,8 @@ def test_what_was_watched_between_repeats_is_of_none(folder: Path, watched: Path
 def test_clients_that_have_to_wait_are_no_problem(folder: Path, watched: Path, arguments: ServerArguments) -> None:
     for repeat in ENDS:
         queue(watched, repeat)
-    found = parse_load(folder, SETTINGS, LEVELS, VLLM, arguments, watched)
-    assert [each.metric for each in found if each.value is not None] == MEASURED
+    rows = parse_load(folder, SETTINGS, LEVELS, VLLM, arguments, watched)
+    assert [each.metric for each in rows if each.value is not None] == MEASURED
 
 
 @pytest.mark.parametrize("name", [SCRAPES, HOST_SAMPLES])
@@ -882,20 +886,20 @@ def test_what_was_not_watched_at_all_leaves_no_number(folder: Path, watched: Pat
     )
 
 
-def test_preemptions_are_told_once(folder: Path, watched: Path) -> None:
+def test_preemptions_are_reported_once(folder: Path, watched: Path) -> None:
     counted = {'vllm:num_preemptions_total{engine="0",model_name="reference"}': 7.0}
     change_lines(watched / SCRAPES, range(12, 17), lambda _, line: line | {"values": line["values"] | counted})
     count(folder, "after", num_preemptions=7.0)
-    told = f"repeat 2: 7 preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"
-    assert {found.invalid_because for found in by_metric(folder, watched=watched).values()} == {told}
+    message = f"repeat 2: 7 preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"
+    assert {row.invalid_because for row in by_metric(folder, watched=watched).values()} == {message}
 
 
 @pytest.mark.parametrize("repeat", [1, 2])
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_a_client_that_fills_its_core_leaves_no_number(folder: Path, watched: Path, repeat: int, is_watched: bool) -> None:
     use(folder, repeat, cores=0.95)
-    told = f"repeat {repeat}: the client used 0.95 of a core, so that it measured itself: {CLIENT_REMEDY}"
-    assert_nothing(folder, told, watched=watched if is_watched else None)
+    message = f"repeat {repeat}: the client used 0.95 of a core, so that it measured itself: {CLIENT_REMEDY}"
+    assert_nothing(folder, message, watched=watched if is_watched else None)
     assert CLIENT_REMEDY == "run the client on a faster host, or several clients"
 
 
@@ -922,7 +926,7 @@ def test_a_client_that_was_seen_once_was_seen_too_seldom(folder: Path, watched: 
 
 @pytest.mark.parametrize("repeat", [1, 2])
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "No such file or directory: client-{}.json"),
         ("", "1 validation error for ClientUse"),
@@ -934,7 +938,7 @@ def test_a_client_that_was_seen_once_was_seen_too_seldom(folder: Path, watched: 
     ],
 )
 def test_a_client_of_which_nothing_is_known_leaves_no_number_where_it_was_watched(
-    folder: Path, watched: Path, text: str | None, told: str, repeat: int
+    folder: Path, watched: Path, text: str | None, message: str, repeat: int
 ) -> None:
     path = folder / f"client-{repeat}.json"
     path.unlink()
@@ -942,52 +946,52 @@ def test_a_client_of_which_nothing_is_known_leaves_no_number_where_it_was_watche
         path.write_text(text)
     assert_nothing(
         folder,
-        f"repeat {repeat}: it is not known when its client was busy, and how much: {told.format(repeat)}",
+        f"repeat {repeat}: it is not known when its client was busy, and how much: {message.format(repeat)}",
         watched=watched,
     )
     assert value_of(folder) is not None
 
 
-def test_a_repeat_without_a_duration_is_told_once(folder: Path, watched: Path) -> None:
+def test_a_repeat_without_a_duration_is_reported_once(folder: Path, watched: Path) -> None:
     change(folder, duration=math.nan)
-    told = "repeat 2: it lasted nan s, under min_duration_s 0.01"
-    assert {found.invalid_because for found in by_metric(folder, watched=watched).values()} == {told}
+    message = "repeat 2: it lasted nan s, under min_duration_s 0.01"
+    assert {row.invalid_because for row in by_metric(folder, watched=watched).values()} == {message}
 
 
 def test_a_plan_says_whether_the_server_was_watched(folder: Path, watched: Path) -> None:
     queue(watched, 1)
     server: Document = {"kind": VLLM, "arguments": ARGUMENTS, "served_model_name": "reference"}
     fields: Document = {"load": SETTINGS, "server": ServerPlan.model_construct(**server), "gates": [], "baseline": None}
-    found = {}
+    rows = {}
     for is_watched in (True, False):
         plan = CellPlan.model_construct(**fields, watched=is_watched)
         measured = {each.metric: each for each in parse_unfinished("load", plan, folder.parent)}
-        found[is_watched] = measured["output_throughput_tok_s"]
-    assert "waited, although 4 clients" in (found[True].invalid_because or "")
-    assert found[False].value == value_of(folder)
+        rows[is_watched] = measured["output_throughput_tok_s"]
+    assert "waited, although 4 clients" in (rows[True].invalid_because or "")
+    assert rows[False].value == value_of(folder)
 
 
 def test_the_command_asks_for_what_is_parsed(tmp_path: Path) -> None:
     settings = Load(input_len=1024, output_len=128, max_concurrency=16, num_prompts=128, num_warmups=32, seed=40)
     command = command_of(CLIENT, "reference", settings, str(tmp_path), 2)
     assert command[:3] == ["/engine/bin/vllm", "bench", "serve"]
-    found = options(command)
-    assert found["--backend"] == "openai"
-    assert found["--base-url"] + found["--endpoint"] == "http://127.0.0.1:8123/v1/completions"
-    assert (found["--model"], found["--tokenizer"]) == ("reference", "org/model")
-    assert found["--dataset-name"] == "random"
+    given = options(command)
+    assert given["--backend"] == "openai"
+    assert given["--base-url"] + given["--endpoint"] == "http://127.0.0.1:8123/v1/completions"
+    assert (given["--model"], given["--tokenizer"]) == ("reference", "org/model")
+    assert given["--dataset-name"] == "random"
     lengths = ("--random-input-len", "--random-output-len", "--num-prompts", "--max-concurrency", "--num-warmups")
-    assert [found[name] for name in lengths] == ["1024", "128", "128", "16", "32"]
-    assert found["--percentile-metrics"] == "ttft,tpot,itl,e2el"
-    assert found["--metric-percentiles"] == "50,90,99"
+    assert [given[name] for name in lengths] == ["1024", "128", "128", "16", "32"]
+    assert given["--percentile-metrics"] == "ttft,tpot,itl,e2el"
+    assert given["--metric-percentiles"] == "50,90,99"
     assert {"--ignore-eos", "--save-result", "--save-detailed"} <= set(command)
-    assert Path(found["--result-dir"], found["--result-filename"]) == tmp_path / "bench-2.json"
+    assert Path(given["--result-dir"], given["--result-filename"]) == tmp_path / "bench-2.json"
 
 
 def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path) -> None:
-    found = [options(command_of(CLIENT, "reference", SETTINGS, str(tmp_path), repeat)) for repeat in (1, 2, 3)]
-    assert [each["--seed"] for each in found] == ["0", "1", "2"]
-    assert [each["--result-filename"] for each in found] == ["bench-1.json", "bench-2.json", "bench-3.json"]
+    all_options = [options(command_of(CLIENT, "reference", SETTINGS, str(tmp_path), repeat)) for repeat in (1, 2, 3)]
+    assert [each["--seed"] for each in all_options] == ["0", "1", "2"]
+    assert [each["--result-filename"] for each in all_options] == ["bench-1.json", "bench-2.json", "bench-3.json"]
 
 
 def test_a_tokenizer_with_code_of_its_own_is_trusted_as_by_the_server(tmp_path: Path) -> None:
@@ -1037,8 +1041,8 @@ def on_trtllm(
     for repeat in (1, 2):
         for place, when in enumerate(("before", "after")):
             trtllm_page(folder, repeat, when, {name: pair[place] for name, pair in given.items()})
-    found = {each.metric: each for each in parse_load(folder, settings, LEVELS, "tensorrt-llm", arguments, watched)}
-    reasons = {found[name].invalid_because or "" for name in MEASURED}
+    rows = {each.metric: each for each in parse_load(folder, settings, LEVELS, "tensorrt-llm", arguments, watched)}
+    reasons = {rows[name].invalid_because or "" for name in MEASURED}
     (reason,) = reasons
     return reason
 
@@ -1060,7 +1064,7 @@ def test_what_tensorrt_llm_counts_or_rules_out_is_trusted(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "counters", "told"),
+    ("arguments", "counters", "message"),
     [
         ({}, {"request_success": None}, "has no trtllm_request_success_total"),
         (NO_REUSE, {"request_success": None}, "has no trtllm_request_success_total"),
@@ -1078,9 +1082,9 @@ def test_what_tensorrt_llm_counts_or_rules_out_is_trusted(
     ],
 )
 def test_what_tensorrt_llm_neither_counts_nor_rules_out_leaves_no_number(
-    folder: Path, arguments: ServerArguments, counters: dict[str, tuple[float, float] | None], told: str
+    folder: Path, arguments: ServerArguments, counters: dict[str, tuple[float, float] | None], message: str
 ) -> None:
-    assert told in on_trtllm(folder, arguments, counters)
+    assert message in on_trtllm(folder, arguments, counters)
 
 
 def test_of_another_engine_only_the_client_is_looked_at(folder: Path, watched: Path) -> None:
@@ -1093,14 +1097,14 @@ def test_of_another_engine_only_the_client_is_looked_at(folder: Path, watched: P
 
 
 def test_reused_blocks_have_their_remedy(folder: Path) -> None:
-    told, remedy = "2 of 102 blocks of the KV cache hit", "set enable_block_reuse to false in kv_cache_config"
+    message, remedy = "2 of 102 blocks of the KV cache hit", "set enable_block_reuse to false in kv_cache_config"
     reused = {"kv_cache_reused_blocks": (0, 2)}
-    assert on_trtllm(folder, {}, reused).endswith(f"{told} on random prompts: {remedy}")
-    assert on_trtllm(folder, {}, reused, OF_FILE).endswith(f"{told}: {remedy}")
+    assert on_trtllm(folder, {}, reused).endswith(f"{message} on random prompts: {remedy}")
+    assert on_trtllm(folder, {}, reused, OF_FILE).endswith(f"{message}: {remedy}")
 
 
 def test_vllms_counters_are_none_of_tensorrt_llms(folder: Path) -> None:
-    (reason,) = {found.invalid_because for found in parse_load(folder, SETTINGS, LEVELS, "tensorrt-llm", NO_REUSE)}
+    (reason,) = {row.invalid_because for row in parse_load(folder, SETTINGS, LEVELS, "tensorrt-llm", NO_REUSE)}
     assert reason is not None
     assert "repeat 1: the server's /metrics before it has no trtllm_request_success_total" in reason
     on_trtllm(folder, {})
@@ -1114,7 +1118,7 @@ def test_a_third_kind_of_engine_is_judged_by_its_own_rule(folder: Path, monkeypa
 
     name: Any = "third"
     monkeypatch.setitem(KINDS, name, replace(KINDS["tensorrt-llm"], load_problems=problems))
-    (reason,) = {found.invalid_because for found in parse_load(folder, SETTINGS, LEVELS, name, {"slots": 8})}
+    (reason,) = {row.invalid_because for row in parse_load(folder, SETTINGS, LEVELS, name, {"slots": 8})}
     assert re.search(r"repeat 2: [1-9]\d* tokens, 40 prompts, random: True, \{'slots': 8\}", reason or "")
 
 
@@ -1139,24 +1143,24 @@ Runs = list[tuple[str, str]]
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
     """Each run of bench: its server's address and its file below the stage's folder."""
-    found: Runs = []
+    runs: Runs = []
 
     def run(bench: Bench, command: list[str], result: str, log: Path, _: float, check: object, progress: Progress) -> None:
         shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
         progress(20, 40)
-        found.append((options(command)["--base-url"], f"{log.parent.name}/{result}"))
+        runs.append((options(command)["--base-url"], f"{log.parent.name}/{result}"))
         assert command == command_of(bench.client, "reference", SETTINGS, benches.results_folder(bench), int(result[6]))
         assert callable(check)
 
     def settle(bench: Bench, *_: object) -> None:
-        assert not found, "a client that makes prompts would disturb what is measured"
+        assert not runs, "a client that makes prompts would disturb what is measured"
         settled.append(bench.client.url)
 
     monkeypatch.setattr(benches, "run_command", run)
     monkeypatch.setattr(benches, "stop_preparing", settle)
     monkeypatch.setattr(type(SERVER), "post", lambda *_: "404")
     monkeypatch.setattr(type(SERVER), "metrics_page", lambda server: f"# page of {server.url}\n")
-    return found
+    return runs
 
 
 GATE = "ttft_p50_ms"
@@ -1179,13 +1183,13 @@ class Follower:
 
     @property
     def following(self) -> Following:
-        return Following(self._undecided, self._told, self.ended.append, self._clock)
+        return Following(self._undecided, self._record, self.ended.append, self._clock)
 
     def _undecided(self) -> list[str]:
         self.asked.append(len(self.runs))
         return [GATE] if len(self.asked) < self.decided_at else []
 
-    def _told(self, made: Made) -> None:
+    def _record(self, made: Made) -> None:
         undecided = None if made.undecided is None else list(made.undecided)
         self.made.append((made.repeats, made.longest_s, undecided))
 
@@ -1198,10 +1202,12 @@ CANDIDATE, BASELINE = "http://127.0.0.1:8123", "http://127.0.0.1:8124"
 
 @pytest.mark.parametrize(("looks", "asked_after"), [(1, [3]), (2, [3, 4]), (3, [3, 4, 5]), (9, [3, 4, 5])])
 def test_repeats_go_on_until_nothing_is_undecided(tmp_path: Path, runs: Runs, looks: int, asked_after: list[int]) -> None:
-    told: list[tuple[int, int]] = []
+    progress_calls: list[tuple[int, int]] = []
     settings = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5})
     follower = Follower(runs, looks, first_s=30.0)
-    commands = measure_load(driven(), settings, tmp_path, lambda done, total: told.append((done, total)), follower.following)
+    commands = measure_load(
+        driven(), settings, tmp_path, lambda done, total: progress_calls.append((done, total)), follower.following
+    )
     assert follower.asked == asked_after
     lefts = [[GATE] if look < looks else [] for look in range(1, len(asked_after) + 1)]
     assert follower.made == [
@@ -1213,7 +1219,7 @@ def test_repeats_go_on_until_nothing_is_undecided(tmp_path: Path, runs: Runs, lo
     assert not (tmp_path / ENDED).exists()
     assert runs == [(CANDIDATE, f"{tmp_path.name}/bench-{number}.json") for number in range(1, asked_after[-1] + 1)]
     assert len(commands) == len(runs)
-    assert told == [(20, 120), (60, 120), (100, 120), (140, 160), (180, 200)][: len(runs)]
+    assert progress_calls == [(20, 120), (60, 120), (100, 120), (140, 160), (180, 200)][: len(runs)]
     assert (tmp_path / "metrics-1-before.txt").read_text() == f"# page of {CANDIDATE}\n"
 
 
@@ -1245,16 +1251,16 @@ def test_no_client_makes_prompts_while_another_measures(tmp_path: Path, runs: Ru
 
 def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
     """So that a drift of the machine favours neither: the one that begins is the other each time."""
-    told: list[tuple[int, int]] = []
+    progress_calls: list[tuple[int, int]] = []
     settings, follower = SETTINGS.model_copy(update={"most_repeats": 3}), Follower(runs)
-    progress, following = lambda done, total: told.append((done, total)), follower.following
+    progress, following = lambda done, total: progress_calls.append((done, total)), follower.following
     commands = measure_load(driven(), settings, tmp_path, progress, following, driven(BASELINE))
     assert [url for url, _ in runs] == [CANDIDATE, BASELINE, BASELINE, CANDIDATE, CANDIDATE, BASELINE]
     assert [file for url, file in runs if url == BASELINE] == [f"beside/bench-{number}.json" for number in (1, 2, 3)]
     assert [file for url, file in runs if url == CANDIDATE] == [f"{tmp_path.name}/bench-{number}.json" for number in (1, 2, 3)]
     assert follower.asked == [4, 6]
     assert [longest_s for _, longest_s, _ in follower.made] == [20.0, 20.0, 20.0], "of both servers together"
-    assert told == [(20, 160), (60, 160), (100, 160), (140, 160), (180, 240), (220, 240)]
+    assert progress_calls == [(20, 160), (60, 160), (100, 160), (140, 160), (180, 240), (220, 240)]
     assert [options(command)["--seed"] for command in commands] == ["0", "0", "1", "1", "2", "2"]
     assert (tmp_path / "beside" / "metrics-3-after.txt").read_text() == f"# page of {BASELINE}\n"
 
@@ -1287,10 +1293,10 @@ def test_no_repeat_begins_that_would_not_end_within_the_budget(
 
 
 def write_end(folder: Path, **changes: object) -> Ended:
-    told: dict[str, object] = {"time_budget_s": 100.0, "repeats": 2, "spent_s": 80.0, "longest_s": 45.0}
-    found = Ended.model_validate(told | changes)
-    (folder / ENDED).write_text(found.model_dump_json())
-    return found
+    fields: dict[str, object] = {"time_budget_s": 100.0, "repeats": 2, "spent_s": 80.0, "longest_s": 45.0}
+    ended = Ended.model_validate(fields | changes)
+    (folder / ENDED).write_text(ended.model_dump_json())
+    return ended
 
 
 EARLY = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5, "time_budget_s": 100.0})
@@ -1298,9 +1304,9 @@ EARLY = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5, "time_budge
 
 def test_a_load_that_ended_before_its_first_look_shows_values_and_decides_nothing(folder: Path) -> None:
     ended, whole = write_end(folder), by_metric(CAPTURED)
-    for name, found in by_metric(folder, EARLY).items():
-        assert (found.value, found.repeats, found.interval) == (whole[name].value, whole[name].repeats, None)
-        assert found.ended_because == (None if found.invalid_because else ended.because)
+    for name, row in by_metric(folder, EARLY).items():
+        assert (row.value, row.repeats, row.interval) == (whole[name].value, whole[name].repeats, None)
+        assert row.ended_because == (None if row.invalid_because else ended.because)
 
 
 def test_a_load_that_ended_after_a_look_has_the_interval_of_that_look(folder: Path) -> None:
@@ -1341,8 +1347,8 @@ def test_an_end_that_cannot_be_read_makes_the_load_invalid(folder: Path, text: s
 def test_of_the_baseline_in_turns_the_same_end_counts(folder: Path) -> None:
     shutil.copytree(CAPTURED, folder / BESIDE)
     ended = write_end(folder)
-    found = {each.metric: each for each in parse_load(folder / BESIDE, EARLY, LEVELS, VLLM, ARGUMENTS)}
-    assert found["output_throughput_tok_s"].ended_because == ended.because
+    rows = {each.metric: each for each in parse_load(folder / BESIDE, EARLY, LEVELS, VLLM, ARGUMENTS)}
+    assert rows["output_throughput_tok_s"].ended_because == ended.because
 
 
 # --- Whole runs
@@ -1352,17 +1358,17 @@ WHOLE_RUN = SETTINGS.model_copy(update={"window": "whole"})
 
 @pytest.mark.parametrize("metric", [name for name in REPEATS if name != "goodput_req_s"])
 def test_over_a_whole_run_the_figures_are_benchs_own(metric: str) -> None:
-    found = by_metric(CAPTURED, WHOLE_RUN)[metric]
-    if found.invalid_because:
-        assert "40 requests in a repeat's whole run, and" in found.invalid_because
+    row = by_metric(CAPTURED, WHOLE_RUN)[metric]
+    if row.invalid_because:
+        assert "40 requests in a repeat's whole run, and" in row.invalid_because
         return
     key = {"req_s": "request", "tok_s": "output" if "output" in metric else "total_token"}.get("_".join(metric.split("_")[-2:]))
     latency, statistic, unit = metric.split("_")[:3]
     name = f"{key}_throughput" if key else f"{statistic}_{latency}_{unit}"
-    told = [json.loads((CAPTURED / f"bench-{repeat}.json").read_text())[name] for repeat in (1, 2)]
-    assert found.repeats == pytest.approx(told, rel=0.01)
-    assert found.sample_count == 80
-    assert found.source == "load/bench-*.json, over whole runs with their ramp-up and tail"
+    wanted = [json.loads((CAPTURED / f"bench-{repeat}.json").read_text())[name] for repeat in (1, 2)]
+    assert row.repeats == pytest.approx(wanted, rel=0.01)
+    assert row.sample_count == 80
+    assert row.source == "load/bench-*.json, over whole runs with their ramp-up and tail"
 
 
 def test_a_whole_run_may_have_too_few_requests_for_a_steady_state() -> None:
@@ -1406,7 +1412,7 @@ def test_a_later_look_does_not_examine_a_repeat_again(folder: Path, monkeypatch:
     change(folder, 2, date="20000101-000000")
     before = by_metric(folder)
     examined: list[Document] = []
-    monkeypatch.setattr(results, "steady_of", lambda found, *_: examined.append(found))
+    monkeypatch.setattr(results, "steady_of", lambda repeat, *_: examined.append(repeat))
     monkeypatch.setattr(results, "_without_long_lists", examined.append)
     assert by_metric(folder) == before
     assert examined == []

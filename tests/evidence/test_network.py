@@ -22,8 +22,8 @@ def local(transport: str = "P2P/CUMEM") -> str:
     return f"{HEAD}Channel 00/0 : 0[0] -> 1[1] via {transport}"
 
 
-FOUND_IB = f"{HEAD}NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:192.0.2.7<0>\n{HEAD}Using network IB"
-FOUND_SOCKETS = f"{HEAD}NET/Socket : Using [0]eth0:192.0.2.7<0>\n{HEAD}Using network Socket"
+USES_IB = f"{HEAD}NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:192.0.2.7<0>\n{HEAD}Using network IB"
+USES_SOCKETS = f"{HEAD}NET/Socket : Using [0]eth0:192.0.2.7<0>\n{HEAD}Using network Socket"
 
 
 def both(transport: str) -> list[str]:
@@ -33,9 +33,9 @@ def both(transport: str) -> list[str]:
 @pytest.mark.parametrize(
     ("lines", "channels"),
     [
-        ([FOUND_IB, *both("NET/IB/0/GDRDMA")], 2),
-        ([FOUND_IB, *both("NET/IB/0")], 2),
-        ([FOUND_IB, local(), *both("NET/IB/3/GDRDMA"), local("SHM/direct/direct")], 2),
+        ([USES_IB, *both("NET/IB/0/GDRDMA")], 2),
+        ([USES_IB, *both("NET/IB/0")], 2),
+        ([USES_IB, local(), *both("NET/IB/3/GDRDMA"), local("SHM/direct/direct")], 2),
         # by another rank's network card; over PCI; with shared buffers
         (both("NET/IB/0(8)/GDRDMA"), 2),
         (both("NET/IB/0/GDRDMA(PCI)/Shared"), 2),
@@ -54,16 +54,16 @@ def both(transport: str) -> list[str]:
 )
 def test_channels_over_infiniband_hold(lines: list[str], channels: int) -> None:
     for end in ("\n", "\r\n"):
-        found = infiniband(end.join(["INFO 11-20 starting", *lines, "INFO ready"]), "serve/server.log")
-        assert (found.value, found.sample_count, found.source) == (1.0, channels, "serve/server.log")
+        row = infiniband(end.join(["INFO 11-20 starting", *lines, "INFO ready"]), "serve/server.log")
+        assert (row.value, row.sample_count, row.source) == (1.0, channels, "serve/server.log")
 
 
 @pytest.mark.parametrize(
     "lines",
     [
-        [FOUND_SOCKETS, *both("NET/Socket/0")],
+        [USES_SOCKETS, *both("NET/Socket/0")],
         # found, and then not used
-        [FOUND_IB, *both("NET/Socket/0")],
+        [USES_IB, *both("NET/Socket/0")],
         [*both("NET/IB/0/GDRDMA"), channel("NET/Socket/0", 1)],
         [channel("NET/Socket/0", 1), *both("NET/IB/0/GDRDMA")],
         both("NET/AWS Libfabric/0/GDRDMA"),
@@ -76,31 +76,31 @@ def test_one_channel_over_another_network_is_enough_to_fail(lines: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         ([], "the log has no NCCL channel"),
         (["INFO 11-20 serving, NET/IB/0/GDRDMA was mentioned"], "the log has no NCCL channel"),
-        ([FOUND_IB], "the log has no NCCL channel"),
-        ([FOUND_SOCKETS], "the log has no NCCL channel"),
+        ([USES_IB], "the log has no NCCL channel"),
+        ([USES_SOCKETS], "the log has no NCCL channel"),
         ([f"{HEAD}Channel 00/0 : 3[3] -> 11[3] [send] vi"], "the log has no NCCL channel"),
         ([f"{HEAD}CollNet 00/0 : 3 [send] via COLLNET/SHARP/0/GDRDMA"], "the log has no NCCL channel"),
         (
-            [FOUND_IB, local(), local("SHM/direct/direct")],
+            [USES_IB, local(), local("SHM/direct/direct")],
             "none of NCCL's 2 channels goes between nodes: P2P/CUMEM, SHM/direct",
         ),
     ],
 )
-def test_a_log_without_channels_between_nodes_tells_nothing(lines: list[str], told: str) -> None:
-    found = infiniband("\n".join(lines), "serve/server.log")
-    assert found.value is None
-    assert told in (found.invalid_because or "")
+def test_a_log_without_channels_between_nodes_tells_nothing(lines: list[str], message: str) -> None:
+    row = infiniband("\n".join(lines), "serve/server.log")
+    assert row.value is None
+    assert message in (row.invalid_because or "")
 
 
 def test_the_log_of_two_gpus_of_one_host_names_their_transport() -> None:
     log = (Path(__file__).parent / "captured/network/two-h200.log").read_text()
-    found = infiniband(log, "serve/server.log")
-    assert found.value is None
-    assert found.invalid_because == "none of NCCL's 48 channels goes between nodes: P2P/CUMEM"
+    row = infiniband(log, "serve/server.log")
+    assert row.value is None
+    assert row.invalid_because == "none of NCCL's 48 channels goes between nodes: P2P/CUMEM"
 
 
 # --- as a stage
@@ -123,10 +123,10 @@ def measured(folder: Path, log: str | None, gated: bool = True) -> list[Measurem
     ("log", "value"), [(channel("NET/IB/0/GDRDMA"), 1.0), (channel("NET/Socket/0"), 0.0), ("", None), (None, None)]
 )
 def test_a_plan_that_asks_for_infiniband_measures_it(tmp_path: Path, log: str | None, value: float | None) -> None:
-    startup, found = measured(tmp_path, log)
+    startup, row = measured(tmp_path, log)
     assert (startup.metric, startup.value) == ("startup_s", 12.5)
-    assert (found.metric, found.value, found.unit) == ("nccl_infiniband", value, "bool")
-    assert found.fingerprint == startup.fingerprint != ""
+    assert (row.metric, row.value, row.unit) == ("nccl_infiniband", value, "bool")
+    assert row.fingerprint == startup.fingerprint != ""
 
 
 def test_a_plan_that_does_not_ask_measures_no_network(tmp_path: Path) -> None:

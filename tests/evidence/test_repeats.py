@@ -97,8 +97,8 @@ def test_the_error_is_held_over_as_many_looks(most: int) -> None:
     repeats = np.random.default_rng(1).standard_normal((40_000, most))
     above = np.zeros(len(repeats), dtype=bool)
     for count in range(5, most + 1):
-        found = repeats[:, :count]
-        statistic = found.mean(axis=1) / found.std(axis=1, ddof=1) * math.sqrt(count)
+        looked_at = repeats[:, :count]
+        statistic = looked_at.mean(axis=1) / looked_at.std(axis=1, ddof=1) * math.sqrt(count)
         above |= statistic > stats.t.isf(level(range(5, most + 1), count, 0.05), count - 1)
     assert above.mean() == pytest.approx(0.05, abs=3 * math.sqrt(0.05 / 40_000))
 
@@ -163,9 +163,9 @@ def test_repeats_without_the_first_have_the_interval_of_the_others() -> None:
 def test_the_bounds_of_all_looks_together_are_wrong_as_seldom_as_their_sides_say() -> None:
     """The truth is 1."""
     runs, rng = 2000, np.random.default_rng(3)
-    found = [over([float(each) for each in np.exp(rng.standard_normal(10) * 0.01)], range(5, 11)) for _ in range(runs)]
+    intervals = [over([float(each) for each in np.exp(rng.standard_normal(10) * 0.01)], range(5, 11)) for _ in range(runs)]
     for wrong in (
-        sum(each is not None and each.lower > 1 for each in found),
-        sum(each is not None and each.upper < 1 for each in found),
+        sum(each is not None and each.lower > 1 for each in intervals),
+        sum(each is not None and each.upper < 1 for each in intervals),
     ):
         assert wrong / runs <= 0.05 + 3 * math.sqrt(0.05 / runs)

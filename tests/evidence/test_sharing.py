@@ -129,7 +129,7 @@ def asked(tmp_path: Path) -> tuple[Path, StageEvidence]:
     CANDIDATE.write(evidence / "accuracy" / "gsm8k", right_but([3, 4]))
     keep_machine(evidence / "accuracy")
     files = [describe(path, evidence) for path in sorted((evidence / "accuracy").rglob("*")) if path.is_file()]
-    found = StageEvidence(
+    stage = StageEvidence(
         stage="accuracy",
         started_at=AT,
         duration_s=60.0,
@@ -138,7 +138,7 @@ def asked(tmp_path: Path) -> tuple[Path, StageEvidence]:
         files=files,
         measurements=parse("accuracy", plan, evidence),
     )
-    return evidence, found
+    return evidence, stage
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -148,11 +148,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_what_is_taken_over_is_the_cells_own(asked: tuple[Path, StageEvidence], tmp_path: Path) -> None:
     first, theirs = asked
     ours = stage_folder(tmp_path / "second", "smoke").parent
-    found = taken_over("accuracy", cell(), ours, first, [theirs])
-    assert found == theirs
+    stage = taken_over("accuracy", cell(), ours, first, [theirs])
+    assert stage == theirs
     assert contents(ours / "accuracy") == contents(first / "accuracy")
-    assert [describe(ours / file.path, ours) for file in found.files] == found.files
-    assert any(measured.value is not None for measured in found.measurements)
+    assert [describe(ours / file.path, ours) for file in stage.files] == stage.files
+    assert any(measured.value is not None for measured in stage.measurements)
     (first / "accuracy" / MACHINE).unlink()
     assert (ours / "accuracy" / MACHINE).is_file()
 
@@ -160,26 +160,26 @@ def test_what_is_taken_over_is_the_cells_own(asked: tuple[Path, StageEvidence], 
 def test_the_measurements_are_those_of_the_cells_own_plan(asked: tuple[Path, StageEvidence], tmp_path: Path) -> None:
     first, theirs = asked
     # With more gates to be wrong about, each bound that can fail the release is surer.
-    found = taken_over("accuracy", cell(SCORE, TTFT, TPOT), tmp_path / "second", first, [theirs])
+    stage = taken_over("accuracy", cell(SCORE, TTFT, TPOT), tmp_path / "second", first, [theirs])
     by_filter = {each.filter: each for each in theirs.measurements if each.metric == "exact_match"}
-    for measured in (each for each in found.measurements if each.metric == "exact_match"):
+    for measured in (each for each in stage.measurements if each.metric == "exact_match"):
         before = by_filter[measured.filter]
         assert measured.value == before.value
         assert measured.interval is not None
         assert before.interval is not None
         assert measured.interval.upper > before.interval.upper
-    assert found.model_copy(update={"measurements": theirs.measurements}) == theirs
+    assert stage.model_copy(update={"measurements": theirs.measurements}) == theirs
 
 
 def test_of_another_machine_nothing_counts(asked: tuple[Path, StageEvidence], tmp_path: Path) -> None:
     first, theirs = asked
     elsewhere = cell(fingerprint=CPU.model_copy(update={"name": "Another CPU"}))
-    found = taken_over("accuracy", elsewhere, tmp_path / "second", first, [theirs])
-    assert {measured.value for measured in found.measurements} == {None}
-    assert all("and planned for" in str(measured.invalid_because) for measured in found.measurements)
+    stage = taken_over("accuracy", elsewhere, tmp_path / "second", first, [theirs])
+    assert {measured.value for measured in stage.measurements} == {None}
+    assert all("and planned for" in str(measured.invalid_because) for measured in stage.measurements)
 
 
-def test_what_cannot_be_copied_is_told(asked: tuple[Path, StageEvidence], tmp_path: Path) -> None:
+def test_what_cannot_be_copied_is_reported(asked: tuple[Path, StageEvidence], tmp_path: Path) -> None:
     first, theirs = asked
     stage_folder(tmp_path / "second", "accuracy")
     with pytest.raises(HostError, match="File exists") as raised:
@@ -219,7 +219,7 @@ def test_what_is_watched_for_one_cell_is_so_for_the_other(folders: list[Path]) -
     assert lines(first) == lines(second) == [["before", "after"]] * 2
 
 
-def test_what_cannot_be_seen_is_told(folders: list[Path]) -> None:
+def test_what_cannot_be_seen_is_reported(folders: list[Path]) -> None:
     first, second = folders
     (first / SCRAPES).unlink()
     with pytest.raises(HostError, match="No such file or directory"):
@@ -242,12 +242,12 @@ def test_in_the_end_each_cell_has_a_copy_of_its_own(folders: list[Path]) -> None
     assert mine.commands == other.commands == [SERVER.command]
 
 
-def test_the_start_is_told_for_each_cell(folders: list[Path]) -> None:
+def test_the_start_is_reported_for_each_cell(folders: list[Path]) -> None:
     first, second = folders
     see_the_same(first, second)
     for folder in folders:
-        found = serve_stage(SERVER, cell(), folder.parent, AT, 60.0, first)
-        (startup,) = (measured for measured in found.measurements if measured.metric == "startup_s")
+        stage = serve_stage(SERVER, cell(), folder.parent, AT, 60.0, first)
+        (startup,) = (measured for measured in stage.measurements if measured.metric == "startup_s")
         assert (startup.value, startup.fingerprint) == (SERVER.startup_s, CPU.id)
 
 

@@ -56,27 +56,27 @@ def change_body(answer: Document, how: Change) -> None:
 
 def failing(folder: Path, golden: str | None = GOLDEN) -> list[str]:
     """The checks that do not hold; every one of them has to have a value."""
-    found = parse_smoke(folder, SETTINGS, "reference", golden)
-    assert all(measurement.invalid_because is None for measurement in found)
-    assert all(measurement.value in (0.0, 1.0) for measurement in found)
-    return [measurement.metric for measurement in found if measurement.value == 0.0]
+    rows = parse_smoke(folder, SETTINGS, "reference", golden)
+    assert all(measurement.invalid_because is None for measurement in rows)
+    assert all(measurement.value in (0.0, 1.0) for measurement in rows)
+    return [measurement.metric for measurement in rows if measurement.value == 0.0]
 
 
-def assert_invalid(folder: Path, told: str) -> None:
-    found = parse_smoke(folder, SETTINGS, "reference", GOLDEN)
-    assert [measurement.metric for measurement in found] == CHECKS
-    for measurement in found:
+def assert_invalid(folder: Path, message: str) -> None:
+    rows = parse_smoke(folder, SETTINGS, "reference", GOLDEN)
+    assert [measurement.metric for measurement in rows] == CHECKS
+    for measurement in rows:
         assert measurement.value is None
-        assert told in (measurement.invalid_because or "")
+        assert message in (measurement.invalid_because or "")
 
 
 def test_the_captured_replies_hold_every_check() -> None:
-    found = parse_smoke(CAPTURED, SETTINGS, "reference", GOLDEN)
-    assert [(each.metric, each.value, each.unit, each.sample_count) for each in found] == [
+    rows = parse_smoke(CAPTURED, SETTINGS, "reference", GOLDEN)
+    assert [(each.metric, each.value, each.unit, each.sample_count) for each in rows] == [
         (metric, 1.0, "bool", 2) for metric in CHECKS
     ]
-    assert {measurement.source for measurement in found} == {"smoke/replies.json"}
-    assert (CAPTURED.parent / found[0].source).is_file()
+    assert {measurement.source for measurement in rows} == {"smoke/replies.json"}
+    assert (CAPTURED.parent / rows[0].source).is_file()
 
 
 def test_the_captured_request_is_the_one_that_is_asked() -> None:
@@ -85,8 +85,8 @@ def test_the_captured_request_is_the_one_that_is_asked() -> None:
 
 
 def test_without_a_golden_text_there_is_no_golden_check() -> None:
-    found = parse_smoke(CAPTURED, SETTINGS, "reference", None)
-    assert [measurement.metric for measurement in found] == CHECKS[:-1]
+    rows = parse_smoke(CAPTURED, SETTINGS, "reference", None)
+    assert [measurement.metric for measurement in rows] == CHECKS[:-1]
 
 
 @pytest.mark.parametrize("golden", [GOLDEN.strip(), GOLDEN + " ", "", GOLDEN.lower()])
@@ -95,8 +95,8 @@ def test_a_reply_that_is_not_the_golden_text_fails_that_check(golden: str) -> No
 
 
 def test_a_server_of_another_name_fails_the_identity() -> None:
-    found = parse_smoke(CAPTURED, SETTINGS, "llama", GOLDEN)
-    assert {each.metric: each.value for each in found}["smoke_model_identity"] == 0.0
+    rows = parse_smoke(CAPTURED, SETTINGS, "llama", GOLDEN)
+    assert {each.metric: each.value for each in rows}["smoke_model_identity"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ ERROR = '{"error": {"message": "EngineCore encountered an issue", "code": 500}}'
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         ({"status": 500, "body": ERROR}, 'HTTP 500: {"error": {"message": "EngineCore encountered an issue"'),
         ({"status": 404, "body": ""}, "HTTP 404"),
@@ -202,12 +202,12 @@ ERROR = '{"error": {"message": "EngineCore encountered an issue", "code": 500}}'
     ids=["500", "404", "no answer", "empty", "cut", "a list", "an error as 200", "nested without end", "no body"],
 )
 @pytest.mark.parametrize("where", ["models", "first", "second"])
-def test_an_answer_that_is_no_reply_is_invalid(folder: Path, where: str, answer: Document, told: str) -> None:
+def test_an_answer_that_is_no_reply_is_invalid(folder: Path, where: str, answer: Document, message: str) -> None:
     if where == "models":
         (folder / "models.json").write_text(json.dumps(answer))
     else:
         change(folder / "replies.json", lambda kept: kept["answers"].__setitem__(int(where == "second"), answer))
-    assert_invalid(folder, told)
+    assert_invalid(folder, message)
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
@@ -224,7 +224,7 @@ def test_another_number_of_replies_is_invalid(folder: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         (lambda body: body.update(choices=[]), "IndexError"),
         (lambda body: body["choices"][0].pop("text"), "KeyError('text')"),
@@ -236,6 +236,6 @@ def test_another_number_of_replies_is_invalid(folder: Path, count: int) -> None:
         (usage(34, "20", 54), "TypeError"),
     ],
 )
-def test_a_reply_without_what_is_checked_is_invalid(folder: Path, how: Change, told: str) -> None:
+def test_a_reply_without_what_is_checked_is_invalid(folder: Path, how: Change, message: str) -> None:
     change_replies(folder, how)
-    assert_invalid(folder, told)
+    assert_invalid(folder, message)

@@ -60,14 +60,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def measured(folder: Path) -> dict[str, Measurement]:
-    found = {measurement.metric: measurement for measurement in parse_speculation(folder, SETTINGS, LEVELS, SERVERS[0])}
-    assert list(found) == [LENGTH, SAME]
-    return found
+    rows = {measurement.metric: measurement for measurement in parse_speculation(folder, SETTINGS, LEVELS, SERVERS[0])}
+    assert list(rows) == [LENGTH, SAME]
+    return rows
 
 
-def reason(found: Measurement) -> str:
-    assert (found.value, found.interval, found.sample_count) == (None, None, 0)
-    return found.invalid_because or ""
+def reason(row: Measurement) -> str:
+    assert (row.value, row.interval, row.sample_count) == (None, None, 0)
+    return row.invalid_because or ""
 
 
 def page(when: str, name: str = BATCH1) -> str:
@@ -78,7 +78,7 @@ def counting(text: str, counter: str, change: Callable[[float], object]) -> str:
     """The page with every sample of a counter, named by the end of its name, changed."""
     line = re.compile(rf"^(vllm:spec_decode_num_{counter}_total\{{.*\}}) (\S+)$", re.MULTILINE)
     assert line.search(text)
-    return line.sub(lambda found: f"{found[1]} {change(float(found[2]))}", text)
+    return line.sub(lambda match: f"{match[1]} {change(float(match[2]))}", text)
 
 
 def without(text: str, counter: str) -> str:
@@ -92,16 +92,16 @@ def test_the_captured_counters_say_what_bench_says() -> None:
     """Bench takes the counters after its warm-up, so that it sees a little less."""
     for name in (BATCH1, PROFILE):
         bench = json.loads((CAPTURED / name / DRAFTED / "bench-1.json").read_text())
-        found = acceptance(page("before", name), page("after", name))
-        assert found.drafts >= bench["spec_decode_num_drafts"] > 0
-        assert found.length_tok == pytest.approx(bench["spec_decode_acceptance_length"], abs=0.1)
-        assert 100 * found.rate == pytest.approx(bench["spec_decode_acceptance_rate"], abs=4)
-        assert found.rates == pytest.approx(bench["spec_decode_per_position_acceptance_rates"], abs=0.06)
+        counted = acceptance(page("before", name), page("after", name))
+        assert counted.drafts >= bench["spec_decode_num_drafts"] > 0
+        assert counted.length_tok == pytest.approx(bench["spec_decode_acceptance_length"], abs=0.1)
+        assert 100 * counted.rate == pytest.approx(bench["spec_decode_acceptance_rate"], abs=4)
+        assert counted.rates == pytest.approx(bench["spec_decode_per_position_acceptance_rates"], abs=0.06)
 
 
 def counters(drafts: float, tokens: float, *accepted: float, engine: int = 0) -> str:
-    told = {"drafts": drafts, "draft_tokens": tokens, "accepted_tokens": sum(accepted)}
-    lines = [f'vllm:spec_decode_num_{name}_total{{engine="{engine}"}} {value}' for name, value in told.items()]
+    fields = {"drafts": drafts, "draft_tokens": tokens, "accepted_tokens": sum(accepted)}
+    lines = [f'vllm:spec_decode_num_{name}_total{{engine="{engine}"}} {value}' for name, value in fields.items()]
     lines += [
         f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="{engine}",position="{position}"}} {value}'
         for position, value in enumerate(accepted)
@@ -110,11 +110,11 @@ def counters(drafts: float, tokens: float, *accepted: float, engine: int = 0) ->
 
 
 def test_acceptance_is_of_what_came_between_the_pages() -> None:
-    found = acceptance(counters(100, 300, 50, 30, 20), counters(110, 330, 58, 35, 22))
-    assert (found.drafts, found.draft_tokens, found.accepted_at) == (10, 30, [8, 5, 2])
-    assert found.length_tok == 2.5
-    assert found.rate == 0.5
-    assert found.rates == [0.8, 0.5, 0.2]
+    counted = acceptance(counters(100, 300, 50, 30, 20), counters(110, 330, 58, 35, 22))
+    assert (counted.drafts, counted.draft_tokens, counted.accepted_at) == (10, 30, [8, 5, 2])
+    assert counted.length_tok == 2.5
+    assert counted.rate == 0.5
+    assert counted.rates == [0.8, 0.5, 0.2]
 
 
 def test_engines_are_counted_together() -> None:
@@ -134,7 +134,7 @@ def test_a_counter_that_is_missing_is_no_zero(counter: str, when: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "message"),
     [
         (counters(9, 27, 5, 3, 1), counters(9, 27, 5, 3, 1), "drafted nothing"),
         (counters(9, 27, 5, 3, 1), counters(3, 9, 3, 2, 1), "started anew"),
@@ -147,12 +147,12 @@ def test_a_counter_that_is_missing_is_no_zero(counter: str, when: str) -> None:
         ("# no answer: ConnectError\n", page("after"), "no vllm:spec_decode"),
     ],
 )
-def test_counters_that_cannot_be_are_refused(before: str, after: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_counters_that_cannot_be_are_refused(before: str, after: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         acceptance(before, after)
 
 
-def test_a_position_that_is_left_out_is_told() -> None:
+def test_a_position_that_is_left_out_is_reported() -> None:
     pages = [counters(drafts, 2 * drafts, 0, 0).replace('position="1"', 'position="2"') for drafts in (0, 4)]
     with pytest.raises(ValueError, match=re.escape("positions [0, 2]")):
         acceptance(*pages)
@@ -170,9 +170,9 @@ def test_a_position_that_is_left_out_is_told() -> None:
     ],
 )
 def test_where_texts_part(ours: list[str], theirs: list[str], parts_at: list[int | None]) -> None:
-    found = same_text(ours, theirs)
-    assert found.parts_at == parts_at
-    assert found.share == parts_at.count(None) / len(parts_at)
+    texts = same_text(ours, theirs)
+    assert texts.parts_at == parts_at
+    assert texts.share == parts_at.count(None) / len(parts_at)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([], []), (["a"], []), (["a"], ["a", "b"])])
@@ -192,23 +192,23 @@ def change_reply(folder: Path, number: int, change: Callable[[dict[str, Any]], o
 
 
 def test_the_captured_texts_are_the_same(folder: Path) -> None:
-    found = measured(folder)[SAME]
-    assert (found.value, found.sample_count) == (1.0, 4)
-    assert found.interval is not None
-    assert found.interval.lower < 0.7
-    assert found.interval.upper == 1.0
+    row = measured(folder)[SAME]
+    assert (row.value, row.sample_count) == (1.0, 4)
+    assert row.interval is not None
+    assert row.interval.lower < 0.7
+    assert row.interval.upper == 1.0
 
 
-def test_one_text_that_parts_is_told_with_its_place(folder: Path) -> None:
+def test_one_text_that_parts_is_reported_with_its_place(folder: Path) -> None:
     change_reply(folder, 2, lambda body: body["choices"][0].update(text=body["choices"][0]["text"][:5] + "~"))
-    found = measured(folder)[SAME]
-    assert found.value == 0.75
-    assert found.source.endswith("1 of 4 texts part, the first that of prompt 2 at character 5")
-    assert found.traced_to == ["speculation/drafted.jsonl:2", "speculation/undrafted.jsonl:2"]
+    row = measured(folder)[SAME]
+    assert row.value == 0.75
+    assert row.source.endswith("1 of 4 texts part, the first that of prompt 2 at character 5")
+    assert row.traced_to == ["speculation/drafted.jsonl:2", "speculation/undrafted.jsonl:2"]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda body: body["choices"][0].update(text=""), "a reply is empty"),
         (lambda body: body["choices"][0].update(text=None), "a reply is empty"),
@@ -220,10 +220,10 @@ def test_one_text_that_parts_is_told_with_its_place(folder: Path) -> None:
 )
 @pytest.mark.parametrize("side", [DRAFTED, UNDRAFTED])
 def test_a_reply_that_is_none_makes_all_invalid(
-    folder: Path, change: Callable[[dict[str, Any]], object], told: str, side: str
+    folder: Path, change: Callable[[dict[str, Any]], object], message: str, side: str
 ) -> None:
     change_reply(folder, 1, change, side)
-    assert told in reason(measured(folder)[SAME])
+    assert message in reason(measured(folder)[SAME])
 
 
 @pytest.mark.parametrize("sides", [[DRAFTED], [UNDRAFTED], [DRAFTED, UNDRAFTED]])
@@ -247,22 +247,22 @@ def test_a_file_that_is_missing_or_torn_is_invalid(folder: Path, name: str) -> N
 
 
 def test_the_captured_acceptance_length(folder: Path) -> None:
-    found = measured(folder)[LENGTH]
+    row = measured(folder)[LENGTH]
     each = [
         acceptance(*((folder / BATCH1 / DRAFTED / f"metrics-{n}-{when}.txt").read_text() for when in ("before", "after")))
         for n in (1, 2)
     ]
-    assert found.repeats == [one.length_tok for one in each]
-    assert found.sample_count == sum(one.drafts for one in each)
-    assert found.interval is not None
-    assert found.value is not None
-    assert found.interval.lower < found.value < found.interval.upper
-    path, line = found.traced_to[0].rsplit(":", 1)
+    assert row.repeats == [one.length_tok for one in each]
+    assert row.sample_count == sum(one.drafts for one in each)
+    assert row.interval is not None
+    assert row.value is not None
+    assert row.interval.lower < row.value < row.interval.upper
+    path, line = row.traced_to[0].rsplit(":", 1)
     assert path == "speculation/batch1/drafted/metrics-1-before.txt"
     assert "accepted_tokens_total{" in (folder.parent / path).read_text().splitlines()[int(line) - 1]
 
 
-def test_an_acceptance_length_that_is_20_percent_worse_is_told() -> None:
+def test_an_acceptance_length_that_is_20_percent_worse_is_reported() -> None:
     """Of what is accepted beside the one token that every step has."""
     before = counters(0, 0, 0, 0, 0)
     good, worse = (acceptance(before, counters(1000, 3000, *accepted)) for accepted in ((900, 800, 700), (720, 640, 560)))
@@ -287,7 +287,7 @@ def lose_repeat(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (spoil_requests, "1 failed"),
         (lose_counters, "no vllm:spec_decode_num_drafts_total"),
@@ -296,20 +296,22 @@ def lose_repeat(folder: Path) -> None:
         (shutil.rmtree, "No such file or directory"),
     ],
 )
-def test_an_acceptance_length_that_nobody_can_trust_is_invalid(folder: Path, spoil: Callable[[Path], None], told: str) -> None:
+def test_an_acceptance_length_that_nobody_can_trust_is_invalid(
+    folder: Path, spoil: Callable[[Path], None], message: str
+) -> None:
     spoil(folder / BATCH1 / DRAFTED)
-    found = measured(folder)
-    assert told in reason(found[LENGTH])
-    assert found[SAME].value == 1.0
+    rows = measured(folder)
+    assert message in reason(rows[LENGTH])
+    assert rows[SAME].value == 1.0
 
 
 @pytest.mark.parametrize("name", [BATCH1, PROFILE])
 def test_the_rates_are_those_of_both_servers(folder: Path, name: str) -> None:
-    found = rates(folder, name, SETTINGS, LEVELS, SERVERS)
-    for side, rate in zip((DRAFTED, UNDRAFTED), found, strict=True):
-        told = [json.loads((folder / name / side / f"bench-{n}.json").read_text())["output_throughput"] for n in (1, 2)]
+    rows = rates(folder, name, SETTINGS, LEVELS, SERVERS)
+    for side, rate in zip((DRAFTED, UNDRAFTED), rows, strict=True):
+        wanted = [json.loads((folder / name / side / f"bench-{n}.json").read_text())["output_throughput"] for n in (1, 2)]
         # Bench's own are over all of it, first wave and tail too.
-        assert rate.repeats == pytest.approx(told, rel=0.5)
+        assert rate.repeats == pytest.approx(wanted, rel=0.5)
         assert rate.source == f"speculation/{name}/{side}/bench-*.json"
         assert all(path.startswith(f"speculation/{name}/{side}/bench-") for path in rate.traced_to)
 
@@ -318,28 +320,28 @@ def test_the_rates_are_those_of_both_servers(folder: Path, name: str) -> None:
 
 
 def test_the_document_has_the_acceptance_of_both_loads(folder: Path) -> None:
-    found = document(folder, SETTINGS)
-    assert [each.max_concurrency for each in (found.greedy, found.batch1, found.profile)] == [1, 1, 4]
-    for drafting in (found.greedy, found.batch1, found.profile):
+    details = document(folder, SETTINGS)
+    assert [each.max_concurrency for each in (details.greedy, details.batch1, details.profile)] == [1, 1, 4]
+    for drafting in (details.greedy, details.batch1, details.profile):
         assert len(drafting.rates) == 3
         assert drafting.length_tok == pytest.approx(1 + sum(drafting.rates))
         assert drafting.rate == pytest.approx(sum(drafting.rates) / 3, abs=0.05)
-    assert found.texts is not None
-    assert found.texts.share == 1.0
-    assert type(found).model_validate_json(found.model_dump_json()) == found
+    assert details.texts is not None
+    assert details.texts.share == 1.0
+    assert type(details).model_validate_json(details.model_dump_json()) == details
 
 
 def test_the_document_says_what_is_not_known(folder: Path) -> None:
     lose_counters(folder / PROFILE / DRAFTED)
     (folder / f"{DRAFTED}.jsonl").unlink()
     (folder / "greedy-after.txt").unlink()
-    found = document(folder, SETTINGS)
-    assert found.profile.length_tok is None
-    assert "no vllm:spec_decode_num_drafts_total" in (found.profile.invalid_because or "")
-    assert found.greedy.length_tok is None
-    assert "greedy-after.txt" in (found.greedy.invalid_because or "")
-    assert found.batch1.invalid_because is None
-    assert found.texts is None
+    details = document(folder, SETTINGS)
+    assert details.profile.length_tok is None
+    assert "no vllm:spec_decode_num_drafts_total" in (details.profile.invalid_because or "")
+    assert details.greedy.length_tok is None
+    assert "greedy-after.txt" in (details.greedy.invalid_because or "")
+    assert details.batch1.invalid_because is None
+    assert details.texts is None
 
 
 @pytest.mark.parametrize("name", [BATCH1, PROFILE])
@@ -363,8 +365,8 @@ def test_requests_that_failed_leave_nothing_of_a_load(folder: Path, name: str) -
 
 def test_a_result_that_is_missing_leaves_nothing_of_a_load(folder: Path) -> None:
     (folder / PROFILE / DRAFTED / "bench-1.json").unlink()
-    found = document(folder, SETTINGS).profile
-    assert (found.length_tok, found.invalid_because) == (None, "No such file or directory: bench-1.json")
+    drafting = document(folder, SETTINGS).profile
+    assert (drafting.length_tok, drafting.invalid_because) == (None, "No such file or directory: bench-1.json")
 
 
 # --- Measuring
@@ -412,7 +414,7 @@ def test_both_servers_are_asked_and_loaded_in_turns(tmp_path: Path) -> None:
     assert document(tmp_path, SETTINGS).texts == same_text(list(TEXTS.values()), list(TEXTS.values()))
 
 
-def test_a_server_that_says_something_else_is_told(tmp_path: Path) -> None:
+def test_a_server_that_says_something_else_is_reported(tmp_path: Path) -> None:
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS | {"2+2?": " 5"})) as other:
         measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, lambda *_: None)
     assert measured(tmp_path)[SAME].value == 0.5

@@ -66,6 +66,6 @@ def test_the_report_shows_the_settings_of_what_is_asked_for() -> None:
 
 @pytest.mark.parametrize("stage", ["serve", "smoke", "accuracy", "likelihood", "load"])
 def test_a_stage_that_left_nothing_has_measurements_that_say_so(stage: Stage, tmp_path: Path) -> None:
-    found = parse_unfinished(stage, scoring(cell()), tmp_path)
-    assert found
-    assert all(row.invalid_because and METRICS[row.metric].stage == stage for row in found)
+    rows = parse_unfinished(stage, scoring(cell()), tmp_path)
+    assert rows
+    assert all(row.invalid_because and METRICS[row.metric].stage == stage for row in rows)

@@ -33,11 +33,11 @@ def plan() -> CellPlan:
 @pytest.fixture
 def evidence(tmp_path: Path) -> Path:
     """Two starts: 4 of 40 questions were missed in the first and 6 in the second; its load was 1.25 times as slow."""
-    found = tmp_path / "evidence"
-    ask(found, right_but(missed(4)))
-    shutil.copytree(CAPTURED_LOAD, found / "load")
-    add_start(found, 2, 6, 1.25)
-    return found
+    folder = tmp_path / "evidence"
+    ask(folder, right_but(missed(4)))
+    shutil.copytree(CAPTURED_LOAD, folder / "load")
+    add_start(folder, 2, 6, 1.25)
+    return folder
 
 
 def missed(number: int) -> list[int]:
@@ -48,8 +48,8 @@ def missed(number: int) -> list[int]:
 def add_start(evidence: Path, number: int, wrong: int, slower: float) -> None:
     inside = starts.root(evidence, number)
     ONCE.write(inside / "accuracy" / "gsm8k", right_but(missed(wrong)))
-    told = only(inside / "accuracy" / "gsm8k" / "r1-b1", "results_*.json")
-    told.write_text(json.dumps(json.loads(told.read_text()) | {"start_time": float(number)}))
+    path = only(inside / "accuracy" / "gsm8k" / "r1-b1", "results_*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"start_time": float(number)}))
     load = shutil.copytree(CAPTURED_LOAD, inside / "load")
     for repeat in (1, 2):
         scale(load, repeat, slower)
@@ -62,14 +62,14 @@ def rows(plan: CellPlan, evidence: Path) -> dict[str, Measurement]:
 
 
 def test_each_start_has_measurements_of_its_own(plan: CellPlan, evidence: Path) -> None:
-    found = rows(plan, evidence)
-    assert found[SCORE].value == pytest.approx(34 / 40)
-    assert found[SCORE].sample_count == 40
+    by_metric = rows(plan, evidence)
+    assert by_metric[SCORE].value == pytest.approx(34 / 40)
+    assert by_metric[SCORE].sample_count == 40
     (first,) = (row for row in parse_unfinished("load", plan, evidence) if row.metric == SPEED.metric)
     assert first.value is not None
-    assert found[RATE].value == pytest.approx(first.value / 1.25)
-    assert {row.start for row in found.values()} == {2}
-    for row in (found[SCORE], found[RATE]):
+    assert by_metric[RATE].value == pytest.approx(first.value / 1.25)
+    assert {row.start for row in by_metric.values()} == {2}
+    for row in (by_metric[SCORE], by_metric[RATE]):
         assert row.source.startswith("starts/2/")
         assert all((evidence / place.rpartition(":")[0]).is_file() for place in row.traced_to)
 
@@ -107,7 +107,7 @@ def same_server(evidence: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (copied_answers, "the answers of start 2 are a copy of an earlier start's"),
         (copied_load, "the load of start 2 has the requests of an earlier start's"),
@@ -119,39 +119,39 @@ def same_server(evidence: Path) -> None:
         (lambda evidence: (evidence / "load/bench-1.json").write_text("{"), "JSON"),
     ],
 )
-def test_a_start_that_is_none_of_its_own_is_invalid(spoil: Spoil, told: str, plan: CellPlan, evidence: Path) -> None:
+def test_a_start_that_is_none_of_its_own_is_invalid(spoil: Spoil, message: str, plan: CellPlan, evidence: Path) -> None:
     spoil(evidence)
-    found = rows(plan, evidence)
+    by_metric = rows(plan, evidence)
     for label in (SCORE, RATE):
-        assert told in (found[label].invalid_because or "")
+        assert message in (by_metric[label].invalid_because or "")
 
 
 def test_more_starts_than_were_planned_are_invalid(plan: CellPlan, evidence: Path) -> None:
     add_start(evidence, 3, 5, 1.5)
     assert rows(plan, evidence)["exact_match (gsm8k, strict-match) of start 3"].value == pytest.approx(35 / 40)
-    found = rows(plan.model_copy(update={"starts": 2}), evidence)
-    assert "at most 2 were planned" in (found["exact_match (gsm8k, strict-match) of start 3"].invalid_because or "")
+    by_metric = rows(plan.model_copy(update={"starts": 2}), evidence)
+    assert "at most 2 were planned" in (by_metric["exact_match (gsm8k, strict-match) of start 3"].invalid_because or "")
 
 
-def test_the_answers_of_all_starts_are_told_apart(plan: CellPlan, evidence: Path) -> None:
+def test_the_answers_of_all_starts_are_reported_apart(plan: CellPlan, evidence: Path) -> None:
     (task,) = plan.accuracy
-    found = starts.answers_of(evidence, task)
+    answered = starts.answers_of(evidence, task)
     wrong = {
-        start: sum(not each.score("exact_match,strict-match") for each in found.answers if each.start == start)
+        start: sum(not each.score("exact_match,strict-match") for each in answered.answers if each.start == start)
         for start in (1, 2)
     }
     assert wrong == {1: 4, 2: 6}
-    assert sum(each.start == 2 for each in found.answers) == 40
+    assert sum(each.start == 2 for each in answered.answers) == 40
 
 
 def test_kept_answers_are_those_that_were_read(plan: CellPlan, evidence: Path) -> None:
     (task,) = plan.accuracy
-    found = starts.answers_of(evidence, task)
+    answered = starts.answers_of(evidence, task)
     for number in (1, 2):
         folder = starts.root(evidence, number) / "accuracy" / "gsm8k"
-        of_start = [each for each in found.answers if each.start == number]
-        answers.write(found.model_copy(update={"answers": of_start}), folder / accuracy.ANSWERS)
-    assert starts.kept_answers(evidence, "gsm8k") == found
+        of_start = [each for each in answered.answers if each.start == number]
+        answers.write(answered.model_copy(update={"answers": of_start}), folder / accuracy.ANSWERS)
+    assert starts.kept_answers(evidence, "gsm8k") == answered
     second = evidence / "starts/2/accuracy/gsm8k" / accuracy.ANSWERS
     shutil.copy(evidence / "accuracy/gsm8k" / accuracy.ANSWERS, second)
     with pytest.raises(ValueError, match="answers of another start"):
@@ -160,8 +160,8 @@ def test_kept_answers_are_those_that_were_read(plan: CellPlan, evidence: Path) -
 
 def taken(folder: Path, repeat: int, seconds: float) -> None:
     """The client's record of a repeat that took so long."""
-    told = {"cpu_s": [[1000.0, 0.0], [1000.0 + seconds, 1.0]], "max_rss_mib": 100}
-    (folder / f"client-{repeat}.json").write_text(json.dumps(told))
+    fields = {"cpu_s": [[1000.0, 0.0], [1000.0 + seconds, 1.0]], "max_rss_mib": 100}
+    (folder / f"client-{repeat}.json").write_text(json.dumps(fields))
 
 
 def test_the_budget_of_a_load_is_that_of_all_starts(plan: CellPlan, evidence: Path) -> None:
@@ -180,12 +180,12 @@ def test_the_budget_of_a_load_is_that_of_all_starts(plan: CellPlan, evidence: Pa
 @pytest.mark.parametrize(("repeats", "of_start"), [(1, 1), (2, 2), (5, 3)])
 def test_a_further_start_has_few_repeats(repeats: int, of_start: int, plan: CellPlan, evidence: Path) -> None:
     settings = LOAD.model_copy(update={"repeats": repeats, "most_repeats": 10})
-    found = starts.plan_of(plan.model_copy(update={"load": settings}), evidence, 2).load
-    assert list(found.looks) == [of_start]
+    load = starts.plan_of(plan.model_copy(update={"load": settings}), evidence, 2).load
+    assert list(load.looks) == [of_start]
 
 
 def test_it_asks_only_tasks_that_are_compared(plan: CellPlan, evidence: Path) -> None:
     (task,) = plan.accuracy
     other = task.model_copy(update={"settings": task.settings.model_copy(update={"task": "other"})})
-    found = starts.plan_of(plan.model_copy(update={"accuracy": [other, task]}), evidence, 2).accuracy
-    assert [(each.name, each.repetitions, each.sequential) for each in found] == [("gsm8k", 1, False)]
+    tasks = starts.plan_of(plan.model_copy(update={"accuracy": [other, task]}), evidence, 2).accuracy
+    assert [(each.name, each.repetitions, each.sequential) for each in tasks] == [("gsm8k", 1, False)]

@@ -45,11 +45,11 @@ def log_of(*compiling: str, process: str = CORE, begin: str = "03-09 12:00:30") 
 
 
 def test_the_parts_of_a_real_start_on_the_cpu() -> None:
-    found = startup(CPU_LOG, CPU_STARTUP_S, LAUNCHED)
-    assert found.process_s == pytest.approx(57.77, abs=0.01)
-    assert (found.weights_s, found.compile_s, found.graphs_s, found.warm) == (0.01, 51.0, None, False)
-    assert found.ready_s == pytest.approx(114 - 57.77 - 0.01 - 51, abs=0.01)
-    assert found.because == {
+    times = startup(CPU_LOG, CPU_STARTUP_S, LAUNCHED)
+    assert times.process_s == pytest.approx(57.77, abs=0.01)
+    assert (times.weights_s, times.compile_s, times.graphs_s, times.warm) == (0.01, 51.0, None, False)
+    assert times.ready_s == pytest.approx(114 - 57.77 - 0.01 - 51, abs=0.01)
+    assert times.because == {
         "image_s": "no image was pulled in one go",
         "graphs_s": "the log does not mention a capture of CUDA graphs",
     }
@@ -57,11 +57,11 @@ def test_the_parts_of_a_real_start_on_the_cpu() -> None:
 
 def test_the_parts_of_a_real_start_on_an_h200() -> None:
     """By vLLM's V2 model runner, which words the begin of the weights in its own way."""
-    found = startup(H200_LOG, H200_STARTUP_S, H200_LAUNCHED)
-    assert (found.process_s, found.weights_s, found.compile_s, found.graphs_s) == (33.0, 2.65021, 11.74, 1.0)
-    assert found.ready_s == pytest.approx(69 - 33 - 2.65 - 11.74 - 1, abs=0.01)
-    assert found.warm is False
-    assert found.because == {"image_s": "no image was pulled in one go"}
+    times = startup(H200_LOG, H200_STARTUP_S, H200_LAUNCHED)
+    assert (times.process_s, times.weights_s, times.compile_s, times.graphs_s) == (33.0, 2.65021, 11.74, 1.0)
+    assert times.ready_s == pytest.approx(69 - 33 - 2.65 - 11.74 - 1, abs=0.01)
+    assert times.warm is False
+    assert times.because == {"image_s": "no image was pulled in one go"}
 
 
 def test_graphs_that_are_captured_twice_take_both_times() -> None:
@@ -71,11 +71,11 @@ def test_graphs_that_are_captured_twice_take_both_times() -> None:
 
 
 def test_the_parts_of_a_start_on_a_gpu() -> None:
-    found = startup(log_of(ANEW, TOOK), GPU_STARTUP_S, AT, image_s=300.0)
-    assert (found.image_s, found.process_s, found.weights_s, found.compile_s, found.graphs_s) == (300, 30, 20.5, 30.25, 18)
-    assert found.ready_s == 150 - 30 - 20.5 - 30.25 - 18
-    assert found.warm is False
-    assert found.because == {}
+    times = startup(log_of(ANEW, TOOK), GPU_STARTUP_S, AT, image_s=300.0)
+    assert (times.image_s, times.process_s, times.weights_s, times.compile_s, times.graphs_s) == (300, 30, 20.5, 30.25, 18)
+    assert times.ready_s == 150 - 30 - 20.5 - 30.25 - 18
+    assert times.warm is False
+    assert times.because == {}
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_ranks_compile_at_the_same_time() -> None:
     ],
 )
 def test_whether_a_start_was_warm(lines: list[str], started_before: bool, warm: bool | None) -> None:
-    found = startup(log_of(*lines), GPU_STARTUP_S, AT, started_before=started_before)
-    assert found.warm is warm
-    assert ("warm" in found.because) == (warm is None)
+    times = startup(log_of(*lines), GPU_STARTUP_S, AT, started_before=started_before)
+    assert times.warm is warm
+    assert ("warm" in times.because) == (warm is None)
 
 
 @pytest.mark.parametrize("zone", ["03-09 12", "03-09 17", "03-10 00"])
@@ -150,29 +150,29 @@ def test_a_year_may_end_meanwhile() -> None:
 
 def test_a_start_with_enforce_eager_neither_compiles_nor_captures() -> None:
     text = log_of().replace("enforce_eager=False", "enforce_eager=True").replace(CAPTURED_GRAPHS, "")
-    found = startup(text, GPU_STARTUP_S, AT)
-    assert (found.compile_s, found.graphs_s) == (None, None)
-    assert found.because["compile_s"] == found.because["graphs_s"] == "there is none: the server runs with enforce-eager"
-    assert found.ready_s == 150 - 30 - 20.5
+    times = startup(text, GPU_STARTUP_S, AT)
+    assert (times.compile_s, times.graphs_s) == (None, None)
+    assert times.because["compile_s"] == times.because["graphs_s"] == "there is none: the server runs with enforce-eager"
+    assert times.ready_s == 150 - 30 - 20.5
 
 
 def test_what_a_log_does_not_tell_is_none_with_the_reason() -> None:
-    found = startup("", GPU_STARTUP_S, AT)
-    values = [getattr(found, part) for part in PARTS]
+    times = startup("", GPU_STARTUP_S, AT)
+    values = [getattr(times, part) for part in PARTS]
     assert values == [None] * len(PARTS)
-    assert found.warm is None
-    assert found.because.keys() == {*PARTS, "warm"}
-    assert found.because["ready_s"] == "the rest is not known without process_s and weights_s"
-    assert all(found.because.values())
+    assert times.warm is None
+    assert times.because.keys() == {*PARTS, "warm"}
+    assert times.because["ready_s"] == "the rest is not known without process_s and weights_s"
+    assert all(times.because.values())
 
 
 def test_without_the_launch_the_first_part_and_the_rest_are_not_known() -> None:
-    found = startup(log_of(TOOK), GPU_STARTUP_S, None)
-    assert (found.process_s, found.ready_s, found.weights_s) == (None, None, 20.5)
-    assert found.because["process_s"] == "the launch of the server was not recorded"
+    times = startup(log_of(TOOK), GPU_STARTUP_S, None)
+    assert (times.process_s, times.ready_s, times.weights_s) == (None, None, 20.5)
+    assert times.because["process_s"] == "the launch of the server was not recorded"
 
 
-def test_parts_that_do_not_fit_into_the_whole_are_told() -> None:
+def test_parts_that_do_not_fit_into_the_whole_are_reported() -> None:
     assert "more than the whole start" in startup(log_of(TOOK), 60.0, AT).because["ready_s"]
     assert "of a start of 20 s" in startup(log_of(TOOK), 20.0, AT).because["process_s"]
 
@@ -182,8 +182,8 @@ def test_a_rounded_clock_makes_no_time_below_zero() -> None:
 
 
 def test_each_part_has_its_metric() -> None:
-    found = startup_measurements(startup(log_of(FROM_CACHE, TOOK), GPU_STARTUP_S, AT), "serve/server.log")
-    assert {each.metric: each.value for each in found} == {
+    rows = startup_measurements(startup(log_of(FROM_CACHE, TOOK), GPU_STARTUP_S, AT), "serve/server.log")
+    assert {each.metric: each.value for each in rows} == {
         "startup_image_s": None,
         "startup_process_s": 30.0,
         "startup_weights_s": 20.5,
@@ -192,17 +192,17 @@ def test_each_part_has_its_metric() -> None:
         "startup_ready_s": 51.25,
         "startup_warm_s": 150.0,
     }
-    assert found[0].invalid_because == "no image was pulled in one go"
-    assert {METRICS[each.metric].stage for each in found} == {"serve"}
-    assert {each.sample_count for each in found if each.value is not None} == {1}
+    assert rows[0].invalid_because == "no image was pulled in one go"
+    assert {METRICS[each.metric].stage for each in rows} == {"serve"}
+    assert {each.sample_count for each in rows if each.value is not None} == {1}
 
 
 @pytest.mark.parametrize(
     ("lines", "why"), [([ANEW], "the start was cold: it compiled"), ([], "the log does not mention a cache of compiled graphs")]
 )
 def test_a_start_that_was_not_warm_is_no_warm_start(lines: list[str], why: str) -> None:
-    found = startup_measurements(startup(log_of(*lines), GPU_STARTUP_S, AT), "serve/server.log")[-1]
-    assert (found.metric, found.value, found.invalid_because) == ("startup_warm_s", None, why)
+    row = startup_measurements(startup(log_of(*lines), GPU_STARTUP_S, AT), "serve/server.log")[-1]
+    assert (row.metric, row.value, row.invalid_because) == ("startup_warm_s", None, why)
 
 
 def test_the_kv_cache_of_a_real_server_on_the_cpu() -> None:
@@ -243,8 +243,8 @@ def test_a_log_that_tells_of_no_kv_cache() -> None:
 )
 def test_what_is_no_number_is_not_read(line: str) -> None:
     text = f"{CORE} INFO 03-09 12:01:30 [made.py:1] {line}"
-    found = startup(text, GPU_STARTUP_S, AT)
-    assert (found.weights_s, found.graphs_s, kv_cache(text)) == (None, None, None)
+    times = startup(text, GPU_STARTUP_S, AT)
+    assert (times.weights_s, times.graphs_s, kv_cache(text)) == (None, None, None)
 
 
 @pytest.mark.parametrize("piece", ["(pid=", "(a pid=1", "pid=1 ", "1", "INFO 03-09 12:00:00 [", "Model loading took 1 and "])

@@ -93,10 +93,10 @@ def rate_of_bench(result: Document) -> float:
 def test_the_steady_rate_is_found(count: int, slowness: Slowness, admitted: int, bench_is_off: float) -> None:
     for seed in range(5):
         result = bench_of([TOKENS] * count, slowness=slowness, admitted=admitted, seed=seed)
-        found = rates_of(result)
-        assert found["output_throughput_tok_s"] == pytest.approx(TRUE_RATE, rel=0.015)
-        assert found["request_throughput_req_s"] == pytest.approx(TRUE_RATE / TOKENS, rel=0.015)
-        assert found["total_throughput_tok_s"] == pytest.approx(TRUE_RATE * (1 + 10 / TOKENS), rel=0.015)
+        figures = rates_of(result)
+        assert figures["output_throughput_tok_s"] == pytest.approx(TRUE_RATE, rel=0.015)
+        assert figures["request_throughput_req_s"] == pytest.approx(TRUE_RATE / TOKENS, rel=0.015)
+        assert figures["total_throughput_tok_s"] == pytest.approx(TRUE_RATE * (1 + 10 / TOKENS), rel=0.015)
         assert rate_of_bench(result) <= TRUE_RATE * (1.01 - bench_is_off)
 
 
@@ -114,30 +114,30 @@ def test_the_rate_of_tokens_is_found_where_replies_are_not_equally_long() -> Non
 
 def test_the_smallest_load_has_a_window() -> None:
     result = bench_of([8] * 20, clients=4)
-    found = find(requests_of(result, 4), 4)
-    assert (found.first, found.last) == (4, 16)
+    window = find(requests_of(result, 4), 4)
+    assert (window.first, window.last) == (4, 16)
     assert rates_of(result, 4)["output_throughput_tok_s"] == pytest.approx(4 * 8 / (8 * STEP_S + 4 * PREFILL_S))
 
 
 def test_a_single_stream_has_a_window() -> None:
     result = bench_of([8] * 20, clients=1, slowness=lambda begun: 4.0 if begun <= 5 else 1.0)
-    found = rates_of(result, 1)
-    assert found["output_throughput_tok_s"] == pytest.approx(8 / (8 * STEP_S + PREFILL_S))
-    assert found["ttft_mean_ms"] == pytest.approx(1000 * (STEP_S + PREFILL_S))
-    assert found["tpot_p99_ms"] == pytest.approx(1000 * STEP_S)
+    figures = rates_of(result, 1)
+    assert figures["output_throughput_tok_s"] == pytest.approx(8 / (8 * STEP_S + PREFILL_S))
+    assert figures["ttft_mean_ms"] == pytest.approx(1000 * (STEP_S + PREFILL_S))
+    assert figures["tpot_p99_ms"] == pytest.approx(1000 * STEP_S)
 
 
 @pytest.mark.parametrize("count", [80, 81, 95, 96, 100, 128, 1000])
 def test_a_window_lies_between_the_first_and_the_last_wave_and_has_half_of_the_requests(count: int) -> None:
     for seed in range(5):
-        found = find(requests_of(bench_of([TOKENS] * count, seed=seed), CLIENTS), CLIENTS)
-        assert found.first >= CLIENTS
-        assert found.last <= count - CLIENTS
-        assert found.count % CLIENTS == 0
-        assert found.count >= count / 2
+        window = find(requests_of(bench_of([TOKENS] * count, seed=seed), CLIENTS), CLIENTS)
+        assert window.first >= CLIENTS
+        assert window.last <= count - CLIENTS
+        assert window.count % CLIENTS == 0
+        assert window.count >= count / 2
         # All of its requests ended before the last one began, so under full load.
-        requests = found.requests
-        ended = requests.starts[: found.last] + requests.latencies[: found.last]
+        requests = window.requests
+        ended = requests.starts[: window.last] + requests.latencies[: window.last]
         assert max(ended) <= requests.starts[-1] + 2 * TOKENS * STEP_S
 
 
@@ -196,12 +196,12 @@ def test_lists_that_are_not_equally_long_are_no_result() -> None:
 
 def test_the_whole_is_as_bench_counts() -> None:
     result = bench_of([TOKENS] * 128, seed=1)
-    found = figures_of(whole(requests_of(result, CLIENTS), result["duration"]), None)
-    assert found["output_throughput_tok_s"] == pytest.approx(rate_of_bench(result))
-    assert found["request_throughput_req_s"] == pytest.approx(128 / result["duration"])
-    assert found["total_throughput_tok_s"] == pytest.approx(128 * (TOKENS + 10) / result["duration"])
-    assert found["ttft_p90_ms"] == pytest.approx(1000 * np.percentile(result["ttfts"], 90))
-    assert found["itl_p50_ms"] == pytest.approx(1000 * np.median(np.concatenate(result["itls"])))
+    figures = figures_of(whole(requests_of(result, CLIENTS), result["duration"]), None)
+    assert figures["output_throughput_tok_s"] == pytest.approx(rate_of_bench(result))
+    assert figures["request_throughput_req_s"] == pytest.approx(128 / result["duration"])
+    assert figures["total_throughput_tok_s"] == pytest.approx(128 * (TOKENS + 10) / result["duration"])
+    assert figures["ttft_p90_ms"] == pytest.approx(1000 * np.percentile(result["ttfts"], 90))
+    assert figures["itl_p50_ms"] == pytest.approx(1000 * np.median(np.concatenate(result["itls"])))
 
 
 @pytest.mark.parametrize("admitted", [1, 10**9])
@@ -211,9 +211,9 @@ def test_starts_that_bench_did_not_tell_follow_from_the_latencies(admitted: int)
     without = {name: value for name, value in result.items() if name != "start_times"} | {
         "duration": result["duration"] * 1.002
     }
-    told, rebuilt = requests_of(result, CLIENTS), requests_of(without, CLIENTS)
-    assert (told.rebuilt, rebuilt.rebuilt) == (False, True)
-    assert rebuilt.starts == pytest.approx(told.starts, rel=0.003, abs=1e-9)
+    message, rebuilt = requests_of(result, CLIENTS), requests_of(without, CLIENTS)
+    assert (message.rebuilt, rebuilt.rebuilt) == (False, True)
+    assert rebuilt.starts == pytest.approx(message.starts, rel=0.003, abs=1e-9)
     for name, value in rates_of(result).items():
         assert rates_of(without)[name] == pytest.approx(value, rel=0.01)
 
@@ -237,9 +237,9 @@ def test_several_tokens_in_a_chunk_are_all_counted() -> None:
         "itls": [[]] * 80,
         "ttfts": [ttft + sum(gaps) for ttft, gaps in zip(result["ttfts"], result["itls"], strict=True)],
     }
-    found = rates_of(at_end, 4)
-    assert found["output_throughput_tok_s"] == pytest.approx(rates_of(result, 4)["output_throughput_tok_s"])
-    assert found["itl_mean_ms"] == 0.0
+    figures = rates_of(at_end, 4)
+    assert figures["output_throughput_tok_s"] == pytest.approx(rates_of(result, 4)["output_throughput_tok_s"])
+    assert figures["itl_mean_ms"] == 0.0
 
 
 def test_goodput_counts_what_meets_every_limit() -> None:
@@ -323,10 +323,10 @@ def test_bursts_after_the_first_chunk_change_no_time_per_token() -> None:
 def test_one_gap_in_a_hundred_may_be_none(bursts: int, is_refused: bool) -> None:
     """Of 40 times 31."""
     requests = replies([1] * bursts + [0] * (40 - bursts))
-    told = refused(requests)
-    assert bool(told) == is_refused
+    fields = refused(requests)
+    assert bool(fields) == is_refused
     if is_refused:
-        assert told["itl_p50_ms"].startswith("13 of 1240 gaps between chunks are under 50 µs: they were read at once, give")
+        assert fields["itl_p50_ms"].startswith("13 of 1240 gaps between chunks are under 50 µs: they were read at once, give")
 
 
 def test_a_gap_is_none_below_50_us() -> None:
@@ -339,17 +339,17 @@ def test_a_gap_is_none_below_50_us() -> None:
 @pytest.mark.parametrize(("whole_ones", "is_refused"), [(30, False), (31, True)])
 def test_replies_that_came_in_one_read_show_no_time_per_token(whole_ones: int, is_refused: bool) -> None:
     requests = replies([31] * whole_ones + [0] * (40 - whole_ones))
-    told = {name for name in refused(requests, TPOT_SLO) if not name.startswith("itl")}
+    names = {name for name in refused(requests, TPOT_SLO) if not name.startswith("itl")}
     # 40 are enough for a p50 and too few for others, which `load` tells by their number.
     of_few = {"tpot_p90_ms", "tpot_p99_ms"}
-    assert told == ({"tpot_mean_ms", "tpot_p50_ms", GOODPUT} | of_few if is_refused else of_few)
+    assert names == ({"tpot_mean_ms", "tpot_p50_ms", GOODPUT} | of_few if is_refused else of_few)
     assert GOODPUT not in refused(requests, E2EL_SLO)
-    found = shown(requests, TPOT_SLO)
-    assert found["tpot_p50_ms"] == pytest.approx(1000 * STEP_S)
-    assert found[GOODPUT] == pytest.approx(found["request_throughput_req_s"])
+    figures = shown(requests, TPOT_SLO)
+    assert figures["tpot_p50_ms"] == pytest.approx(1000 * STEP_S)
+    assert figures[GOODPUT] == pytest.approx(figures["request_throughput_req_s"])
 
 
-def test_throughput_and_whole_latencies_are_told_whatever_was_read_at_once() -> None:
+def test_throughput_and_whole_latencies_are_reported_whatever_was_read_at_once() -> None:
     alone, at_once = replies([0] * 40), replies([31] * 40)
     names = ("request_throughput_req_s", "e2el_mean_ms", "e2el_p50_ms", "e2el_p99_ms")
     assert [shown(at_once)[name] for name in names] == pytest.approx([shown(alone)[name] for name in names], rel=1e-3)
@@ -358,10 +358,10 @@ def test_throughput_and_whole_latencies_are_told_whatever_was_read_at_once() -> 
 
 
 def test_the_tokens_of_a_draft_come_in_one_chunk_and_are_no_burst() -> None:
-    found, told = shown(replies([0] * 40, tokens_in_chunk=3)), refused(replies([0] * 40, tokens_in_chunk=3))
-    assert told == {}
-    assert found["itl_p50_ms"] == pytest.approx(1000 * STEP_S)
-    assert found["tpot_p50_ms"] == pytest.approx(1000 * STEP_S / 3)
+    figures, fields = shown(replies([0] * 40, tokens_in_chunk=3)), refused(replies([0] * 40, tokens_in_chunk=3))
+    assert fields == {}
+    assert figures["itl_p50_ms"] == pytest.approx(1000 * STEP_S)
+    assert figures["tpot_p50_ms"] == pytest.approx(1000 * STEP_S / 3)
     late = shown(replies([15] * 40, tokens_in_chunk=3))
     assert late["tpot_p50_ms"] == pytest.approx(1000 * STEP_S / 3)
 

@@ -65,13 +65,13 @@ def played(
     aim: Aim, meets: Callable[[float], bool | None], before: Sequence[LevelResult] = ()
 ) -> tuple[SloLevel, list[LevelResult]]:
     """The search's end, and all that it was told."""
-    told = list(before)
-    while not isinstance(level := search_step(aim, told), SloLevel):
+    results = list(before)
+    while not isinstance(level := search_step(aim, results), SloLevel):
         assert aim.least <= level <= aim.most
-        assert len(told) - len(before) < aim.most_runs
+        assert len(results) - len(before) < aim.most_runs
         result = meets(level)
-        told.append(LevelResult(level, result, invalid_because="a reason" if result is None else None))
-    return level, told
+        results.append(LevelResult(level, result, invalid_because="a reason" if result is None else None))
+    return level, results
 
 
 def whole(most: int = 256, resolution: float = 0.05, most_runs: int = 40) -> Aim:
@@ -95,18 +95,18 @@ def runs_needed(span: float, resolution: float) -> float:
 )
 def test_the_most_clients_are_found_to_within_a_step(most: int, threshold: int, resolution: float, measured: set[int]) -> None:
     before = [LevelResult(clients, clients <= threshold, is_new=False) for clients in measured]
-    found, told = played(whole(most, resolution), lambda clients: clients <= threshold, before)
-    assert len(told) - len(before) <= runs_needed(most, resolution)
+    level, results = played(whole(most, resolution), lambda clients: clients <= threshold, before)
+    assert len(results) - len(before) <= runs_needed(most, resolution)
     if threshold == 0:
-        assert found.invalid_because == "even 1 client missed the SLO"
+        assert level.invalid_because == "even 1 client missed the SLO"
     elif threshold >= most:
-        assert (found.value, found.note) == (
+        assert (level.value, level.note) == (
             most,
             f"{most} client{'s' * (most > 1)} met the SLO, the most that were tried: more may meet it too",
         )
     else:
-        assert found.value is not None
-        assert threshold - max(1, resolution * found.value) < found.value <= threshold
+        assert level.value is not None
+        assert threshold - max(1, resolution * level.value) < level.value <= threshold
 
 
 @given(
@@ -115,10 +115,10 @@ def test_the_most_clients_are_found_to_within_a_step(most: int, threshold: int, 
     resolution=st.sampled_from([0.01, 0.05, 0.2, 0.5]),
 )
 def test_the_highest_rate_is_found_to_within_a_step(threshold: float, first: float, resolution: float) -> None:
-    found, told = played(rates(first, resolution), lambda rate: rate <= threshold)
-    assert found.value is not None
-    assert threshold / (1 + resolution) * (1 - 1e-3) <= found.value <= threshold
-    assert len(told) <= runs_needed(threshold / first, resolution)
+    level, results = played(rates(first, resolution), lambda rate: rate <= threshold)
+    assert level.value is not None
+    assert threshold / (1 + resolution) * (1 - 1e-3) <= level.value <= threshold
+    assert len(results) <= runs_needed(threshold / first, resolution)
 
 
 @settings(max_examples=300)
@@ -126,45 +126,45 @@ def test_the_highest_rate_is_found_to_within_a_step(threshold: float, first: flo
 def test_no_answers_lead_to_a_level_that_was_not_confirmed(data: st.DataObject, most_runs: int, is_whole: bool) -> None:
     """Whatever the answers, also those that contradict each other."""
     aim = whole(64, most_runs=most_runs) if is_whole else rates(8.0, most_runs=most_runs)
-    found, told = played(aim, lambda _: data.draw(st.sampled_from([True, True, False, False, None])))
-    assert len(told) <= most_runs
-    shuffled = data.draw(st.permutations(told))
-    assert search_step(aim, shuffled).model_copy(update={"invalid_because": None}) == found.model_copy(  # type: ignore[union-attr]  # both are found
+    level, results = played(aim, lambda _: data.draw(st.sampled_from([True, True, False, False, None])))
+    assert len(results) <= most_runs
+    shuffled = data.draw(st.permutations(results))
+    assert search_step(aim, shuffled).model_copy(update={"invalid_because": None}) == level.model_copy(  # type: ignore[union-attr]  # both are found
         update={"invalid_because": None}
     )
-    if found.value is not None:
-        at = [each.meets for each in told if each.level == found.value]
+    if level.value is not None:
+        at = [each.meets for each in results if each.level == level.value]
         assert at.count(True) >= 2
         assert False not in at
-        missed = [each.level for each in told if each.meets is False and each.level > found.value]
-        assert not missed or f"{min(missed):g} missed it" in found.note
+        missed = [each.level for each in results if each.meets is False and each.level > level.value]
+        assert not missed or f"{min(missed):g} missed it" in level.note
 
 
 def test_a_bracket_of_the_curve_saves_runs() -> None:
     before = [LevelResult(32, True, is_new=False), LevelResult(40, False, is_new=False)]
-    found, told = played(whole(), lambda clients: clients <= 35, before)
-    assert [each.level for each in told[2:]] == [36, 34, 35, 35]
-    assert found == SloLevel(value=35, note="35 clients met the SLO, 36 missed it")
+    level, results = played(whole(), lambda clients: clients <= 35, before)
+    assert [each.level for each in results[2:]] == [36, 34, 35, 35]
+    assert level == SloLevel(value=35, note="35 clients met the SLO, 36 missed it")
 
 
 def test_what_misses_when_it_is_confirmed_is_no_answer() -> None:
     lucky = iter([False])
-    found, told = played(
+    level, results = played(
         whole(32), lambda clients: clients <= 16 and (clients < 16 or next(lucky, False)), [LevelResult(16, True, False)]
     )
-    assert found.value == 15
-    assert [each.level for each in told].count(16) == 2
-    assert found.note == "15 clients met the SLO, 16 missed it"
+    assert level.value == 15
+    assert [each.level for each in results].count(16) == 2
+    assert level.note == "15 clients met the SLO, 16 missed it"
 
 
-def test_out_of_runs_the_bracket_is_told() -> None:
-    found, told = played(whole(most_runs=9), lambda clients: clients <= 100)
-    assert [each.level for each in told] == [1, 2, 4, 8, 16, 32, 64, 64, 128]
-    assert found == SloLevel(value=64, note="64 clients met the SLO, 128 missed it; 9 runs were not enough to come nearer")
+def test_out_of_runs_the_bracket_is_reported() -> None:
+    level, results = played(whole(most_runs=9), lambda clients: clients <= 100)
+    assert [each.level for each in results] == [1, 2, 4, 8, 16, 32, 64, 64, 128]
+    assert level == SloLevel(value=64, note="64 clients met the SLO, 128 missed it; 9 runs were not enough to come nearer")
 
 
 @pytest.mark.parametrize(
-    ("most_runs", "answers", "told"),
+    ("most_runs", "answers", "message"),
     [
         (1, [True], "1 runs were not enough: 1 client met the SLO in one run, which nothing confirmed"),
         (2, [True, False], "even 1 client missed the SLO"),
@@ -174,17 +174,17 @@ def test_out_of_runs_the_bracket_is_told() -> None:
         (1, [None], "1 runs were not enough: none was valid"),
     ],
 )
-def test_without_enough_there_is_no_answer(most_runs: int, answers: list[bool | None], told: str) -> None:
+def test_without_enough_there_is_no_answer(most_runs: int, answers: list[bool | None], message: str) -> None:
     results = iter(answers)
-    found, _ = played(whole(most_runs=most_runs), lambda _: next(results))
-    assert found == SloLevel(invalid_because=told)
+    level, _ = played(whole(most_runs=most_runs), lambda _: next(results))
+    assert level == SloLevel(invalid_because=message)
 
 
 def test_an_invalid_run_is_made_once_more() -> None:
     answers = iter([None, True])
-    found, told = played(whole(1), lambda _: next(answers, True))
-    assert [each.meets for each in told] == [None, True, True]
-    assert found.value == 1
+    level, results = played(whole(1), lambda _: next(answers, True))
+    assert [each.meets for each in results] == [None, True, True]
+    assert level.value == 1
 
 
 # The curve
@@ -201,14 +201,14 @@ def test_the_front_is_what_nothing_betters(points: list[tuple[float, float]]) ->
 
 def test_the_curve_is_that_of_the_server(tmp_path: Path) -> None:
     server, plan = Capacity(0.01, 0.001, slots=16), plan_of({}, gpus=2, concurrencies=[1, 4, 16, 32])
-    found = swept(server, plan, tmp_path)
-    assert [point.clients for point in found.curve] == [1, 4, 16, 32]
-    for point in found.curve:
+    sweep = swept(server, plan, tmp_path)
+    assert [point.clients for point in sweep.curve] == [1, 4, 16, 32]
+    for point in sweep.curve:
         step_s = 0.01 + 0.001 * min(point.clients, 16)
         assert point.tok_s_per_user == pytest.approx(1 / step_s, rel=0.01)
         assert point.output_tok_s_per_gpu == pytest.approx(min(point.clients, 16) / step_s / 2, rel=0.02)
-    assert [point.is_on_front for point in found.curve[:2]] == [True, True]
-    assert (found.curve_problems, found.concurrency, found.request_rate, sweep_measurements(found, plan)) == (
+    assert [point.is_on_front for point in sweep.curve[:2]] == [True, True]
+    assert (sweep.curve_problems, sweep.concurrency, sweep.request_rate, sweep_measurements(sweep, plan)) == (
         [],
         None,
         None,
@@ -219,55 +219,55 @@ def test_the_curve_is_that_of_the_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_users_speed_does_not_follow_from_what_was_read_at_once(tmp_path: Path, first: int) -> None:
     """Of three gaps."""
-    found = swept(Capacity(change=lambda result: read_at_once(result, first)), plan_of({}, concurrencies=[4]), tmp_path)
-    assert [point.tok_s_per_user for point in found.curve] == [pytest.approx(1 / 0.014, rel=0.01)]
-    assert ("itl_p50_ms" in found.points[-1].untold) == (first > 0)
+    sweep = swept(Capacity(change=lambda result: read_at_once(result, first)), plan_of({}, concurrencies=[4]), tmp_path)
+    assert [point.tok_s_per_user for point in sweep.curve] == [pytest.approx(1 / 0.014, rel=0.01)]
+    assert ("itl_p50_ms" in sweep.points[-1].untold) == (first > 0)
 
 
 def test_a_point_whose_replies_came_in_one_piece_has_no_speed_and_says_so(tmp_path: Path) -> None:
     server = Capacity(change=lambda result: read_at_once(result, 3))
-    found = swept(server, plan_of(SLO, search=["concurrency"], concurrencies=[4], min_duration_s=1.0), tmp_path)
-    assert found.curve == []
-    (told,) = found.curve_problems
-    assert told.startswith("4 clients: 0 of ")
-    assert "the others came in one read: give the client a core" in told
+    sweep = swept(server, plan_of(SLO, search=["concurrency"], concurrencies=[4], min_duration_s=1.0), tmp_path)
+    assert sweep.curve == []
+    (message,) = sweep.curve_problems
+    assert message.startswith("4 clients: 0 of ")
+    assert "the others came in one read: give the client a core" in message
     # Its other figures are there, and what is searched by them is found.
-    measured = next(point for point in found.points if point.asked.level == 4 and point.figures)
+    measured = next(point for point in sweep.points if point.asked.level == 4 and point.figures)
     assert measured.figures["request_throughput_req_s"] == pytest.approx(4 / 0.014 / TOKENS, rel=0.02)
-    assert found.concurrency is not None
-    assert found.concurrency.value == 20
+    assert sweep.concurrency is not None
+    assert sweep.concurrency.value == 20
 
 
 @pytest.mark.parametrize("name", ["tpot_p50_ms", "itl_p50_ms"])
 def test_an_slo_on_the_time_between_tokens_is_not_met_by_reading_them_at_once(tmp_path: Path, name: str) -> None:
     server = Capacity(change=lambda result: read_at_once(result | {"request_goodput": result["request_throughput"]}, 3))
-    found = swept(server, plan_of({name: 1.0}, search=["concurrency"]), tmp_path).concurrency
-    assert found is not None
-    assert found.value is None
-    assert re.search("read at once|came in one read", found.invalid_because or "")
+    level = swept(server, plan_of({name: 1.0}, search=["concurrency"]), tmp_path).concurrency
+    assert level is not None
+    assert level.value is None
+    assert re.search("read at once|came in one read", level.invalid_because or "")
 
 
-def test_a_point_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_point_that_is_missing_is_reported(tmp_path: Path) -> None:
     plan = plan_of({}, concurrencies=[1, 4])
     swept(Capacity(), plan, tmp_path)
     for folder in tmp_path.glob("concurrency-4*"):
         shutil.rmtree(folder)
-    found = parse_sweep(tmp_path, plan)
-    assert [point.clients for point in found.curve] == [1]
-    assert found.curve_problems == ["4 clients: they were not measured"]
+    sweep = parse_sweep(tmp_path, plan)
+    assert [point.clients for point in sweep.curve] == [1]
+    assert sweep.curve_problems == ["4 clients: they were not measured"]
     assert next_step(plan, read_points(tmp_path, plan)) == ("curve", 4)
 
 
 def test_too_short_a_point_is_run_once_more_by_its_rate(tmp_path: Path) -> None:
     plan = plan_of({}, concurrencies=[2])
     server = Capacity()
-    found = swept(server, plan, tmp_path)
-    first, second = found.points
+    sweep = swept(server, plan, tmp_path)
+    first, second = sweep.points
     assert (first.folder, second.folder) == ("concurrency-2", "concurrency-2-again")
     assert first.invalid_because == "it lasted 0.2 s, under min_duration_s 4: use more num_prompts"
     assert second.figures
     assert [load.num_prompts for load, _ in server.runs] == [10, math.ceil(1.25 * 4 * 2 / (4 * 0.012))]
-    assert found.curve_problems == []
+    assert sweep.curve_problems == []
 
 
 # Both searches, on servers whose capacity a grid shows
@@ -309,10 +309,10 @@ def test_the_most_clients_agree_with_a_grid(tmp_path: Path) -> None:
         server, slo, most = a_server(seed)
         curve_at = random.Random(seed).choice([[], [1, 4, 16], [8], [32]])
         plan = plan_of(slo, search=["concurrency"], concurrencies=curve_at, most_runs=20)
-        found = swept(server, plan, tmp_path / str(seed)).concurrency
-        assert found is not None
-        assert found.value is not None, (seed, found)
-        assert abs(found.value - most) <= max(1, 0.05 * most), (seed, slo, most, found)
+        level = swept(server, plan, tmp_path / str(seed)).concurrency
+        assert level is not None
+        assert level.value is not None, (seed, level)
+        assert abs(level.value - most) <= max(1, 0.05 * most), (seed, slo, most, level)
 
 
 def test_with_noise_the_most_clients_agree_with_a_grid_most_of_the_time(tmp_path: Path) -> None:
@@ -323,9 +323,9 @@ def test_with_noise_the_most_clients_agree_with_a_grid_most_of_the_time(tmp_path
         server, most = Capacity(chance.uniform(0.005, 0.02), chance.uniform(0.001, 0.003)), chance.randint(2, 30)
         slo = {"tpot_p50_ms": (at_clients(server, most, "tpot_p50_ms") + at_clients(server, most + 1, "tpot_p50_ms")) / 2}
         server.noise = 0.05
-        found = swept(server, plan_of(slo, search=["concurrency"], concurrencies=[4, 16]), tmp_path / str(seed)).concurrency
-        assert found is not None
-        near += found.value is not None and abs(found.value - most) <= max(1, 0.05 * most)
+        level = swept(server, plan_of(slo, search=["concurrency"], concurrencies=[4, 16]), tmp_path / str(seed)).concurrency
+        assert level is not None
+        near += level.value is not None and abs(level.value - most) <= max(1, 0.05 * most)
     assert near >= 13
 
 
@@ -339,10 +339,10 @@ def test_the_highest_rate_agrees_with_a_grid_most_of_the_time(tmp_path: Path) ->
         while at_rate(server, highest * 1.03, name) <= bound:
             highest *= 1.03
         plan = plan_of(slo, search=["request_rate"], concurrencies=[16], resolution=0.1, min_duration_s=10.0)
-        found = swept(server, plan, tmp_path / str(seed)).request_rate
-        assert found is not None
-        near += found.value is not None and highest / 1.13 <= found.value <= highest * 1.13
-        assert (found.value or 0) <= highest * 1.13
+        level = swept(server, plan, tmp_path / str(seed)).request_rate
+        assert level is not None
+        near += level.value is not None and highest / 1.13 <= level.value <= highest * 1.13
+        assert (level.value or 0) <= highest * 1.13
     assert near >= 3
 
 
@@ -370,11 +370,11 @@ def test_a_rate_above_capacity_is_recognized(share: float) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.7])
 def test_a_rate_below_capacity_has_a_window_with_half_of_its_requests(share: float) -> None:
     for seed in range(20):
-        found = find_open(sent(SMALL, 100 * share, seed=seed))
-        assert 300 <= found.count < 600
-        assert found.count / found.length_s == pytest.approx(100 * share, rel=0.2)
-        ended = found.requests.starts[: found.last] + found.requests.latencies[: found.last]
-        assert max(ended) <= found.requests.starts[-1]
+        window = find_open(sent(SMALL, 100 * share, seed=seed))
+        assert 300 <= window.count < 600
+        assert window.count / window.length_s == pytest.approx(100 * share, rel=0.2)
+        ended = window.requests.starts[: window.last] + window.requests.latencies[: window.last]
+        assert max(ended) <= window.requests.starts[-1]
 
 
 def test_long_requests_are_no_overload() -> None:
@@ -391,12 +391,12 @@ def test_long_requests_are_no_overload() -> None:
 
 
 def test_a_rate_needs_the_starts() -> None:
-    told = sent(SMALL, 30.0)
+    message = sent(SMALL, 30.0)
     with pytest.raises(UnsteadyError, match="does not record when each request started"):
-        find_open(Requests(told.starts, told.ttfts, told.gaps, told.inputs, told.outputs, rebuilt=True))
+        find_open(Requests(message.starts, message.ttfts, message.gaps, message.inputs, message.outputs, rebuilt=True))
     for start in (math.nan, math.inf, 0.0):
         with pytest.raises(UnsteadyError, match="are no times"):
-            find_open(Requests(np.full(600, start), told.ttfts, told.gaps, told.inputs, told.outputs))
+            find_open(Requests(np.full(600, start), message.ttfts, message.gaps, message.inputs, message.outputs))
 
 
 # What is read from files
@@ -422,15 +422,15 @@ def by_metric(folder: Path, plan: SweepPlan = PLAN) -> dict[str, Measurement]:
 
 
 def test_the_measurements_are_those_at_the_concurrency_found(measured: Path) -> None:
-    found, clients = by_metric(measured), 20
+    rows, clients = by_metric(measured), 20
     # Of 20 clients four steps take 120 ms, of 21 they take 124.
-    assert found["slo_concurrency_req"].value == clients
-    assert found["slo_concurrency_req"].source == "sweep/: 20 clients met the SLO, 21 missed it"
-    assert found["slo_goodput_req_s"].value == pytest.approx(clients / 0.12, rel=0.01)
-    assert found["slo_cost_usd_mtok"].value == pytest.approx(2 * 3.6 / 3600 / (clients / 0.03) * 1e6, rel=0.01)
-    assert found["slo_cost_usd_mtok"].unit == "usd/Mtok"
-    assert all(each.traced_to and each.sample_count for each in found.values())
-    assert found["slo_concurrency_req"].traced_to == [
+    assert rows["slo_concurrency_req"].value == clients
+    assert rows["slo_concurrency_req"].source == "sweep/: 20 clients met the SLO, 21 missed it"
+    assert rows["slo_goodput_req_s"].value == pytest.approx(clients / 0.12, rel=0.01)
+    assert rows["slo_cost_usd_mtok"].value == pytest.approx(2 * 3.6 / 3600 / (clients / 0.03) * 1e6, rel=0.01)
+    assert rows["slo_cost_usd_mtok"].unit == "usd/Mtok"
+    assert all(each.traced_to and each.sample_count for each in rows.values())
+    assert rows["slo_concurrency_req"].traced_to == [
         "sweep/concurrency-20/bench-1.json:1",
         "sweep/concurrency-20-again/bench-1.json:1",
     ]
@@ -464,13 +464,13 @@ def test_a_missing_or_cut_file_leaves_no_number(folder: Path, name: str, share: 
     path.unlink()
     if share is not None:
         path.write_text(text[: int(len(text) * share)])
-    found = by_metric(folder)
+    rows = by_metric(folder)
     for metric in ("slo_concurrency_req", "slo_goodput_req_s", "slo_cost_usd_mtok"):
-        assert found[metric].value is None
+        assert rows[metric].value is None
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "null"])
-def test_points_that_cannot_be_told_apart_leave_no_number(folder: Path, text: str | None) -> None:
+def test_points_that_cannot_be_distinguished_leave_no_number(folder: Path, text: str | None) -> None:
     path = folder / "concurrency-4" / ASKED
     path.unlink()
     if text is not None:
@@ -485,7 +485,7 @@ def test_no_files_at_all_leave_no_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"failed": 1}, "1 failed"),
         ({"duration": math.nan}, "it lasted nan s"),
@@ -495,20 +495,20 @@ def test_no_files_at_all_leave_no_number(tmp_path: Path) -> None:
         ({"request_rate": 7.0}, "bench had request_rate 7.0"),
     ],
 )
-def test_bad_runs_leave_no_number(tmp_path: Path, fields: Document, told: str) -> None:
+def test_bad_runs_leave_no_number(tmp_path: Path, fields: Document, message: str) -> None:
     server = Capacity(change=lambda result: result | fields)
-    found = swept(server, PLAN, tmp_path)
-    assert all(told in (point.invalid_because or "") for point in found.points)
-    assert found.curve == []
-    assert [each.value for each in sweep_measurements(found, PLAN)] == [None] * 4
+    sweep = swept(server, PLAN, tmp_path)
+    assert all(message in (point.invalid_because or "") for point in sweep.points)
+    assert sweep.curve == []
+    assert [each.value for each in sweep_measurements(sweep, PLAN)] == [None] * 4
     # Two at each of the curve's points, and two of the search over concurrency; that over the rate has nothing to begin with.
     assert len(server.runs) == 6
 
 
 def test_preemptions_leave_no_number(tmp_path: Path) -> None:
-    found = swept(Capacity(preemptions=2), PLAN, tmp_path)
-    assert {each.value for each in sweep_measurements(found, PLAN)} == {None}
-    assert "2 preemptions" in str(found.concurrency)
+    sweep = swept(Capacity(preemptions=2), PLAN, tmp_path)
+    assert {each.value for each in sweep_measurements(sweep, PLAN)} == {None}
+    assert "2 preemptions" in str(sweep.concurrency)
 
 
 # What was watched
@@ -549,57 +549,57 @@ class Observed:
             with (self.serve / name).open("a") as file:
                 file.write(f"{sample.model_dump_json()}\n")
 
-    def found(self) -> SloLevel:
+    def level(self) -> SloLevel:
         measure_sweep(self.run, WATCHED, self.stage)
-        found = parse_sweep(self.stage, WATCHED).concurrency
-        assert found is not None
-        return found
+        level = parse_sweep(self.stage, WATCHED).concurrency
+        assert level is not None
+        return level
 
 
 def test_a_sweep_that_was_watched_finds_the_same(tmp_path: Path) -> None:
-    assert Observed(tmp_path, lambda _: False).found().value == 20
+    assert Observed(tmp_path, lambda _: False).level().value == 20
 
 
 def test_requests_that_wait_are_what_a_search_looks_for(tmp_path: Path) -> None:
-    assert Observed(tmp_path, lambda _: False, waiting=12.0).found().value == 20
+    assert Observed(tmp_path, lambda _: False, waiting=12.0).level().value == 20
 
 
 def test_a_run_that_nobody_watched_is_no_answer(tmp_path: Path) -> None:
     observed = Observed(tmp_path, lambda load: load.max_concurrency == 20)
-    found = observed.found()
-    assert found.value is None
-    assert "2 runs at 20 clients were invalid" in (found.invalid_because or "")
-    assert "the server's metrics were read only 0 of" in (found.invalid_because or "")
+    level = observed.level()
+    assert level.value is None
+    assert "2 runs at 20 clients were invalid" in (level.invalid_because or "")
+    assert "the server's metrics were read only 0 of" in (level.invalid_because or "")
     blind = [point for point in read_points(observed.stage, WATCHED) if point.asked.level == 20]
     assert [point.meets_slo for point in blind] == [None, None]
 
 
 def test_samples_that_were_lost_afterwards_leave_no_number(tmp_path: Path) -> None:
     observed = Observed(tmp_path, lambda _: False)
-    assert observed.found().value == 20
+    assert observed.level().value == 20
     (observed.serve / SCRAPES).unlink()
-    told = parse_sweep(observed.stage, WATCHED).concurrency
-    assert "what was watched during the load cannot be read" in str(told)
+    level = parse_sweep(observed.stage, WATCHED).concurrency
+    assert "what was watched during the load cannot be read" in str(level)
 
 
 def test_a_client_of_which_nothing_is_known_leaves_no_number(tmp_path: Path) -> None:
-    found = swept(Capacity(), WATCHED, tmp_path / "sweep").concurrency
-    assert "it is not known when its client was busy" in str(found)
+    level = swept(Capacity(), WATCHED, tmp_path / "sweep").concurrency
+    assert "it is not known when its client was busy" in str(level)
 
 
 def test_a_limit_beside_the_rate_leaves_no_rate(tmp_path: Path) -> None:
     server = Capacity(change=lambda result: result | ({} if result["request_rate"] == "inf" else {"max_concurrency": 1}))
     measure_sweep(server.run, PLAN, tmp_path)
-    found = by_metric(tmp_path)
-    assert found["slo_concurrency_req"].value is not None
-    assert "bench had max_concurrency 1, not None" in (found["slo_request_rate_req_s"].invalid_because or "")
+    rows = by_metric(tmp_path)
+    assert rows["slo_concurrency_req"].value is not None
+    assert "bench had max_concurrency 1, not None" in (rows["slo_request_rate_req_s"].invalid_because or "")
 
 
 def test_replies_of_one_token_do_not_meet_a_bound_on_their_speed(tmp_path: Path) -> None:
     plan = plan_of({"tpot_p50_ms": 1.0}, search=["concurrency"], min_duration_s=0.5)
     plan = plan.model_copy(update={"load": LOAD.model_copy(update={"output_len": 1})})
-    found = swept(Capacity(), plan, tmp_path)
-    assert "its replies show no tpot_p50_ms" in str(found.concurrency)
+    level = swept(Capacity(), plan, tmp_path)
+    assert "its replies show no tpot_p50_ms" in str(level.concurrency)
 
 
 def test_a_load_that_was_changed_afterwards_leaves_no_number(folder: Path) -> None:

@@ -41,17 +41,17 @@ def set_values(folder: Path, since: int, **values: float) -> None:
 
 
 def first_values(folder: Path) -> Document:
-    found: Document = json.loads((folder / SCRAPES).read_text().splitlines()[0])["values"]
-    return found
+    document: Document = json.loads((folder / SCRAPES).read_text().splitlines()[0])["values"]
+    return document
 
 
 def of_enough(folder: Path, clients: int = CLIENTS, max_num_seqs: int | None = 32) -> list[str]:
     return problems(folder, *ENOUGH, clients, max_num_seqs)
 
 
-def the_one(found: list[str]) -> str:
-    assert len(found) == 1, found
-    return found[0]
+def the_one(reason: list[str]) -> str:
+    assert len(reason) == 1, reason
+    return reason[0]
 
 
 def test_a_real_load_without_a_queue_counts(folder: Path) -> None:
@@ -65,9 +65,9 @@ def test_a_real_load_that_has_to_wait_counts_where_that_was_planned() -> None:
 
 
 def test_a_real_queue_counts_against_a_load_that_should_not_have_one() -> None:
-    told = the_one(problems(CAPTURED / "queued", *QUEUED, CLIENTS, 16))
-    assert told.startswith("on average 72% of the requests in the server waited, although 16 clients are no more than its")
-    assert "max-num-seqs 16: raise max-num-batched-tokens or gpu-memory-utilization" in told
+    reason = the_one(problems(CAPTURED / "queued", *QUEUED, CLIENTS, 16))
+    assert reason.startswith("on average 72% of the requests in the server waited, although 16 clients are no more than its")
+    assert "max-num-seqs 16: raise max-num-batched-tokens or gpu-memory-utilization" in reason
 
 
 def test_a_wave_that_one_sample_sees_waiting_is_no_queue(folder: Path) -> None:
@@ -83,7 +83,7 @@ def seen(line: Document, **counts: float) -> Document:
 @pytest.mark.parametrize(("waiting", "is_queue"), [(1, False), (2, True)])
 def test_a_tenth_may_wait(waiting: int, is_queue: bool, folder: Path) -> None:
     change(folder / SCRAPES, lambda _, line: seen(line, running=15, waiting=waiting))
-    assert [told.partition(" of the")[0] for told in of_enough(folder)] == (["on average 12%"] if is_queue else [])
+    assert [reason.partition(" of the")[0] for reason in of_enough(folder)] == (["on average 12%"] if is_queue else [])
 
 
 def with_gpu(folder: Path, at: int, **changes: object) -> None:
@@ -110,15 +110,15 @@ def test_the_power_limit_is_only_noted(folder: Path) -> None:
 )
 def test_a_gpu_that_tells_nothing_may_have_been_slowed_down(changes: Document, why: str, folder: Path) -> None:
     with_gpu(folder, -1, **changes)
-    told = the_one(of_enough(folder))
-    assert told.startswith("GPU 0 was read only 0 of 20 times (")
-    assert why in told
+    reason = the_one(of_enough(folder))
+    assert reason.startswith("GPU 0 was read only 0 of 20 times (")
+    assert why in reason
 
 
-def test_scrapes_that_failed_are_counted_and_told(folder: Path) -> None:
+def test_scrapes_that_failed_are_counted_and_reported(folder: Path) -> None:
     change(folder / SCRAPES, lambda n, line: {"time": line["time"], "error": "ReadTimeout: timed out"} if n >= 1 else line)
-    told = the_one(of_enough(folder))
-    assert told.startswith("the server's metrics were read only 1 of 20 times (ReadTimeout: timed out): see what slows")
+    reason = the_one(of_enough(folder))
+    assert reason.startswith("the server's metrics were read only 1 of 20 times (ReadTimeout: timed out): see what slows")
 
 
 def test_a_tenth_of_the_scrapes_is_enough(folder: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_tenth_of_the_scrapes_is_enough(folder: Path) -> None:
     assert of_enough(folder) == []
 
 
-def test_a_machine_that_was_not_looked_at_is_told(folder: Path) -> None:
+def test_a_machine_that_was_not_looked_at_is_reported(folder: Path) -> None:
     change(folder / HOST_SAMPLES, lambda n, line: line if n < 1 else None)
     assert the_one(of_enough(folder)).startswith("the machine was looked at only 1 of 20 times")
 
@@ -134,13 +134,13 @@ def test_a_machine_that_was_not_looked_at_is_told(folder: Path) -> None:
 def test_a_machine_with_gpus_is_looked_at_more_often(folder: Path) -> None:
     with_gpu(folder, -1, clock_reasons=[])
     change(folder / HOST_SAMPLES, lambda n, line: line if n < 9 else None)
-    found = of_enough(folder)
-    assert found[0].startswith("the machine was looked at only 9 of 20 times")
+    reasons = of_enough(folder)
+    assert reasons[0].startswith("the machine was looked at only 9 of 20 times")
 
 
 def test_a_load_at_another_time_was_not_watched(folder: Path) -> None:
-    found = problems(folder, ENOUGH[0] + 3600, ENOUGH[1] + 3600, CLIENTS, 32)
-    assert [told.partition(": see")[0] for told in found] == [
+    reasons = problems(folder, ENOUGH[0] + 3600, ENOUGH[1] + 3600, CLIENTS, 32)
+    assert [message.partition(": see")[0] for message in reasons] == [
         "the server's metrics were read only 0 of 20 times",
         "the machine was looked at only 0 of 20 times",
     ]
@@ -173,24 +173,24 @@ def test_values_of_several_engines_are_added_and_the_fullest_cache_counts() -> N
 
 
 def test_the_course_of_a_real_load(folder: Path) -> None:
-    found = series(folder, *ENOUGH)
-    assert found.time_s[0] == 0
-    assert found.time_s == sorted(found.time_s)
-    assert found.running[3:6] == [16.0, 16.0, 0.0]
-    assert set(found.waiting) == {0.0}
-    assert found.kv_cache_usage[3] == 0.009770992366412212
-    assert found.output_tok_s[0] is None
+    course = series(folder, *ENOUGH)
+    assert course.time_s[0] == 0
+    assert course.time_s == sorted(course.time_s)
+    assert course.running[3:6] == [16.0, 16.0, 0.0]
+    assert set(course.waiting) == {0.0}
+    assert course.kv_cache_usage[3] == 0.009770992366412212
+    assert course.output_tok_s[0] is None
     scrapes = read_watched(folder).scrapes
     rate = (scrapes[4].values[TOKENS] - scrapes[3].values[TOKENS]) / (scrapes[4].time - scrapes[3].time)
-    assert found.output_tok_s[4] == rate
-    assert len({len(values) for values in found.model_dump().values()}) == 1
+    assert course.output_tok_s[4] == rate
+    assert len({len(values) for values in course.model_dump().values()}) == 1
 
 
 def test_a_failed_scrape_is_a_gap_in_the_course(folder: Path) -> None:
     change(folder / SCRAPES, lambda n, line: {"time": line["time"], "error": "gone"} if n == 4 else line)
-    found = series(folder)
-    assert (found.running[4], found.kv_cache_usage[4]) == (None, None)
-    assert [value is None for value in found.output_tok_s[:8]] == [True, False, False, False, True, True, False, False]
+    course = series(folder)
+    assert (course.running[4], course.kv_cache_usage[4]) == (None, None)
+    assert [value is None for value in course.output_tok_s[:8]] == [True, False, False, False, True, True, False, False]
 
 
 def test_a_count_that_goes_back_makes_no_rate(folder: Path) -> None:
@@ -204,17 +204,17 @@ def test_a_course_of_nothing_is_empty(folder: Path) -> None:
 
 def paths(svg: str) -> list[str]:
     """The charts' lines, without the axes and the legend. It is well-formed, or this raises."""
-    found = ElementTree.fromstring(svg)  # noqa: S314  (our own text)
-    every = [path.get("d") or "" for path in found.findall("{http://www.w3.org/2000/svg}path")]
+    drawing = ElementTree.fromstring(svg)  # noqa: S314  (our own text)
+    every = [path.get("d") or "" for path in drawing.findall("{http://www.w3.org/2000/svg}path")]
     return every[1 : 1 + len(every) // 2]
 
 
 def test_a_chart_of_a_real_load() -> None:
-    found = series(CAPTURED / "queued", *QUEUED)
-    svg = chart("requests", "req", found.time_s, {"running": found.running, "waiting": found.waiting})
+    course = series(CAPTURED / "queued", *QUEUED)
+    svg = chart("requests", "req", course.time_s, {"running": course.running, "waiting": course.waiting})
     running, waiting = paths(svg)
     assert running.startswith("M56 136L")
-    assert running.count("L") == waiting.count("L") == len(found.time_s) - 1
+    assert running.count("L") == waiting.count("L") == len(course.time_s) - 1
     # 12 waited at most, at the top; the end is at the right.
     assert " 24L" in waiting
     assert waiting.split("L")[-1].startswith("632 ")

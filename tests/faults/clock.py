@@ -33,7 +33,7 @@ def jumping(file: Path) -> Mapping[str, str]:
 
 
 def environment(*others: Mapping[str, str]) -> dict[str, str]:
-    found = dict(os.environ)
+    variables = dict(os.environ)
     for other in others:
-        found |= other
-    return found
+        variables |= other
+    return variables

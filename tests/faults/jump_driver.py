@@ -34,8 +34,8 @@ def lasts(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def client(*told: str) -> None:
-    used = Watch(offset_from(*told))
+def client(*message: str) -> None:
+    used = Watch(offset_from(*message))
     print("asks", flush=True)
     lasts(2 * HALF_S)
     print(json.dumps(used.ended()))

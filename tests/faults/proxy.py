@@ -86,9 +86,9 @@ class _Passing(BaseHTTPRequestHandler):
         connection.request(self.command, self.path, body, headers)
         got = connection.getresponse()
         content = got.read()
-        told = {name: value for name, value in got.getheaders() if name.lower() not in ("connection", "transfer-encoding")}
+        fields = {name: value for name, value in got.getheaders() if name.lower() not in ("connection", "transfer-encoding")}
         connection.close()
-        answer = _Answer(got.status, told, content)
+        answer = _Answer(got.status, fields, content)
         if self.command == "GET" and any(part in self.path for part in LISTS):
             answer = self.server.as_seen(self.path, answer, is_stale=fault == "stale")
         if fault == "slow":
@@ -97,9 +97,9 @@ class _Passing(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
             self.close_connection = True
             return
-        status, told, content = answer
-        length = told.get("Content-Length", str(len(content))) if self.command == "HEAD" else str(len(content))
-        self._answer(status, told | {"Content-Length": length}, content[: len(content) // 2] if fault == "cut" else content)
+        status, fields, content = answer
+        length = fields.get("Content-Length", str(len(content))) if self.command == "HEAD" else str(len(content))
+        self._answer(status, fields | {"Content-Length": length}, content[: len(content) // 2] if fault == "cut" else content)
         self.close_connection = fault == "cut"
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:

@@ -152,10 +152,10 @@ class World:
         try:
             self._do(store, step)
         except QualifyError as error:
-            told = bool(error.problem and error.remedy)
+            is_shown = bool(error.problem and error.remedy)
         else:
             return True
-        assert told, step
+        assert is_shown, step
         return False
 
     def _do(self, store: PrunableStore, step: Step) -> None:
@@ -199,12 +199,12 @@ class World:
         for number in (number for number, made in enumerate(RUNS) if made.cell == cell):
             made = RUNS[number]
             try:
-                found = verify(self.store, approval_key(cell, made.run_id), [self.key.public_key], NOW)
+                verified = verify(self.store, approval_key(cell, made.run_id), [self.key.public_key], NOW)
             except (NotApprovedError, CallerError, StoreError):
                 continue
-            assert found.run_id == made.run_id
+            assert verified.run_id == made.run_id
             assert made.passes
-            assert ("approve", number, found.by) in self.begun
+            assert ("approve", number, verified.by) in self.begun
             assert not {("revoke", number), ("reject", number)} & self.finished
         pointer = read_pointer(self.store, cell)
         assert pointer is None or len(pointer.entries) == len({entry.run_id for entry in pointer.entries})

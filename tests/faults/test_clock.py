@@ -27,7 +27,7 @@ from vllm_qualify.publish.stores import open_store
 
 __all__ = ["moto_settings", "moto_url", "no_outer_settings", "radosgw_url"]
 
-TOLD = r"clock: this machine's clock is \d+ s (ahead of|behind) that of the store"
+WRONG_CLOCK = r"clock: this machine's clock is \d+ s (ahead of|behind) that of the store"
 
 
 def ended(home: Path, said: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,13 +41,13 @@ def ended(home: Path, said: Mapping[str, str], *arguments: str) -> subprocess.Co
     )
 
 
-@pytest.mark.parametrize(("said", "told"), [("+2h", "7200 s ahead of"), ("-90s", "90 s behind"), ("+61s", "61 s ahead of")])
-def test_a_wrong_clock_is_told_before_anything_is_started(said: str, told: str, tmp_path: Path, home: Path) -> None:
+@pytest.mark.parametrize(("said", "message"), [("+2h", "7200 s ahead of"), ("-90s", "90 s behind"), ("+61s", "61 s ahead of")])
+def test_a_wrong_clock_is_reported_before_anything_is_started(said: str, message: str, tmp_path: Path, home: Path) -> None:
     recipe = write(small(tmp_path), tmp_path / "mine.yaml")
     engine = {"VLLM_QUALIFY_ENGINE": str(write_engine(tmp_path / "engine"))}
     done = ended(home, {**clock(said), **engine}, "run", str(recipe))
     assert done.returncode == 3, done.stdout + done.stderr
-    assert f"error (the operator must act): clock: this machine's clock is {told} that of the store file://" in done.stderr
+    assert f"error (the operator must act): clock: this machine's clock is {message} that of the store file://" in done.stderr
     assert done.stderr.count("error (") == 1
     assert "remedy: set the clock of this machine" in done.stderr
     assert not list(home.glob("runs/*"))
@@ -81,14 +81,14 @@ def test_the_clock_of_an_s3_store_is_that_of_its_answers(
     assert abs(present(store) - store.now()) < timedelta(seconds=10)
     monkeypatch.setattr(Wrong, "AHEAD", timedelta(minutes=minutes))
     monkeypatch.setattr(stores, "datetime", Wrong)
-    with pytest.raises(HostError, match=TOLD):
+    with pytest.raises(HostError, match=WRONG_CLOCK):
         store.check()
 
 
 @pytest.mark.s3
 @pytest.mark.parametrize("said", ["+2h", "-2h"])
 @pytest.mark.usefixtures("radosgw_url")
-def test_an_s3_store_that_takes_no_request_of_such_a_clock_is_told_alike(said: str) -> None:
+def test_an_s3_store_that_takes_no_request_of_such_a_clock_is_reported_alike(said: str) -> None:
     """The signature of a request is dated, and a server refuses one of another quarter of an hour."""
     code = f"from vllm_qualify.publish.stores import open_store; open_store('s3://{BUCKET}/clock').check()"
     command = [sys.executable, "-c", code]

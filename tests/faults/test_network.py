@@ -56,8 +56,8 @@ def test_what_is_published_over_a_bad_network_is_whole(
             tried += 1
             assert tried < 10, "after 60 requests nothing fails any more"
     monkeypatch.setenv("AWS_ENDPOINT_URL", radosgw_settings["AWS_ENDPOINT_URL"])
-    found = verify(open_store(url), CELL, [key.public_key], NOW)
-    assert found.run_id == RUN
+    verified = verify(open_store(url), CELL, [key.public_key], NOW)
+    assert verified.run_id == RUN
 
 
 def _published(store: Store, folder: Path, key: PrivateKey) -> bool:
@@ -99,35 +99,35 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registries]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_release_is_told_once_over_a_bad_network(seed: int, registry: Registries, tmp_path: Path) -> None:
+def test_every_release_is_reported_once_over_a_bad_network(seed: int, registry: Registries, tmp_path: Path) -> None:
     """A watcher looks again and again, tags appear meanwhile, and the network fails: no release is lost or told twice."""
     faults = random.Random(seed).choices(KINDS, weights=WEIGHTS, k=40)
     store, name = store_in(tmp_path / "store"), f"a/network-{seed}"
     registry.push(name, "v0.30.0", "there before")
     pushed: list[str] = []
-    told: list[str] = []
+    messages: list[str] = []
     with network(f"http://{registry.open}", faults) as between:
         source = ImageSource(name=f"{between.address}/{name}", rule=VersionRule(), recipe="reference")
-        while not _looked(store, source, told):
+        while not _looked(store, source, messages):
             assert between.is_faulty
         for minor in range(31, 37):
             pushed.append(registry.push(name, f"v0.{minor}.0", f"{minor}"))
-            _looked(store, source, told)
+            _looked(store, source, messages)
         while between.is_faulty:
-            _looked(store, source, told)
-        assert _looked(store, source, told)
-    assert sorted(told) == sorted(pushed)
+            _looked(store, source, messages)
+        assert _looked(store, source, messages)
+    assert sorted(messages) == sorted(pushed)
 
 
-def _looked(store: Store, source: ImageSource, told: list[str]) -> bool:
+def _looked(store: Store, source: ImageSource, messages: list[str]) -> bool:
     """Whether the registry answered. What is new is told, as `watch-releases` does."""
     try:
-        found = available_at(source)
+        available = available_at(source)
     except HostError as error:
         if not (error.retry and error.remedy):
             raise
         return False
-    for sighting in known.note_new(store, source, found, NOW, again_after_s=timedelta(days=1).total_seconds()):
-        told.append(sighting.identity)
+    for sighting in known.note_new(store, source, available, NOW, again_after_s=timedelta(days=1).total_seconds()):
+        messages.append(sighting.identity)
         known.emitted(store, source, sighting.key, NOW)
     return True

@@ -49,9 +49,9 @@ def decided(store: Store, run: PublishedRun, key: PrivateKey) -> None:
 def test_the_baseline_that_was_published_last_is_the_newest(store: Store, tmp_path: Path) -> None:
     publish_report(store, tmp_path / "runs", AHEAD, baseline)
     publish_report(store, tmp_path / "runs", AFTER_IT, baseline)
-    found = newest_baseline(store, CELL)
-    assert found is not None
-    assert found.run_id == AFTER_IT
+    newest = newest_baseline(store, CELL)
+    assert newest is not None
+    assert newest.run_id == AFTER_IT
 
 
 def test_an_approval_of_the_later_run_is_not_refused_and_the_earlier_ones_is(
@@ -105,13 +105,13 @@ def test_runs_of_earlier_versions_are_older_and_in_the_order_of_their_ids(
     for run_id in (AHEAD, AFTER_IT):
         publish_report(store, tmp_path / "runs", run_id, baseline)
     without_numbers(store, tmp_path / "store")
-    found = newest_baseline(store, CELL)
-    assert found is not None
-    assert found.run_id == AHEAD
+    newest = newest_baseline(store, CELL)
+    assert newest is not None
+    assert newest.run_id == AHEAD
     fresh = publish_report(store, tmp_path / "runs", "20260314T094000Z-000002", baseline)
-    found = newest_baseline(store, CELL)
-    assert found is not None
-    assert found.run_id == fresh.run_id
+    newest = newest_baseline(store, CELL)
+    assert newest is not None
+    assert newest.run_id == fresh.run_id
     decided(store, fresh, key)
     pointer = read_pointer(store, CELL)
     assert pointer is not None
@@ -124,7 +124,7 @@ def test_no_two_of_sixteen_publishers_get_one_number(real_store: Store) -> None:
     assert sorted(numbers) == list(range(1, 17))
 
 
-def test_a_counter_that_was_changed_by_hand_is_told(store: Store) -> None:
+def test_a_counter_that_was_changed_by_hand_is_reported(store: Store) -> None:
     assert [next_number(store, CELL) for _ in range(3)] == [1, 2, 3]
     store.swap(sequence_key(CELL), b"many", "application/json", store.read(sequence_key(CELL)).tag)
     with pytest.raises(StoreError, match="not a counter") as raised:

@@ -157,9 +157,9 @@ def test_of_many_tags_the_newest_are_looked_at_several_at_a_time() -> None:
         return Answer(headers=HEAD)
 
     with serving(answer) as service:
-        (found,) = releases_in(f"{service.address}/{REPOSITORY}", VersionRule())
+        (release,) = releases_in(f"{service.address}/{REPOSITORY}", VersionRule())
     newest = [f"v0.{minor}.{patch}" for minor in range(39, 34, -1) for patch in range(99, -1, -1)]
-    assert found.tags == newest
+    assert release.tags == newest
     assert len(heads) == NEWEST_TAGS == len(newest)
     assert 2 <= most <= AT_ONCE
 
@@ -177,12 +177,12 @@ def test_of_many_tags_the_newest_are_looked_at_several_at_a_time() -> None:
         b"\xff",
     ],
 )
-def test_what_is_no_list_of_tags_is_told(body: bytes) -> None:
+def test_what_is_no_list_of_tags_is_reported(body: bytes) -> None:
     assert "not a list of tags" in error_of(lambda _: Answer(body=body)).problem
 
 
 @pytest.mark.parametrize("link", ["http://[::1/v2/", "http://a:b:c/", "\x7f://"])
-def test_a_link_that_is_no_address_is_told(link: str) -> None:
+def test_a_link_that_is_no_address_is_reported(link: str) -> None:
     assert error_of(lambda _: tags("v0.32.0", link=link)).kind.startswith("registry-")
 
 
@@ -191,8 +191,8 @@ def test_of_a_link_to_another_port_only_the_path_counts() -> None:
     link = f"http://127.0.0.1:99999999/v2/{REPOSITORY}/tags/list?last=1"
     answers = {"HEAD": Answer(headers=HEAD), "GET": tags("v0.32.0", link=link)}
     with serving(lambda asked: answers[asked.method]) as service:
-        (found,) = releases_in(f"{service.address}/{REPOSITORY}", VersionRule())
-    assert found.tags == ["v0.32.0"]
+        (release,) = releases_in(f"{service.address}/{REPOSITORY}", VersionRule())
+    assert release.tags == ["v0.32.0"]
 
 
 def test_a_number_of_thousands_of_digits_is_no_version() -> None:

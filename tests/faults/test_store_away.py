@@ -49,9 +49,9 @@ def proxy(moto_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         monkeypatch.setenv(name, value)
     # The waits between boto3's own tries, too.
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with Proxy(moto_settings["AWS_ENDPOINT_URL"]).running() as found:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
-        yield found
+    with Proxy(moto_settings["AWS_ENDPOINT_URL"]).running() as running:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
+        yield running
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def when(of: Any, name: str, does: Callable[[], None]) -> AbstractContextManager
     work = getattr(of, name)
 
     def called(*arguments: Any, **named: Any) -> Any:
-        found = work(*arguments, **named)
+        answer = work(*arguments, **named)
         does()
-        return found
+        return answer
 
     return patch.object(of, name, called)
 
@@ -95,9 +95,9 @@ def the_run() -> Run:
 
 
 def stage(run: Run, name: Any) -> StageEvidence:
-    found = run.stage(name)
-    assert found is not None
-    return found
+    finished = run.stage(name)
+    assert finished is not None
+    return finished
 
 
 def assert_published(published: Published, store: str) -> None:
@@ -126,17 +126,17 @@ def test_a_store_that_stays_away_ends_with_one_error_that_says_how_to_publish_la
         qualified(request_)
     run = the_run()
     assert f"publish: {run.id} could not be published: the bucket {BUCKET}" in str(raised.value)
-    told = re.search(r"vllm-qualify (publish \S+ --store \S+)$", raised.value.remedy)
-    assert told, raised.value.remedy
-    assert told[1] == f"publish {run.id} --store {store}"
+    message = re.search(r"vllm-qualify (publish \S+ --store \S+)$", raised.value.remedy)
+    assert message, raised.value.remedy
+    assert message[1] == f"publish {run.id} --store {store}"
     report = (run.folder / "report.json").read_bytes()
 
     proxy.away.clear()
-    done = CliRunner().invoke(app, told[1].split(), catch_exceptions=False)
+    done = CliRunner().invoke(app, message[1].split(), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert (run.folder / "report.json").read_bytes() == report
     assert_published(Published(outcome="passed", passed=True, run=run, page="", manifest=""), store)
-    again = CliRunner().invoke(app, told[1].split(), catch_exceptions=False)
+    again = CliRunner().invoke(app, message[1].split(), catch_exceptions=False)
     assert again.exit_code == 0
 
 
@@ -159,8 +159,8 @@ def test_a_rerun_looks_into_the_folders_of_this_machine_first(proxy: Proxy, requ
         assert not [key for key in listed(proxy, store) if key.startswith("stages/accuracy/")]
         with patch.object(accuracy, "prepare_task", breaks):
             (published,) = qualified(request_)
-    found = {each.stage: each.taken_from for each in published.run.stages()}
-    assert (found["smoke"], found["accuracy"], found["load"]) == (broken.id, broken.id, None)
+    taken_from = {each.stage: each.taken_from for each in published.run.stages()}
+    assert (taken_from["smoke"], taken_from["accuracy"], taken_from["load"]) == (broken.id, broken.id, None)
     assert_published(published, store)
     # Another machine could take it over too: the store has now what it lacked.
     (kept,) = (key for key in open_store(store).keys("stages/accuracy/"))

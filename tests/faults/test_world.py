@@ -59,17 +59,17 @@ def ended(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def assert_one_error(done: subprocess.CompletedProcess[str], told: str, remedy: str) -> None:
+def assert_one_error(done: subprocess.CompletedProcess[str], message: str, remedy: str) -> None:
     assert done.returncode == 3, done.stdout + done.stderr
     assert done.stderr.count("error (the operator must act)") == 1
     assert "Traceback" not in done.stderr
-    assert told in done.stderr
+    assert message in done.stderr
     assert f"remedy: {remedy}" in done.stderr
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b'{"run_id": 7}'])
 @pytest.mark.parametrize("file", ["plan.json", "stages/load.json"])
-def test_a_damaged_file_of_a_run_is_told(file: str, damage: bytes, run: Run) -> None:
+def test_a_damaged_file_of_a_run_is_reported(file: str, damage: bytes, run: Run) -> None:
     (run.folder / file).write_bytes(damage)
     assert_one_error(ended(COMMAND, "rejudge", run.id), f"{run.folder / file}: damaged", "delete the run's folder")
 
@@ -118,19 +118,19 @@ def silent() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_prefect_server_that_never_answers_is_told(command: list[str], silent: int) -> None:
+def test_a_prefect_server_that_never_answers_is_reported(command: list[str], silent: int) -> None:
     url = f"http://127.0.0.1:{silent}/api"
-    told = f"prefect: the server at {url} is not healthy: no answer within 10 s"
+    message = f"prefect: the server at {url} is not healthy: no answer within 10 s"
     done = in_time(command, starting_s(command, **NO_SERVER), PREFECT_API_URL=url)
-    assert_one_error(done, told, "start it, or correct PREFECT_API_URL")
+    assert_one_error(done, message, "start it, or correct PREFECT_API_URL")
 
 
-def test_a_prefect_server_that_is_not_there_is_told(command: list[str]) -> None:
-    told = f"prefect: the server at {NO_SERVER['PREFECT_API_URL']} is not healthy: "
-    assert_one_error(ended(*command, **NO_SERVER), told, "start it, or correct PREFECT_API_URL")
+def test_a_prefect_server_that_is_not_there_is_reported(command: list[str]) -> None:
+    message = f"prefect: the server at {NO_SERVER['PREFECT_API_URL']} is not healthy: "
+    assert_one_error(ended(*command, **NO_SERVER), message, "start it, or correct PREFECT_API_URL")
 
 
-def test_a_database_of_prefect_that_another_process_holds_is_told(command: list[str], home: Path) -> None:
+def test_a_database_of_prefect_that_another_process_holds_is_reported(command: list[str], home: Path) -> None:
     file = home / "prefect" / "prefect.db"
     file.parent.mkdir()
     starts_s = starting_s(command, **NO_SERVER)
@@ -140,7 +140,7 @@ def test_a_database_of_prefect_that_another_process_holds_is_told(command: list[
     assert_one_error(done, f"prefect: Prefect's database {file}: database is locked", "end the process that holds it")
 
 
-def test_a_damaged_database_of_prefect_is_told(command: list[str], home: Path) -> None:
+def test_a_damaged_database_of_prefect_is_reported(command: list[str], home: Path) -> None:
     file = home / "prefect" / "prefect.db"
     file.parent.mkdir()
     file.write_bytes(b"no database" * 1000)
@@ -149,9 +149,9 @@ def test_a_damaged_database_of_prefect_is_told(command: list[str], home: Path) -
 
 
 @pytest.mark.parametrize("folder", ["/proc", "/no/such/folder"])
-def test_a_folder_of_temporary_files_that_cannot_be_written_is_told(folder: str, command: list[str]) -> None:
-    told = f"check: no temporary file can be written in {folder}: No such file or directory"
-    assert_one_error(ended(*command, TMPDIR=folder), told, "free space there and check its permissions, or set TMPDIR")
+def test_a_folder_of_temporary_files_that_cannot_be_written_is_reported(folder: str, command: list[str]) -> None:
+    message = f"check: no temporary file can be written in {folder}: No such file or directory"
+    assert_one_error(ended(*command, TMPDIR=folder), message, "free space there and check its permissions, or set TMPDIR")
 
 
 def in_namespace(kind: str, first: str, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -162,15 +162,15 @@ def in_namespace(kind: str, first: str, *command: str, **environment: str) -> su
     return ended("unshare", "--user", "--map-root-user", kind, "sh", "-c", shell, "sh", *command, **environment)
 
 
-def test_a_full_folder_of_temporary_files_is_told(command: list[str], tmp_path: Path) -> None:
+def test_a_full_folder_of_temporary_files_is_reported(command: list[str], tmp_path: Path) -> None:
     small_disk = tmp_path / "small"
     small_disk.mkdir()
     done = in_namespace("--mount", f"mount -t tmpfs -o size=64k small {small_disk}", *command, TMPDIR=str(small_disk))
-    told = f"check: no temporary file can be written in {small_disk}: No space left on device"
-    assert_one_error(done, told, "free space there and check its permissions, or set TMPDIR")
+    message = f"check: no temporary file can be written in {small_disk}: No space left on device"
+    assert_one_error(done, message, "free space there and check its permissions, or set TMPDIR")
 
 
-def test_a_loopback_that_is_down_is_told(command: list[str]) -> None:
+def test_a_loopback_that_is_down_is_reported(command: list[str]) -> None:
     done = in_namespace("--net", "true", *command)
     assert_one_error(done, "check: no connection within this machine, by 127.0.0.1: ", "bring the loopback interface up")
 

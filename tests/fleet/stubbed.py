@@ -43,7 +43,7 @@ def qualify_host(request: QualifyHost) -> State[list[Published]]:
 def _watched() -> Iterator[None]:
     run, serve = StageKind.run, vars(tasks.measure)["serve"]
     wrapped: dict[tuple[Any, str], Callable[..., Any]] = {
-        (StageKind, "run"): lambda kind, *others: _told(kind.name, run, kind, *others),
+        (StageKind, "run"): lambda kind, *others: _signalled(kind.name, run, kind, *others),
         (tasks.measure, "serve"): partial(_served, serve),
     }
     for stage, module, name in (
@@ -51,7 +51,7 @@ def _watched() -> Iterator[None]:
         ("publish", tasks.decide, "publish_run"),
         ("approve", tasks.approve, "approve"),
     ):
-        wrapped[module, name] = partial(_told, stage, getattr(module, name))
+        wrapped[module, name] = partial(_signalled, stage, getattr(module, name))
     with ExitStack() as patched:
         for (module, name), work in wrapped.items():
             patched.enter_context(patch.object(module, name, work))
@@ -65,7 +65,7 @@ def _served(serve: Callable[..., AbstractContextManager[Any]], *arguments: Any) 
         yield served
 
 
-def _told(stage: str, work: Callable[..., Any], *arguments: Any) -> Any:
+def _signalled(stage: str, work: Callable[..., Any], *arguments: Any) -> Any:
     _begun(stage)
     outcome = work(*arguments)
     _note(f"done {stage}")

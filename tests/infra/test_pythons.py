@@ -83,7 +83,7 @@ def test_no_other_is_taken_in_place_of_a_callers_python_that_is_not_supported(pa
     assert f"PYTHON is {path / 'old'}, and that is no Python 3.11 to 3.14" in done.stderr
 
 
-def test_a_machine_without_a_supported_python_is_told_the_remedy(path: Path) -> None:
+def test_a_machine_without_a_supported_python_is_reported_the_remedy(path: Path) -> None:
     interpreter(path, "python3", "3.10")
     done = shell("find_python", PATH=str(path))
     assert done.returncode == 3

@@ -31,30 +31,30 @@ def test_an_impossible_variance_is_refused(changed: dict[str, float]) -> None:
 
 def test_several_runs_count_by_their_degrees_of_freedom() -> None:
     """By hand: (3 · 4 + 1 · 8) / 4 and (3 · 1 + 1 · 3) / 4."""
-    found = pooled([between(4.0, 1.0, 3.0), between(8.0, 3.0, 1.0)])
-    assert found == between(5.0, 1.5, 4.0)
+    pooled_variance = pooled([between(4.0, 1.0, 3.0), between(8.0, 3.0, 1.0)])
+    assert pooled_variance == between(5.0, 1.5, 4.0)
     assert pooled([]) is None
 
 
 def test_a_long_history_does_not_hide_a_cells_own_starts() -> None:
     long = between(1.0, 0.0, 1000.0, runs=300)
-    found = with_history([between(10.0, 0.0, 6.0)], long)
-    assert found is not None
-    assert found.freedom == MOST_FROM_HISTORY + 6
-    assert found.variance == pytest.approx((30 * 1 + 6 * 10) / 36)
+    pooled_variance = with_history([between(10.0, 0.0, 6.0)], long)
+    assert pooled_variance is not None
+    assert pooled_variance.freedom == MOST_FROM_HISTORY + 6
+    assert pooled_variance.variance == pytest.approx((30 * 1 + 6 * 10) / 36)
     assert with_history([], None) is None
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30])
 @pytest.mark.parametrize("alpha", [0.05, 0.0125, 0.001])
 def test_without_other_noise_it_is_students_t(freedom: int, alpha: float) -> None:
-    found = reach_of(alpha, 0.0, 1.0, between(4.0, 0.0, float(freedom)))
-    assert found == pytest.approx(2 * stats.t.isf(alpha, freedom), rel=5e-4)
+    value = reach_of(alpha, 0.0, 1.0, between(4.0, 0.0, float(freedom)))
+    assert value == pytest.approx(2 * stats.t.isf(alpha, freedom), rel=5e-4)
 
 
 def test_with_many_degrees_of_freedom_it_is_normal() -> None:
-    found = reach_of(0.05, 1.0, 0.5, between(10.0, 4.0, 1e6))
-    assert found == pytest.approx(2 * stats.norm.isf(0.05), rel=1e-3)
+    value = reach_of(0.05, 1.0, 0.5, between(10.0, 4.0, 1e6))
+    assert value == pytest.approx(2 * stats.norm.isf(0.05), rel=1e-3)
     assert reach_of(0.05, 4.0, 0.5, None) == pytest.approx(2 * stats.norm.isf(0.05))
 
 
@@ -72,9 +72,9 @@ def test_a_chance_that_is_none_is_refused(alpha: float) -> None:
 @given(variance=st.floats(1e-6, 1e3), freedom=st.floats(3, 200))
 def test_likely_variances_have_the_mean_of_their_distribution(variance: float, freedom: float) -> None:
     """That of s²·f/χ² is s²·f/(f - 2)."""
-    found, chances = likely(variance, freedom, 4096)
+    values, chances = likely(variance, freedom, 4096)
     assert chances.sum() == pytest.approx(1)
-    assert float(found @ chances) == pytest.approx(variance * freedom / (freedom - 2), rel=0.1)
+    assert float(values @ chances) == pytest.approx(variance * freedom / (freedom - 2), rel=0.1)
 
 
 @given(
@@ -89,10 +89,10 @@ def test_it_reaches_further_for_a_smaller_chance_and_a_larger_variance(
     variance: float, noise: float, freedom: float, known: float, weight: float, alpha: float
 ) -> None:
     part = between(variance, noise, freedom)
-    found = reach_of(alpha, known, weight, part)
+    value = reach_of(alpha, known, weight, part)
     # The numerical integration has an error of this size where nearly nothing is known to vary.
-    least = (1 - 1e-6) * found - 1e-6
-    assert found >= (1 - 1e-6) * reach_of(alpha, known, weight, None) - 1e-6
+    least = (1 - 1e-6) * value - 1e-6
+    assert value >= (1 - 1e-6) * reach_of(alpha, known, weight, None) - 1e-6
     assert reach_of(alpha / 2, known, weight, part) >= least
     assert reach_of(alpha, known + 1, weight, part) >= least
     assert reach_of(alpha, known, weight, between(variance + 1, noise, freedom)) >= least
@@ -105,6 +105,6 @@ def test_the_error_rate_is_held_whatever_starts_add(starts: int, part: float) ->
     rng, missed = np.random.default_rng(1), 0
     for _ in range(4000):
         means = rng.normal(0, math.sqrt(1 + part), starts)
-        found = between(float(means.var(ddof=1)), 1.0, starts - 1.0)
-        missed += bool(means.mean() > reach_of(0.05, 1 / starts, 1 / starts, found))
+        variance_between = between(float(means.var(ddof=1)), 1.0, starts - 1.0)
+        missed += bool(means.mean() > reach_of(0.05, 1 / starts, 1 / starts, variance_between))
     assert missed / 4000 <= 0.06

@@ -39,8 +39,8 @@ def cells(*p_values: float | None, verdict: Verdict = "fail") -> list[CellChance
 
 @pytest.mark.parametrize("p", [0.3, 0.049, 0.0123, 1e-4, 3e-8])
 def test_it_is_the_smallest_chance_with_which_the_gate_still_fails(p: float) -> None:
-    found = p_value(lambda chance: chance >= p)
-    assert p <= found <= NEAR * p
+    value = p_value(lambda chance: chance >= p)
+    assert p <= value <= NEAR * p
 
 
 def test_what_never_fails_has_one_and_what_always_does_the_least() -> None:
@@ -51,10 +51,10 @@ def test_what_never_fails_has_one_and_what_always_does_the_least() -> None:
 def test_after_several_looks_it_is_that_of_the_bound_there() -> None:
     """A repeated p-value: with it as the chance of a wrong verdict, the critical value of this look is what was measured."""
     information, look, measured = [1.0, 2.0, 3.0], 1, 2.6
-    found = p_value(lambda chance: critical_values(information, chance)[look] <= measured)
-    assert critical_values(information, found)[look] <= measured < critical_values(information, found / NEAR)[look]
+    value = p_value(lambda chance: critical_values(information, chance)[look] <= measured)
+    assert critical_values(information, value)[look] <= measured < critical_values(information, value / NEAR)[look]
     # Later looks have less left to spend for the same z than a single look would.
-    assert found > special.ndtr(-measured)
+    assert value > special.ndtr(-measured)
 
 
 @pytest.fixture
@@ -70,35 +70,35 @@ def with_least(plan: CellPlan, least: float) -> CellPlan:
 
 
 def p_values(report: Report) -> dict[str, float | None]:
-    return {found.gate.label: found.p_value for found in report.judgement.gates}
+    return {verdict.gate.label: verdict.p_value for verdict in report.judgement.gates}
 
 
 def test_that_of_a_score_is_the_one_of_the_score_test(cell: Cell) -> None:
     """10 of 40 wrong, and 95 % wanted: Wilson's bounds turn the test of a share around."""
     report, _ = cell.judged(with_least(cell.plan(1, establish="always"), 0.95), 10)
     z = (0.75 - 0.95) / math.sqrt(0.95 * 0.05 / 40)
-    found = p_values(report)[OWN]
-    assert found is not None
-    assert special.ndtr(z) <= found <= NEAR * special.ndtr(z)
+    value = p_values(report)[OWN]
+    assert value is not None
+    assert special.ndtr(z) <= value <= NEAR * special.ndtr(z)
 
 
 def test_those_of_a_comparison_say_how_sure_the_loss_is(cell: Cell) -> None:
     """The verdict is by 5 % over all gates: the p-value of what fails is below its share, of what is undecided above."""
     cell.baseline(1, 0)
-    found: dict[int, tuple[str, float | None]] = {}
+    by_loss: dict[int, tuple[str, float | None]] = {}
     for lost in (2, 9, 11, 16, 24):
         report, _ = cell.judged(cell.plan(10 + lost), lost, steps=5)
-        told = next(each for each in report.judgement.gates if each.gate.label == BASELINE)
-        found[lost] = (told.verdict, told.p_value)
+        message = next(each for each in report.judgement.gates if each.gate.label == BASELINE)
+        by_loss[lost] = (message.verdict, message.p_value)
         share = report.judgement.levels.false_fail
-        if told.verdict == "fail":
-            assert told.p_value is not None
-            assert told.p_value <= NEAR * share
-        if told.verdict == "inconclusive" and told.p_value is not None:
-            assert told.p_value > share
-    assert found[2] == ("pass", None)
-    assert found[24][0] == "fail"
-    known = [p for _, p in found.values() if p is not None]
+        if message.verdict == "fail":
+            assert message.p_value is not None
+            assert message.p_value <= NEAR * share
+        if message.verdict == "inconclusive" and message.p_value is not None:
+            assert message.p_value > share
+    assert by_loss[2] == ("pass", None)
+    assert by_loss[24][0] == "fail"
+    known = [p for _, p in by_loss.values() if p is not None]
     assert known == sorted(known, reverse=True)
     assert ANCHOR in {gate.label for gate in cell.plan(40).judged}
 
@@ -136,16 +136,20 @@ def test_a_cells_is_the_least_of_its_gates_times_their_number(gates: list[GateVe
 
 
 def test_what_stands_out_is_what_benjamini_and_hochberg_published() -> None:
-    found = refusals(cells(*PUBLISHED))
-    assert [cell.p_value for cell in found.standing_out] == list(PUBLISHED[:4])
-    assert [cell.p_value for cell in found.perhaps_chance] == list(PUBLISHED[4:])
-    assert found.judged == 15
-    assert found.by_chance == pytest.approx(0.75)
+    refused_cells = refusals(cells(*PUBLISHED))
+    assert [cell.p_value for cell in refused_cells.standing_out] == list(PUBLISHED[:4])
+    assert [cell.p_value for cell in refused_cells.perhaps_chance] == list(PUBLISHED[4:])
+    assert refused_cells.judged == 15
+    assert refused_cells.by_chance == pytest.approx(0.75)
 
 
 def test_only_refused_cells_stand_out_and_invalid_ones_do_not_count() -> None:
-    found = refusals([*cells(0.001), *cells(1.0, 1.0, verdict="pass"), *cells(None, verdict="invalid")])
-    assert (found.judged, [cell.cell for cell in found.standing_out], found.perhaps_chance) == (3, ["cell-0"], [])
+    refused_cells = refusals([*cells(0.001), *cells(1.0, 1.0, verdict="pass"), *cells(None, verdict="invalid")])
+    assert (refused_cells.judged, [cell.cell for cell in refused_cells.standing_out], refused_cells.perhaps_chance) == (
+        3,
+        ["cell-0"],
+        [],
+    )
     assert refusals([]).judged == 0
 
 
@@ -154,9 +158,9 @@ def test_of_releases_without_a_loss_hardly_any_has_a_refusal_that_stands_out() -
     rng, releases, refused, outstanding = np.random.default_rng(22), 1000, 0, 0
     for _ in range(releases):
         p = rng.uniform(size=200)
-        found = refusals([CellChance(cell="c", verdict="fail" if each <= 0.05 else "pass", p_value=each) for each in p])
-        refused += len(found.standing_out) + len(found.perhaps_chance)
-        outstanding += bool(found.standing_out)
+        refused_cells = refusals([CellChance(cell="c", verdict="fail" if each <= 0.05 else "pass", p_value=each) for each in p])
+        refused += len(refused_cells.standing_out) + len(refused_cells.perhaps_chance)
+        outstanding += bool(refused_cells.standing_out)
     assert refused / releases == pytest.approx(10, abs=0.4)
     # Four standard errors of a share of 5 % in 1,000.
     assert outstanding / releases <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / releases)
@@ -167,11 +171,11 @@ def test_real_losses_stand_out_among_what_chance_refuses() -> None:
     for _ in range(300):
         p = [*rng.uniform(size=190), *special.ndtr(-rng.normal(5.0, 1.0, size=10))]
         verdicts: list[Verdict] = ["fail" if each <= 0.05 else "pass" for each in p]
-        told = zip(range(len(p)), verdicts, p, strict=True)
-        found = refusals([CellChance(cell=str(at), verdict=verdict, p_value=each) for at, verdict, each in told])
-        wrong += sum(int(cell.cell) < 190 for cell in found.standing_out)
-        right += sum(int(cell.cell) >= 190 for cell in found.standing_out)
-        chance += sum(int(cell.cell) < 190 for cell in found.perhaps_chance)
+        judged = zip(range(len(p)), verdicts, p, strict=True)
+        refused_cells = refusals([CellChance(cell=str(at), verdict=verdict, p_value=each) for at, verdict, each in judged])
+        wrong += sum(int(cell.cell) < 190 for cell in refused_cells.standing_out)
+        right += sum(int(cell.cell) >= 190 for cell in refused_cells.standing_out)
+        chance += sum(int(cell.cell) < 190 for cell in refused_cells.perhaps_chance)
     assert right / 3000 > 0.9
     assert wrong / (wrong + right) < 0.06
     assert chance / 300 > 8
@@ -180,9 +184,9 @@ def test_real_losses_stand_out_among_what_chance_refuses() -> None:
 # --- in words, and from the store
 
 
-def test_a_release_manager_is_told_what_to_try_again() -> None:
-    found = refusals([*cells(1e-6, 0.04), *cells(*[1.0] * 198, verdict="pass")])
-    assert lines(found) == [
+def test_a_release_manager_is_reported_what_to_try_again() -> None:
+    refused_cells = refusals([*cells(1e-6, 0.04), *cells(*[1.0] * 198, verdict="pass")])
+    assert lines(refused_cells) == [
         "2 of 200 judged cells are refused; of as many that meet all their bounds, chance alone refuses at most 10 on average",
         "  stands out: cell-0 (p 1e-06)",
         "  may be chance, and is worth another try: cell-1 (p 0.04)",
@@ -190,7 +194,7 @@ def test_a_release_manager_is_told_what_to_try_again() -> None:
     ]
 
 
-def test_without_a_refusal_or_with_one_cell_nothing_is_told() -> None:
+def test_without_a_refusal_or_with_one_cell_nothing_is_reported() -> None:
     assert lines(refusals(cells(1.0, 1.0, verdict="pass"))) == []
     assert lines(refusals(cells(1e-9))) == []
 
@@ -203,6 +207,6 @@ def test_the_newest_run_of_each_cell_counts_of_those_that_hosts_made(tmp_path: P
     note_attempt(store, "second", other.report.plan)
     unpublished = other.report.plan.model_copy(update={"run_id": "20260315T000000Z-abcdef"})
     note_attempt(store, "second", unpublished)
-    found = chances(store, ["first", "second", "third"])
-    assert [(each.cell.split("/")[1], each.verdict) for each in found] == [("bf16", "fail"), ("fp8", "pass")]
+    of_cells = chances(store, ["first", "second", "third"])
+    assert [(each.cell.split("/")[1], each.verdict) for each in of_cells] == [("bf16", "fail"), ("fp8", "pass")]
     assert [each.verdict for each in chances(store, ["first"])] == ["pass"]

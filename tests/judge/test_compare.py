@@ -131,15 +131,15 @@ def all_of(plan: CellPlan, evidence: Path, gates: Sequence[Gate] | None = None) 
 
 
 def one(plan: CellPlan, evidence: Path, stage: Stage = "accuracy") -> Measurement:
-    (found,) = compare(plan, evidence, parse_unfinished(stage, plan, evidence))
-    assert found.against == RUN
-    return found
+    (row,) = compare(plan, evidence, parse_unfinished(stage, plan, evidence))
+    assert row.against == RUN
+    return row
 
 
-def reason(found: Measurement) -> str:
-    assert found.value is None
-    assert found.interval is None
-    return found.invalid_because or ""
+def reason(row: Measurement) -> str:
+    assert row.value is None
+    assert row.interval is None
+    return row.invalid_because or ""
 
 
 @pytest.fixture
@@ -168,13 +168,13 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Asked]:
 def test_made_up_files_are_read_like_the_captured_ones(rebuilt: tuple[Path, Asked]) -> None:
     """All but the hashes, which are of other words, and the names, which have a date."""
     folder, asked = rebuilt
-    captured, found = (read_answers(each, asked.task) for each in (CAPTURED, folder))
+    captured, answered = (read_answers(each, asked.task) for each in (CAPTURED, folder))
     chosen = {"question", "repetition", "scores", "length", "unanswered"}
-    assert [each.model_dump(include=chosen) for each in found.answers] == [
+    assert [each.model_dump(include=chosen) for each in answered.answers] == [
         each.model_dump(include=chosen) for each in captured.answers
     ]
-    assert found.model_dump(exclude={"answers"}) == captured.model_dump(exclude={"answers"})
-    assert [each.traced_to.split(":")[1] for each in found.answers] == [
+    assert answered.model_dump(exclude={"answers"}) == captured.model_dump(exclude={"answers"})
+    assert [each.traced_to.split(":")[1] for each in answered.answers] == [
         each.traced_to.split(":")[1] for each in captured.answers
     ]
 
@@ -195,8 +195,8 @@ def test_made_up_files_have_the_form_of_the_captured_ones(rebuilt: tuple[Path, A
 
 
 def results_in(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(only(folder, "results_*.json").read_text())
-    return found
+    results: dict[str, Any] = json.loads(only(folder, "results_*.json").read_text())
+    return results
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
@@ -210,14 +210,14 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 def test_a_chosen_loss_is_found(evidence: Path, missed_before: int, missed_now: int, lost: float) -> None:
     keep_baseline(evidence, right_but(QUESTIONS[:missed_before]))
     ask(evidence, right_but(QUESTIONS[:missed_now]), steps=2 * BLOCKS)
-    found = one(cell_plan([loss_gate()]), evidence)
-    assert found.value == pytest.approx(lost)
-    assert found.interval is not None
-    assert found.interval.lower < found.interval.upper
-    assert (found.label, found.unit) == ("exact_match (gsm8k, strict-match) against the baseline", "fraction")
-    assert found.sample_count == 80
-    assert len(found.traced_to) == 2 * BLOCKS
-    assert all((evidence / path).is_file() for path in found.traced_to)
+    row = one(cell_plan([loss_gate()]), evidence)
+    assert row.value == pytest.approx(lost)
+    assert row.interval is not None
+    assert row.interval.lower < row.interval.upper
+    assert (row.label, row.unit) == ("exact_match (gsm8k, strict-match) against the baseline", "fraction")
+    assert row.sample_count == 80
+    assert len(row.traced_to) == 2 * BLOCKS
+    assert all((evidence / path).is_file() for path in row.traced_to)
 
 
 def test_what_is_answered_now_so_now_so_counts_by_its_share(evidence: Path) -> None:
@@ -237,9 +237,9 @@ def test_before_all_were_asked_the_loss_is_that_of_the_questions_so_far(evidence
     first = CANDIDATE.steps[0].questions
     keep_baseline(evidence, right_but([]))
     ask(evidence, right_but(first[:2]), steps=1)
-    found = one(cell_plan([loss_gate()]), evidence)
-    assert found.value == pytest.approx(2 / len(first))
-    assert found.sample_count == len(first)
+    row = one(cell_plan([loss_gate()]), evidence)
+    assert row.value == pytest.approx(2 / len(first))
+    assert row.sample_count == len(first)
 
 
 def test_the_interval_shrinks_with_every_repetition(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_more_answers_than_a_margin_calls_for_can_be_judged(evidence: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         (CANDIDATE._replace(version=4.0), "the task gsm8k is not the baseline's: its prompts or its scoring changed"),
         (CANDIDATE._replace(config={"doc_to_text": "{{question}}"}), "its prompts or its scoring changed"),
@@ -274,10 +274,10 @@ def test_more_answers_than_a_margin_calls_for_can_be_judged(evidence: Path) -> N
         (CANDIDATE._replace(available=AVAILABLE + 20), "questions are not the baseline's, or have other prompts"),
     ],
 )
-def test_another_task_is_not_compared(evidence: Path, changed: Asked, told: str) -> None:
+def test_another_task_is_not_compared(evidence: Path, changed: Asked, message: str) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, right_but([]), asked=changed)
-    assert told in reason(one(cell_plan([loss_gate(0.2)]), evidence))
+    assert message in reason(one(cell_plan([loss_gate(0.2)]), evidence))
 
 
 @pytest.mark.parametrize(
@@ -285,15 +285,15 @@ def test_another_task_is_not_compared(evidence: Path, changed: Asked, told: str)
     [{"doc": {"question": "another"}}, {"arguments": {"gen_args_0": {"arg_0": "another"}}}, {"target": "another"}],
     ids=str,
 )
-def test_one_question_that_changed_is_told(evidence: Path, changed: dict[str, Any]) -> None:
+def test_one_question_that_changed_is_reported(evidence: Path, changed: dict[str, Any]) -> None:
     keep_baseline(evidence, right_but([]))
     folder = ask(evidence, right_but([])) / "r1-b2"
     rows = rows_in(folder)
     first = rows[0]["doc_id"]
     rows = [hashed(row | changed) if row["doc_id"] == first else row for row in rows]
     only(folder, "samples_*.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    told = reason(one(cell_plan([loss_gate(0.2)]), evidence))
-    assert told == f"1 questions are not the baseline's, or have other prompts: [{rows[0]['doc_id']}]"
+    message = reason(one(cell_plan([loss_gate(0.2)]), evidence))
+    assert message == f"1 questions are not the baseline's, or have other prompts: [{rows[0]['doc_id']}]"
 
 
 @pytest.mark.parametrize(
@@ -304,8 +304,8 @@ def test_a_task_that_was_asked_in_another_way_is_not_compared(evidence: Path, na
     keep_baseline(evidence, right_but([]))
     ask(evidence, right_but([]))
     settings = SETTINGS.model_copy(update={name: then})
-    told = reason(one(against(cell_plan([loss_gate(0.2)]), accuracy=[settings]), evidence))
-    assert told == f"the baseline was asked gsm8k in another way: {name} {then}, now {getattr(SETTINGS, name)}"
+    message = reason(one(against(cell_plan([loss_gate(0.2)]), accuracy=[settings]), evidence))
+    assert message == f"the baseline was asked gsm8k in another way: {name} {then}, now {getattr(SETTINGS, name)}"
 
 
 def test_every_other_setting_may_change(evidence: Path) -> None:
@@ -332,9 +332,9 @@ def test_a_filter_that_the_baseline_does_not_have_is_invalid(evidence: Path) -> 
 def test_a_baseline_that_was_asked_once_is_to_be_made_anew(evidence: Path) -> None:
     keep_baseline(evidence, right_but([]), Asked(baseline_task(repetitions=1), AVAILABLE))
     ask(evidence, right_but([]))
-    told = reason(one(cell_plan([loss_gate(0.2)]), evidence))
-    assert "the baseline was asked each question once" in told
-    assert "establish it anew" in told
+    message = reason(one(cell_plan([loss_gate(0.2)]), evidence))
+    assert "the baseline was asked each question once" in message
+    assert "establish it anew" in message
 
 
 @pytest.mark.parametrize("share", [None, 0.0, 0.001, 0.5, 0.99])
@@ -364,25 +364,25 @@ def test_a_candidate_whose_files_are_gone_or_cut_is_invalid(evidence: Path, name
 
 
 @pytest.mark.parametrize(
-    ("length", "told"), [(89, "0.89"), (90, None), (100, None), (110, None), (111, "1.11"), (1, "0.01"), (1000, "10.00")]
+    ("length", "message"), [(89, "0.89"), (90, None), (100, None), (110, None), (111, "1.11"), (1, "0.01"), (1000, "10.00")]
 )
-def test_replies_of_another_length_are_another_work(evidence: Path, length: int, told: str | None) -> None:
+def test_replies_of_another_length_are_another_work(evidence: Path, length: int, message: str | None) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, lambda *_: Reply(1.0, length))
-    found = one(cell_plan([loss_gate(0.2)]), evidence)
-    if told is None:
-        assert found.value == 0
+    row = one(cell_plan([loss_gate(0.2)]), evidence)
+    if message is None:
+        assert row.value == 0
     else:
-        assert f"replies are {told} times as long as the baseline's, and comparable from 0.9 to 1.1" in reason(found)
+        assert f"replies are {message} times as long as the baseline's, and comparable from 0.9 to 1.1" in reason(row)
 
 
 def test_a_loss_that_is_sure_stays_one_whatever_the_length(evidence: Path) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, lambda *_: Reply(0.0, 1))
     gate = loss_gate(0.2)
-    found = one(cell_plan([gate]), evidence)
-    assert found.value == 1
-    assert surely_misses(gate, [found])
+    row = one(cell_plan([gate]), evidence)
+    assert row.value == 1
+    assert surely_misses(gate, [row])
 
 
 def test_lengths_are_compared_question_by_question(evidence: Path) -> None:
@@ -400,24 +400,24 @@ def test_empty_replies_are_lost_and_not_short(evidence: Path, empty: int) -> Non
     keep_baseline(evidence, right_but([]))
     answers = dict.fromkeys(QUESTIONS[:empty], EMPTY) | dict.fromkeys(QUESTIONS[-4:], WRONG)
     ask(evidence, lambda question, _: answers.get(question, RIGHT), asked=Asked(task_plan(settings), AVAILABLE))
-    found = one(cell_plan([loss_gate(0.5)], accuracy=[task_plan(settings)]), evidence)
-    assert found.value == pytest.approx((4 + empty) / 40)
-    assert found.sample_count == 40
+    row = one(cell_plan([loss_gate(0.5)], accuracy=[task_plan(settings)]), evidence)
+    assert row.value == pytest.approx((4 + empty) / 40)
+    assert row.sample_count == 40
 
 
 def test_what_the_baseline_did_not_answer_cannot_be_gained(evidence: Path) -> None:
     keep_baseline(evidence, lambda question, _: EMPTY if question in QUESTIONS[:4] else RIGHT)
     ask(evidence, right_but(QUESTIONS[-4:]))
-    found = one(cell_plan([loss_gate(0.5)]), evidence)
-    assert found.value == pytest.approx(4 / 36)
-    assert found.sample_count == 40
+    row = one(cell_plan([loss_gate(0.5)]), evidence)
+    assert row.value == pytest.approx(4 / 36)
+    assert row.sample_count == 40
 
 
 def test_a_baselines_unanswered_repetition_does_not_count(evidence: Path) -> None:
     keep_baseline(evidence, lambda question, repetition: EMPTY if (question, repetition) == (QUESTIONS[0], 2) else RIGHT)
     ask(evidence, right_but([]))
-    found = one(cell_plan([loss_gate(0.2)]), evidence)
-    assert (found.value, found.sample_count) == (0, 40)
+    row = one(cell_plan([loss_gate(0.2)]), evidence)
+    assert (row.value, row.sample_count) == (0, 40)
 
 
 def test_a_candidate_that_answered_nothing_is_invalid(evidence: Path) -> None:
@@ -442,8 +442,8 @@ def test_each_filter_has_its_own_loss(evidence: Path) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, lambda question, _: Reply(question not in QUESTIONS[:4], flexible=question not in QUESTIONS[:10]))
     gates = [loss_gate(0.2), loss_gate(0.2, FLEXIBLE)]
-    found = {each.filter: each.value for each in all_of(cell_plan(gates), evidence)}
-    assert found == {STRICT: pytest.approx(4 / 40), FLEXIBLE: pytest.approx(10 / 40)}
+    losses = {each.filter: each.value for each in all_of(cell_plan(gates), evidence)}
+    assert losses == {STRICT: pytest.approx(4 / 40), FLEXIBLE: pytest.approx(10 / 40)}
 
 
 def test_each_task_has_its_own_loss(evidence: Path) -> None:
@@ -454,8 +454,8 @@ def test_each_task_has_its_own_loss(evidence: Path) -> None:
     ask(evidence, right_but(QUESTIONS[:4]))
     ask(evidence, right_but(range(10)), asked=asked)
     plan = cell_plan([loss_gate(0.2), loss_gate(0.5, task="other", metric="acc")], accuracy=[task_plan(), task_plan(others)])
-    found = {each.label: each.value for each in all_of(plan, evidence)}
-    assert found == {
+    losses = {each.label: each.value for each in all_of(plan, evidence)}
+    assert losses == {
         "exact_match (gsm8k, strict-match) against the baseline": pytest.approx(4 / 40),
         "acc (other, strict-match) against the baseline": pytest.approx(10 / 20),
     }
@@ -506,9 +506,9 @@ def restarted(evidence: Path) -> None:
     )
 
 
-def width(found: Measurement) -> float:
-    assert found.interval is not None
-    return found.interval.upper - found.interval.lower
+def width(row: Measurement) -> float:
+    assert row.interval is not None
+    return row.interval.upper - row.interval.lower
 
 
 def test_with_one_start_of_each_the_measurement_says_what_its_interval_does_not_have(evidence: Path) -> None:
@@ -524,10 +524,10 @@ def test_two_starts_of_either_are_in_the_interval(evidence: Path) -> None:
     plan = cell_plan([loss_gate(0.2)])
     before = one(plan, evidence)
     restarted(evidence)
-    found = one(plan, evidence)
-    assert (before.not_in_interval, found.not_in_interval) == ([STARTS], [])
-    assert found.value == pytest.approx(before.value)
-    assert width(found) > 2 * width(before)
+    row = one(plan, evidence)
+    assert (before.not_in_interval, row.not_in_interval) == ([STARTS], [])
+    assert row.value == pytest.approx(before.value)
+    assert width(row) > 2 * width(before)
 
 
 def test_what_is_known_of_starts_on_the_gpu_type_is_in_the_interval(evidence: Path) -> None:
@@ -535,9 +535,9 @@ def test_what_is_known_of_starts_on_the_gpu_type_is_in_the_interval(evidence: Pa
     ask(evidence, right_but([]), steps=2 * BLOCKS)
     gate = loss_gate(0.2)
     before = one(cell_plan([gate]), evidence)
-    found = one(known(cell_plan([gate]), 0.02, "start"), evidence)
-    assert found.not_in_interval == []
-    assert width(found) > width(before)
+    row = one(known(cell_plan([gate]), 0.02, "start"), evidence)
+    assert row.not_in_interval == []
+    assert width(row) > width(before)
 
 
 @pytest.mark.parametrize(
@@ -596,16 +596,16 @@ def test_the_captured_repeats_are_worse_by_just_what_they_were_slowed(evidence: 
     keep_history(evidence, captured_load(tmp_path / "then" / "load"))
     gates = [worsening_gate(name) for name in ("ttft_p50_ms", "tpot_mean_ms", "output_throughput_tok_s")]
     for plan in (in_turns(gates), cell_plan(gates)):
-        found = compare(plan, evidence, parse_unfinished("load", plan, evidence))
-        assert [each.value for each in found] == pytest.approx([slower - 1] * 3)
-        assert [each.label for each in found] == [gate.label for gate in gates]
-        assert all(each.unit == "fraction" and each.sample_count == 2 * (32 + 20) for each in found)
+        rows = compare(plan, evidence, parse_unfinished("load", plan, evidence))
+        assert [each.value for each in rows] == pytest.approx([slower - 1] * 3)
+        assert [each.label for each in rows] == [gate.label for gate in gates]
+        assert all(each.unit == "fraction" and each.sample_count == 2 * (32 + 20) for each in rows)
     shutil.rmtree(evidence / "load")
     captured_load(evidence / "load", faster)
     captured_load(evidence / "load" / result.BESIDE)
     for plan in (in_turns(gates), cell_plan(gates)):
-        found = compare(plan, evidence, parse_unfinished("load", plan, evidence))
-        assert [each.value for each in found] == pytest.approx([faster - 1] * 3)
+        rows = compare(plan, evidence, parse_unfinished("load", plan, evidence))
+        assert [each.value for each in rows] == pytest.approx([faster - 1] * 3)
 
 
 def test_pairs_that_differ_alike_are_surer_than_a_history(evidence: Path, tmp_path: Path) -> None:
@@ -628,9 +628,9 @@ def test_a_load_says_what_its_interval_does_not_have_and_that_it_is_beside_histo
     gate = worsening_gate()
     plans = (in_turns([gate]), cell_plan([gate]))
     before = [one(plan, evidence, "load") for plan in plans]
-    assert [(found.not_in_interval, found.is_history) for found in before] == [([STARTS], False), ([STARTS, DAYS], True)]
+    assert [(row.not_in_interval, row.is_history) for row in before] == [([STARTS], False), ([STARTS, DAYS], True)]
     after = [one(known(plan, 0.01, "start", "day"), evidence, "load") for plan in plans]
-    assert [found.not_in_interval for found in after] == [[], []]
+    assert [measurement.not_in_interval for measurement in after] == [[], []]
     assert all(width(now) > width(then) for now, then in zip(after, before, strict=True))
 
 
@@ -650,9 +650,9 @@ def test_what_was_compared_is_traced_to_both(evidence: Path, tmp_path: Path) -> 
     captured_load(evidence / "load")
     captured_load(evidence / "load" / result.BESIDE)
     keep_history(evidence, captured_load(tmp_path / "then" / "load"))
-    found = one(in_turns([worsening_gate()]), evidence, "load")
-    assert found.source == "load/bench-*.json beside load/beside/bench-*.json"
-    files = [path.split(":")[0] for path in found.traced_to]
+    row = one(in_turns([worsening_gate()]), evidence, "load")
+    assert row.source == "load/bench-*.json beside load/beside/bench-*.json"
+    files = [path.split(":")[0] for path in row.traced_to]
     assert files == [f"load/{folder}bench-{repeat}.json" for folder in ("", "beside/") for repeat in (1, 2)]
     assert all((evidence / file).is_file() for file in files)
     assert one(cell_plan([worsening_gate()]), evidence, "load").source == "load/bench-*.json beside load/bench-*.json"
@@ -671,23 +671,23 @@ UNLIKE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "told"), UNLIKE)
+@pytest.mark.parametrize(("changes", "message"), UNLIKE)
 def test_a_load_of_another_machine_client_or_workload_is_not_compared(
-    evidence: Path, tmp_path: Path, changes: dict[str, Any], told: str
+    evidence: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     captured_load(evidence / "load")
     keep_history(evidence, captured_load(tmp_path / "then" / "load"))
     plan = cell_plan([worsening_gate()])
     assert one(plan, evidence, "load").value == pytest.approx(0)
-    assert told in reason(one(against(plan, **changes), evidence, "load"))
+    assert message in reason(one(against(plan, **changes), evidence, "load"))
 
 
-@pytest.mark.parametrize(("changes", "told"), UNLIKE)
-def test_in_turns_it_does_not_matter_how_it_was_measured_then(evidence: Path, changes: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), UNLIKE)
+def test_in_turns_it_does_not_matter_how_it_was_measured_then(evidence: Path, changes: dict[str, Any], message: str) -> None:
     captured_load(evidence / "load")
     captured_load(evidence / "load" / result.BESIDE)
     plan = against(in_turns([worsening_gate()]), **changes)
-    assert told in (load_differs(plan) or "")
+    assert message in (load_differs(plan) or "")
     assert one(plan, evidence, "load").value == pytest.approx(0)
 
 
@@ -703,19 +703,19 @@ def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is
 
 
 @pytest.mark.parametrize("make", [in_turns, cell_plan])
-def test_whose_measurement_is_invalid_is_told(
+def test_whose_measurement_is_invalid_is_reported(
     evidence: Path, tmp_path: Path, make: Callable[[Sequence[Gate]], CellPlan]
 ) -> None:
     ours, beside, then = evidence / "load", evidence / "load" / result.BESIDE, tmp_path / "then" / "load"
-    plan, told = make([worsening_gate()]), "repeat 2: 39 of 40 requests completed, 1 failed"
+    plan, message = make([worsening_gate()]), "repeat 2: 39 of 40 requests completed, 1 failed"
     for folder in (ours, beside, then):
         captured_load(folder)
     for folder in (beside, then):
         change(folder, 2, completed=39, failed=1)
     keep_history(evidence, then)
-    assert reason(one(plan, evidence, "load")) == f"the baseline's: {told}"
+    assert reason(one(plan, evidence, "load")) == f"the baseline's: {message}"
     change(ours, 2, completed=39, failed=1)
-    assert reason(one(plan, evidence, "load")) == told
+    assert reason(one(plan, evidence, "load")) == message
 
 
 def test_a_load_that_is_not_there_is_invalid(evidence: Path) -> None:
@@ -745,8 +745,8 @@ def test_repeats_that_have_no_pair_are_invalid(evidence: Path) -> None:
         for repeat in repeats:
             copy_repeat(folder, repeat, of=2)
     settings = LOAD.model_copy(update={"most_repeats": 4})
-    found = one(in_turns([worsening_gate()], load=settings), evidence, "load")
-    assert "4 repeats in load and 3 in beside, which ran in turns" in reason(found)
+    row = one(in_turns([worsening_gate()], load=settings), evidence, "load")
+    assert "4 repeats in load and 3 in beside, which ran in turns" in reason(row)
 
 
 @pytest.mark.parametrize("make", [in_turns, cell_plan])
@@ -760,10 +760,10 @@ def test_a_load_that_its_budget_ended_early_has_a_value_and_no_interval(
     settings = LOAD.model_copy(update={"repeats": 3, "time_budget_s": 100.0})
     ended = Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=50.0)
     (evidence / "load" / ENDED).write_text(ended.model_dump_json())
-    found = one(make([worsening_gate()], load=settings), evidence, "load")
-    assert found.value == pytest.approx(0)
-    assert found.interval is None
-    assert found.ended_because == ended.because
+    row = one(make([worsening_gate()], load=settings), evidence, "load")
+    assert row.value == pytest.approx(0)
+    assert row.interval is None
+    assert row.ended_because == ended.because
 
 
 @pytest.mark.parametrize("warming", ["load", f"load/{result.BESIDE}"])
@@ -775,11 +775,11 @@ def test_a_first_repeat_that_one_of_them_left_out_is_left_out_of_both(evidence: 
             copy_repeat(folder, repeat, of=2 - repeat % 2)
     scale(evidence / warming, 1, 3.0)
     settings = LOAD.model_copy(update={"most_repeats": 4})
-    found = one(in_turns([worsening_gate()], load=settings), evidence, "load")
-    assert found.value == pytest.approx(0.2)
-    assert found.interval is not None
-    assert found.interval.upper - found.interval.lower == pytest.approx(0, abs=1e-6)
-    assert {place.rpartition("/")[2].split(".")[0] for place in found.traced_to} == {"bench-2", "bench-3", "bench-4"}
+    row = one(in_turns([worsening_gate()], load=settings), evidence, "load")
+    assert row.value == pytest.approx(0.2)
+    assert row.interval is not None
+    assert row.interval.upper - row.interval.lower == pytest.approx(0, abs=1e-6)
+    assert {place.rpartition("/")[2].split(".")[0] for place in row.traced_to} == {"bench-2", "bench-3", "bench-4"}
 
 
 def test_the_bound_that_fails_a_release_is_the_surer(evidence: Path) -> None:
@@ -790,12 +790,14 @@ def test_the_bound_that_fails_a_release_is_the_surer(evidence: Path) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, right_but(QUESTIONS[:8]))
     plan = in_turns([worsening_gate(), worsening_gate("tpot_p50_ms"), loss_gate()])
-    measured = [found for stage in ("load", "accuracy") for found in parse_unfinished(stage, plan, evidence)]
+    measured = [row for stage in ("load", "accuracy") for row in parse_unfinished(stage, plan, evidence)]
     worse, _, lost = compare(plan, evidence, measured)
-    for found, change_of in ((worse, math.log1p), (lost, float)):
-        assert found.value is not None
-        assert found.interval is not None
-        value, lower, upper = (change_of(each) for each in (found.value, found.interval.lower, found.interval.upper))
+    for measurement, change_of in ((worse, math.log1p), (lost, float)):
+        assert measurement.value is not None
+        assert measurement.interval is not None
+        value, lower, upper = (
+            change_of(each) for each in (measurement.value, measurement.interval.lower, measurement.interval.upper)
+        )
         assert value - lower > upper - value
 
 
@@ -844,7 +846,7 @@ def write_load(folder: Path, slower: float) -> Path:
         result["start_times"] = [1000 * repeat + start for start in result["start_times"]]
         requests = steady.requests_of(result, CLIENTS)
         figures = steady.figures_of(steady.whole(requests, result["duration"]), LONG.slo)
-        told = {key_of(name): value for name, value in figures.items()}
+        fields = {key_of(name): value for name, value in figures.items()}
         drafts = {"spec_decode_num_drafts": 1000, "spec_decode_num_accepted_tokens": 1000 * (ACCEPTED / slower - 1)}
         drafted = {
             "spec_decode_acceptance_length": ACCEPTED / slower,
@@ -852,7 +854,7 @@ def write_load(folder: Path, slower: float) -> Path:
             "spec_decode_accepted_tokens": drafts["spec_decode_num_accepted_tokens"],
         }
         asked = about(LONG, None, [10] * PROMPTS, [LONG.output_len] * PROMPTS)
-        (folder / f"bench-{repeat}.json").write_text(json.dumps(result | told | drafted | asked))
+        (folder / f"bench-{repeat}.json").write_text(json.dumps(result | fields | drafted | asked))
         (folder / f"metrics-{repeat}-before.txt").write_text(page(**dict.fromkeys(drafts, 0)))
         (folder / f"metrics-{repeat}-after.txt").write_text(page(0, *counts_of(asked, LONG), **drafts))
     return folder
@@ -865,7 +867,7 @@ Compared = dict[float, dict[str, dict[str, Measurement]]]
 def loads(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """By how much slower the candidate is: its measurements, and its comparisons in turns and with a history, by metric."""
     gates = [worsening_gate(name) for name in OF_LOAD]
-    found: Compared = {}
+    rows: Compared = {}
     then = write_load(tmp_path_factory.mktemp("then") / "load", 1.0)
     for slower in (1.0, 1.2, 1 / 1.2):
         evidence = tmp_path_factory.mktemp("evidence")
@@ -874,12 +876,12 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> Compared:
         keep_history(evidence, then, LONG)
         beside, history = in_turns(gates, load=LONG), cell_plan(gates, load=LONG)
         ours = parse_unfinished("load", beside, evidence)
-        found[slower] = {
+        rows[slower] = {
             "absolute": {each.metric: each for each in ours},
             "in turns": {each.metric: each for each in compare(beside, evidence, ours)},
             "history": {each.metric: each for each in compare(history, evidence, ours)},
         }
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("how", ["in turns", "history"])

@@ -13,7 +13,7 @@ from vllm_qualify.judge.expectations import judge
 from vllm_qualify.recipe.gates import gate_of
 
 GATE = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.5, unit="fraction")
-FOUND = Measurement(
+MEASURED = Measurement(
     metric="exact_match",
     task="gsm8k",
     filter="strict-match",
@@ -27,9 +27,9 @@ FOUND = Measurement(
 
 def page(folder: Path) -> str:
     """The page, without what differs by time or chance."""
-    judge([GATE], [FOUND], "docs", docs=folder)
-    (found,) = (folder / "validations").rglob("*.html")
-    text = re.sub(r"\d{8}T\d{6}\.\d+Z|\d{4}-\d\d-\d\d[T ][\d:.+]+", "TIME", found.read_text())
+    judge([GATE], [MEASURED], "docs", docs=folder)
+    (page_file,) = (folder / "validations").rglob("*.html")
+    text = re.sub(r"\d{8}T\d{6}\.\d+Z|\d{4}-\d\d-\d\d[T ][\d:.+]+", "TIME", page_file.read_text())
     return re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32}", "ID", text)
 
 

@@ -22,12 +22,12 @@ TTFT = gate_of(metric="ttft_p50_ms", maximum=500, unit="ms")
 def plan(*gates: Gate, gpus: int = 4, beside: int = 0, price: float | None = 2.5, **load: Any) -> CellPlan:
     server = server_plan().model_copy(update={"gpus": list(range(gpus))})
     other = server.model_copy(update={"gpus": list(range(beside))}) if beside else None
-    found = cell_plan(gates, load=LOAD.model_copy(update=load), server=server, beside=other)
-    return found.model_copy(update={"price_usd_gpu_hour": price, "baseline": None})
+    plan = cell_plan(gates, load=LOAD.model_copy(update=load), server=server, beside=other)
+    return plan.model_copy(update={"price_usd_gpu_hour": price, "baseline": None})
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "message"),
     [
         ((650.0, 1300.0), "11 to 22 min, 43 to 87 GPU-min, $1.81 to $3.61"),
         ((650.0,), "11 min, 43 GPU-min, $1.81"),
@@ -35,15 +35,15 @@ def plan(*gates: Gate, gpus: int = 4, beside: int = 0, price: float | None = 2.5
         ((60000.0,), "1,000 min, 4,000 GPU-min, $166.67"),
     ],
 )
-def test_time_is_told_in_minutes_of_the_machine_and_of_all_its_gpus(seconds: tuple[float, ...], told: str) -> None:
-    assert taken(plan(), *seconds) == told
+def test_time_is_reported_in_minutes_of_the_machine_and_of_all_its_gpus(seconds: tuple[float, ...], message: str) -> None:
+    assert taken(plan(), *seconds) == message
 
 
 def test_in_turns_the_gpus_of_both_servers_count() -> None:
     assert taken(plan(beside=2), 600.0) == "10 min, 60 GPU-min, $2.50"
 
 
-def test_without_gpus_or_a_price_nothing_is_told_of_them() -> None:
+def test_without_gpus_or_a_price_nothing_is_reported_of_them() -> None:
     assert taken(plan(gpus=0), 600.0) == "10 min, $0.42"
     assert taken(plan(gpus=0, price=None), 600.0) == "10 min"
 
@@ -67,39 +67,39 @@ def test_in_turns_a_repeat_takes_twice_as_long(tmp_path: Path) -> None:
 
 
 def test_without_anything_known_the_first_repeat_will_tell(tmp_path: Path) -> None:
-    told = line_before(plan(TTFT, time_budget_s=900.0), tmp_path)
+    message = line_before(plan(TTFT, time_budget_s=900.0), tmp_path)
     bound = "600 min, 2,400 GPU-min, $100.00; within time_budget_s 900"
-    assert told == f"load: 5 to 10 repeats; the first one will show how long they take, and by time_limit_s up to {bound}"
+    assert message == f"load: 5 to 10 repeats; the first one will show how long they take, and by time_limit_s up to {bound}"
 
 
 @pytest.mark.parametrize(
-    ("starts", "repeats", "told"),
+    ("starts", "repeats", "message"),
     [
         (1, 5, ""),
         (2, 5, "; then 3 repeats on each of up to 1 more start of the server"),
         (4, 1, "; then 1 repeat on each of up to 3 more starts of the server"),
     ],
 )
-def test_it_says_how_often_the_server_may_be_started_again(tmp_path: Path, starts: int, repeats: int, told: str) -> None:
+def test_it_says_how_often_the_server_may_be_started_again(tmp_path: Path, starts: int, repeats: int, message: str) -> None:
     compared = gate_of(metric="output_throughput_tok_s", max_worsening=0.05, unit="fraction")
-    for gates, expected in (((THROUGHPUT, compared), told), ((THROUGHPUT,), "")):
-        found = plan(*gates, repeats=repeats, most_repeats=10).model_copy(update={"starts": starts})
-        assert line_before(found, tmp_path).partition("; then")[2] == expected.partition("; then")[2]
+    for gates, expected in (((THROUGHPUT, compared), message), ((THROUGHPUT,), "")):
+        planned = plan(*gates, repeats=repeats, most_repeats=10).model_copy(update={"starts": starts})
+        assert line_before(planned, tmp_path).partition("; then")[2] == expected.partition("; then")[2]
 
 
 def test_a_single_repeat_is_one(tmp_path: Path) -> None:
     assert line_before(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
 
 
-@pytest.mark.parametrize(("clients", "told"), [(4, "as fast as the baseline"), (8, "the first one will show")])
-def test_a_baseline_with_as_many_clients_tells_how_long_it_takes(tmp_path: Path, clients: int, told: str) -> None:
+@pytest.mark.parametrize(("clients", "message"), [(4, "as fast as the baseline"), (8, "the first one will show")])
+def test_a_baseline_with_as_many_clients_tells_how_long_it_takes(tmp_path: Path, clients: int, message: str) -> None:
     keep_history(tmp_path, CAPTURED)
-    found = cell_plan([TTFT])
-    load = found.load.model_copy(update={"max_concurrency": clients, "num_prompts": 80})
+    plan = cell_plan([TTFT])
+    load = plan.load.model_copy(update={"max_concurrency": clients, "num_prompts": 80})
     # 84 replies of 8 tokens at 513 tokens a second
-    assert told in line_before(found.model_copy(update={"load": load}), tmp_path)
+    assert message in line_before(plan.model_copy(update={"load": load}), tmp_path)
     if clients == 4:
-        assert "of about 1 s" in line_before(found.model_copy(update={"load": load}), tmp_path)
+        assert "of about 1 s" in line_before(plan.model_copy(update={"load": load}), tmp_path)
 
 
 def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "message"),
     [
         (Made(1, 130.0, None), "load: 4 to 9 more of about 130 s: 8.7 to 20 min, 35 to 78 GPU-min, $1.44 to $3.25"),
         (Made(2, 130.0, None), None),
@@ -123,12 +123,12 @@ def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
         (Made(5, 132.0, []), None),
     ],
 )
-def test_after_the_first_repeat_and_at_each_look_it_is_told_again(made: Made, told: str | None) -> None:
-    assert after(plan(), made) == told
+def test_after_the_first_repeat_and_at_each_look_it_is_reported_again(made: Made, message: str | None) -> None:
+    assert after(plan(), made) == message
 
 
 def test_a_first_repeat_that_is_a_look_tells_what_is_undecided() -> None:
-    told = after(plan(repeats=1, time_budget_s=900.0), Made(1, 680.0, ["ttft_p50_ms"]))
-    assert told == (
+    message = after(plan(repeats=1, time_budget_s=900.0), Made(1, 680.0, ["ttft_p50_ms"]))
+    assert message == (
         "load: after 1 repeat undecided: ttft_p50_ms; up to 9 more: 102 min, 408 GPU-min, $17.00; within time_budget_s 900"
     )

@@ -149,7 +149,7 @@ def another_tokenizer(lines: list[Any]) -> None:
     line["tokens"][-1] = 717
 
 
-def test_another_tokenizer_is_told(evidence: Path) -> None:
+def test_another_tokenizer_is_reported(evidence: Path) -> None:
     rewrite(evidence / "likelihood" / "answers.jsonl", another_tokenizer)
     assert "1 texts have other tokens than for the baseline, gsm8k 0" in reason(increase(), evidence)
 
@@ -208,7 +208,7 @@ def test_a_run_without_a_baseline_that_becomes_none_scores_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("then", "told"),
+    ("then", "message"),
     [
         (None, "the baseline scored no texts"),
         (LikelihoodPlan(settings=Likelihood()), "other texts, or another number"),
@@ -217,9 +217,9 @@ def test_a_run_without_a_baseline_that_becomes_none_scores_nothing() -> None:
         (SCORED.model_copy(update={"texts": Path("/elsewhere"), "settings": Likelihood(time_limit_s=1.0)}), None),
     ],
 )
-def test_what_the_baseline_scored_must_be_the_same(then: LikelihoodPlan | None, told: str | None) -> None:
+def test_what_the_baseline_scored_must_be_the_same(then: LikelihoodPlan | None, message: str | None) -> None:
     difference = likelihood_differs(against(plan_of(), likelihood=then))
-    assert told in (difference or "") if told else difference is None
+    assert message in (difference or "") if message else difference is None
 
 
 def test_without_a_gate_nothing_need_be_the_same() -> None:

@@ -40,8 +40,8 @@ def answers(right: list[int], asked: list[int]) -> Answers:
 
 def test_noise_is_half_the_rate_at_which_two_repetitions_differ() -> None:
     """Of 1,000 questions, each asked twice, 40 are answered once right and once wrong."""
-    found = answers([2] * 900 + [0] * 60 + [1] * 40, [2] * 1000)
-    assert found.noise == pytest.approx(0.04 / 2, abs=0.001)
+    totals = answers([2] * 900 + [0] * 60 + [1] * 40, [2] * 1000)
+    assert totals.noise == pytest.approx(0.04 / 2, abs=0.001)
 
 
 def test_no_difference_in_a_few_answers_is_not_none_at_all() -> None:
@@ -60,10 +60,10 @@ def test_a_loss_is_the_mean_of_the_differences_and_its_error_is_the_noise() -> N
     """The baseline of 5 repetitions, the candidate of 2, every question asked: nothing is left of sampling."""
     baseline = answers([5] * 900 + [0] * 60 + [3] * 40, [5] * 1000)
     candidate = answers([2] * 880 + [0] * 80 + [1] * 40, [2] * 1000)
-    found = loss(baseline, candidate, MARGIN)
-    assert found.value == pytest.approx((900 + 40 * 0.6 - 880 - 40 * 0.5) / 1000)
-    assert found.error == pytest.approx(math.sqrt((baseline.noise / 5 + noise(baseline, candidate) / 2) / 1000))
-    assert found.asked == 2000
+    difference = loss(baseline, candidate, MARGIN)
+    assert difference.value == pytest.approx((900 + 40 * 0.6 - 880 - 40 * 0.5) / 1000)
+    assert difference.error == pytest.approx(math.sqrt((baseline.noise / 5 + noise(baseline, candidate) / 2) / 1000))
+    assert difference.asked == 2000
 
 
 def test_questions_that_were_not_asked_add_to_the_error() -> None:
@@ -86,22 +86,22 @@ def test_builds_that_were_asked_equally_often_tell_of_the_noise_together() -> No
 
 
 @pytest.mark.parametrize(
-    ("baseline", "candidate", "told"),
+    ("baseline", "candidate", "message"),
     [
         (answers([1, 0, 1], [1, 1, 1]), answers([1, 1, 1], [1, 1, 1]), "the noise is unknown"),
         (answers([2, 0, 2], [2, 2, 2]), answers([1, 0, 0], [1, 0, 0]), "fewer than two questions in common"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(baseline: Answers, candidate: Answers, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_compared_is_refused(baseline: Answers, candidate: Answers, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         loss(baseline, candidate, MARGIN)
 
 
 @pytest.mark.parametrize(("below", "above"), [(0.05, 0.05), (0.0125, 0.05)])
 def test_an_interval_is_as_wide_as_its_sides_ask(below: float, above: float) -> None:
-    found = interval_of(Loss(0.004, 0.002, QUESTIONS), Sides(below, above))
-    assert found.lower == pytest.approx(stats.norm.ppf(below, 0.004, 0.002))
-    assert found.upper == pytest.approx(stats.norm.isf(above, 0.004, 0.002))
+    interval = interval_of(Loss(0.004, 0.002, QUESTIONS), Sides(below, above))
+    assert interval.lower == pytest.approx(stats.norm.ppf(below, 0.004, 0.002))
+    assert interval.upper == pytest.approx(stats.norm.isf(above, 0.004, 0.002))
 
 
 def test_no_loss_lies_outside_of_all_questions() -> None:
@@ -123,28 +123,28 @@ def record(scores: list[list[float]], starts: list[int] | None = None, topics: l
 
 
 def test_a_record_is_summed_by_its_questions() -> None:
-    found = answers_by_question(record([[1, 0, 0.5], [1, 1, 0.5]]))
-    assert found.total.tolist() == [2, 1, 1]
-    assert found.squares.tolist() == [2, 1, 0.5]
-    assert found.asked.tolist() == [2, 2, 2]
-    assert (found.starts.weight, found.starts.freedom, found.between) == (1, 0, [])
+    answers = answers_by_question(record([[1, 0, 0.5], [1, 1, 0.5]]))
+    assert answers.total.tolist() == [2, 1, 1]
+    assert answers.squares.tolist() == [2, 1, 0.5]
+    assert answers.asked.tolist() == [2, 2, 2]
+    assert (answers.starts.weight, answers.starts.freedom, answers.between) == (1, 0, [])
     assert answers_by_question(record([[1, 0, 0.5], [1, 1, 0.5]]).until(4)).asked.tolist() == [2, 1, 1]
 
 
 def test_the_means_of_starts_show_their_variance() -> None:
     """By hand: three starts of ten questions with 8, 9 and 7 right: the variance of .8, .9 and .7 is .01."""
     rows = [[1] * right + [0] * (10 - right) for right in (8, 9, 7)]
-    found = answers_by_question(record([[float(score) for score in row] for row in rows], starts=[0, 1, 2])).starts
-    assert found.weight == pytest.approx(1 / 3)
-    assert found.variance == pytest.approx(0.01)
-    assert (found.repeated, found.freedom) == (1, 2)
+    answers = answers_by_question(record([[float(score) for score in row] for row in rows], starts=[0, 1, 2])).starts
+    assert answers.weight == pytest.approx(1 / 3)
+    assert answers.variance == pytest.approx(0.01)
+    assert (answers.repeated, answers.freedom) == (1, 2)
 
 
 def test_a_start_that_was_asked_only_some_questions_weighs_less_and_shows_no_mean() -> None:
     """Of two starts, the second had 4 of 10 questions: shares of 10 and 4 of 14 answers."""
-    found = answers_by_question(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]).until(14)).starts
-    assert found.weight == pytest.approx((10 / 14) ** 2 + (4 / 14) ** 2)
-    assert found.freedom == 0
+    answers = answers_by_question(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]).until(14)).starts
+    assert answers.weight == pytest.approx((10 / 14) ** 2 + (4 / 14) ** 2)
+    assert answers.freedom == 0
 
 
 def test_what_a_topics_answers_share_counts_together() -> None:
@@ -164,32 +164,32 @@ def test_topics_whose_answers_differ_alone_add_nothing() -> None:
     rng = np.random.default_rng(1)
     chance = rng.random(600)
     scores = [(rng.random(600) < chance).astype(float).tolist() for _ in range(40)]
-    found = answers_by_question(record(scores, topics=[place // 20 for place in range(600)]))
-    assert found.shared == pytest.approx(answers_by_question(record(scores)).noise, rel=0.1)
+    answers = answers_by_question(record(scores, topics=[place // 20 for place in range(600)]))
+    assert answers.shared == pytest.approx(answers_by_question(record(scores)).noise, rel=0.1)
 
 
 def of_starts(number: int, variance: float, freedom: int) -> Answers:
     """Questions that are always right, of so many starts with means of this variance."""
-    found = answers([4] * 1000, [4] * 1000)
-    return replace(found, starts=Starts(weight=1 / number, variance=variance, freedom=freedom))
+    totals = answers([4] * 1000, [4] * 1000)
+    return replace(totals, starts=Starts(weight=1 / number, variance=variance, freedom=freedom))
 
 
 def test_starts_add_their_variance_by_their_numbers() -> None:
     """4 and 2 starts: a quarter and a half of the variance, which is that of both by their degrees of freedom."""
-    found = loss(of_starts(4, 4e-6, 3), of_starts(2, 8e-6, 1), MARGIN)
-    assert found.weight == pytest.approx(1 / 4 + 1 / 2)
-    assert found.between is not None
-    assert found.between.variance == pytest.approx(5e-6)
-    assert found.between.freedom == 4
+    difference = loss(of_starts(4, 4e-6, 3), of_starts(2, 8e-6, 1), MARGIN)
+    assert difference.weight == pytest.approx(1 / 4 + 1 / 2)
+    assert difference.between is not None
+    assert difference.between.variance == pytest.approx(5e-6)
+    assert difference.between.freedom == 4
 
 
 def test_one_start_of_each_does_not_show_how_much_starts_differ() -> None:
     one = answers([4] * 1000, [4] * 1000)
     assert loss(one, one, MARGIN).between is None
     known = Between(variance=9e-6, noise=1e-6, freedom=20.0)
-    found = loss(one, one, MARGIN, known)
-    assert (found.between, found.weight) == (known, 2)
-    assert found.reach(0.05) > math.sqrt(2 * known.part) * stats.norm.isf(0.05)
+    difference = loss(one, one, MARGIN, known)
+    assert (difference.between, difference.weight) == (known, 2)
+    assert difference.reach(0.05) > math.sqrt(2 * known.part) * stats.norm.isf(0.05)
 
 
 def test_a_loss_is_known_enough_when_the_margin_is_so_many_errors() -> None:
@@ -213,9 +213,9 @@ def test_looking_ends_when_enough_is_known() -> None:
         answers(lost, [1] * 1000),
         answers([2 * right for right in lost], [2] * 1000),
     ]
-    found = list(looks(baseline, growing, MARGIN, Levels(), most=20))
-    assert [look.is_last for look in found] == [False, False, True]
-    assert all(look.interval.lower <= MARGIN <= look.interval.upper for look in found)
+    fitted = list(looks(baseline, growing, MARGIN, Levels(), most=20))
+    assert [look.is_last for look in fitted] == [False, False, True]
+    assert all(look.interval.lower <= MARGIN <= look.interval.upper for look in fitted)
     assert [look.is_last for look in looks(baseline, growing[:2], MARGIN, Levels(), most=2)] == [False, True]
 
 
@@ -260,11 +260,11 @@ def test_a_loss_does_not_depend_on_the_order_of_the_questions(data: st.DataObjec
     order = data.draw(st.permutations(range(questions)))
     moved = [[[row[place] for place in order] for row in one] for one in both]
 
-    def found(builds: list[list[list[float]]], of: list[int]) -> Loss:
+    def loss_of(builds: list[list[list[float]]], of: list[int]) -> Loss:
         baseline, candidate = (answers_by_question(record(rows, starts, of)) for rows in builds)
         return loss(baseline, candidate, MARGIN)
 
-    one, other = found(both, topics), found(moved, [topics[place] for place in order])
+    one, other = loss_of(both, topics), loss_of(moved, [topics[place] for place in order])
     assert one.value == pytest.approx(other.value)
     assert one.reach(0.05) == pytest.approx(other.reach(0.05), rel=1e-6)
 

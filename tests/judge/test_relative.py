@@ -26,9 +26,9 @@ def test_what_is_worse_lies_above_zero(
     judged: Judged, candidate: list[float], baseline: list[float], direction: Direction
 ) -> None:
     """A time that is longer, a rate that is lower: both 1.1 times worse."""
-    found = judged(candidate, baseline, direction, AT)
-    assert found.value == pytest.approx(0.1, abs=0.005)
-    assert 0 < found.interval.lower < found.value < found.interval.upper
+    change = judged(candidate, baseline, direction, AT)
+    assert change.value == pytest.approx(0.1, abs=0.005)
+    assert 0 < change.interval.lower < change.value < change.interval.upper
 
 
 @BOTH
@@ -36,9 +36,9 @@ def test_what_is_worse_lies_above_zero(
 def test_what_is_better_lies_below_zero(
     judged: Judged, candidate: list[float], baseline: list[float], direction: Direction
 ) -> None:
-    found = judged(candidate, baseline, direction, AT)
-    assert found.value == pytest.approx(1 / 1.1 - 1, abs=0.005)
-    assert found.interval.upper < 0
+    change = judged(candidate, baseline, direction, AT)
+    assert change.value == pytest.approx(1 / 1.1 - 1, abs=0.005)
+    assert change.interval.upper < 0
 
 
 @BOTH
@@ -61,30 +61,30 @@ def test_pairs_cancel_what_touched_both() -> None:
 
 
 def test_repeats_in_turns_have_the_interval_of_students_test() -> None:
-    found = in_turns(LONGER, TIMES, "lower", AT)
+    change = in_turns(LONGER, TIMES, "lower", AT)
     test = stats.ttest_rel(np.log(LONGER), np.log(TIMES))
-    assert found.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
-    assert found.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
+    assert change.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
+    assert change.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
 
 
 def test_repeats_beside_a_history_have_the_interval_of_welchs_test() -> None:
     history = [20.0, 20.1, 19.8, 20.4, 19.9, 22.0]
     longer = [*LONGER, 22.3]
-    found = from_history(longer, history, "lower", AT)
+    change = from_history(longer, history, "lower", AT)
     test = stats.ttest_ind(np.log(longer), np.log(history), equal_var=False)
-    assert found.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
-    assert found.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
+    assert change.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
+    assert change.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
 
 
 @pytest.mark.parametrize(("candidate", "history"), [(LONGER, [20.0, 21.0]), ([22.0, 23.0], TIMES)])
 def test_beside_a_few_repeats_the_smaller_number_of_them_counts(candidate: list[float], history: list[float]) -> None:
     """Two repeats, and one degree of freedom."""
-    found = from_history(candidate, history, "lower", AT)
+    change = from_history(candidate, history, "lower", AT)
     logs = [np.log(times) for times in (candidate, history)]
     error = math.sqrt(sum(each.var(ddof=1) / len(each) for each in logs))
     middle = logs[0].mean() - logs[1].mean()
-    assert found.interval.lower == pytest.approx(math.expm1(middle - stats.t.isf(AT.below, 1) * error))
-    assert found.interval.upper == pytest.approx(math.expm1(middle + stats.t.isf(AT.above, 1) * error))
+    assert change.interval.lower == pytest.approx(math.expm1(middle - stats.t.isf(AT.below, 1) * error))
+    assert change.interval.upper == pytest.approx(math.expm1(middle + stats.t.isf(AT.above, 1) * error))
 
 
 @pytest.mark.parametrize(("direction", "value"), [("lower", 0.1), ("higher", 1 / 1.1 - 1)])
@@ -97,8 +97,8 @@ def test_without_noise_there_is_a_value_of_any_repeats(direction: Direction, val
 
 @BOTH
 def test_repeats_without_any_noise_have_an_interval(judged: Judged) -> None:
-    found = judged([22.0, 22.0], [20.0, 20.0], "lower", AT)
-    assert found.interval.lower == pytest.approx(found.value) == pytest.approx(found.interval.upper)
+    change = judged([22.0, 22.0], [20.0, 20.0], "lower", AT)
+    assert change.interval.lower == pytest.approx(change.value) == pytest.approx(change.interval.upper)
 
 
 @BOTH
@@ -118,8 +118,8 @@ def test_a_repeat_without_its_pair_is_refused() -> None:
         in_turns(LONGER[:2], TIMES, "lower", AT)
 
 
-def width(found: Worsening) -> float:
-    return math.log1p(found.interval.upper) - math.log1p(found.interval.lower)
+def width(change: Worsening) -> float:
+    return math.log1p(change.interval.upper) - math.log1p(change.interval.lower)
 
 
 def part(variance: float, freedom: float = 20.0) -> Between:
@@ -127,36 +127,36 @@ def part(variance: float, freedom: float = 20.0) -> Between:
 
 
 def test_pairs_of_which_each_has_its_own_starts_have_students_interval() -> None:
-    alone, found = in_turns(LONGER, TIMES, "lower", AT), in_turns(LONGER, TIMES, "lower", AT, starts=[1, 2, 3])
-    assert found.value == pytest.approx(alone.value)
-    assert width(found) == pytest.approx(width(alone), rel=1e-3)
+    alone, change = in_turns(LONGER, TIMES, "lower", AT), in_turns(LONGER, TIMES, "lower", AT, starts=[1, 2, 3])
+    assert change.value == pytest.approx(alone.value)
+    assert width(change) == pytest.approx(width(alone), rel=1e-3)
 
 
 def test_starts_that_differ_count_by_their_number_and_not_by_that_of_their_repeats() -> None:
     """By hand: pairs of two starts without any noise, 2 and 4 % slower: one degree of freedom, and an error of half of that."""
     slower = [1.02] * 5 + [1.04] * 5
     times = [20 * by for by in slower]
-    found = in_turns(times, [20.0] * 10, "lower", AT, starts=[1] * 5 + [2] * 5)
+    change = in_turns(times, [20.0] * 10, "lower", AT, starts=[1] * 5 + [2] * 5)
     logs = np.log([1.02, 1.04])
     middle, error = logs.mean(), (logs[1] - logs[0]) / 2
-    assert found.interval.lower == pytest.approx(math.expm1(middle - stats.t.isf(AT.below, 1) * error), rel=1e-3)
-    assert found.interval.upper == pytest.approx(math.expm1(middle + stats.t.isf(AT.above, 1) * error), rel=1e-3)
-    assert width(found) > 5 * width(in_turns(times, [20.0] * 10, "lower", AT))
+    assert change.interval.lower == pytest.approx(math.expm1(middle - stats.t.isf(AT.below, 1) * error), rel=1e-3)
+    assert change.interval.upper == pytest.approx(math.expm1(middle + stats.t.isf(AT.above, 1) * error), rel=1e-3)
+    assert width(change) > 5 * width(in_turns(times, [20.0] * 10, "lower", AT))
 
 
 def test_what_is_known_of_starts_counts_for_both_builds() -> None:
     """By hand, if it is known for sure: twice the variance of one start, once for each build."""
     sure = EarlierRuns(starts=part(0.01**2, 1e9), noise=part(0.0, 1e9))
-    found = in_turns([22.0, 22.0], [20.0, 20.0], "lower", AT, known=sure)
+    change = in_turns([22.0, 22.0], [20.0, 20.0], "lower", AT, known=sure)
     # history has at most 30 degrees of freedom
-    assert math.log1p(found.interval.upper) - math.log(1.1) == pytest.approx(
+    assert math.log1p(change.interval.upper) - math.log(1.1) == pytest.approx(
         math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 30), rel=3e-3
     )
 
 
 def test_what_is_known_of_days_counts_for_both_builds() -> None:
-    found = from_history([22.0, 22.0], [20.0, 20.0], "lower", AT, EarlierRuns(days=part(0.01**2)))
-    assert math.log1p(found.interval.upper) - math.log(1.1) == pytest.approx(
+    change = from_history([22.0, 22.0], [20.0, 20.0], "lower", AT, EarlierRuns(days=part(0.01**2)))
+    assert math.log1p(change.interval.upper) - math.log(1.1) == pytest.approx(
         math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 20), rel=3e-3
     )
 
@@ -177,8 +177,8 @@ def test_what_is_known_of_starts_makes_no_interval_of_one_start_narrower(
 ) -> None:
     candidate, baseline = ([math.exp(each[build]) for each in logs] for build in (0, 1))
     alone = in_turns(candidate, baseline, "lower", AT)
-    found = in_turns(candidate, baseline, "lower", AT, known=EarlierRuns(starts=part(variance)))
-    assert width(found) >= width(alone) * (1 - 2e-3) - 1e-9
+    change = in_turns(candidate, baseline, "lower", AT, known=EarlierRuns(starts=part(variance)))
+    assert width(change) >= width(alone) * (1 - 2e-3) - 1e-9
     starts = [each[2] for each in logs]
     one, other = (
         in_turns(candidate, baseline, "lower", AT, starts=[numbers[start] for start in starts])
@@ -193,11 +193,11 @@ def test_what_is_known_of_starts_makes_no_interval_of_one_start_narrower(
 def test_each_bound_is_wrong_as_often_as_its_side_says(judged: Judged, history: int, noise: float) -> None:
     """Four repeats of a candidate that is 1.05 times slower, whose noise is 1 %; the baseline's is its own."""
     rng, runs = np.random.default_rng(1), 4000
-    found = [
+    intervals = [
         judged(1.05 * np.exp(0.01 * rng.standard_normal(4)), np.exp(noise * rng.standard_normal(history)), "lower", AT).interval
         for _ in range(runs)
     ]
-    below, above = sum(one.lower > 0.05 for one in found) / runs, sum(one.upper < 0.05 for one in found) / runs
+    below, above = sum(one.lower > 0.05 for one in intervals) / runs, sum(one.upper < 0.05 for one in intervals) / runs
     # three standard errors of the simulation; Welch's degrees of freedom are near the truth, not it
     assert below == pytest.approx(AT.below, abs=3 * math.sqrt(AT.below / runs) + 0.002)
     assert above == pytest.approx(AT.above, abs=3 * math.sqrt(AT.above / runs) + 0.002)

@@ -38,8 +38,8 @@ def gained(evidence: Path, machine: str = CPU.id, gates: tuple[Gate, ...] = (), 
     about: dict[str, Any] = {"server": server_plan(**DRAFTED), "undrafted": server_plan(), "load": SLACK} | changes
     plan = cell_plan(gates, **about)
     stage = parse_speculation(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
-    measured = [found.model_copy(update={"fingerprint": machine}) for found in stage]
-    return {found.metric: found for found in speedup(plan, evidence, measured)}
+    measured = [row.model_copy(update={"fingerprint": machine}) for row in stage]
+    return {measurement.metric: measurement for measurement in speedup(plan, evidence, measured)}
 
 
 def gate(metric: str, minimum: float) -> Gate:
@@ -48,24 +48,24 @@ def gate(metric: str, minimum: float) -> Gate:
 
 @pytest.mark.parametrize("metric", NAMES)
 def test_the_speedup_is_the_ratio_of_the_rates(evidence: Path, metric: str) -> None:
-    found = gained(evidence)[metric]
-    assert (found.unit, found.against, found.fingerprint) == ("ratio", None, CPU.id)
-    assert found.repeats == pytest.approx([TRUE_GAIN, TRUE_GAIN / 1.01])
-    assert found.value == pytest.approx(geometric_mean(found.repeats))
-    assert found.interval is not None
-    assert found.interval.lower < TRUE_GAIN / math.sqrt(1.01) < found.interval.upper
-    assert all(path.startswith(f"speculation/{NAMES[metric]}/") for path in found.traced_to)
-    assert surely_misses(gate(metric, 2.0), [found])
-    assert not surely_misses(gate(metric, 1.2), [found])
+    row = gained(evidence)[metric]
+    assert (row.unit, row.against, row.fingerprint) == ("ratio", None, CPU.id)
+    assert row.repeats == pytest.approx([TRUE_GAIN, TRUE_GAIN / 1.01])
+    assert row.value == pytest.approx(geometric_mean(row.repeats))
+    assert row.interval is not None
+    assert row.interval.lower < TRUE_GAIN / math.sqrt(1.01) < row.interval.upper
+    assert all(path.startswith(f"speculation/{NAMES[metric]}/") for path in row.traced_to)
+    assert surely_misses(gate(metric, 2.0), [row])
+    assert not surely_misses(gate(metric, 1.2), [row])
 
 
 @pytest.mark.parametrize("metric", NAMES)
 def test_a_speedup_that_is_20_percent_worse_is_called_worse(evidence: Path, metric: str) -> None:
     for repeat in (1, 2):
         scale(evidence / "speculation" / NAMES[metric] / "drafted", repeat, 1.2)
-    found = gained(evidence)[metric]
-    assert found.value == pytest.approx(TRUE_GAIN / 1.2, rel=0.01)
-    assert surely_misses(gate(metric, TRUE_GAIN / 1.05), [found])
+    row = gained(evidence)[metric]
+    assert row.value == pytest.approx(TRUE_GAIN / 1.2, rel=0.01)
+    assert surely_misses(gate(metric, TRUE_GAIN / 1.05), [row])
 
 
 def test_without_the_same_server_or_without_the_stage_there_is_none(evidence: Path) -> None:
@@ -74,12 +74,12 @@ def test_without_the_same_server_or_without_the_stage_there_is_none(evidence: Pa
     assert speedup(plan, evidence, []) == []
 
 
-@pytest.mark.parametrize(("side", "told"), [("drafted", "repeat 1"), ("undrafted", "without it: repeat 1")])
-def test_a_speedup_without_a_trustworthy_load_is_invalid(evidence: Path, side: str, told: str) -> None:
+@pytest.mark.parametrize(("side", "message"), [("drafted", "repeat 1"), ("undrafted", "without it: repeat 1")])
+def test_a_speedup_without_a_trustworthy_load_is_invalid(evidence: Path, side: str, message: str) -> None:
     change(evidence / "speculation" / "profile" / side, 1, failed=1)
-    found = gained(evidence)
-    assert reason(found["speculative_speedup"]).startswith(told)
-    assert found["speculative_speedup_batch1"].invalid_because is None
+    rows = gained(evidence)
+    assert reason(rows["speculative_speedup"]).startswith(message)
+    assert rows["speculative_speedup_batch1"].invalid_because is None
 
 
 def test_a_repeat_that_only_one_server_has_makes_it_invalid(evidence: Path) -> None:
@@ -88,16 +88,16 @@ def test_a_repeat_that_only_one_server_has_makes_it_invalid(evidence: Path) -> N
 
 
 def test_a_speedup_of_another_machine_is_invalid(evidence: Path) -> None:
-    for found in gained(evidence, machine="another").values():
-        assert "not measured on the planned machine" in reason(found)
-        assert found.fingerprint == "another"
+    for row in gained(evidence, machine="another").values():
+        assert "not measured on the planned machine" in reason(row)
+        assert row.fingerprint == "another"
 
 
 def test_the_interval_has_its_failing_side_the_surer(evidence: Path) -> None:
     """Its floor is met by what lies above the lower bound, so that this is the side of a false pass."""
     gates = tuple(gate(metric, 1.0) for metric in NAMES)
-    found = gained(evidence, gates=gates)["speculative_speedup"]
-    assert found.value is not None
-    assert found.interval is not None
-    below, above = (abs(math.log(bound / found.value)) for bound in (found.interval.lower, found.interval.upper))
+    row = gained(evidence, gates=gates)["speculative_speedup"]
+    assert row.value is not None
+    assert row.interval is not None
+    below, above = (abs(math.log(bound / row.value)) for bound in (row.interval.lower, row.interval.upper))
     assert below < above

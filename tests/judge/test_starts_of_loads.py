@@ -38,9 +38,9 @@ def start(evidence: Path, number: int, slower: float, beside: float | None = Non
         captured_load(folder / result.BESIDE, beside)
     for place in (folder, folder / result.BESIDE):
         for path in place.glob("bench-*.json"):
-            repeat, told = int(path.stem.removeprefix("bench-")), json.loads(path.read_text())
-            ttfts = [time * (1 + 1e-9 * number) for time in told["ttfts"]]
-            change(place, repeat, ttfts=ttfts, start_times=[at + 1e6 * number for at in told["start_times"]])
+            repeat, message = int(path.stem.removeprefix("bench-")), json.loads(path.read_text())
+            ttfts = [time * (1 + 1e-9 * number) for time in message["ttfts"]]
+            change(place, repeat, ttfts=ttfts, start_times=[at + 1e6 * number for at in message["start_times"]])
 
 
 def keep_further(evidence: Path, folder: Path, plan: CellPlan) -> None:
@@ -60,20 +60,20 @@ def measured(plan: CellPlan, evidence: Path) -> list[Measurement]:
 
 
 def compared(plan: CellPlan, evidence: Path) -> Measurement:
-    (found,) = compare(plan, evidence, measured(plan, evidence))
-    return found
+    (row,) = compare(plan, evidence, measured(plan, evidence))
+    return row
 
 
 def test_in_turns_the_pairs_of_all_starts_count(evidence: Path) -> None:
     start(evidence, 1, 1.1, 1.0)
     start(evidence, 2, 1.2 * 1.5, 1.5)
-    found = compared(IN_TURNS, evidence)
-    assert found.value == pytest.approx(math.sqrt(1.1 * 1.2) - 1, rel=1e-6)
-    assert found.sample_count == 2 * 2 * (32 + 20)
-    files = {path.split(":")[0] for path in found.traced_to}
+    row = compared(IN_TURNS, evidence)
+    assert row.value == pytest.approx(math.sqrt(1.1 * 1.2) - 1, rel=1e-6)
+    assert row.sample_count == 2 * 2 * (32 + 20)
+    files = {path.split(":")[0] for path in row.traced_to}
     assert {f"{root}load/{side}bench-2.json" for root in ("", "starts/2/") for side in ("", "beside/")} <= files
     assert all((evidence / file).is_file() for file in files)
-    assert found.not_in_interval == []
+    assert row.not_in_interval == []
 
 
 def test_what_differs_between_starts_is_in_the_interval(evidence: Path) -> None:
@@ -84,18 +84,18 @@ def test_what_differs_between_starts_is_in_the_interval(evidence: Path) -> None:
     assert alone.interval.upper < 0.11
     assert alone.not_in_interval == [STARTS]
     start(evidence, 2, 1.2, 1.0)
-    found = compared(IN_TURNS, evidence)
-    assert found.interval is not None
-    assert found.interval.lower < 0.1 < 0.2 < found.interval.upper
+    row = compared(IN_TURNS, evidence)
+    assert row.interval is not None
+    assert row.interval.lower < 0.1 < 0.2 < row.interval.upper
 
 
 def test_more_starts_that_agree_make_it_surer(evidence: Path) -> None:
     widths = []
     for number, slower in ((1, 1.1), (2, 1.12), (3, 1.11)):
         start(evidence, number, slower, 1.0)
-        found = compared(IN_TURNS, evidence)
-        assert found.interval is not None
-        widths.append(found.interval.upper - found.interval.lower)
+        row = compared(IN_TURNS, evidence)
+        assert row.interval is not None
+        widths.append(row.interval.upper - row.interval.lower)
     assert widths[2] < widths[1]
 
 
@@ -104,9 +104,9 @@ def test_a_sure_gain_by_one_start_needs_another(plan: CellPlan, evidence: Path, 
     """Also where nothing else is open, unless approved runs show how little starts differ. A sure loss needs none."""
     keep_history(evidence, captured_load(tmp_path / "before" / "load"))
     start(evidence, 1, 0.2, 1.0)
-    found = compared(plan, evidence)
-    assert STARTS in found.not_in_interval
-    if is_decided(GATE, [found]):
+    row = compared(plan, evidence)
+    assert STARTS in row.not_in_interval
+    if is_decided(GATE, [row]):
         assert another_start(plan, evidence, measured(plan, evidence)) == [GATE]
     known = plan.model_copy(update={"between": [KNOWN]})
     assert STARTS not in compared(known, evidence).not_in_interval
@@ -126,12 +126,12 @@ def test_beside_history_the_starts_of_either_count(evidence: Path, tmp_path: Pat
     alone = compared(HISTORY, evidence)
     assert alone.not_in_interval == [STARTS, DAYS]
     keep_further(evidence, before, HISTORY)
-    found = compared(HISTORY, evidence)
-    assert found.value == pytest.approx(1.2 / math.sqrt(1.3) - 1, rel=1e-6)
-    assert found.not_in_interval == [DAYS]
-    assert found.interval is not None
+    row = compared(HISTORY, evidence)
+    assert row.value == pytest.approx(1.2 / math.sqrt(1.3) - 1, rel=1e-6)
+    assert row.not_in_interval == [DAYS]
+    assert row.interval is not None
     assert alone.interval is not None
-    assert found.interval.upper > alone.interval.upper
+    assert row.interval.upper > alone.interval.upper
     start(evidence, 2, 1.25)
     assert compared(HISTORY, evidence).value == pytest.approx(math.sqrt(1.2 * 1.25 / 1.3) - 1, rel=1e-6)
 
@@ -158,14 +158,14 @@ def test_a_copied_start_is_invalid(evidence: Path) -> None:
     assert "start 2: the load of start 2 has the requests of an earlier start's" in reason(compared(IN_TURNS, evidence))
 
 
-def test_a_budget_that_leaves_no_time_for_another_start_is_told(evidence: Path) -> None:
+def test_a_budget_that_leaves_no_time_for_another_start_is_reported(evidence: Path) -> None:
     start(evidence, 1, 1.02, 1.0)
     for side in (evidence / "load", evidence / "load" / result.BESIDE):
         for repeat in (1, 2):
             taken(side, repeat, 30.0)
     plan = IN_TURNS.model_copy(update={"load": LOAD.model_copy(update={"time_budget_s": 150.0})})
-    found = compared(plan, evidence)
-    assert found.ended_because == "time_budget_s leaves 30 s for the load of start 2, and a repeat may take 60 s"
+    row = compared(plan, evidence)
+    assert row.ended_because == "time_budget_s leaves 30 s for the load of start 2, and a repeat may take 60 s"
     assert another_start(plan, evidence, measured(plan, evidence)) == []
     longer = plan.model_copy(update={"load": LOAD.model_copy(update={"time_budget_s": 500.0})})
     assert compared(longer, evidence).ended_because is None
@@ -173,7 +173,7 @@ def test_a_budget_that_leaves_no_time_for_another_start_is_told(evidence: Path) 
 
 
 def lacking(plan: CellPlan, evidence: Path) -> list[str]:
-    return [found.invalid_because or "" for _, found in not_established(plan, evidence, measured(plan, evidence))]
+    return [row.invalid_because or "" for _, row in not_established(plan, evidence, measured(plan, evidence))]
 
 
 def test_a_baseline_needs_each_of_its_starts(evidence: Path) -> None:
@@ -184,8 +184,8 @@ def test_a_baseline_needs_each_of_its_starts(evidence: Path) -> None:
     start(evidence, 2, 1.1)
     assert lacking(plan, evidence) == []
     change(evidence / "starts/2/load", 1, failed=1)
-    (told,) = lacking(plan, evidence)
-    assert told.startswith("it cannot be a baseline for this: start 2: repeat 1: ")
+    (message,) = lacking(plan, evidence)
+    assert message.startswith("it cannot be a baseline for this: start 2: repeat 1: ")
 
 
 def test_a_baseline_needs_no_load_that_its_budget_left_out(evidence: Path) -> None:
@@ -198,8 +198,8 @@ def test_a_baseline_needs_no_load_that_its_budget_left_out(evidence: Path) -> No
 
 def test_the_verdict_says_by_which_runs_starts_are_known(evidence: Path) -> None:
     start(evidence, 1, 1.1, 1.0)
-    found = compared(IN_TURNS.model_copy(update={"between": [KNOWN]}), evidence)
-    assert found.source.endswith("; how much starts differ, by 2 approved runs too")
+    row = compared(IN_TURNS.model_copy(update={"between": [KNOWN]}), evidence)
+    assert row.source.endswith("; how much starts differ, by 2 approved runs too")
     assert "approved" not in compared(IN_TURNS, evidence).source
 
 
@@ -207,8 +207,8 @@ def test_two_starts_that_have_nothing_in_common_are_no_reason_to_fail(evidence: 
     """The interval is then as wide as can be shown, and the gate undecided."""
     start(evidence, 1, 1.0, 1.0)
     start(evidence, 2, 4.0, 1.0)
-    found = compared(IN_TURNS.model_copy(update={"tries": [EarlierTry(run_id="r", verdict="fail")] * 9}), evidence)
-    assert found.interval is not None
-    assert found.interval.lower < 0.05
-    assert 1e5 < found.interval.upper < 1e8
-    assert not is_decided(GATE, [found])
+    row = compared(IN_TURNS.model_copy(update={"tries": [EarlierTry(run_id="r", verdict="fail")] * 9}), evidence)
+    assert row.interval is not None
+    assert row.interval.lower < 0.05
+    assert 1e5 < row.interval.upper < 1e8
+    assert not is_decided(GATE, [row])

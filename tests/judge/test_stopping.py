@@ -181,12 +181,12 @@ def test_a_baseline_is_asked_as_often_as_its_noise_calls_for(
 ) -> None:
     plan = establishing([score_gate(0.2), loss_gate(max_loss)])
     asked = Asked(plan.accuracy[0], AVAILABLE)
-    found = []
+    decisions = []
     for repetition in range(1, 11):
         evidence = tmp_path / str(repetition)
         ask(evidence, answering, repetition, asked)
-        found.append(decided(plan, evidence))
-    assert found == [repetition >= needed for repetition in range(1, 11)]
+        decisions.append(decided(plan, evidence))
+    assert decisions == [repetition >= needed for repetition in range(1, 11)]
     assert repetitions(plan, tmp_path, plan.accuracy[0]) == 10
 
 
@@ -242,7 +242,7 @@ def test_a_candidate_is_asked_until_the_comparison_knows_enough(tmp_path: Path, 
     def now_and_then(question: int, repetition: int) -> Reply:
         return WRONG if question in QUESTIONS[:20] and (QUESTIONS.index(question) + repetition) % 2 else RIGHT
 
-    plan, found = cell_plan([loss_gate(max_loss)]), []
+    plan, decisions = cell_plan([loss_gate(max_loss)]), []
 
     def answering(question: int, repetition: int) -> Reply:
         return WRONG if question in wrong else now_and_then(question, repetition)
@@ -251,8 +251,8 @@ def test_a_candidate_is_asked_until_the_comparison_knows_enough(tmp_path: Path, 
         evidence = tmp_path / str(repetition) / "evidence"
         keep_baseline(evidence, now_and_then, Asked(baseline_task(repetitions=4), AVAILABLE))
         ask(evidence, answering, repetition * BLOCKS)
-        found.append(decided(plan, evidence))
-    assert found.index(True) + 1 == needed
+        decisions.append(decided(plan, evidence))
+    assert decisions.index(True) + 1 == needed
 
 
 def test_a_baseline_that_is_gone_or_asked_once_calls_for_no_repetition(evidence: Path) -> None:
@@ -297,8 +297,8 @@ def test_repeats_go_on_while_a_gate_is_undecided(
     evidence: Path, gates: list[Gate], slower: float, apart: float, undecided: list[Gate]
 ) -> None:
     loads(evidence, slower, apart)
-    found = load_undecided(cell_plan(gates, beside=server_plan(), load=MORE), evidence)
-    assert found == [gate.label for gate in undecided]
+    lines = load_undecided(cell_plan(gates, beside=server_plan(), load=MORE), evidence)
+    assert lines == [gate.label for gate in undecided]
 
 
 @pytest.mark.parametrize("whose", ["load", f"load/{result.BESIDE}"])
@@ -379,14 +379,14 @@ def release(patch: pytest.MonkeyPatch, folder: Path, lost: float, seed: int) -> 
     path = folder / "now" / "baseline" / answers_path("gsm8k")
     path.parent.mkdir(parents=True)
     shutil.copy(folder / "then" / answers_path("gsm8k"), path)
-    found = run_stage(patch, plan, folder / "now", candidate, rng)
-    (measured,) = found
+    rows = run_stage(patch, plan, folder / "now", candidate, rng)
+    (measured,) = rows
     assert measured.invalid_because is None
     allowed = repetitions(plan, folder / "now", plan.accuracy[0]) * SIMULATED.num_questions
-    if not is_decided(gate, found):
+    if not is_decided(gate, rows):
         verdict: Literal["pass", "fail", "undecided"] = "undecided"
     else:
-        verdict = "fail" if surely_misses(gate, found) else "pass"
+        verdict = "fail" if surely_misses(gate, rows) else "pass"
     return Ended(verdict=verdict, asked=measured.sample_count, allowed=allowed)
 
 
@@ -404,10 +404,10 @@ def test_the_stages_files_are_those_of_the_steps_that_were_asked(tmp_path: Path,
     """It ends after the first block, with its answers typed beside the raw files."""
     keep_baseline(tmp_path / "evidence", right_but([]), Asked(baseline_task(SIMULATED), WORLD))
     plan, rng = cell_plan([loss_gate(MARGIN)], accuracy=[task_plan(SIMULATED)]), np.random.default_rng(1)
-    (found,) = run_stage(monkeypatch, plan, tmp_path / "evidence", np.zeros(WORLD), rng)
+    (row,) = run_stage(monkeypatch, plan, tmp_path / "evidence", np.zeros(WORLD), rng)
     folder = tmp_path / "evidence" / "accuracy" / "gsm8k"
     assert sorted(path.name for path in folder.iterdir()) == ["answers.jsonl", "r1-b1", "task.json"]
-    assert (found.value, found.sample_count) == (1.0, SIMULATED.num_questions // BLOCKS)
+    assert (row.value, row.sample_count) == (1.0, SIMULATED.num_questions // BLOCKS)
 
 
 def test_the_helpers_plans_are_of_one_machine() -> None:
@@ -428,8 +428,8 @@ def start_again(evidence: Path, number: int, answering: Answering) -> None:
     """The candidate's answers in a further start, which asks each question once."""
     inside = starts.root(evidence, number) / "accuracy" / "gsm8k"
     Asked(starts.once(CANDIDATE.task), AVAILABLE).write(inside, answering)
-    told = only(inside / "r1-b1", "results_*.json")
-    told.write_text(json.dumps(json.loads(told.read_text()) | {"start_time": float(number)}))
+    path = only(inside / "r1-b1", "results_*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"start_time": float(number)}))
 
 
 @pytest.mark.parametrize(("planned", "done", "again"), [(1, 1, False), (2, 1, True), (2, 2, False), (3, 2, True)])
@@ -470,17 +470,17 @@ def test_a_gate_that_passes_by_one_start_of_each_needs_another(evidence: Path) -
     ask(evidence, right_but(QUESTIONS[:4]), steps=2 * BLOCKS)
     plan = cell_plan([loss_gate(0.5)], starts=2)
     measured = parse_unfinished("accuracy", plan, evidence)
-    (found,) = compare(plan, evidence, measured)
-    assert is_decided(loss_gate(0.5), [found])
-    assert found.not_in_interval
+    (row,) = compare(plan, evidence, measured)
+    assert is_decided(loss_gate(0.5), [row])
+    assert row.not_in_interval
     assert starts_for(plan, evidence) == [loss_gate().label]
     assert starts_for(plan.model_copy(update={"starts": 1}), evidence) == []
     start_again(evidence, 2, right_but(QUESTIONS[:4]))
     measured = [*measured, *parse_unfinished("starts", plan, evidence)]
-    (found,) = compare(plan, evidence, measured)
-    assert not found.not_in_interval
-    assert any(path.startswith("starts/2/accuracy/gsm8k/r1-b1/samples_") for path in found.traced_to)
-    assert all((evidence / path).is_file() for path in found.traced_to)
+    (row,) = compare(plan, evidence, measured)
+    assert not row.not_in_interval
+    assert any(path.startswith("starts/2/accuracy/gsm8k/r1-b1/samples_") for path in row.traced_to)
+    assert all((evidence / path).is_file() for path in row.traced_to)
 
 
 def test_what_approved_runs_show_of_starts_makes_one_enough(evidence: Path) -> None:
@@ -500,6 +500,6 @@ def test_a_start_that_is_none_of_its_own_makes_the_comparison_invalid(evidence: 
         path.write_text(page(stop=9000, length=9000))
     plan = cell_plan([loss_gate(0.5)], starts=2)
     measured = [*parse_unfinished("accuracy", plan, evidence), *parse_unfinished("starts", plan, evidence)]
-    (found,) = compare(plan, evidence, measured)
-    assert "start 2: the server's counts go on" in (found.invalid_because or "")
+    (row,) = compare(plan, evidence, measured)
+    assert "start 2: the server's counts go on" in (row.invalid_because or "")
     assert starts_for(plan.model_copy(update={"starts": 3}), evidence) == []

@@ -38,7 +38,7 @@ def built(row: dict[str, Any]) -> Measurement:
     """Past its model, as from another hand."""
     fields: dict[str, Any] = {"filter": None, "task": None, "against": None, "sample_count": 500, "source": "x", "repeats": []}
     fields |= {"traced_to": [], "fingerprint": "", "invalid_because": None}
-    fields |= {name: found for name, found in row.items() if name not in ("lower", "upper")}
+    fields |= {name: value for name, value in row.items() if name not in ("lower", "upper")}
     interval = Interval.model_construct(lower=row["lower"], upper=row["upper"])
     return Measurement.model_construct(**(fields | {"interval": None if row.get("metric") == "smoke_usage" else interval}))
 

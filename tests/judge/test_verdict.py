@@ -74,7 +74,7 @@ def test_a_gate_over_a_table(gate: Gate, measurements: list[Measurement], expect
     assert verdict_of(gate, *measurements) == expected
 
 
-def test_the_reason_of_an_invalid_measurement_is_told() -> None:
+def test_the_reason_of_an_invalid_measurement_is_reported() -> None:
     judgement = judge([TTFT], [invalid("ttft_p99_ms", "3 of 20 requests completed", "load/bench-1.json")], "cell")
     assert judgement.gates[0].because == "3 of 20 requests completed"
 
@@ -83,7 +83,7 @@ ENDED = "time_budget_s 100 ended the load after 2 repeats in 80 s: another may t
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict", "told"),
+    ("row", "verdict", "message"),
     [
         (repeated("ttft_p99_ms", [90.0, 120.0]), "inconclusive", f"the bound lies within the interval: {{}}; {ENDED}"),
         (
@@ -100,10 +100,10 @@ ENDED = "time_budget_s 100 ended the load after 2 repeats in 80 s: another may t
         (repeated("ttft_p99_ms", [150.0, 151.0]), "fail", "the whole interval misses the bound"),
     ],
 )
-def test_what_a_budget_left_undecided_is_inconclusive_and_names_it(found: Measurement, verdict: Verdict, told: str) -> None:
-    (gate,) = judge([TTFT], [found.model_copy(update={"ended_because": ENDED})], "cell").gates
-    assert (gate.verdict, gate.because) == (verdict, told.format("what was measured does not decide"))
-    assert gate.value == found.value
+def test_what_a_budget_left_undecided_is_inconclusive_and_names_it(row: Measurement, verdict: Verdict, message: str) -> None:
+    (gate,) = judge([TTFT], [row.model_copy(update={"ended_because": ENDED})], "cell").gates
+    assert (gate.verdict, gate.because) == (verdict, message.format("what was measured does not decide"))
+    assert gate.value == row.value
 
 
 def test_a_stage_that_failed_before_its_filters_were_known_tells_its_reason_at_each_gate() -> None:
@@ -150,9 +150,9 @@ def test_a_worsening_of_20_percent_is_seen_in_every_metric(metric: Metric) -> No
 def test_every_way_to_pass_goes_through_every_check() -> None:
     names = list(Checks.model_fields)
     passing = [
-        found
-        for found in product([True, False], repeat=len(names))
-        if verdict_from(Checks(**dict(zip(names, found, strict=True)))) == "pass"
+        values
+        for values in product([True, False], repeat=len(names))
+        if verdict_from(Checks(**dict(zip(names, values, strict=True)))) == "pass"
     ]
     assert passing == [(True,) * len(names)]
 
@@ -195,10 +195,10 @@ def test_a_measurement_has_a_finite_value_or_a_reason(value: float | None, reaso
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(min_value=1e-3, max_value=1e6), min_size=2, max_size=9))
 def test_the_interval_of_repeats_holds_their_typical_value_and_is_never_below_zero(repeats: list[float]) -> None:
-    found = repeat_interval(repeats, AT)
-    assert found is not None
-    assert 0 <= found.lower <= geometric_mean(repeats) * (1 + 1e-9)
-    assert found.upper >= geometric_mean(repeats) * (1 - 1e-9)
+    interval = repeat_interval(repeats, AT)
+    assert interval is not None
+    assert 0 <= interval.lower <= geometric_mean(repeats) * (1 + 1e-9)
+    assert interval.upper >= geometric_mean(repeats) * (1 - 1e-9)
 
 
 def test_intervals_agree_with_published_figures() -> None:
@@ -206,8 +206,8 @@ def test_intervals_agree_with_published_figures() -> None:
     z, share, n = 1.6448536, 0.5, 10
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    found = share_interval(5, 10, AT)
-    assert [found.lower, found.upper] == pytest.approx([middle - half, middle + half], abs=1e-6)
+    bounds = share_interval(5, 10, AT)
+    assert [bounds.lower, bounds.upper] == pytest.approx([middle - half, middle + half], abs=1e-6)
     # Student's t at .95 with 2 degrees of freedom is 2.91999
     repeats = [math.e**1, math.e**2, math.e**3]
     interval = repeat_interval(repeats, AT)

@@ -48,9 +48,9 @@ def test_a_waived_gate_keeps_its_verdict_and_does_not_decide_the_cell(
 ) -> None:
     smoke = valid("smoke_usage", 1.0, "x", sample_count=2)
     judgement = judge([SMOKE, ACCURACY], [smoke, measured], "cell", waivers=[WAIVER], today=today)
-    found = judgement.gates[1]
-    assert (found.verdict, judgement.verdict) == (own, of_the_cell)
-    assert (found.waiver is None, found.expired is None) == (today > WAIVER.expires, today <= WAIVER.expires)
+    verdict = judgement.gates[1]
+    assert (verdict.verdict, judgement.verdict) == (own, of_the_cell)
+    assert (verdict.waiver is None, verdict.expired is None) == (today > WAIVER.expires, today <= WAIVER.expires)
     assert judgement.gates[0].waiver is None
 
 
@@ -61,14 +61,14 @@ def test_a_waiver_of_one_gate_leaves_the_others_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("today", "measured", "told"),
+    ("today", "measured", "message"),
     [
         (ONE_MORE_DAY, scored(400), "waived until 2026-12-01 by ada@example.com: known since the last version"),
         (TOO_LATE, scored(400), "no longer waived: expired after 2026-12-01 by ada@example.com: known since the last version"),
         (ONE_MORE_DAY, NOTHING, "which waives no invalid evidence"),
     ],
 )
-def test_the_report_tells_of_a_waiver_and_loudly_of_an_expired_one(today: date, measured: Measurement, told: str) -> None:
+def test_the_report_tells_of_a_waiver_and_loudly_of_an_expired_one(today: date, measured: Measurement, message: str) -> None:
     judgement = judge([ACCURACY], [measured], "cell", waivers=[WAIVER], today=today)
     (row,) = gate_rows(judgement)
-    assert told in row.waiver
+    assert message in row.waiver

@@ -65,16 +65,16 @@ def test_the_first_run_of_a_store_becomes_its_baseline(approved: Qualified) -> N
 
 def test_a_baseline_is_started_twice(approved: Qualified) -> None:
     (stage,) = (stage for stage in approved.report.stages if stage.stage == "starts")
-    (found,) = (row for row in stage.measurements if row.label == "exact_match (gsm8k, strict-match) of start 2")
-    assert found.sample_count == 500
-    assert found.value is not None
-    assert found.value > 0.9
+    (measurement,) = (row for row in stage.measurements if row.label == "exact_match (gsm8k, strict-match) of start 2")
+    assert measurement.sample_count == 500
+    assert measurement.value is not None
+    assert measurement.value > 0.9
     inside = approved.folder / "evidence/starts/2"
     lines = (inside / "accuracy/gsm8k/answers.jsonl").read_text().splitlines()
     assert {json.loads(line)["start"] for line in lines[1:]} == {2}
     first, second = (float((root / "serve/launched_at").read_text()) for root in (approved.folder / "evidence", inside))
     assert first < second
-    assert f"Starts: 2 of at most 2; {found.label.removesuffix(' of start 2')}" in " ".join(approved.done.stdout.split())
+    assert f"Starts: 2 of at most 2; {measurement.label.removesuffix(' of start 2')}" in " ".join(approved.done.stdout.split())
     assert processes_of(approved.home) == []
 
 
@@ -92,18 +92,18 @@ def test_a_second_run_of_the_same_release_passes_and_asks_less(approved: Qualifi
 
 
 def test_the_same_release_finds_the_baselines_answers_as_likely(again: Qualified) -> None:
-    found = gate_of(again.report, LIKELIER)
-    assert found.verdict == "pass"
-    assert found.value == pytest.approx(0.0, abs=1e-5)
-    assert found.sample_count == 200
+    verdict = gate_of(again.report, LIKELIER)
+    assert verdict.verdict == "pass"
+    assert verdict.value == pytest.approx(0.0, abs=1e-5)
+    assert verdict.sample_count == 200
 
 
 @pytest.mark.s3
 def test_the_regressed_model_finds_them_less_likely(refused: Qualified) -> None:
-    found = gate_of(refused.report, LIKELIER)
-    assert found.verdict == "fail"
-    assert found.interval is not None
-    assert found.interval.lower > 0.001
+    verdict = gate_of(refused.report, LIKELIER)
+    assert verdict.verdict == "fail"
+    assert verdict.interval is not None
+    assert verdict.interval.lower > 0.001
 
 
 @pytest.mark.s3

@@ -109,7 +109,7 @@ def test_a_pull_tells_each_layer_and_tags_the_image_for_deployment(docker_engine
     assert lines == [], "what is here is not pulled again"
 
 
-def test_a_tag_that_moves_after_it_was_resolved_is_told_by_the_pull(docker_engine: Engine) -> None:
+def test_a_tag_that_moves_after_it_was_resolved_is_reported_by_the_pull(docker_engine: Engine) -> None:
     old = push_image(docker_engine.registry, "moving", "v1", content=str(time.time_ns()))
     resolved = image.resolve(f"{docker_engine.registry}/moving:v1")
     new = push_image(docker_engine.registry, "moving", "v1", content=str(time.time_ns()))
@@ -128,7 +128,7 @@ def test_an_image_for_another_platform_is_refused_after_the_pull_too(docker_engi
     assert raised.value.kind == "wrong-platform"
 
 
-def test_an_image_without_vllm_is_told(docker_engine: Engine) -> None:
+def test_an_image_without_vllm_is_reported(docker_engine: Engine) -> None:
     push_image(docker_engine.registry, "plain", "v1")
     resolved = image.resolve(f"{docker_engine.registry}/plain:v1")
     image.pull(resolved, silent)
@@ -251,7 +251,7 @@ def test_a_signal_leaves_no_container_of_a_short_command(
     assert docker_engine.containers() == []
 
 
-def test_a_container_that_needs_more_than_its_memory_is_told_to_be_oom_killed(
+def test_a_container_that_needs_more_than_its_memory_is_reported_as_oom_killed(
     shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
     # containerd watches for it only from a moment after the start on (its issue 8180)
@@ -320,7 +320,7 @@ def test_a_container_that_cannot_start_ends_in_its_own_class(
     assert docker_engine.containers() == []
 
 
-def test_a_port_that_another_container_has_is_told(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
+def test_a_port_that_another_container_has_is_reported(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -423,7 +423,7 @@ def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
     assert docker_engine.containers() == []
 
 
-def test_an_engine_that_stops_is_told_as_such_and_not_as_the_containers_end(
+def test_an_engine_that_stops_is_reported_as_such_and_not_as_the_containers_end(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
     with running(shell(WAITING), tmp_path / "it.log", "serve") as watched:

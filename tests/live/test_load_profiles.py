@@ -215,7 +215,7 @@ def test_a_price_gives_what_a_million_tokens_cost(folders: dict[str, Path]) -> N
         assert 2.5 / 3600 * 1e6 / max(rates) <= (cost.value or 0) <= 2.5 / 3600 * 1e6 / min(rates)
 
 
-def test_a_start_is_told_in_parts_and_made_again(folders: dict[str, Path]) -> None:
+def test_a_start_is_reported_in_parts_and_made_again(folders: dict[str, Path]) -> None:
     for folder in folders.values():
         report = load_report(folder)
         whole_s = value_of(report, "serve", "startup_s")
@@ -305,7 +305,7 @@ def test_a_draft_changes_no_text(drafting: Report) -> None:
     assert speculation.texts.same == len(speculation.texts.parts_at) == 9
 
 
-def test_the_acceptance_is_told_by_position(drafting: Report) -> None:
+def test_the_acceptance_is_reported_by_position(drafting: Report) -> None:
     speculation = drafting.details.speculation
     assert speculation is not None
     for each in (speculation.greedy, speculation.batch1, speculation.profile):

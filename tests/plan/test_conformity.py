@@ -27,9 +27,9 @@ def plans(document: Document, engine: EngineEnvironment, machine: Fingerprint = 
 
 def test_what_the_recipe_gives_does_not_differ(document: Document, engine: EngineEnvironment) -> None:
     recipe = Recipe.model_validate(document)
-    found = plans(document, engine)
-    assert len(found) == 2
-    assert {difference(plan, recipe) for plan in found} == {""}
+    cells = plans(document, engine)
+    assert len(cells) == 2
+    assert {difference(plan, recipe) for plan in cells} == {""}
 
 
 def test_nor_on_a_gpu(document: Document, gpu_engine: EngineEnvironment) -> None:
@@ -57,7 +57,7 @@ def released(plan: CellPlan) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda plan: {"gates": plan.gates[1:]}, "gates: not as"),
         (lambda plan: {"gates": plan.gates[:-1]}, "gates: not as"),
@@ -80,15 +80,15 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda plan: {"cell": plan.cell.model_copy(update={"profile": "easy"})}, "the recipe has no profile 'easy'"),
     ],
 )
-def test_what_a_host_changed_is_told(document: Document, engine: EngineEnvironment, change: Change, told: str) -> None:
+def test_what_a_host_changed_is_reported(document: Document, engine: EngineEnvironment, change: Change, message: str) -> None:
     plan = plans(document, engine)[0]
-    assert difference(plan.model_copy(update=change(plan)), Recipe.model_validate(document)).startswith(told)
+    assert difference(plan.model_copy(update=change(plan)), Recipe.model_validate(document)).startswith(message)
 
 
 def test_a_commit_of_the_recipe_is_the_one_that_was_served(document: Document, engine: EngineEnvironment) -> None:
     """A branch can mean any commit; whoever starts a run cannot choose another one than a recipe that names it."""
     plan = plans(document, engine)[0]
     (variant,) = (each for name, each in document["variants"].items() if name == plan.cell.variant)
-    for revision, told in ((plan.cell.release.revision, ""), ("main", ""), ("e" * 40, "revision: not as in the recipe")):
+    for revision, message in ((plan.cell.release.revision, ""), ("main", ""), ("e" * 40, "revision: not as in the recipe")):
         variant["revision"] = revision
-        assert difference(plan, Recipe.model_validate(document)) == told
+        assert difference(plan, Recipe.model_validate(document)) == message

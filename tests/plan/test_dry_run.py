@@ -64,10 +64,10 @@ def shown(recipe: str, launch: Launch = DOCKER, port: int | None = None, **choic
 @pytest.mark.parametrize("gpu_type", GPU_TYPES)
 @pytest.mark.parametrize("recipe", SEEDS)
 def test_a_seed_recipe_is_shown_as_a_docker_command_for_each_profile(recipe: str, gpu_type: str) -> None:
-    found = shown(recipe, gpu_type=gpu_type)
+    scripts = shown(recipe, gpu_type=gpu_type)
     profiles = list(load_recipe(recipe).recipe.gpu_types[gpu_type].profiles)
-    assert [script.after("--label")[1].rpartition("/")[2] for script in found] == profiles
-    for script in found:
+    assert [script.after("--label")[1].rpartition("/")[2] for script in scripts] == profiles
+    for script in scripts:
         assert script.words[:2] == ["docker", "run"]
         gpus = script.config["tensor-parallel-size"]
         assert script.after("--gpus") == [f'"device={",".join(map(str, range(gpus)))}"']
@@ -164,8 +164,8 @@ def test_the_process_launcher_is_shown_with_its_environment(tmp_path: Path, monk
     assert script.config["host"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize(("starts", "told"), [(2, True), (4, True), (1, False)])
-def test_it_says_how_often_the_server_may_be_started(starts: int, told: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("starts", "is_shown"), [(2, True), (4, True), (1, False)])
+def test_it_says_how_often_the_server_may_be_started(starts: int, is_shown: bool, tmp_path: Path) -> None:
     document = reference()
     document["gpu_types"]["cpu"]["starts"] = starts
     for gates, compares in ((document["gates"], True), (document["gates"][:1], False)):
@@ -173,7 +173,7 @@ def test_it_says_how_often_the_server_may_be_started(starts: int, told: bool, tm
         loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=tmp_path)
         (script,) = scripts(loaded, Choice(gpu_type="cpu"), DOCKER, None, Path("/runs"))
         line = f"# The server is started up to {starts} times, for the gates against the baseline."
-        assert (line in script.splitlines()) is (told and compares)
+        assert (line in script.splitlines()) is (is_shown and compares)
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_gpu_type_that_the_recipe_does_not_have_is_told() -> None:
+def test_a_gpu_type_that_the_recipe_does_not_have_is_reported() -> None:
     with pytest.raises(CallerError, match="no GPU type 'a100'"):
         shown("llama-3.3-70b", gpu_type="a100")
 
@@ -203,14 +203,14 @@ def test_tensorrt_llm_is_shown_with_its_own_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "told"),
+    ("launch", "message"),
     [
         (Launch(), "served from an image only"),
         (TENSORRT_LLM.model_copy(update={"client_image": None}), "no image of TensorRT-LLM has"),
     ],
 )
-def test_what_tensorrt_llm_needs_is_told(launch: Launch, told: str) -> None:
-    with pytest.raises(CallerError, match=told):
+def test_what_tensorrt_llm_needs_is_reported(launch: Launch, message: str) -> None:
+    with pytest.raises(CallerError, match=message):
         shown("llama-3.3-70b", launch, gpu_type="h200", variant="trtllm-fp8")
 
 
@@ -228,6 +228,6 @@ def test_a_variants_versions_are_held_against_the_images_tag(tmp_path: Path, tag
     if fits:
         assert len(shown(recipe, launch, gpu_type="cpu")) == 1
         return
-    told = "does not say which vLLM it holds" if fits is None else "is for vLLM >=0.32, and this is 0.31.0"
-    with pytest.raises(CallerError, match=told):
+    message = "does not say which vLLM it holds" if fits is None else "is for vLLM >=0.32, and this is 0.31.0"
+    with pytest.raises(CallerError, match=message):
         shown(recipe, launch, gpu_type="cpu")

@@ -51,18 +51,18 @@ def gpu_engine(engine: EngineEnvironment) -> EngineEnvironment:
 @pytest.fixture
 def document(tmp_path: Path) -> Document:
     """Two GPU types, two variants of local weights and two profiles on the CPU."""
-    found = reference()
+    document = reference()
     for name, golden in (("bf16", " 12"), ("fp8", None)):
         weights = tmp_path / name
         weights.mkdir()
         (weights / "config.json").write_text(f'{{"name": "{name}"}}')
-        found["variants"][name] = {"model": str(weights)} | ({"smoke_golden": golden} if golden else {})
+        document["variants"][name] = {"model": str(weights)} | ({"smoke_golden": golden} if golden else {})
     serving = {
         "default_variant": "bf16",
         "profiles": {"latency": {"load": LOAD, "gates": [TTFT]}, "throughput": {"load": LOAD}},
     }
-    found["gpu_types"] = {"cpu": serving, "h200": {"default_variant": "fp8", "profiles": {"balanced": {"load": LOAD}}}}
-    return found
+    document["gpu_types"] = {"cpu": serving, "h200": {"default_variant": "fp8", "profiles": {"balanced": {"load": LOAD}}}}
+    return document
 
 
 def loaded(document: Document, folder: Path = Path("/recipes")) -> LoadedRecipe:
@@ -82,9 +82,9 @@ def test_by_default_every_profile_of_the_machines_type_with_its_default_variant(
 
 
 def test_another_machine_has_its_own_profiles_and_default_variant(document: Document, gpu_engine: EngineEnvironment) -> None:
-    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
-    assert found.cell.id == "reference/fp8/h200/balanced"
-    assert found.cell.release.engine.version == "0.32.0"
+    plan = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
+    assert plan.cell.id == "reference/fp8/h200/balanced"
+    assert plan.cell.release.engine.version == "0.32.0"
 
 
 def test_only_a_cell_that_is_compared_is_started_again(document: Document, engine: EngineEnvironment) -> None:
@@ -92,8 +92,8 @@ def test_only_a_cell_that_is_compared_is_started_again(document: Document, engin
     document["gates"] = [gate for gate in document["gates"] if gate not in compared]
     document["gpu_types"]["cpu"]["starts"] = 3
     document["gpu_types"]["cpu"]["profiles"]["latency"]["gates"] = compared
-    found = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
-    assert {plan.cell.profile: plan.starts for plan in found} == {"latency": 3, "throughput": 1}
+    plans = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
+    assert {plan.cell.profile: plan.starts for plan in plans} == {"latency": 3, "throughput": 1}
 
 
 def test_a_choice_takes_one_profile_and_another_variant(document: Document, engine: EngineEnvironment) -> None:
@@ -104,31 +104,31 @@ def test_a_choice_takes_one_profile_and_another_variant(document: Document, engi
 def test_a_plan_has_all_that_determines_the_qualification(
     document: Document, engine: EngineEnvironment, tmp_path: Path
 ) -> None:
-    found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
+    plan = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
     weights = tmp_path / "bf16"
-    assert found.fingerprint == CPU
-    assert found.cell.release.model == str(weights)
-    assert found.cell.release.revision == content_digest(weights)
-    assert found.cell.release.engine.version == VERSION
-    assert found.cell.release.engine.digest == "sha256:" + "0" * 64
-    assert found.server.engine == engine
-    assert found.server.model == str(weights)
-    assert found.server.revision is None
-    assert found.server.served_model_name == "reference"
-    assert found.smoke.prompt == document["smoke"]["prompt"]
-    assert found.smoke_golden == " 12"
-    assert found.load.input_len == LOAD["input_len"]
-    (task,) = found.accuracy
+    assert plan.fingerprint == CPU
+    assert plan.cell.release.model == str(weights)
+    assert plan.cell.release.revision == content_digest(weights)
+    assert plan.cell.release.engine.version == VERSION
+    assert plan.cell.release.engine.digest == "sha256:" + "0" * 64
+    assert plan.server.engine == engine
+    assert plan.server.model == str(weights)
+    assert plan.server.revision is None
+    assert plan.server.served_model_name == "reference"
+    assert plan.smoke.prompt == document["smoke"]["prompt"]
+    assert plan.smoke_golden == " 12"
+    assert plan.load.input_len == LOAD["input_len"]
+    (task,) = plan.accuracy
     assert task.questions is not None
     assert [path.name for path in task.questions] == ["test.jsonl", "train.jsonl"]
-    assert CellPlan.model_validate_json(found.model_dump_json()) == found
+    assert CellPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_a_models_path_starts_from_the_recipes_folder(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
     document["variants"]["bf16"]["model"] = "./bf16"
-    found = only(plan_cells(loaded(document, tmp_path), Choice(profile="latency"), Engines(engine=engine), CPU))
-    assert found.server.model == str(tmp_path / "bf16")
-    assert found.cell.release.model == "./bf16"
+    plan = only(plan_cells(loaded(document, tmp_path), Choice(profile="latency"), Engines(engine=engine), CPU))
+    assert plan.server.model == str(tmp_path / "bf16")
+    assert plan.cell.release.model == "./bf16"
 
 
 def test_a_recipe_without_local_questions_leaves_them_to_the_hub(document: Document, engine: EngineEnvironment) -> None:
@@ -191,14 +191,14 @@ def test_the_models_revision_is_pinned_for_the_tokenizer_too(
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     document["variants"]["bf16"] = {"model": "org/model", "revision": "main"}
-    found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
+    plan = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
     assert asked == [("org/model", "main")]
-    assert found.cell.release.revision == found.server.revision == "0123abc"
-    config = found.server.config(port=1)
+    assert plan.cell.release.revision == plan.server.revision == "0123abc"
+    config = plan.server.config(port=1)
     assert (config["model"], config["revision"], config["tokenizer-revision"]) == ("org/model", "0123abc", "0123abc")
 
 
-def test_a_hub_that_does_not_know_the_model_is_told(
+def test_a_hub_that_does_not_know_the_model_is_reported(
     document: Document, engine: EngineEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hub:
@@ -215,25 +215,25 @@ def test_a_hub_that_does_not_know_the_model_is_told(
 
 
 @pytest.mark.parametrize(
-    ("choice", "told", "place"),
+    ("choice", "message", "place"),
     [
         (Choice(gpu_type="b200"), "no GPU type 'b200'\n  remedy: it has: cpu, h200", "--gpu-type"),
         (Choice(variant="int4"), "no variant 'int4'\n  remedy: it has: bf16, regressed, ngram, draft, fp8", "--variant"),
         (Choice(profile="balanced"), "no profile 'balanced'\n  remedy: it has: latency, throughput", "--profile"),
     ],
 )
-def test_an_unknown_name_is_the_callers_mistake(document: Document, choice: Choice, told: str, place: str) -> None:
+def test_an_unknown_name_is_the_callers_mistake(document: Document, choice: Choice, message: str, place: str) -> None:
     with pytest.raises(CallerError) as raised:
         select(loaded(document), choice, CPU)
     assert raised.value.place == place
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 # --- where a variant can be served at all
 
 
 @pytest.mark.parametrize(
-    ("limits", "choice", "told", "place"),
+    ("limits", "choice", "message", "place"),
     [
         (
             {"gpu_types": ["h200"]},
@@ -256,13 +256,13 @@ def test_an_unknown_name_is_the_callers_mistake(document: Document, choice: Choi
     ],
 )
 def test_a_variant_elsewhere_is_the_callers_mistake(
-    document: Document, limits: Document, choice: Choice, told: str, place: str
+    document: Document, limits: Document, choice: Choice, message: str, place: str
 ) -> None:
     document["variants"]["fp8"] |= limits
     with pytest.raises(CallerError) as raised:
         select(loaded(document), choice, CPU)
     assert raised.value.place == place
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_without_a_profile_the_variant_gets_those_that_it_is_for(document: Document) -> None:
@@ -284,7 +284,7 @@ def test_a_variant_is_planned_for_its_versions_alone(
     assert f"the variant 'bf16' is for vLLM {versions}, and this is {VERSION}" in raised.value.problem
 
 
-def test_a_machine_that_the_recipe_does_not_know_is_told_with_what_it_has(document: Document) -> None:
+def test_a_machine_that_the_recipe_does_not_know_is_reported_with_what_it_has(document: Document) -> None:
     machine = Fingerprint(gpu_type="h100", name="NVIDIA H100", count=1, memory_mib=81_559)
     with pytest.raises(CallerError, match="no GPU type 'h100'"):
         select(loaded(document), Choice(), machine)
@@ -296,20 +296,20 @@ def test_a_machine_of_another_type_is_refused(document: Document, machine: Finge
         select(loaded(document), Choice(gpu_type=chosen), machine)
 
 
-def test_weights_that_are_not_there_are_told_before_anything_starts(document: Document, tmp_path: Path) -> None:
+def test_weights_that_are_not_there_are_named_before_anything_starts(document: Document, tmp_path: Path) -> None:
     (tmp_path / "bf16" / "config.json").unlink()
     with pytest.raises(HostError, match=r"no model at .*bf16: it has no config\.json"):
         select(loaded(document), Choice(), CPU)
 
 
 @pytest.mark.parametrize("which", ["test", "shots"])
-def test_questions_that_are_not_there_are_told_before_anything_starts(document: Document, tmp_path: Path, which: str) -> None:
+def test_questions_that_are_not_there_are_named_before_anything_starts(document: Document, tmp_path: Path, which: str) -> None:
     document["accuracy"][0]["questions"][which] = str(tmp_path / "none.jsonl")
     with pytest.raises(HostError, match=r"no questions at .*none\.jsonl"):
         select(loaded(document), Choice(), CPU)
 
 
-def test_an_engine_without_vllm_is_told(document: Document, engine: EngineEnvironment) -> None:
+def test_an_engine_without_vllm_is_reported(document: Document, engine: EngineEnvironment) -> None:
     engine.python.write_text('#!/bin/sh\necho \'{"python": "3.11", "packages": {}, "record_sha256": null}\'\n')
     with pytest.raises(HostError, match="no vLLM"):
         plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
@@ -346,9 +346,9 @@ def test_a_cell_gets_the_machines_first_gpus_of_its_type(
     document: Document, gpu_engine: EngineEnvironment, arguments: ServerArguments, gpus: list[int]
 ) -> None:
     document["gpu_types"]["h200"]["server"] = arguments
-    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200))
-    assert found.server.gpus == gpus
-    assert found.fingerprint == THREE_H200
+    plan = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200))
+    assert plan.server.gpus == gpus
+    assert plan.fingerprint == THREE_H200
 
 
 def test_each_profile_gets_as_many_as_it_takes(document: Document, gpu_engine: EngineEnvironment) -> None:
@@ -358,7 +358,7 @@ def test_each_profile_gets_as_many_as_it_takes(document: Document, gpu_engine: E
     assert (balanced.server.gpus, latency.server.gpus) == ([2, 3], [2, 3, 5])
 
 
-def test_too_few_gpus_are_told_with_the_numbers(document: Document, gpu_engine: EngineEnvironment) -> None:
+def test_too_few_gpus_are_reported_with_the_numbers(document: Document, gpu_engine: EngineEnvironment) -> None:
     document["gpu_types"]["h200"]["server"] = {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}
     with pytest.raises(HostError, match="profile 'balanced' takes 4 GPUs, and this machine has 3 h200") as raised:
         plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200)
@@ -387,7 +387,7 @@ def test_a_server_takes_the_product_of_its_parallel_sizes(arguments: ServerArgum
     assert gpu_count(arguments) == count
 
 
-def test_a_driver_that_is_too_old_is_told_before_the_engine_is_asked(document: Document, tmp_path: Path) -> None:
+def test_a_driver_that_is_too_old_is_reported_before_the_engine_is_asked(document: Document, tmp_path: Path) -> None:
     nowhere = Engines(engine=EngineEnvironment(python=tmp_path / "no-python"))
     with pytest.raises(HostError, match=r"the NVIDIA driver is 570\.124\.06") as raised:
         plan_cells(loaded(document), Choice(), nowhere, H200.model_copy(update={"driver": "570.124.06"}))
@@ -396,8 +396,8 @@ def test_a_driver_that_is_too_old_is_told_before_the_engine_is_asked(document: D
 
 def test_a_process_sees_the_cells_gpus_as_nvml_counts_them(document: Document, gpu_engine: EngineEnvironment) -> None:
     document["gpu_types"]["h200"] |= {"server": {"tensor-parallel-size": 2}, "environment": {"NCCL_DEBUG": "WARN"}}
-    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200))
-    assert process_environment(found.server) == OFFLINE | {
+    plan = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), THREE_H200))
+    assert process_environment(plan.server) == OFFLINE | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,3",
         "NCCL_DEBUG": "WARN",
@@ -406,8 +406,8 @@ def test_a_process_sees_the_cells_gpus_as_nvml_counts_them(document: Document, g
 
 def test_a_process_on_a_cpu_gets_the_recipes_environment_alone(document: Document, engine: EngineEnvironment) -> None:
     document["gpu_types"]["cpu"]["environment"] = {"OMP_NUM_THREADS": "4"}
-    found = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
-    assert process_environment(found.server) == OFFLINE | {"OMP_NUM_THREADS": "4"}
+    plan = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
+    assert process_environment(plan.server) == OFFLINE | {"OMP_NUM_THREADS": "4"}
 
 
 # --- images
@@ -445,19 +445,19 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("pulled")
 def test_a_plan_carries_the_image_under_test_and_the_load_clients(document: Document) -> None:
     document["gpu_types"]["h200"]["memory_limit_gib"] = 64
-    found = only(plan_cells(loaded(document), Choice(), Engines(engine=IMAGE, client=OLDER), H200))
-    assert found.server.engine == IMAGE
-    assert found.server.memory_limit_gib == 64
-    assert found.cell.release.engine == identity_of(IMAGE)
-    assert (found.client_image, found.client) == (OLDER, identity_of(OLDER))
-    assert CellPlan.model_validate_json(found.model_dump_json()) == found
-    assert found.labels == {"run": found.run_id, "cell": "reference/fp8/h200/balanced"}
+    plan = only(plan_cells(loaded(document), Choice(), Engines(engine=IMAGE, client=OLDER), H200))
+    assert plan.server.engine == IMAGE
+    assert plan.server.memory_limit_gib == 64
+    assert plan.cell.release.engine == identity_of(IMAGE)
+    assert (plan.client_image, plan.client) == (OLDER, identity_of(OLDER))
+    assert CellPlan.model_validate_json(plan.model_dump_json()) == plan
+    assert plan.labels == {"run": plan.run_id, "cell": "reference/fp8/h200/balanced"}
 
 
 @pytest.mark.usefixtures("pulled")
 def test_without_a_client_image_the_client_runs_beside_the_server(document: Document) -> None:
-    found = only(plan_cells(loaded(document), Choice(), Engines(engine=IMAGE), H200))
-    assert (found.client_image, found.client) == (None, None)
+    plan = only(plan_cells(loaded(document), Choice(), Engines(engine=IMAGE), H200))
+    assert (plan.client_image, plan.client) == (None, None)
 
 
 @pytest.mark.usefixtures("pulled")
@@ -481,12 +481,12 @@ def on_tensorrt_llm(document: Document) -> Document:
 
 @pytest.mark.usefixtures("pulled")
 def test_a_variant_for_tensorrt_llm_gets_its_own_arguments_alone(on_tensorrt_llm: Document) -> None:
-    found = only(plan_cells(loaded(on_tensorrt_llm), Choice(), Engines(engine=TENSORRT_LLM, client=IMAGE), THREE_H200))
-    assert (found.server.kind, found.cell.release.engine.kind) == ("tensorrt-llm", "tensorrt-llm")
-    assert (found.server.arguments, found.server.environment) == ({"tensor_parallel_size": 2}, {"TLLM_A": "1"})
-    assert found.server.gpus == [2, 3]
-    assert found.client_image == IMAGE
-    assert CellPlan.model_validate_json(found.model_dump_json()) == found
+    plan = only(plan_cells(loaded(on_tensorrt_llm), Choice(), Engines(engine=TENSORRT_LLM, client=IMAGE), THREE_H200))
+    assert (plan.server.kind, plan.cell.release.engine.kind) == ("tensorrt-llm", "tensorrt-llm")
+    assert (plan.server.arguments, plan.server.environment) == ({"tensor_parallel_size": 2}, {"TLLM_A": "1"})
+    assert plan.server.gpus == [2, 3]
+    assert plan.client_image == IMAGE
+    assert CellPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
 @pytest.mark.usefixtures("pulled")
@@ -505,7 +505,7 @@ OLD_TENSORRT_LLM = TENSORRT_LLM.model_copy(update={"tag": "1.2.1"})
 
 @pytest.mark.usefixtures("pulled")
 @pytest.mark.parametrize(
-    ("variant", "engines", "place", "told"),
+    ("variant", "engines", "place", "message"),
     [
         ("fp8", Engines(engine=TENSORRT_LLM), "--client-image", "which no image of TensorRT-LLM has"),
         ("fp8", Engines(engine=IMAGE, client=IMAGE), "--image", r"TensorRT-LLM is needed, and this is vLLM 0\.32\.0"),
@@ -520,9 +520,9 @@ OLD_TENSORRT_LLM = TENSORRT_LLM.model_copy(update={"tag": "1.2.1"})
     ],
 )
 def test_an_image_holds_what_the_variant_and_the_client_need(
-    on_tensorrt_llm: Document, variant: str, engines: Engines, place: str, told: str
+    on_tensorrt_llm: Document, variant: str, engines: Engines, place: str, message: str
 ) -> None:
-    with pytest.raises(CallerError, match=told) as raised:
+    with pytest.raises(CallerError, match=message) as raised:
         plan_cells(loaded(on_tensorrt_llm), Choice(variant=variant), engines, THREE_H200)
     assert raised.value.place == place
 
@@ -551,8 +551,8 @@ def on_a_machine_with(patch: pytest.MonkeyPatch, *names: str) -> None:
         Gpu(index=index, name=name, uuid=f"GPU-{index}", compute_capability="9.0", memory_mib=143_771, mig=False)
         for index, name in enumerate(names)
     ]
-    told = Reading(driver="580.159.04", gpus=gpus, source="nvml") if gpus else None
-    patch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: told)
+    message = Reading(driver="580.159.04", gpus=gpus, source="nvml") if gpus else None
+    patch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: message)
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ def test_gpus_that_only_a_container_sees_are_left_to_it(
     check_choice(loaded(document), choice, DOCKER)
 
 
-def test_what_another_engine_needs_is_told_before_its_image_is_here(
+def test_what_another_engine_needs_is_reported_before_its_image_is_here(
     on_tensorrt_llm: Document, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_machine_with(monkeypatch)
@@ -586,7 +586,7 @@ def test_without_nvml_and_a_gpu_type_nothing_of_the_recipe_is_held_to_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         (Choice(gpu_type="b200"), "no GPU type 'b200'"),
         (Choice(gpu_type="h200", variant="int4"), "no variant 'int4'"),
@@ -594,11 +594,11 @@ def test_without_nvml_and_a_gpu_type_nothing_of_the_recipe_is_held_to_the_cpu(
         (Choice(gpu_type="cpu", profile="turbo"), "no profile 'turbo'"),
     ],
 )
-def test_what_the_recipe_does_not_have_is_told_before_an_image_is_here(
-    document: Document, monkeypatch: pytest.MonkeyPatch, choice: Choice, told: str
+def test_what_the_recipe_does_not_have_is_reported_before_an_image_is_here(
+    document: Document, monkeypatch: pytest.MonkeyPatch, choice: Choice, message: str
 ) -> None:
     on_a_machine_with(monkeypatch)
-    with pytest.raises(CallerError, match=told):
+    with pytest.raises(CallerError, match=message):
         check_choice(loaded(document), choice, DOCKER)
 
 
@@ -640,9 +640,9 @@ def test_smoke_gates_are_always_there_and_come_first(document: Document, engine:
 
 
 def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine: EngineEnvironment) -> None:
-    found = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), Engines(engine=engine), CPU))
-    assert found.smoke_golden is None
-    assert labels(found.gates) == [*SMOKE_GATES, *SCORES]
+    plan = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), Engines(engine=engine), CPU))
+    assert plan.smoke_golden is None
+    assert labels(plan.gates) == [*SMOKE_GATES, *SCORES]
 
 
 # --- the network between nodes
@@ -651,18 +651,18 @@ def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine:
 def test_infiniband_is_a_gate_of_its_own_and_makes_nccl_tell(document: Document, gpu_engine: EngineEnvironment) -> None:
     plain = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
     document["gpu_types"]["h200"]["network"] = "infiniband"
-    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
-    assert found.server.environment == plain.server.environment | {"NCCL_DEBUG": "INFO"}
-    assert labels(found.gates) == [*SMOKE_GATES, "nccl_infiniband", *SCORES]
-    assert judged_by(plain, loaded(document).recipe).gates == found.gates
-    assert judged_by(found, loaded(document).recipe) == found
+    plan = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
+    assert plan.server.environment == plain.server.environment | {"NCCL_DEBUG": "INFO"}
+    assert labels(plan.gates) == [*SMOKE_GATES, "nccl_infiniband", *SCORES]
+    assert judged_by(plain, loaded(document).recipe).gates == plan.gates
+    assert judged_by(plan, loaded(document).recipe) == plan
 
 
 @pytest.mark.parametrize("level", ["INFO", "TRACE", "info"])
 def test_what_makes_nccl_tell_enough_stays(document: Document, gpu_engine: EngineEnvironment, level: str) -> None:
     document["gpu_types"]["h200"] |= {"network": "infiniband", "environment": {"NCCL_DEBUG": level}}
-    found = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
-    assert found.server.environment == {"NCCL_DEBUG": level}
+    plan = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
+    assert plan.server.environment == {"NCCL_DEBUG": level}
 
 
 @pytest.mark.parametrize("level", ["WARN", "VERSION", "1", ""])
@@ -681,14 +681,14 @@ def test_another_recipe_judges_by_its_own_gates_and_golden_text(document: Docume
     document["gates"][0]["minimum"] = 0.99
     document["variants"]["bf16"]["smoke_golden"] = " 13"
     document["accuracy"][0]["num_questions"] = 7
-    found = judged_by(plans[0], loaded(document).recipe)
-    bounds = {gate.label: gate.bound for gate in found.gates}
-    assert (bounds[SCORES[0]], bounds["ttft_p50_ms"], found.smoke_golden) == (0.99, 500.0, " 13")
-    assert found.model_copy(update={"gates": plans[0].gates, "smoke_golden": " 12"}) == plans[0]
+    planned = judged_by(plans[0], loaded(document).recipe)
+    bounds = {gate.label: gate.bound for gate in planned.gates}
+    assert (bounds[SCORES[0]], bounds["ttft_p50_ms"], planned.smoke_golden) == (0.99, 500.0, " 13")
+    assert planned.model_copy(update={"gates": plans[0].gates, "smoke_golden": " 12"}) == plans[0]
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "message"),
     [
         ({"gpu_type": "h100"}, "no GPU type 'h100'"),
         ({"variant": "int4"}, "no variant 'int4'"),
@@ -696,18 +696,18 @@ def test_another_recipe_judges_by_its_own_gates_and_golden_text(document: Docume
     ],
 )
 def test_a_recipe_that_does_not_have_the_cell_cannot_judge_it(
-    document: Document, engine: EngineEnvironment, where: dict[str, str], told: str
+    document: Document, engine: EngineEnvironment, where: dict[str, str], message: str
 ) -> None:
     plan = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)[0]
     elsewhere = plan.model_copy(update={"cell": plan.cell.model_copy(update=where)})
-    with pytest.raises(CallerError, match=told):
+    with pytest.raises(CallerError, match=message):
         judged_by(elsewhere, loaded(document).recipe)
 
 
 def test_run_ids_never_repeat_and_can_be_names_of_folders(document: Document, engine: EngineEnvironment) -> None:
-    found = {new_run_id() for _ in range(100)}
-    assert len(found) == 100
-    assert all("/" not in run_id and not run_id.startswith(".") for run_id in found)
+    names = {new_run_id() for _ in range(100)}
+    assert len(names) == 100
+    assert all("/" not in run_id and not run_id.startswith(".") for run_id in names)
     plans = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     assert len({plan.run_id for plan in plans}) == len(plans)
 

@@ -139,9 +139,9 @@ def start(run: Run, number: int) -> StageEvidence:
     """One more start, saved with those before it. It left nothing but a log."""
     folder = begin_start(run.evidence, number)
     (folder / "server.log").write_text(f"start {number}\n")
-    found = starts_stage(run.plan, run.evidence, datetime(2026, 11, 20, tzinfo=UTC), 60.0, [["vllm"]], run.stage("starts"))
-    save_finished(run, found)
-    return found
+    finished = starts_stage(run.plan, run.evidence, datetime(2026, 11, 20, tzinfo=UTC), 60.0, [["vllm"]], run.stage("starts"))
+    save_finished(run, finished)
+    return finished
 
 
 def test_finished_starts_are_taken_over_one_by_one(started_again: Run, store: Store) -> None:
@@ -193,7 +193,7 @@ def test_a_stage_that_a_gate_cannot_judge_by_is_measured_once_more(plan: CellPla
     assert not [path for path in fresh.evidence.rglob("*") if path.is_file()]
 
 
-def test_a_stored_object_that_is_not_what_was_measured_is_told(broken_off: Run, store: Store, tmp_path: Path) -> None:
+def test_a_stored_object_that_is_not_what_was_measured_is_reported(broken_off: Run, store: Store, tmp_path: Path) -> None:
     stage = broken_off.stage("smoke")
     assert stage is not None
     file = next(file for file in stage.files if file.path.endswith("machine.json"))

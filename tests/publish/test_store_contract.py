@@ -76,7 +76,7 @@ def errors_of_every_use(store: PrunableStore) -> list[StoreError]:
     return errors
 
 
-def assert_told(error: StoreError, *words: str) -> None:
+def assert_names(error: StoreError, *words: str) -> None:
     text = str(error)
     assert error.place == "store"
     assert error.remedy
@@ -105,7 +105,7 @@ def test_a_second_write_is_refused_and_changes_nothing(store: Store, second: byt
     put(store, KEY, b"first")
     with pytest.raises(AlreadyExistsError) as raised:
         put(store, KEY, second)
-    assert_told(raised.value, store.locate(KEY))
+    assert_names(raised.value, store.locate(KEY))
     assert store.get(KEY) == b"first"
 
 
@@ -158,7 +158,7 @@ def test_a_swap_by_any_other_tag_is_refused_and_changes_nothing(store: Store, he
     tag = {"no object": None, "an older tag": older, "another tag": "0" * len(newer), "an empty tag": ""}[held]
     with pytest.raises(ChangedError) as raised:
         swap(store, b"mine", tag)
-    assert_told(raised.value, store.locate(POINTER), "somebody else")
+    assert_names(raised.value, store.locate(POINTER), "somebody else")
     assert store.read(POINTER) == Stored(b"1 2", newer)
 
 
@@ -250,13 +250,13 @@ def test_a_reader_never_sees_half_a_swap(real_store: Store) -> None:
             assert stored.tag == tags[stored.body[:1]]
 
 
-def test_a_missing_object_is_told_as_missing(store: Store) -> None:
+def test_a_missing_object_is_reported_as_missing(store: Store) -> None:
     put(store, "cells/a/report.json")
     for key in ("cells/b/report.json", "cells/a", "cells/a/report", "cells/a/report.json.sig", "cells/a/report.json/x"):
         assert not store.exists(key)
         with pytest.raises(MissingObjectError) as raised:
             store.get(key)
-        assert_told(raised.value, key)
+        assert_names(raised.value, key)
     assert store.exists("cells/a/report.json")
 
 
@@ -457,7 +457,7 @@ def test_a_failed_write_leaves_nothing(
         with pytest.raises(StoreError) as raised:
             put(store, KEY)
     assert type(raised.value) is kind
-    assert_told(raised.value, str(tmp_path / KEY), word)
+    assert_names(raised.value, str(tmp_path / KEY), word)
     assert list((tmp_path / KEY).parent.iterdir()) == []
 
 
@@ -555,7 +555,7 @@ def test_a_lock_that_is_never_freed_is_busy(tmp_path: Path, monkeypatch: pytest.
         fcntl.flock(held, fcntl.LOCK_SH)
         with pytest.raises(StoreBusyError) as raised:
             swap(store, b"1 2", tag)
-        assert_told(raised.value, POINTER, "locked by another writer")
+        assert_names(raised.value, POINTER, "locked by another writer")
         swap(store, b"other", None, "approvals/other/pointer.json")
         assert store.get(POINTER) == b"1"
     swap(store, b"1 2", tag)
@@ -573,7 +573,7 @@ def test_a_failed_swap_leaves_the_old_content(tmp_path: Path, monkeypatch: pytes
         patched.setattr({"os": os, "fcntl": fcntl}[place], step, fail)
         with pytest.raises(StoreError) as raised:
             swap(store, b"new", tag)
-    assert_told(raised.value, POINTER, "with locks")
+    assert_names(raised.value, POINTER, "with locks")
     assert [path.name for path in (tmp_path / POINTER).parent.iterdir()] == ["pointer.json"]
     assert store.read(POINTER) == Stored(b"old", tag)
 
@@ -620,7 +620,7 @@ def test_a_directory_that_is_not_there_is_not_an_empty_store(tmp_path: Path) -> 
         with pytest.raises(StoreError) as raised:
             use()
         assert not isinstance(raised.value, MissingObjectError)
-        assert_told(raised.value, "mistyped", "mounted")
+        assert_names(raised.value, "mistyped", "mounted")
     store.check()
     assert list(store.keys("")) == []
 
@@ -628,7 +628,7 @@ def test_a_directory_that_is_not_there_is_not_an_empty_store(tmp_path: Path) -> 
 def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for error in errors_of_every_use(open_store((tmp_path / "file" / "store").as_uri())):
-        assert_told(error, str(tmp_path / "file"), "is a file")
+        assert_names(error, str(tmp_path / "file"), "is a file")
 
 
 def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
@@ -638,7 +638,7 @@ def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
     with without_root():
         errors = errors_of_every_use(store)
     for error in errors:
-        assert_told(error, str(tmp_path / "store"), "right to")
+        assert_names(error, str(tmp_path / "store"), "right to")
 
 
 def test_a_folder_that_cannot_be_read_is_not_left_out_of_the_list() -> None:
@@ -652,7 +652,7 @@ def test_a_folder_that_cannot_be_read_is_not_left_out_of_the_list() -> None:
         with without_root(), pytest.raises(StoreError) as raised:
             store.keys("")
         (root / "cells/closed").chmod(0o755)
-    assert_told(raised.value, "Permission denied")
+    assert_names(raised.value, "Permission denied")
 
 
 @contextmanager
@@ -666,7 +666,7 @@ def without_root() -> Iterator[None]:
         os.seteuid(before)
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     output = on_a_small_disk(
         tmp_path,
         "",
@@ -686,7 +686,7 @@ print(list(store.keys("")), [name for name in os.listdir(sys.argv[1]) if name.st
     assert "['small'] []" in output
 
 
-def test_a_read_only_directory_is_told_by_check(tmp_path: Path) -> None:
+def test_a_read_only_directory_is_reported_by_check(tmp_path: Path) -> None:
     output = on_a_small_disk(
         tmp_path,
         'mount -o remount,ro "$1"',
@@ -724,32 +724,32 @@ def on_a_small_disk(directory: Path, then: str, code: str) -> str:
 @pytest.mark.usefixtures("s3_url")
 def test_a_missing_bucket_is_not_an_empty_store() -> None:
     for error in errors_of_every_use(open_store("s3://never-made/prefix")):
-        assert_told(error, "never-made", "does not exist", os.environ["AWS_ENDPOINT_URL"])
+        assert_names(error, "never-made", "does not exist", os.environ["AWS_ENDPOINT_URL"])
 
 
 @pytest.mark.s3
-def test_a_wrong_secret_is_told(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_secret_is_reported(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     for error in errors_of_every_use(open_store(radosgw_url)):
-        assert_told(error, "evidence", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY")
+        assert_names(error, "evidence", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY")
 
 
 @pytest.mark.s3
-def test_an_unknown_access_key_is_told(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_access_key_is_reported(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     for error in errors_of_every_use(open_store(radosgw_url)):
-        assert_told(error, "evidence", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID")
+        assert_names(error, "evidence", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID")
 
 
 @pytest.mark.s3
-def test_a_user_without_permission_is_told_what_it_needs(
+def test_a_user_without_permission_is_reported_what_it_needs(
     radosgw_url: str, radosgw_denied: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(open_store(radosgw_url), KEY)
     for name, value in radosgw_denied.items():
         monkeypatch.setenv(name, value)
     for error in errors_of_every_use(open_store(radosgw_url)):
-        assert_told(error, "evidence", "AccessDenied")
+        assert_names(error, "evidence", "AccessDenied")
         assert statement_in(error)["Action"]
 
 
@@ -788,7 +788,7 @@ def refused(use: Callable[[], object]) -> dict[str, Any] | None:
     except MissingObjectError:
         return None
     except StoreError as error:
-        assert_told(error, "AccessDenied")
+        assert_names(error, "AccessDenied")
         return statement_in(error)
     return None
 
@@ -826,7 +826,7 @@ def test_the_statement_has_what_the_settings_need(in_front: "InFront", monkeypat
         put(open_store("s3://evidence"), KEY)
     assert statement_in(raised.value)["Action"] == ["s3:PutObject", "s3:PutObjectRetention"]
     assert statement_in(raised.value)["Resource"] == ["arn:aws-cn:s3:::evidence/*"]
-    assert_told(raised.value, "kms:GenerateDataKey", "kms:Decrypt")
+    assert_names(raised.value, "kms:GenerateDataKey", "kms:Decrypt")
 
 
 @pytest.mark.s3
@@ -853,7 +853,7 @@ def test_a_user_who_may_only_read_reads_and_is_refused_by_check(
     assert reader.exists(KEY)
     with pytest.raises(StoreError) as raised:
         reader.check()
-    assert_told(raised.value, "write", "AccessDenied", "s3:PutObject")
+    assert_names(raised.value, "write", "AccessDenied", "s3:PutObject")
 
 
 @pytest.mark.s3
@@ -864,7 +864,7 @@ def test_a_gateway_that_forgets_the_condition_with_versions_is_refused(monkeypat
     monkeypatch.setenv("VLLM_QUALIFY_S3_OBJECT_LOCK", "governance:1")
     with pytest.raises(StoreError) as raised:
         open_store("s3://versions").check()
-    assert_told(raised.value, "replaced", "without versions")
+    assert_names(raised.value, "replaced", "without versions")
 
 
 @pytest.mark.s3
@@ -876,21 +876,21 @@ def test_a_gateway_that_forgets_the_condition_with_versions_is_refused(monkeypat
         ("VLLM_QUALIFY_S3_OBJECT_LOCK", "governance:1"),
     ],
 )
-def test_settings_that_the_server_lacks_are_told_by_check(
+def test_settings_that_the_server_lacks_are_reported_by_check(
     radosgw_url: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     open_store(radosgw_url).check()
     monkeypatch.setenv(name, value)
     with pytest.raises(StoreError) as raised:
         open_store(radosgw_url).check()
-    assert_told(raised.value, "answered 400", "VLLM_QUALIFY_S3_")
+    assert_names(raised.value, "answered 400", "VLLM_QUALIFY_S3_")
 
 
-def test_no_credentials_are_told(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_are_reported(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     for error in errors_of_every_use(open_store(moto_url)):
-        assert_told(error, "evidence", "needs credentials", "AWS_PROFILE", "s3:PutObject")
+        assert_names(error, "evidence", "needs credentials", "AWS_PROFILE", "s3:PutObject")
 
 
 def test_an_unreachable_endpoint_is_busy(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -901,30 +901,30 @@ def test_an_unreachable_endpoint_is_busy(moto_url: str, monkeypatch: pytest.Monk
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
         for error in errors_of_every_use(open_store(moto_url)):
             assert type(error) is StoreBusyError
-            assert_told(error, f"http://{address}", "AWS_ENDPOINT_URL")
+            assert_names(error, f"http://{address}", "AWS_ENDPOINT_URL")
             assert SECRET.replace("/", "_") not in str(error)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("AWS_ENDPOINT_URL", "no-url"), ("AWS_PROFILE", "unknown"), ("AWS_DEFAULT_REGION", "a b")]
 )
-def test_unusable_settings_are_told_at_the_latest_by_check(
+def test_unusable_settings_are_reported_at_the_latest_by_check(
     moto_url: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(StoreError) as raised:
         open_store(moto_url).check()
-    assert_told(raised.value, "evidence", name)
+    assert_names(raised.value, "evidence", name)
 
 
 @pytest.mark.parametrize("token", [f"{TOKEN}\n", f" {TOKEN}\r\nx: y"])
-def test_a_token_that_is_no_header_is_told_without_it(moto_url: str, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_a_token_that_is_no_header_is_reported_without_it(moto_url: str, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     """The error of boto3 does hold the token."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", token)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for error in errors_of_every_use(open_store(moto_url)):
         assert type(error) is StoreError
-        assert_told(error, "evidence", "credentials")
+        assert_names(error, "evidence", "credentials")
 
 
 # --- an S3 that misbehaves
@@ -1029,7 +1029,7 @@ def test_a_swap_whose_answer_was_lost_is_a_success(s3_url: str, in_front: InFron
     swap(store, b"1 2 3", store.read(POINTER).tag)
 
 
-def test_a_swap_whose_answer_was_lost_and_that_was_swapped_since_is_told(s3_url: str, in_front: InFront) -> None:
+def test_a_swap_whose_answer_was_lost_and_that_was_swapped_since_is_reported(s3_url: str, in_front: InFront) -> None:
     others = open_store(s3_url)
     tag = swapped(others, b"1", None)
 
@@ -1075,7 +1075,7 @@ def test_a_server_that_is_too_slow_is_busy(moto_url: str, in_front: InFront, mon
     try:
         for error in errors_of_every_use(open_store(moto_url)):
             assert type(error) is StoreBusyError
-            assert_told(error, "does not answer (ReadTimeoutError)")
+            assert_names(error, "does not answer (ReadTimeoutError)")
     finally:
         given_up.set()
 
@@ -1096,7 +1096,7 @@ def test_a_server_that_drips_is_busy(moto_url: str, in_front: InFront, monkeypat
         for use in (lambda: store.get(KEY), lambda: store.keys(""), lambda: store.exists(KEY)):
             with pytest.raises(StoreBusyError) as raised:
                 use()
-            assert_told(raised.value, "no answer within 0.3 s")
+            assert_names(raised.value, "no answer within 0.3 s")
     finally:
         given_up.set()
 
@@ -1141,14 +1141,14 @@ def test_a_server_that_ignores_the_condition_is_refused(moto_url: str, in_front:
     in_front(lambda request, _: request.pass_on(without="If-None-Match"))
     with pytest.raises(StoreError) as raised:
         open_store(moto_url).check()
-    assert_told(raised.value, "replaced", "conditional writes")
+    assert_names(raised.value, "replaced", "conditional writes")
 
 
 def test_a_server_that_ignores_the_tag_is_refused(moto_url: str, in_front: InFront) -> None:
     in_front(lambda request, _: request.pass_on(without="If-Match"))
     with pytest.raises(StoreError) as raised:
         open_store(moto_url).check()
-    assert_told(raised.value, "cannot keep approvals", "conditional writes")
+    assert_names(raised.value, "cannot keep approvals", "conditional writes")
 
 
 @pytest.mark.parametrize("action", ["read", "list"])
@@ -1160,7 +1160,7 @@ def test_check_finds_a_missing_right(moto_url: str, in_front: InFront, action: s
     in_front(deny)
     with pytest.raises(StoreError) as raised:
         open_store(moto_url).check()
-    assert_told(raised.value, action, "AccessDenied", {"read": "s3:GetObject", "list": "s3:ListBucket"}[action])
+    assert_names(raised.value, action, "AccessDenied", {"read": "s3:GetObject", "list": "s3:ListBucket"}[action])
 
 
 def test_a_conflict_that_passes_is_no_error(moto_url: str, in_front: InFront) -> None:
@@ -1171,7 +1171,7 @@ def test_a_conflict_that_passes_is_no_error(moto_url: str, in_front: InFront) ->
     assert [line.split()[0] for line in script.seen] == ["PUT", "HEAD", "PUT"]
 
 
-def test_a_conflict_with_a_finished_write_is_told_as_such(moto_url: str, in_front: InFront) -> None:
+def test_a_conflict_with_a_finished_write_is_reported_as_such(moto_url: str, in_front: InFront) -> None:
     put(open_store(moto_url), KEY, b"first")
     in_front(lambda request, count: request.answer(409, "ConditionalRequestConflict") if count == 1 else request.pass_on())
     with pytest.raises(AlreadyExistsError):
@@ -1183,7 +1183,7 @@ def test_a_conflict_that_stays_is_busy(moto_url: str, in_front: InFront, monkeyp
     in_front(lambda request, _: request.answer(409, "OperationAborted") if request.command == "PUT" else request.pass_on())
     with pytest.raises(StoreBusyError) as raised:
         put(open_store(moto_url), KEY)
-    assert_told(raised.value, "evidence", KEY)
+    assert_names(raised.value, "evidence", KEY)
 
 
 @pytest.mark.parametrize(
@@ -1206,7 +1206,7 @@ def test_a_conflict_that_stays_is_busy(moto_url: str, in_front: InFront, monkeyp
         (507, "InsufficientStorage", StoreError, ["is full"]),
     ],
 )
-def test_answers_are_told(
+def test_answers_are_reported(
     moto_url: str,
     in_front: InFront,
     monkeypatch: pytest.MonkeyPatch,
@@ -1220,7 +1220,7 @@ def test_answers_are_told(
     in_front(lambda request, _: request.answer(status, code, {"x-amz-bucket-region": "eu-north-1"}))
     for error in errors_of_every_use(open_store(moto_url)):
         assert type(error) is kind
-        assert_told(error, "evidence", *words)
+        assert_names(error, "evidence", *words)
 
 
 def test_a_cut_connection_is_busy(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1228,7 +1228,7 @@ def test_a_cut_connection_is_busy(moto_url: str, in_front: InFront, monkeypatch:
     in_front(lambda request, _: request.cut())
     for error in errors_of_every_use(open_store(moto_url)):
         assert type(error) is StoreBusyError
-        assert_told(error, "does not answer")
+        assert_names(error, "does not answer")
 
 
 def test_a_read_that_is_cut_short_is_tried_again(moto_url: str, in_front: InFront) -> None:

@@ -64,12 +64,12 @@ def test_the_bucket_is_closed_encrypted_and_kept() -> None:
 
 def lifecycle() -> tuple[list[str], list[Mapping[str, Any]]]:
     """The prefixes whose earlier versions go, and all other rules."""
-    (found,) = (each[LIFECYCLE]["store"] for each in parsed(FOLDER / "main.tf")["resource"] if LIFECYCLE in each)
-    (earlier,) = (dynamic["rule"] for dynamic in found["dynamic"])
+    (configuration,) = (each[LIFECYCLE]["store"] for each in parsed(FOLDER / "main.tf")["resource"] if LIFECYCLE in each)
+    (earlier,) = (dynamic["rule"] for dynamic in configuration["dynamic"])
     (content,) = earlier["content"]
     assert content["noncurrent_version_expiration"] == [{"noncurrent_days": "${var.noncurrent_days}"}]
     assert content["expiration"] == [{"expired_object_delete_marker": True}], "what is there now stays"
-    return list(earlier["for_each"].values()), found["rule"]
+    return list(earlier["for_each"].values()), configuration["rule"]
 
 
 def test_a_rule_ends_the_earlier_versions_of_all_that_changes_or_is_pruned() -> None:

@@ -126,7 +126,7 @@ def test_a_mistake_in_a_gate_is_one_error_with_its_place(tmp_path: Path, gate: A
     assert message in raised.value.problem
 
 
-def test_a_misspelled_key_is_told_with_the_keys_of_every_kind(tmp_path: Path) -> None:
+def test_a_misspelled_key_is_reported_with_the_keys_of_every_kind(tmp_path: Path) -> None:
     file = write(with_gate(reference(), P99 | {"maxmum": 5}), tmp_path / "mine.yaml")
     with pytest.raises(CallerError) as raised:
         load_recipe(str(file))
@@ -256,7 +256,7 @@ def named(**changes: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (anchored(SINCE_ANCHOR), "needs one with max_loss on the same score beside it"),
         (anchored(SINCE_ANCHOR, PAIRED | {"filter": "flexible-extract"}), "needs one with max_loss on the same score"),
@@ -265,10 +265,10 @@ def named(**changes: str) -> dict[str, str]:
         (anchored(anchors=[named(), named(run="other")]), "cpu/bf16/balanced has more than one anchor"),
     ],
 )
-def test_an_anchor_that_could_not_be_judged_is_refused(tmp_path: Path, document: Document, told: str) -> None:
+def test_an_anchor_that_could_not_be_judged_is_refused(tmp_path: Path, document: Document, message: str) -> None:
     with pytest.raises(CallerError) as raised:
         load_recipe(str(write(document, tmp_path / "mine.yaml")))
-    assert told in raised.value.problem
+    assert message in raised.value.problem
 
 
 def test_a_gate_against_the_anchor_stands_beside_one_against_the_baseline(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def document_with(gate: dict[str, Any], likelihood: dict[str, Any] | None) -> Do
 
 
 @pytest.mark.parametrize(
-    ("gate", "likelihood", "told"),
+    ("gate", "likelihood", "message"),
     [
         (ANSWERS, None, "needs 'likelihood', which says what is scored"),
         (TEXTS, {}, "needs 'likelihood.texts', a file of texts"),
@@ -39,9 +39,9 @@ def document_with(gate: dict[str, Any], likelihood: dict[str, Any] | None) -> Do
     ],
 )
 def test_a_recipe_that_does_not_say_what_is_scored_is_refused(
-    gate: dict[str, Any], likelihood: dict[str, Any] | None, told: str, tmp_path: Path
+    gate: dict[str, Any], likelihood: dict[str, Any] | None, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CallerError, match=told):
+    with pytest.raises(CallerError, match=message):
         load_recipe(str(write(document_with(gate, likelihood), tmp_path / "mine.yaml")))
 
 
@@ -64,7 +64,7 @@ def test_texts_are_pinned_by_their_content(loaded: LoadedRecipe, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("", "it has no text"),
         ('{"text": "a"}\n\n', 'line 2 is no {"text": "…"}'),
@@ -74,14 +74,14 @@ def test_texts_are_pinned_by_their_content(loaded: LoadedRecipe, tmp_path: Path)
         ("a text\n", "line 1 is no"),
     ],
 )
-def test_a_file_that_is_not_of_texts_is_refused(content: str, told: str, loaded: LoadedRecipe, tmp_path: Path) -> None:
+def test_a_file_that_is_not_of_texts_is_refused(content: str, message: str, loaded: LoadedRecipe, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text(content)
-    with pytest.raises(CallerError, match=told) as raised:
+    with pytest.raises(CallerError, match=message) as raised:
         likelihood_plan(loaded, loaded.recipe.likelihood, server_plan(), [])
     assert raised.value.place == str(tmp_path / "texts.jsonl")
 
 
-def test_a_file_that_is_not_there_is_told(loaded: LoadedRecipe) -> None:
+def test_a_file_that_is_not_there_is_reported(loaded: LoadedRecipe) -> None:
     with pytest.raises(HostError, match="no texts at") as raised:
         likelihood_plan(loaded, loaded.recipe.likelihood, server_plan(), [])
     assert "mend likelihood.texts" in raised.value.remedy

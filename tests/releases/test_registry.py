@@ -71,7 +71,7 @@ def test_the_digest_is_that_of_what_was_pushed_an_image_or_an_index(real: Regist
         assert [repository.digest(f"v1.0.{number}") for number in range(3)] == [image, *indexes]
 
 
-def test_the_same_image_told_in_ocis_words_has_another_digest(real: Registries) -> None:
+def test_the_same_image_described_in_ocis_words_has_another_digest(real: Registries) -> None:
     push_image(real.open, "a/oci", "docker")
     with ImageRepository(f"{real.open}/a/oci") as repository:
         docker = repository.digest("docker")

@@ -99,7 +99,7 @@ def detailed_report() -> Report:
         "fit": Fit(max_num_seqs=True),
         "price_usd_gpu_hour": 2.5,
     }
-    stages = [*report.stages, _stage("fit", 0, []), _stage("speculation", 52, []), _stage("sweep", 61, _slo_found())]
+    stages = [*report.stages, _stage("fit", 0, []), _stage("speculation", 52, []), _stage("sweep", 61, _slo_rows())]
     details = Details(
         sweep=_swept(),
         speculation=_document(),
@@ -272,7 +272,7 @@ def crowded_report() -> Report:
     return report.model_copy(update={"details": details})
 
 
-def _slo_found() -> list[Measurement]:
+def _slo_rows() -> list[Measurement]:
     return [
         valid("slo_concurrency_req", 32.0, "sweep/", sample_count=3000),
         invalid("slo_request_rate_req_s", f"2 runs were invalid: {SCRIPT}{MARKUP}", "sweep/"),

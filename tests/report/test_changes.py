@@ -119,7 +119,7 @@ def test_without_a_baseline_there_is_none(tmp_path: Path) -> None:
         ({"plan": {}}, "validation error"),
     ],
 )
-def test_a_report_that_cannot_be_used_is_told(evidence: Path, changes: dict[str, Any], reason: str) -> None:
+def test_a_report_that_cannot_be_used_is_reported(evidence: Path, changes: dict[str, Any], reason: str) -> None:
     changed(evidence, **changes)
     details = details_of(against(THEN), evidence)
     assert details.before is None
@@ -127,7 +127,7 @@ def test_a_report_that_cannot_be_used_is_told(evidence: Path, changes: dict[str,
     assert reason in details.notes[0]
 
 
-def test_a_missing_report_is_told(tmp_path: Path) -> None:
+def test_a_missing_report_is_reported(tmp_path: Path) -> None:
     details = details_of(against(THEN), tmp_path)
     assert details.notes == ["baseline: no usable evidence: No such file or directory: report.json"]
 
@@ -135,7 +135,7 @@ def test_a_missing_report_is_told(tmp_path: Path) -> None:
 # --- drift
 
 
-def test_drift_is_told_by_the_catalogs_table() -> None:
+def test_drift_is_reported_by_the_catalogs_table() -> None:
     plan = passed_report().plan
     arguments = plan.server.arguments | {"no-such-option": 1}
     drift = drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"arguments": arguments})}))
@@ -144,7 +144,7 @@ def test_drift_is_told_by_the_catalogs_table() -> None:
     assert [(each.kind, each.name) for each in drift.findings] == [("unknown-option", "no-such-option")]
 
 
-def test_defaults_that_changed_since_the_baselines_version_are_told() -> None:
+def test_defaults_that_changed_since_the_baselines_version_are_reported() -> None:
     release = THEN.plan.cell.release
     engine = release.engine.model_copy(update={"version": "0.12.0"})
     cell = THEN.plan.cell.model_copy(update={"release": release.model_copy(update={"engine": engine})})
@@ -158,7 +158,7 @@ def test_defaults_that_changed_since_the_baselines_version_are_told() -> None:
     assert "gpu-memory-utilization" not in changed
 
 
-def test_a_version_without_a_table_is_told_as_missing(tmp_path: Path) -> None:
+def test_a_version_without_a_table_is_reported_as_missing(tmp_path: Path) -> None:
     plan = passed_report().plan
     engine = plan.cell.release.engine.model_copy(update={"version": "0.1.0"})
     cell = plan.cell.model_copy(update={"release": plan.cell.release.model_copy(update={"engine": engine})})
@@ -175,7 +175,7 @@ def test_another_engine_has_no_drift() -> None:
 # --- what changed
 
 
-def test_settings_are_told_by_what_became_of_them() -> None:
+def test_settings_are_distinguished_by_what_became_of_them() -> None:
     changes = changes_of(compared_report())
     assert changes is not None
     assert changes.config is not None

@@ -87,7 +87,7 @@ def test_a_report_beside_itself_differs_in_nothing(approved: Report) -> None:
     assert len(difference.measurements) >= len(valued)
 
 
-def test_an_image_is_told_with_tag_digest_and_client(approved: Report) -> None:
+def test_an_image_is_reported_with_tag_digest_and_client(approved: Report) -> None:
     difference = {change.what: change for change in diff(approved, image_report()).release}
     engine = image_report().plan.cell.release.engine
     assert engine.image is not None
@@ -245,7 +245,7 @@ def test_another_slo_changes_goodput_alone(approved: Report) -> None:
     assert _of(difference, RATE).trend == "equal"
 
 
-def test_another_price_and_another_slo_of_the_sweep_are_told() -> None:
+def test_another_price_and_another_slo_of_the_sweep_are_reported() -> None:
     a = detailed_report()
     assert a.plan.sweep is not None
     dearer = _planned(a, price_usd_gpu_hour=3.0)
@@ -313,7 +313,7 @@ def _as_baseline(plan: CellPlan) -> Baseline:
         (invalid(RATE, "3 failed", "load/"), _rate(10000.0), "unclear", "A is invalid: 3 failed"),
     ],
 )
-def test_a_measurement_is_told_in_its_direction(
+def test_a_measurement_is_reported_in_its_direction(
     approved: Report, a: Measurement, b: Measurement, trend: str, because: str
 ) -> None:
     moved = _of(diff(_measured(approved, a), _measured(approved, b)), RATE)
@@ -361,7 +361,7 @@ def test_what_only_one_measured_is_named(approved: Report) -> None:
     assert "Only B measured: " in _shown(difference)
 
 
-def test_verdicts_that_changed_are_told_and_so_are_waivers(approved: Report, not_approved: Report) -> None:
+def test_verdicts_that_changed_are_reported_and_so_are_waivers(approved: Report, not_approved: Report) -> None:
     difference = {change.gate: change for change in diff(approved, not_approved).verdicts}
     assert (difference[RATE].a, difference[RATE].b) == ("pass", "invalid")
     assert "smoke_usage" not in difference

@@ -51,7 +51,7 @@ def _ended(run: Run, error: QualifyError, *others: Run) -> tuple[RunFailure, str
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
-def test_a_real_log_is_told_with_class_turn_remedy_and_lines(case: Case, run: Run) -> None:
+def test_a_real_log_is_reported_with_class_turn_remedy_and_lines(case: Case, run: Run) -> None:
     failure, page = _ended(run, _error(case))
     text = Reader(page).text
     assert (failure.stage, failure.kind, failure.retry) == ("serve", case.kind, case.retry)

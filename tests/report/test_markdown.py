@@ -78,7 +78,7 @@ def test_it_tells_what_keeps_the_cell_from_being_approved(not_approved: Report) 
         assert gate.verdict == "pass" or plain(gate.because) in text
 
 
-def test_a_waiver_is_told_with_its_owner(not_approved: Report) -> None:
+def test_a_waiver_is_reported_with_its_owner(not_approved: Report) -> None:
     given = Waiver(
         gate="ttft_p99_ms",
         gpu_type="h200",

@@ -78,13 +78,13 @@ def test_the_page_tells_everything_of_the_report(not_approved: Report, hostile_p
     assert [missing for missing in expected if missing not in text] == []
 
 
-def test_commands_are_told_exactly(hostile_page: str) -> None:
+def test_commands_are_reported_exactly(hostile_page: str) -> None:
     text = Reader(hostile_page).text
     assert f"--note '{SCRIPT}' '{MARKUP}'" in text
     assert f"--model '{IMAGE}' --dataset-name random" in text
 
 
-def test_an_image_is_told_with_its_digest_platform_and_labels(image_page: str) -> None:
+def test_an_image_is_reported_with_its_digest_platform_and_labels(image_page: str) -> None:
     plan = image_report().plan
     read = Reader(image_page)
     for engine in (plan.cell.release.engine, plan.client):
@@ -107,7 +107,7 @@ def test_what_an_image_says_of_itself_stays_text(image_page: str) -> None:
     assert "\u202e" not in image_page
 
 
-def test_without_a_client_image_only_the_image_under_test_is_told() -> None:
+def test_without_a_client_image_only_the_image_under_test_is_reported() -> None:
     report = image_report()
     alone = report.model_copy(update={"plan": report.plan.model_copy(update={"client": None, "client_image": None})})
     text = Reader(render_page(alone, page_link)).text
@@ -171,7 +171,7 @@ def test_sections_are_there_only_for_what_there_is(detailed_page: str, approved_
             assert set(TITLES) - set(Reader(_without(name)).having("id")) == {name}
 
 
-def test_details_are_told_with_their_reasons(detailed_page: str) -> None:
+def test_details_are_reported_with_their_reasons(detailed_page: str) -> None:
     text = Reader(detailed_page).text
     expected = [
         "The SLO: ttft_p99_ms ≤\u00a02,000 ms.",
@@ -282,7 +282,7 @@ def test_speculative_decoding_that_was_not_measured_is_missed() -> None:
 # --- against the baseline
 
 
-def test_what_changed_is_told(compared_page: str) -> None:
+def test_what_changed_is_reported(compared_page: str) -> None:
     text = Reader(compared_page).text
     expected = [
         "changed: engine, digest, hardware, load client, torch; settings: 4 added, 2 removed, 1 changed",
@@ -316,7 +316,7 @@ def test_without_a_baseline_the_page_says_why_nothing_is_compared(approved: Repo
     assert "This run becomes the baseline itself" in establishing
 
 
-def test_a_baseline_whose_report_was_not_read_is_told() -> None:
+def test_a_baseline_whose_report_was_not_read_is_reported() -> None:
     report = compared_report()
     page = render_page(
         report.model_copy(update={"details": report.details.model_copy(update={"before": None})}),

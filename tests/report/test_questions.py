@@ -75,7 +75,7 @@ def test_which_way_a_question_flips(ours: float | None, theirs: float | None, ex
     assert way(ours, theirs) == expected
 
 
-def test_what_flipped_is_told_with_both_answers(evidence: Path) -> None:
+def test_what_flipped_is_reported_with_both_answers(evidence: Path) -> None:
     scored = compared(evidence)
     assert (scored.asked, scored.lost, scored.gained, scored.notes) == (len(ASKED), 1, 1, [])
     assert scored.against == AGAINST.compared_with.run_id
@@ -120,7 +120,7 @@ def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
     assert dict(zip(scored.numbers, scored.theirs, strict=True))[11] == 0.5
 
 
-def test_words_that_were_not_brought_are_missing_and_told(tmp_path: Path) -> None:
+def test_words_that_were_not_brought_are_missing_and_reported(tmp_path: Path) -> None:
     keep_baseline(tmp_path / "evidence", right_but([GAINED]))
     ask(tmp_path / "evidence", right_but([LOST]))
     scored = compared(tmp_path / "evidence")
@@ -167,7 +167,7 @@ def test_without_a_baseline_the_questions_have_their_own_scores(tmp_path: Path) 
     assert set(scored.ways.values()) == {None}
 
 
-def test_a_baseline_that_cannot_be_read_is_told_and_the_own_scores_stay(evidence: Path) -> None:
+def test_a_baseline_that_cannot_be_read_is_reported_and_the_own_scores_stay(evidence: Path) -> None:
     (evidence / "baseline" / answers_path("gsm8k")).write_text("{")
     scored = compared(evidence)
     assert (scored.theirs, scored.flips, scored.asked) == ([], [], len(ASKED))
@@ -182,7 +182,7 @@ def test_answers_that_cannot_be_read_leave_nothing(evidence: Path, tmp_path: Pat
     assert details_of(AGAINST, evidence).questions == []
 
 
-def test_long_words_are_cut_and_it_is_told_how_much(evidence: Path) -> None:
+def test_long_words_are_cut_and_it_is_reported_how_much(evidence: Path) -> None:
     change_words(evidence, LOST, resps=[["é" * (MOST_CHARACTERS + 7)]], target="t" * 5000)
     lost = compared(evidence).flips[0]
     assert lost.ours == Excerpt(text="é" * MOST_CHARACTERS, cut=7)

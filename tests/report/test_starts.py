@@ -36,13 +36,13 @@ def test_each_compared_metric_has_a_value_for_each_start() -> None:
 
 
 def test_the_first_screen_has_the_number_of_starts_and_their_values() -> None:
-    told = dict(facts(started(compared_report())))["Starts"]
-    assert told.startswith("2 of at most 3; ")
-    assert RATE in told
+    message = dict(facts(started(compared_report())))["Starts"]
+    assert message.startswith("2 of at most 3; ")
+    assert RATE in message
     assert "Starts" not in dict(facts(passed_report()))
 
 
-def test_one_start_that_was_enough_is_told() -> None:
+def test_one_start_that_was_enough_is_reported() -> None:
     report = compared_report()
     plan = report.plan.model_copy(update={"starts": 2})
     assert dict(facts(report.model_copy(update={"plan": plan})))["Starts"] == "1 of at most 2"
@@ -52,9 +52,10 @@ def test_one_start_that_was_enough_is_told() -> None:
 def test_other_figures_are_those_of_the_first_start() -> None:
     report = compared_report()
     assert [strip.ours for strip in strips(started(report))] == [strip.ours for strip in strips(report)]
-    found = diff(report, started(report))
+    differences = diff(report, started(report))
     assert not any(
-        "start 2" in label for label in (*found.alone_a, *found.alone_b, *(each.label for each in found.measurements))
+        "start 2" in label
+        for label in (*differences.alone_a, *differences.alone_b, *(each.label for each in differences.measurements))
     )
 
 

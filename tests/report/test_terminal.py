@@ -79,7 +79,7 @@ def test_the_gates_that_decided_are_named(approved: Report, not_approved: Report
     assert "Decided" not in _shown(approved, 120)
 
 
-def test_what_changed_since_the_baseline_is_told_in_a_line(approved: Report) -> None:
+def test_what_changed_since_the_baseline_is_reported_in_a_line(approved: Report) -> None:
     report = compared_report()
     assert report.plan.baseline is not None
     shown = _shown(report, 400)
@@ -125,12 +125,12 @@ def test_a_console_without_unicode_gets_ascii(not_approved: Report) -> None:
     assert re.search(r"ttft_p99_ms +- ", shown)
 
 
-def test_the_page_is_one_unbroken_line_or_not_told(approved: Report) -> None:
+def test_the_page_is_one_unbroken_line_or_not_reported(approved: Report) -> None:
     assert f"Page: {PAGE}\n" in _shown(approved, 80)
     assert "Page" not in _shown(approved, 80, page=None)
 
 
-def test_a_report_without_gates_is_told_plainly(approved: Report) -> None:
+def test_a_report_without_gates_is_reported_plainly(approved: Report) -> None:
     empty = approved.model_copy(
         update={"judgement": Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})}
     )
@@ -139,7 +139,7 @@ def test_a_report_without_gates_is_told_plainly(approved: Report) -> None:
     assert "no gate was judged" in shown
 
 
-def test_what_a_sweep_found_and_costs_is_told_in_a_line_each(approved: Report) -> None:
+def test_what_a_sweep_found_and_costs_is_reported_in_a_line_each(approved: Report) -> None:
     shown = _shown(detailed_report(), 120)
     assert "slo_concurrency_req: 32.00 req\n" in shown
     assert f"slo_request_rate_req_s: none: 2 runs were invalid: {SCRIPT}{MARKUP}\n" in shown

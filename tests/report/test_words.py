@@ -91,7 +91,7 @@ def test_no_interval_is_a_dash() -> None:
         (gate_of(metric="smoke_usage", minimum=1.0, unit="bool"), "yes"),
     ],
 )
-def test_a_bound_is_told_exactly(gate: Gate, shown: str) -> None:
+def test_a_bound_is_reported_exactly(gate: Gate, shown: str) -> None:
     assert _spaced(words.bound(gate)) == shown
 
 
@@ -170,7 +170,7 @@ def test_repeats_share_one_unit() -> None:
     assert words.measurement_row(measurement).repeats == "332 · 334 · 1,335 ms"
 
 
-def test_a_long_reason_is_told_once() -> None:
+def test_a_long_reason_is_reported_once() -> None:
     long = "a reason that is far too long to be read twice in a row"
     assert words.fold_repeats([long, long, "short", "short", long]) == [long, words.AS_ABOVE, "short", "short", long]
     assert words.fold_repeats([]) == []
@@ -182,11 +182,11 @@ def test_the_tally_uses_the_designs_words(approved: Report, not_approved: Report
     assert words.tally(EMPTY) == "no gate was judged"
 
 
-def test_the_first_try_of_a_release_is_not_told() -> None:
+def test_the_first_try_of_a_release_is_not_reported() -> None:
     assert words.tries(passed_report().plan) == ""
 
 
-def test_earlier_tries_are_told_with_their_verdicts() -> None:
+def test_earlier_tries_are_reported_with_their_verdicts() -> None:
     tries = [EarlierTry(run_id="a-1", verdict="fail"), EarlierTry(run_id="a-2", verdict="inconclusive")]
     report = passed_report()
     again = report.model_copy(update={"plan": report.plan.model_copy(update={"tries": tries})})

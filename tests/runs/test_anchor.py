@@ -32,8 +32,8 @@ def cell(tmp_path: Path) -> Cell:
 
 
 def anchor_of(cell: Cell, number: int = 20, **against: Any) -> tuple[str, str]:
-    found = cell.plan(number, **against).held_against
-    return found.run_id, found.chosen
+    anchor = cell.plan(number, **against).held_against
+    return anchor.run_id, anchor.chosen
 
 
 # --- which run it is
@@ -41,10 +41,10 @@ def anchor_of(cell: Cell, number: int = 20, **against: Any) -> tuple[str, str]:
 
 def test_before_a_baseline_is_approved_there_is_none(cell: Cell) -> None:
     first = cell.published(1, 0, establish="always")
-    told: list[str] = []
-    report, _ = cell.judged(cell.plan(2, told=told), 0)
+    messages: list[str] = []
+    report, _ = cell.judged(cell.plan(2, told=messages), 0)
     assert report.plan.anchor is None
-    assert any("has no anchor yet" in line for line in told)
+    assert any("has no anchor yet" in line for line in messages)
     assert verdicts(report) == {OWN: "pass", BASELINE: "pass"}
     assert [gate.label for gate in report.judgement.not_judged] == [ANCHOR]
     assert anchored(report.plan) == f"none: no baseline of the cell is approved yet; not judged: {ANCHOR}"
@@ -154,12 +154,12 @@ def test_an_approval_covers_a_plan_with_another_anchor_and_none_with_another_gat
     assert not is_the_same(plan, plan.model_copy(update={"named_anchor": run_id(1)}))
 
 
-def test_an_anchor_that_no_gate_is_against_is_told(cell: Cell) -> None:
+def test_an_anchor_that_no_gate_is_against_is_reported(cell: Cell) -> None:
     cell.recipe["gates"] = [gate for gate in cell.recipe["gates"] if "max_loss_since_anchor" not in gate]
     cell.baseline(1, 0)
-    told: list[str] = []
-    assert cell.plan(2, told=told, anchor=run_id(1)).anchor is None
-    assert f"{CELL} has no gate against an anchor: it is not held against run {run_id(1)}" in told
+    messages: list[str] = []
+    assert cell.plan(2, told=messages, anchor=run_id(1)).anchor is None
+    assert f"{CELL} has no gate against an anchor: it is not held against run {run_id(1)}" in messages
 
 
 # --- an anchor that is not like the release
@@ -169,15 +169,15 @@ def test_another_version_of_the_task_is_invalid_until_somebody_begins_anew(cell:
     cell.baseline(1, 0)
     report, _ = cell.judged(cell.plan(2), 0, version=4.0)
     assert {verdicts(report)[label] for label in (BASELINE, ANCHOR)} == {"invalid"}
-    told = next(found.because for found in report.judgement.gates if found.gate.label == ANCHOR)
-    assert told == "the task gsm8k is not the anchor's: its prompts or its scoring changed"
+    message = next(verdict.because for verdict in report.judgement.gates if verdict.gate.label == ANCHOR)
+    assert message == "the task gsm8k is not the anchor's: its prompts or its scoring changed"
     cell.approve(cell.published(3, 0, establish="always", new_anchor=True, version=4.0))
     report, _ = cell.judged(cell.plan(4), 0, version=4.0)
     assert report.passed
     assert report.plan.held_against.run_id == run_id(3)
 
 
-def test_other_questions_are_told_before_anything_is_measured_with_the_way_out(cell: Cell) -> None:
+def test_other_questions_are_reported_before_anything_is_measured_with_the_way_out(cell: Cell) -> None:
     cell.baseline(1, 0)
     cell.recipe["accuracy"][0]["num_questions"] = 39
     for establish in ("never", "always"):
@@ -187,7 +187,7 @@ def test_other_questions_are_told_before_anything_is_measured_with_the_way_out(c
     assert cell.plan(3, establish="always", new_anchor=True).new_anchor
 
 
-def test_an_anchor_without_its_evidence_is_told_with_the_way_out(cell: Cell, tmp_path: Path) -> None:
+def test_an_anchor_without_its_evidence_is_reported_with_the_way_out(cell: Cell, tmp_path: Path) -> None:
     first = cell.baseline(1, 0)
     cell.baseline(2, 1)
     file = next(file for file in first.report.files if file.path.endswith("answers.jsonl"))

@@ -72,18 +72,18 @@ def engine(tmp_path: Path) -> EngineEnvironment:
 @pytest.fixture
 def document(tmp_path: Path) -> Document:
     """The reference recipe with weights of the test's own, and a gate on the load against the baseline."""
-    found = reference()
-    for name in found["variants"]:
-        found["variants"][name]["model"] = str(weights(tmp_path / name))
-    found["gpu_types"]["cpu"]["profiles"]["balanced"]["gates"].append(TTFT)
-    return found
+    document = reference()
+    for name in document["variants"]:
+        document["variants"][name]["model"] = str(weights(tmp_path / name))
+    document["gpu_types"]["cpu"]["profiles"]["balanced"]["gates"].append(TTFT)
+    return document
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    found = open_store((tmp_path / "store").as_uri())
-    found.check()
-    return found
+    store = open_store((tmp_path / "store").as_uri())
+    store.check()
+    return store
 
 
 SCORES = "likelihood/answers.jsonl"
@@ -116,16 +116,16 @@ def now(then: CellPlan, document: Document, engine: EngineEnvironment, tmp_path:
     return plan_of(document, engine)
 
 
-def found_in(store: Store, plan: CellPlan, **against: Any) -> tuple[CellPlan, str]:
+def planned_in(store: Store, plan: CellPlan, **against: Any) -> tuple[CellPlan, str]:
     """The plan with its baseline, and what was told."""
-    told: list[str] = []
-    plan = with_baseline(plan, store, Against(**against), told.append)
-    return plan, "\n".join(told)
+    messages: list[str] = []
+    plan = with_baseline(plan, store, Against(**against), messages.append)
+    return plan, "\n".join(messages)
 
 
 def refused(store: Store, plan: CellPlan, **against: Any) -> CallerError:
     with pytest.raises(CallerError) as raised:
-        found_in(store, plan, **against)
+        planned_in(store, plan, **against)
     assert raised.value.place == "--baseline"
     return raised.value
 
@@ -172,7 +172,7 @@ def publish(store: Store, plan: CellPlan, tmp_path: Path, day: int = 1, verdict:
 
 
 def established(store: Store, plan: CellPlan, tmp_path: Path, day: int = 1, verdict: str = "pass") -> Report:
-    report = publish(store, found_in(store, plan, establish="always")[0], tmp_path, day, verdict)
+    report = publish(store, planned_in(store, plan, establish="always")[0], tmp_path, day, verdict)
     assert report.plan.establishes
     return report
 
@@ -189,10 +189,10 @@ def overwrite(path: Path, body: bytes) -> None:
 def test_without_a_gate_against_one_no_baseline_is_looked_for(store: Store, now: CellPlan) -> None:
     plain = now.model_copy(update={"gates": [gate for gate in now.gates if not gate.is_against_baseline]})
     for establish in ("never", "none"):
-        assert found_in(store, plain, establish=establish) == (plain, "")
-    plan, told = found_in(store, plain, establish="always")
+        assert planned_in(store, plain, establish=establish) == (plain, "")
+    plan, message = planned_in(store, plain, establish="always")
     assert plan == plain
-    assert told == f"{plain.cell.id} has no gate against a baseline: it is not compared, and does not become one"
+    assert message == f"{plain.cell.id} has no gate against a baseline: it is not compared, and does not become one"
 
 
 def test_a_store_without_a_baseline_is_refused_with_both_remedies(store: Store, now: CellPlan) -> None:
@@ -206,31 +206,31 @@ def test_a_store_without_a_baseline_is_refused_with_both_remedies(store: Store, 
 
 @pytest.mark.parametrize("establish", ["none", "always"])
 def test_the_first_run_can_become_the_baseline(store: Store, now: CellPlan, establish: str) -> None:
-    found, told = found_in(store, now, establish=establish)
-    assert found.establishes
-    assert (found.baseline, found.beside) == (None, None)
-    assert not any(gate.is_against_baseline for gate in found.judged)
+    plan, message = planned_in(store, now, establish=establish)
+    assert plan.establishes
+    assert (plan.baseline, plan.beside) == (None, None)
+    assert not any(gate.is_against_baseline for gate in plan.judged)
     # In whole repetitions, as often as the recipe allows.
-    assert [(task.sequential, task.repetitions) for task in found.accuracy] == [(False, 10)]
-    assert told.startswith(f"{CELL} becomes a baseline. ")
+    assert [(task.sequential, task.repetitions) for task in plan.accuracy] == [(False, 10)]
+    assert message.startswith(f"{CELL} becomes a baseline. ")
 
 
 def test_where_there_is_a_baseline_only_always_makes_another(
     store: Store, then: CellPlan, now: CellPlan, tmp_path: Path
 ) -> None:
     report = established(store, then, tmp_path)
-    assert found_in(store, now, establish="always")[0].establishes
+    assert planned_in(store, now, establish="always")[0].establishes
     for establish in ("never", "none"):
-        found, told = found_in(store, now, establish=establish)
-        assert found.baseline is not None
-        assert found.baseline.run_id == report.run_id
-        assert [task.sequential for task in found.accuracy] == [True]
-        assert told.startswith(f"{CELL} is compared with run {report.run_id} of {CELL}")
+        plan, message = planned_in(store, now, establish=establish)
+        assert plan.baseline is not None
+        assert plan.baseline.run_id == report.run_id
+        assert [task.sequential for task in plan.accuracy] == [True]
+        assert message.startswith(f"{CELL} is compared with run {report.run_id} of {CELL}")
 
 
 def test_a_plan_has_what_must_be_alike(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
     report = established(store, then, tmp_path)
-    baseline = found_in(store, now)[0].baseline
+    baseline = planned_in(store, now)[0].baseline
     assert baseline is not None
     assert (baseline.cell, baseline.fingerprint, baseline.load) == (then.cell, CPU, then.load)
     assert baseline.accuracy == [task.settings for task in report.plan.accuracy]
@@ -241,13 +241,13 @@ def test_the_newest_approved_baseline_is_taken(store: Store, then: CellPlan, now
     """Neither a later candidate that was approved, nor a baseline that was not, nor one that was not published whole."""
     established(store, then, tmp_path, 1)
     wanted = established(store, then, tmp_path, 2)
-    publish(store, found_in(store, now)[0], tmp_path, 3)
+    publish(store, planned_in(store, now)[0], tmp_path, 3)
     established(store, then, tmp_path, 4, verdict="fail")
     unfinished = established(store, then, tmp_path, 5)
     Path(store.locate(f"{unfinished.prefix}/manifest.json")).unlink()
-    found = newest_baseline(store, CELL)
-    assert found is not None
-    assert found.run_id == wanted.run_id
+    newest = newest_baseline(store, CELL)
+    assert newest is not None
+    assert newest.run_id == wanted.run_id
     assert newest_baseline(store, "reference/bf16/cpu/bal") is None
 
 
@@ -255,14 +255,14 @@ def test_a_rejected_run_that_is_named_is_refused(store: Store, then: CellPlan, n
     report = established(store, then, tmp_path)
     reject(store, read_run(store, CELL, report.run_id), ruling("reject", "Bob", "it forgets"), NOW)
     with pytest.raises(CallerError, match=r"was rejected by Bob on 2026-03-14: it forgets"):
-        found_in(store, now, run=report.run_id)
+        planned_in(store, now, run=report.run_id)
 
 
 def test_a_report_that_is_not_its_manifests_is_no_baseline(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
     path = Path(store.locate(f"{established(store, then, tmp_path).prefix}/report.json"))
     overwrite(path, path.read_bytes().replace(b'"num_questions": 500', b'"num_questions": 499'))
     with pytest.raises(StoreError, match="not what its manifest says"):
-        found_in(store, now)
+        planned_in(store, now)
 
 
 def test_a_run_of_an_older_version_is_no_baseline_and_in_nobodys_way(
@@ -273,7 +273,7 @@ def test_a_run_of_an_older_version_is_no_baseline_and_in_nobodys_way(
     manifest = json.loads(path.read_text())
     del manifest["establishes"]
     overwrite(path, json.dumps(manifest).encode())
-    assert found_in(store, now, establish="none")[0].establishes
+    assert planned_in(store, now, establish="none")[0].establishes
 
 
 def test_another_cell_is_taken_where_the_variant_says_so(
@@ -283,7 +283,7 @@ def test_another_cell_is_taken_where_the_variant_says_so(
     assert (regressed.cell.id, regressed.baseline_cell) == ("reference/regressed/cpu/balanced", CELL)
     assert refused(store, regressed).problem.endswith(f"has none of {CELL}")
     report = established(store, then, tmp_path)
-    baseline = found_in(store, regressed)[0].baseline
+    baseline = planned_in(store, regressed)[0].baseline
     assert baseline is not None
     assert (baseline.run_id, baseline.cell.variant) == (report.run_id, "bf16")
 
@@ -291,7 +291,7 @@ def test_another_cell_is_taken_where_the_variant_says_so(
 def test_an_older_run_of_the_store_can_be_named(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
     older = established(store, then, tmp_path, 1)
     established(store, then, tmp_path, 2)
-    baseline = found_in(store, now, run=older.run_id)[0].baseline
+    baseline = planned_in(store, now, run=older.run_id)[0].baseline
     assert baseline is not None
     assert baseline.run_id == older.run_id
 
@@ -301,35 +301,35 @@ def test_a_run_that_is_only_here_can_be_named(
     store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, by_folder: bool
 ) -> None:
     folder = tmp_path / "kept" if by_folder else home() / "runs"
-    report, run = made(found_in(store, then, establish="always")[0], "20260301T080000Z-0a1b2c", folder)
-    baseline = found_in(store, now, run=str(run.folder) if by_folder else run.id)[0].baseline
+    report, run = made(planned_in(store, then, establish="always")[0], "20260301T080000Z-0a1b2c", folder)
+    baseline = planned_in(store, now, run=str(run.folder) if by_folder else run.id)[0].baseline
     assert baseline is not None
     assert baseline.run_id == report.run_id
 
 
 @pytest.mark.parametrize(
-    ("verdict", "establishes", "told"), [("fail", True, "did not pass"), ("pass", False, "is not a baseline")]
+    ("verdict", "establishes", "message"), [("fail", True, "did not pass"), ("pass", False, "is not a baseline")]
 )
 @pytest.mark.parametrize("here", [True, False])
 def test_a_named_run_must_be_an_approved_baseline(
-    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, verdict: str, establishes: bool, told: str, here: bool
+    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, verdict: str, establishes: bool, message: str, here: bool
 ) -> None:
     established(store, then, tmp_path, 1)
-    plan, _ = found_in(store, then, establish="always" if establishes else "never")
+    plan, _ = planned_in(store, then, establish="always" if establishes else "never")
     if here:
         report, _ = made(plan, "20260302T080000Z-0a1b2c", home() / "runs", verdict)
     else:
         report = publish(store, plan, tmp_path, 2, verdict)
     error = refused(store, now, run=report.run_id)
-    assert error.problem == f"run {report.run_id} {told}"
+    assert error.problem == f"run {report.run_id} {message}"
     assert "--establish-baseline" in error.remedy
 
 
-def test_a_named_run_that_is_nowhere_is_told(store: Store, now: CellPlan) -> None:
+def test_a_named_run_that_is_nowhere_is_reported(store: Store, now: CellPlan) -> None:
     assert "no whole run '20200101T000000Z-000000'" in refused(store, now, run="20200101T000000Z-000000").problem
 
 
-def test_what_is_missing_is_told_before_an_engine_is_known(
+def test_what_is_missing_is_reported_before_an_engine_is_known(
     store: Store, then: CellPlan, document: Document, tmp_path: Path
 ) -> None:
     """Of any variant, by the cell that it is compared with."""
@@ -362,19 +362,19 @@ def baseline(store: Store, then: CellPlan, tmp_path: Path) -> Report:
 
 def not_in_turns(store: Store, plan: CellPlan, **against: Any) -> str:
     """Why not, as the caller is told."""
-    found, told = found_in(store, plan, **against)
-    assert found.baseline is not None
-    assert found.beside is None
-    return told.partition(", its load as it was then (")[2].removesuffix(")")
+    planned, message = planned_in(store, plan, **against)
+    assert planned.baseline is not None
+    assert planned.beside is None
+    return message.partition(", its load as it was then (")[2].removesuffix(")")
 
 
 def test_other_weights_that_are_here_are_served_beside(store: Store, then: CellPlan, now: CellPlan, baseline: Report) -> None:
-    found, told = found_in(store, now)
+    plan, message = planned_in(store, now)
     assert baseline.plan.server == then.server
-    assert found.beside == then.server
-    assert found.server == now.server
-    assert told.endswith(", its load in turns")
-    assert CellPlan.model_validate_json(found.model_dump_json()) == found
+    assert plan.beside == then.server
+    assert plan.server == now.server
+    assert message.endswith(", its load in turns")
+    assert CellPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_the_same_release_is_not_measured_beside_itself(store: Store, then: CellPlan, baseline: Report) -> None:
@@ -383,7 +383,7 @@ def test_the_same_release_is_not_measured_beside_itself(store: Store, then: Cell
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "change"),
     [
         ("arguments", {"middleware": ["evil.Thing"]}, "it runs code that this recipe does not: server.middleware"),
         ("environment", {"NCCL_NET_PLUGIN": "evil"}, "it runs code that this recipe does not: environment.NCCL_NET_PLUGIN"),
@@ -391,12 +391,12 @@ def test_the_same_release_is_not_measured_beside_itself(store: Store, then: Cell
     ],
 )
 def test_a_baseline_that_runs_other_code_is_not_served_beside(
-    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, key: str, value: dict[str, Any], told: str
+    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, key: str, value: dict[str, Any], change: str
 ) -> None:
     """Its plan comes from the store, and nobody allowed it here."""
     hostile = then.model_copy(update={"server": then.server.model_copy(update={key: value})})
     established(store, hostile, tmp_path)
-    assert not_in_turns(store, now).startswith(told)
+    assert not_in_turns(store, now).startswith(change)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_the_same_release_with_another_server_is_measured_beside_it(
     store: Store, then: CellPlan, baseline: Report, key: str, value: dict[str, Any]
 ) -> None:
     changed = then.model_copy(update={"server": then.server.model_copy(update={key: value})})
-    assert found_in(store, changed)[0].beside == baseline.plan.server
+    assert planned_in(store, changed)[0].beside == baseline.plan.server
 
 
 def test_who_wants_no_turns_gets_none(store: Store, now: CellPlan, baseline: Report) -> None:
@@ -416,9 +416,9 @@ def test_who_wants_no_turns_gets_none(store: Store, now: CellPlan, baseline: Rep
 
 def test_without_a_gate_on_the_load_nothing_is_served_beside(store: Store, now: CellPlan, baseline: Report) -> None:
     plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.against != "load"]})
-    found, told = found_in(store, plan)
-    assert found.beside is None
-    assert told == f"{CELL} is compared with run {baseline.run_id} of {CELL}"
+    planned, message = planned_in(store, plan)
+    assert planned.beside is None
+    assert message == f"{CELL} is compared with run {baseline.run_id} of {CELL}"
 
 
 @pytest.mark.parametrize("how", ["changed", "more", "gone"])
@@ -435,21 +435,21 @@ def test_weights_that_are_not_those_of_then_are_not_served(
 
 
 @pytest.mark.parametrize(
-    ("how", "told"), [("changed", "its engine is not here any more"), ("gone", "its engine is not here: the engine's Python")]
+    ("how", "change"), [("changed", "its engine is not here any more"), ("gone", "its engine is not here: the engine's Python")]
 )
 def test_an_engine_that_is_not_that_of_then_is_not_started(
-    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, how: str, told: str
+    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, how: str, change: str
 ) -> None:
     """Each of the two has an environment of its own."""
     python = make_engine(tmp_path / "older") / "bin" / "python"
     server = then.server.model_copy(update={"engine": EngineEnvironment(python=python)})
     report = established(store, then.model_copy(update={"server": server}), tmp_path)
-    assert found_in(store, now)[0].beside == report.plan.server
+    assert planned_in(store, now)[0].beside == report.plan.server
     if how == "gone":
         python.unlink()
     else:
         python.write_text(python.read_text().replace("0" * 64, "1" * 64))
-    assert not_in_turns(store, now).startswith(told)
+    assert not_in_turns(store, now).startswith(change)
 
 
 def of_image(plan: CellPlan) -> CellPlan:
@@ -496,7 +496,7 @@ def test_an_image_is_pulled_by_its_digest_whatever_its_tag_means_by_now(
     monkeypatch.setattr("vllm_qualify.engine.image.pull", lambda image, _: pulled.append(image))
     monkeypatch.setattr(EngineImage, "identity", lambda _: identity)
     established(store, with_client(of_image(then)), tmp_path)
-    beside = found_in(store, with_client(of_image(now)))[0].beside
+    beside = planned_in(store, with_client(of_image(now)))[0].beside
     assert beside is not None
     assert [beside.engine] == pulled == [IMAGE.model_copy(update={"tag": None})]
 
@@ -510,16 +510,16 @@ def on_gpus(plan: CellPlan, *devices: int) -> CellPlan:
 
 def test_the_baseline_gets_gpus_of_its_own(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
     established(store, on_gpus(then, 0), tmp_path)
-    found, _ = found_in(store, on_gpus(now, 0, 1))
-    assert found.server.gpus == [0]
-    assert found.beside is not None
-    assert found.beside.gpus == [1]
-    found, _ = found_in(store, on_gpus(now, 2, 5, 7))
-    assert found.beside is not None
-    assert (found.server.gpus, found.beside.gpus) == ([2], [5])
+    plan, _ = planned_in(store, on_gpus(now, 0, 1))
+    assert plan.server.gpus == [0]
+    assert plan.beside is not None
+    assert plan.beside.gpus == [1]
+    plan, _ = planned_in(store, on_gpus(now, 2, 5, 7))
+    assert plan.beside is not None
+    assert (plan.server.gpus, plan.beside.gpus) == ([2], [5])
 
 
-def test_too_few_gpus_for_both_are_told(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
+def test_too_few_gpus_for_both_are_reported(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
     established(store, on_gpus(then, 0), tmp_path)
     assert not_in_turns(store, on_gpus(now, 0)) == "this machine has too few GPUs for both"
 
@@ -532,7 +532,7 @@ def test_a_baseline_of_another_gpu_type_has_no_load_to_compare_with(
     assert error.problem.startswith("the baseline was measured on NVIDIA H200")
     assert "the two cannot be measured in turns (it is for h200)" in error.problem
     plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.against != "load"]})
-    assert found_in(store, plan, run=report.run_id)[0].baseline is not None
+    assert planned_in(store, plan, run=report.run_id)[0].baseline is not None
 
 
 def changed_load(plan: CellPlan, **changes: object) -> CellPlan:
@@ -540,7 +540,7 @@ def changed_load(plan: CellPlan, **changes: object) -> CellPlan:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (with_client, "the baseline's load client was vLLM 0.32.0, and this one is 0.32.0+cpu"),
         (
@@ -551,15 +551,15 @@ def changed_load(plan: CellPlan, **changes: object) -> CellPlan:
         (lambda plan: changed_load(plan, seed=1), "the baseline's load was another one"),
     ],
 )
-def test_a_load_of_then_that_cannot_be_compared_is_told_before_anything_starts(
-    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, change: Change, told: str
+def test_a_load_of_then_that_cannot_be_compared_is_reported_before_anything_starts(
+    store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, change: Change, message: str
 ) -> None:
     established(store, change(then), tmp_path)
     error = refused(store, now, in_turns=False)
-    assert error.problem.startswith(told)
+    assert error.problem.startswith(message)
     assert error.problem.endswith("and the two cannot be measured in turns (--no-in-turns)")
     assert "--establish-baseline" in error.remedy
-    assert found_in(store, now)[0].beside is not None
+    assert planned_in(store, now)[0].beside is not None
 
 
 def test_how_often_the_load_is_repeated_may_change(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
@@ -578,7 +578,7 @@ def asked(plan: CellPlan, **changes: object) -> CellPlan:
     ("name", "value"), [("num_questions", 400), ("num_fewshot", 4), ("api", "chat"), ("max_gen_toks", 64), ("seed", 7)]
 )
 @pytest.mark.parametrize("in_turns", [True, False])
-def test_a_task_that_was_asked_in_another_way_is_told_before_anything_starts(
+def test_a_task_that_was_asked_in_another_way_is_reported_before_anything_starts(
     store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, name: str, value: object, in_turns: bool
 ) -> None:
     established(store, asked(then, **{name: value}), tmp_path)
@@ -587,7 +587,7 @@ def test_a_task_that_was_asked_in_another_way_is_told_before_anything_starts(
     assert "--establish-baseline" in error.remedy
 
 
-def test_a_task_that_the_baseline_was_not_asked_is_told(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
+def test_a_task_that_the_baseline_was_not_asked_is_named(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
     established(store, then.model_copy(update={"accuracy": []}), tmp_path)
     assert refused(store, now).problem == "the baseline was not asked gsm8k"
 
@@ -597,10 +597,10 @@ def test_a_task_without_a_gate_against_the_baseline_may_be_asked_in_another_way(
 ) -> None:
     established(store, asked(then, num_questions=400), tmp_path)
     plan = now.model_copy(update={"gates": [gate for gate in now.gates if gate.against != "answers"]})
-    assert found_in(store, plan)[0].baseline is not None
+    assert planned_in(store, plan)[0].baseline is not None
 
 
-def test_a_baseline_that_scored_other_texts_is_told_before_anything_starts(
+def test_a_baseline_that_scored_other_texts_is_reported_before_anything_starts(
     store: Store, then: CellPlan, now: CellPlan, tmp_path: Path
 ) -> None:
     assert now.likelihood is not None
@@ -615,15 +615,15 @@ def test_a_baseline_that_scored_other_texts_is_told_before_anything_starts(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    found = tmp_path / "evidence" / "baseline"
-    found.mkdir(parents=True)
-    return found
+    folder = tmp_path / "evidence" / "baseline"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def test_the_report_the_answers_and_the_loads_measurements_are_brought(
     store: Store, now: CellPlan, baseline: Report, folder: Path
 ) -> None:
-    bring(found_in(store, now)[0], store, folder)
+    bring(planned_in(store, now)[0], store, folder)
     brought = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert brought == {"report.json", LOAD_STAGE, answers_path("gsm8k"), f"accuracy/gsm8k/{WORDS}", SCORES}
     assert Report.model_validate_json((folder / "report.json").read_bytes()) == baseline
@@ -634,14 +634,14 @@ def test_the_report_the_answers_and_the_loads_measurements_are_brought(
 
 @pytest.mark.usefixtures("baseline")
 def test_who_scores_nothing_needs_no_scores(store: Store, now: CellPlan, folder: Path) -> None:
-    plan, _ = found_in(store, now)
+    plan, _ = planned_in(store, now)
     bring(plan.model_copy(update={"likelihood": None}), store, folder)
     assert not (folder / SCORES).exists()
 
 
 def test_a_run_that_is_only_here_is_brought_from_its_folder(store: Store, then: CellPlan, now: CellPlan, folder: Path) -> None:
-    report, run = made(found_in(store, then, establish="always")[0], "20260301T080000Z-0a1b2c", home() / "runs")
-    plan, _ = found_in(store, now, run=run.id)
+    report, run = made(planned_in(store, then, establish="always")[0], "20260301T080000Z-0a1b2c", home() / "runs")
+    plan, _ = planned_in(store, now, run=run.id)
     bring(plan, store, folder)
     assert (folder / answers_path("gsm8k")).read_bytes() == ANSWERS
     assert Report.model_validate_json((folder / "report.json").read_bytes()) == report
@@ -650,19 +650,19 @@ def test_a_run_that_is_only_here_is_brought_from_its_folder(store: Store, then: 
 def test_a_run_that_was_named_by_its_folder_is_brought_from_there(
     store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, folder: Path
 ) -> None:
-    _, run = made(found_in(store, then, establish="always")[0], "20260301T080000Z-0a1b2c", tmp_path / "kept")
-    plan, _ = found_in(store, now, run=str(run.folder))
+    _, run = made(planned_in(store, then, establish="always")[0], "20260301T080000Z-0a1b2c", tmp_path / "kept")
+    plan, _ = planned_in(store, now, run=str(run.folder))
     bring(plan, store, folder)
     assert (folder / answers_path("gsm8k")).read_bytes() == ANSWERS
 
 
-def test_answers_that_tell_no_noise_are_told_before_a_server_is_started(
+def test_answers_that_tell_no_noise_are_reported_before_a_server_is_started(
     store: Store, then: CellPlan, now: CellPlan, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = (HEAD | {"answers": 2}, *ASKED[:2])
     monkeypatch.setattr("tests.runs.test_baseline.ANSWERS", "".join(f"{json.dumps(line)}\n" for line in once).encode())
     established(store, then, tmp_path)
-    plan, _ = found_in(store, now)
+    plan, _ = planned_in(store, now)
     with pytest.raises(CallerError, match="asked each question once"):
         bring(plan, store, folder)
 
@@ -670,7 +670,7 @@ def test_answers_that_tell_no_noise_are_told_before_a_server_is_started(
 def test_a_variant_that_has_another_as_its_baseline_is_none_itself(store: Store, now: CellPlan) -> None:
     other = now.model_copy(update={"baseline_variant": "fp8"})
     with pytest.raises(CallerError, match="cannot be a baseline itself"):
-        found_in(store, other, establish="always")
+        planned_in(store, other, establish="always")
 
 
 def test_a_run_that_was_judged_again_is_no_baseline(store: Store, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
@@ -678,9 +678,9 @@ def test_a_run_that_was_judged_again_is_no_baseline(store: Store, then: CellPlan
     again, run = made(report.plan, "20260302T080000Z-0a1b2c", tmp_path / "elsewhere")
     again = again.model_copy(update={"rejudged_from": report.run_id})
     publish_run(again, run, store)
-    found, _ = found_in(store, now)
-    assert found.baseline is not None
-    assert found.baseline.run_id == report.run_id
+    plan, _ = planned_in(store, now)
+    assert plan.baseline is not None
+    assert plan.baseline.run_id == report.run_id
     assert "is not a baseline" in str(refused(store, now, run=again.run_id))
 
 
@@ -691,15 +691,15 @@ def test_a_run_of_another_profile_is_compared_with_none(store: Store, then: Cell
 
 
 def test_changed_evidence_of_the_store_is_not_brought(store: Store, now: CellPlan, baseline: Report, folder: Path) -> None:
-    plan, _ = found_in(store, now)
+    plan, _ = planned_in(store, now)
     file = next(file for file in baseline.files if file.path == answers_path("gsm8k"))
     overwrite(Path(store.locate(evidence_key(file))), ANSWERS + ANSWERS)
     with pytest.raises(StoreError, match="not what its report says"):
         bring(plan, store, folder)
 
 
-def test_evidence_that_the_store_lost_is_told(store: Store, now: CellPlan, baseline: Report, folder: Path) -> None:
-    plan, _ = found_in(store, now)
+def test_evidence_that_the_store_lost_is_reported(store: Store, now: CellPlan, baseline: Report, folder: Path) -> None:
+    plan, _ = planned_in(store, now)
     file = next(file for file in baseline.files if file.path == answers_path("gsm8k"))
     Path(store.locate(evidence_key(file))).unlink()
     with pytest.raises(StoreError, match="no object"):
@@ -707,8 +707,8 @@ def test_evidence_that_the_store_lost_is_told(store: Store, now: CellPlan, basel
 
 
 def test_changed_evidence_that_is_only_here_is_not_brought(store: Store, then: CellPlan, now: CellPlan, folder: Path) -> None:
-    _, run = made(found_in(store, then, establish="always")[0], "20260301T080000Z-0a1b2c", home() / "runs")
-    plan, _ = found_in(store, now, run=run.id)
+    _, run = made(planned_in(store, then, establish="always")[0], "20260301T080000Z-0a1b2c", home() / "runs")
+    plan, _ = planned_in(store, now, run=run.id)
     (run.evidence / answers_path("gsm8k")).write_bytes(ANSWERS + ANSWERS)
     with pytest.raises(StoreError, match="not what its report says"):
         bring(plan, store, folder)

@@ -28,9 +28,9 @@ GATE = gate_of(metric=RATE, max_worsening=0.05, unit="fraction")
 
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
-    found = DirectoryStore(tmp_path / "store")
-    prepare(found)
-    return found
+    store = DirectoryStore(tmp_path / "store")
+    prepare(store)
+    return store
 
 
 @pytest.fixture
@@ -78,15 +78,15 @@ def silent(_: str) -> None:
 
 def known(store: DirectoryStore, **changes: object) -> list[BetweenStarts]:
     plan = started(1.0)(passed_report()).plan.model_copy(update=changes)
-    return [found for found in with_between(plan, store, silent).between if found.of != "repeat"]
+    return [between for between in with_between(plan, store, silent).between if between.of != "repeat"]
 
 
 def test_repeats_of_all_starts_show_their_own_noise(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
     plan = started(1.0)(passed_report()).plan
-    (found,) = (known for known in with_between(plan, store, silent).between if known.of == "repeat")
-    assert found.variance == pytest.approx(3 * noise_of(passed_report()))
-    assert (found.noise, found.freedom) == (0.0, 4.0)
+    (between,) = (known for known in with_between(plan, store, silent).between if known.of == "repeat")
+    assert between.variance == pytest.approx(3 * noise_of(passed_report()))
+    assert (between.noise, between.freedom) == (0.0, 4.0)
 
 
 def noise_of(report: Report) -> float:
@@ -98,12 +98,12 @@ def noise_of(report: Report) -> float:
 
 def test_starts_of_an_approved_run_are_known(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02, 1.04))
-    (found,) = known(store)
+    (between,) = known(store)
     logs = [0.0, math.log(1.02), math.log(1.04)]
-    assert found.label == RATE
-    assert found.variance == pytest.approx(variance(logs))
-    assert found.noise == pytest.approx(noise_of(passed_report()))
-    assert (found.freedom, found.runs) == (2.0, [RUNS[0]])
+    assert between.label == RATE
+    assert between.variance == pytest.approx(variance(logs))
+    assert between.noise == pytest.approx(noise_of(passed_report()))
+    assert (between.freedom, between.runs) == (2.0, [RUNS[0]])
 
 
 def test_runs_of_one_release_in_a_cell_are_days_of_one_build(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
@@ -121,10 +121,10 @@ def test_runs_of_one_release_in_a_cell_are_days_of_one_build(store: DirectorySto
 def test_cells_of_a_gpu_type_are_pooled_around_their_own_means(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
     publish(store, tmp_path, key, 1, both(started(1.10), of_variant("other")))
-    (found,) = known(store)
-    assert found.freedom == 2.0
-    assert found.variance == pytest.approx((math.log(1.02) ** 2 / 2 + math.log(1.10) ** 2 / 2) / 2)
-    assert sorted(found.runs) == RUNS[:2]
+    (between,) = known(store)
+    assert between.freedom == 2.0
+    assert between.variance == pytest.approx((math.log(1.02) ** 2 / 2 + math.log(1.10) ** 2 / 2) / 2)
+    assert sorted(between.runs) == RUNS[:2]
 
 
 def test_what_was_not_approved_or_was_revoked_shows_nothing(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
@@ -153,20 +153,20 @@ def test_one_start_of_each_build_tells_nothing(store: DirectoryStore, tmp_path: 
 def test_only_the_newest_runs_of_a_cell_are_read(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     for number in range(MOST_RUNS + 2):
         publish(store, tmp_path, key, number, started(1.02))
-    found, _ = known(store)
-    assert found.runs == RUNS[2 : MOST_RUNS + 2]
+    between, _ = known(store)
+    assert between.runs == RUNS[2 : MOST_RUNS + 2]
 
 
 def test_the_approver_finds_the_same_without_the_index(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
     run = publish_report(store, tmp_path / "runs", RUNS[1], started(1.02))
-    assert [found for found in between_by_pointers(run, store) if found.of != "repeat"] == known(store)
+    assert [between for between in between_by_pointers(run, store) if between.of != "repeat"] == known(store)
     (tmp_path / "store" / "index.json").unlink()
     assert between_by_pointers(run, store) != []
     assert known(store) == []
 
 
-def test_whoever_qualifies_is_told(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+def test_whoever_qualifies_is_reported(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
     said: list[str] = []
     plan: CellPlan = started(1.0)(passed_report()).plan

@@ -34,11 +34,11 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
 @pytest.fixture
 def store(tmp_path: Path, key: PrivateKey) -> PrunableStore:
     """Eight runs of a cell: the first a baseline, the second approved, the third rejected."""
-    found = DirectoryStore(tmp_path / "store")
-    runs = [publish_report(found, tmp_path / "runs", run_id, established if run_id == RUNS[0] else as_it_is) for run_id in RUNS]
-    approved(found, runs[1], key)
-    reject(found, runs[2], BOB_REJECTS, NOW)
-    return found
+    store = DirectoryStore(tmp_path / "store")
+    runs = [publish_report(store, tmp_path / "runs", run_id, established if run_id == RUNS[0] else as_it_is) for run_id in RUNS]
+    approved(store, runs[1], key)
+    reject(store, runs[2], BOB_REJECTS, NOW)
+    return store
 
 
 def as_it_is(report: Report) -> Report:
@@ -84,10 +84,10 @@ def test_what_is_old_and_nobody_needs_goes_whole(store: PrunableStore, key: Priv
 
 def test_a_plan_changes_nothing_and_tells_what_goes(store: PrunableStore) -> None:
     before = everything(store)
-    found = plan_pruning(store, POLICY, LATER)
-    assert [run_id for _, run_id in found.runs] == RUNS[3:6]
-    assert len(found.objects) == 15
-    assert found.size_bytes == sum(len(store.get(name)) for name in found.objects)
+    pruning = plan_pruning(store, POLICY, LATER)
+    assert [run_id for _, run_id in pruning.runs] == RUNS[3:6]
+    assert len(pruning.objects) == 15
+    assert pruning.size_bytes == sum(len(store.get(name)) for name in pruning.objects)
     assert everything(store) == before
 
 

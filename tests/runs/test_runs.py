@@ -70,15 +70,15 @@ def captured_stage(run: Run, stage: Stage) -> StageEvidence:
         shutil.copytree(CAPTURED / stage, run.evidence / stage)
     (run.evidence / stage / MACHINE).write_text(CPU.model_dump_json())
     files = sorted(path for path in (run.evidence / stage).rglob("*") if path.is_file())
-    found = StageEvidence(
+    evidence = StageEvidence(
         stage=stage,
         started_at=datetime(2026, 11, 20, 11, 13, tzinfo=UTC),
         duration_s=8.0,
         files=[describe(path, run.evidence) for path in files],
         measurements=parse(stage, run.plan, run.evidence),
     )
-    run.save_stage(found)
-    return found
+    run.save_stage(evidence)
+    return evidence
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def store_in(folder: Path) -> Store:
-    found = open_store(folder.as_uri())
-    found.check()
-    return found
+    store = open_store(folder.as_uri())
+    store.check()
+    return store
 
 
 class Observed:
@@ -165,8 +165,8 @@ class Observed:
 
 
 def manifest_of(report: Report, store: Store) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(store.get(f"{report.prefix}/manifest.json"))
-    return found
+    document: dict[str, Any] = json.loads(store.get(f"{report.prefix}/manifest.json"))
+    return document
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -213,11 +213,11 @@ def test_a_verdict_is_traced_to_its_expectations_and_to_the_line_that_it_was_rea
     results = report.judgement.validation["results"]
     assert isinstance(expectations, list)
     assert isinstance(results, list)
-    by_id = {found["meta"]["id"]: found["meta"]["gate"] for found in expectations}
-    assert by_id == {meta["id"]: meta["gate"] for meta in (found["expectation_config"]["meta"] for found in results)}
+    by_id = {expectation["meta"]["id"]: expectation["meta"]["gate"] for expectation in expectations}
+    assert by_id == {meta["id"]: meta["gate"] for meta in (result["expectation_config"]["meta"] for result in results)}
     for gate in report.judgement.gates:
         assert gate.expectations
-        assert {by_id[found] for found in gate.expectations} == {gate.gate.label}
+        assert {by_id[number] for number in gate.expectations} == {gate.gate.label}
         for place in gate.traced_to:
             path, _, line = place.rpartition(":")
             text = (run.evidence / path).read_text().split("\n")[int(line) - 1]
@@ -237,19 +237,19 @@ def test_the_saved_stages_are_those_of_the_report(run: Run, report: Report) -> N
     assert run.plan == report.plan
 
 
-@pytest.mark.parametrize(("text", "told"), [(None, "startup_s"), ("", "ValueError"), ("nan", "nan"), ("-1", "between 0")])
-def test_a_server_without_a_start_up_time_is_invalid_and_no_error(run: Run, text: str | None, told: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [(None, "startup_s"), ("", "ValueError"), ("nan", "nan"), ("-1", "between 0")])
+def test_a_server_without_a_start_up_time_is_invalid_and_no_error(run: Run, text: str | None, message: str) -> None:
     path = run.evidence / "serve" / "startup_s"
     path.unlink()
     if text is not None:
         path.write_text(text)
-    (found,) = parse("serve", run.plan, run.evidence)
-    assert found.value is None
-    assert told in (found.invalid_because or "")
+    (row,) = parse("serve", run.plan, run.evidence)
+    assert row.value is None
+    assert message in (row.invalid_because or "")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "it is not known which machine measured"),
         ("{}", "it is not known which machine measured"),
@@ -257,20 +257,20 @@ def test_a_server_without_a_start_up_time_is_invalid_and_no_error(run: Run, text
     ],
 )
 @pytest.mark.parametrize("stage", WITHOUT_BASELINE)
-def test_what_another_machine_measured_is_invalid(run: Run, stage: Stage, text: str | None, told: str) -> None:
+def test_what_another_machine_measured_is_invalid(run: Run, stage: Stage, text: str | None, message: str) -> None:
     path = run.evidence / stage / MACHINE
     path.unlink()
     if text is not None:
         path.write_text(text)
     # too few requests for a percentile are told first
-    told_first = "requests in a repeat's steady state"
-    reasons = [found.invalid_because or "" for found in parse(stage, run.plan, run.evidence)]
-    assert all(told in reason or told_first in reason for reason in reasons)
-    assert any(told in reason for reason in reasons)
+    first_reason = "requests in a repeat's steady state"
+    reasons = [row.invalid_because or "" for row in parse(stage, run.plan, run.evidence)]
+    assert all(message in reason or first_reason in reason for reason in reasons)
+    assert any(message in reason for reason in reasons)
 
 
 def test_every_measurement_carries_the_machine_that_measured_it(report: Report) -> None:
-    carried = {found.fingerprint for stage in report.stages for found in stage.measurements}
+    carried = {row.fingerprint for stage in report.stages for row in stage.measurements}
     assert carried == {CPU.id}
 
 
@@ -281,9 +281,9 @@ def test_a_baseline_that_nobody_could_be_held_to_is_none(run: Run) -> None:
     """The captured questions were asked once or twice."""
     plan = run.plan.model_copy(update={"gates": [*run.plan.gates, PAIRED], "establishes": True})
     report, _ = rejudge(run, plan)
-    (found,) = [gate for gate in report.judgement.gates if gate.gate == PAIRED]
-    assert (found.verdict, report.passed) == ("invalid", False)
-    assert "its questions were asked 2 times, and 4 are needed" in found.because
+    (verdict,) = [gate for gate in report.judgement.gates if gate.gate == PAIRED]
+    assert (verdict.verdict, report.passed) == ("invalid", False)
+    assert "its questions were asked 2 times, and 4 are needed" in verdict.because
 
 
 def test_a_gate_against_a_baseline_that_the_run_never_had_is_invalid_when_it_is_judged_again(run: Run) -> None:
@@ -301,8 +301,8 @@ def test_a_run_is_published_whole_and_its_manifest_last(run: Run, report: Report
     # index and board follow from the manifests, and can be made again
     manifest = f"{report.prefix}/manifest.json"
     # its place and the cell's index come before it: whoever completes it finds it by them
-    told = [key for key in observed.written if not key.startswith(("evidence/", "reports/")) or key == manifest]
-    assert told == ["layout.json", f"runs/{run.id}.json", CELL_INDEX, COUNTER, manifest, *AFTERWARDS]
+    messages = [key for key in observed.written if not key.startswith(("evidence/", "reports/")) or key == manifest]
+    assert messages == ["layout.json", f"runs/{run.id}.json", CELL_INDEX, COUNTER, manifest, *AFTERWARDS]
     assert observed.written[-5:] == [manifest, *AFTERWARDS]
     assert observed.written.count(f"{report.prefix}/manifest.json") == 1
     assert sorted({*observed.written}) == list(store.keys(""))
@@ -522,7 +522,7 @@ def test_a_run_without_its_manifest_is_not_fetched(elsewhere: Store, run: Run, r
 
 
 @pytest.mark.parametrize("run_id", ["20200101T000000Z-000000", "balanced-", "report.json"])
-def test_a_run_that_the_store_does_not_have_is_told(elsewhere: Store, run_id: str) -> None:
+def test_a_run_that_the_store_does_not_have_is_reported(elsewhere: Store, run_id: str) -> None:
     with pytest.raises(StoreError, match=f"no whole run '{run_id}'"):
         fetch_run(elsewhere.url, run_id)
 
@@ -535,14 +535,14 @@ def test_a_changed_object_is_not_trusted(elsewhere: Store, run: Run, report: Rep
         fetch_run(elsewhere.url, run.id)
 
 
-def test_a_missing_object_is_told(elsewhere: Store, run: Run, report: Report) -> None:
+def test_a_missing_object_is_reported(elsewhere: Store, run: Run, report: Report) -> None:
     file = report.files[0]
     Path(elsewhere.locate(f"evidence/{file.sha256}/{Path(file.path).name}")).unlink()
     with pytest.raises(StoreError, match="no object"):
         fetch_run(elsewhere.url, run.id)
 
 
-def test_a_report_that_is_none_is_told(elsewhere: Store, run: Run, report: Report) -> None:
+def test_a_report_that_is_none_is_reported(elsewhere: Store, run: Run, report: Report) -> None:
     overwrite(Path(elsewhere.locate(f"{report.prefix}/report.json")), b"{}")
     with pytest.raises(StoreError, match="not what its manifest says"):
         fetch_run(elsewhere.url, run.id)
@@ -611,6 +611,6 @@ def test_an_unknown_run_is_the_callers_mistake(run: Run) -> None:
     assert raised.value.place == "RUN"
 
 
-def test_without_any_run_the_caller_is_told_what_to_do() -> None:
+def test_without_any_run_the_caller_is_reported_what_to_do() -> None:
     with pytest.raises(CallerError, match="no run with a report"):
         find_run(None)

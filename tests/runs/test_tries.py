@@ -18,9 +18,9 @@ RUNS = [f"20260314T0926{second}Z-5f3d19" for second in range(53, 60)]
 
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
-    found = DirectoryStore(tmp_path / "store")
-    prepare(found)
-    return found
+    store = DirectoryStore(tmp_path / "store")
+    prepare(store)
+    return store
 
 
 def publish(store: DirectoryStore, tmp_path: Path, *changes: Change) -> None:
@@ -54,7 +54,7 @@ def test_a_new_store_knows_of_no_try(store: DirectoryStore) -> None:
     assert tried(store).tries == []
 
 
-def test_earlier_runs_of_the_release_are_told_oldest_first(store: DirectoryStore, tmp_path: Path) -> None:
+def test_earlier_runs_of_the_release_are_reported_oldest_first(store: DirectoryStore, tmp_path: Path) -> None:
     publish(store, tmp_path, with_gate("fail"), with_gate("inconclusive"), with_gate("pass"))
     assert tried(store).tries == [
         EarlierTry(run_id=RUNS[0], verdict="fail"),
@@ -80,7 +80,7 @@ def test_a_release_under_another_name_is_the_same(store: DirectoryStore, tmp_pat
     plan = passed_report().plan
     release = plan.cell.release.model_copy(update={"model": "a-copy/of-the-model"})
     renamed = plan.model_copy(update={"cell": plan.cell.model_copy(update={"release": release})})
-    assert [found.run_id for found in tried(store, renamed).tries] == RUNS[:1]
+    assert [earlier.run_id for earlier in tried(store, renamed).tries] == RUNS[:1]
 
 
 def test_a_run_that_becomes_a_baseline_has_no_tries(store: DirectoryStore, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_run_that_becomes_a_baseline_has_no_tries(store: DirectoryStore, tmp_p
     assert tried(store, passed_report().plan.model_copy(update={"establishes": True})).tries == []
 
 
-def test_whoever_qualifies_again_is_told(store: DirectoryStore, tmp_path: Path) -> None:
+def test_whoever_qualifies_again_is_reported(store: DirectoryStore, tmp_path: Path) -> None:
     publish(store, tmp_path, with_gate("fail"), with_gate("fail"))
     said: list[str] = []
     with_tries(passed_report().plan, store, said.append)

@@ -30,7 +30,7 @@ def test_words_become_server_arguments(words: list[str], arguments: ServerArgume
         (["--chat-template", "a.jinja"], "the image must have what --chat-template a.jinja names"),
     ],
 )
-def test_what_is_not_taken_word_by_word_is_told(words: list[str], note: str, tmp_path: Path) -> None:
+def test_what_is_not_taken_word_by_word_is_reported(words: list[str], note: str, tmp_path: Path) -> None:
     notes = import_words(tmp_path, *words).notes
     assert len(notes) == 1
     assert notes[0].startswith("h200: ")

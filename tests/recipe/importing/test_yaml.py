@@ -234,7 +234,7 @@ def test_a_taxonomy_of_another_form_is_an_error_that_names_it(tmp_path: Path) ->
     assert error.value.place == f"{tmp_path / 'taxonomy.yaml'}: hardware_profiles.h200.generation"
 
 
-def test_an_unknown_variant_is_told_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_variant_is_reported_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="variants: default"):
         imported(repository(tmp_path, model_document()), "fp4")
 
@@ -260,7 +260,7 @@ def test_cpus_have_as_many_ranks_as_the_yaml_asks_for(tmp_path: Path) -> None:
         ({"variants__default__hardware_overrides__xeon6__docker_image": "a"}, {"cpu": "a"}),
     ],
 )
-def test_images_that_the_yaml_names_are_told(changes: Document, images: dict[str, str], tmp_path: Path) -> None:
+def test_images_that_the_yaml_names_are_reported(changes: Document, images: dict[str, str], tmp_path: Path) -> None:
     document = model_document(meta__hardware={"xeon6": "verified"}, **changes)
     assert imported(repository(tmp_path, document)).images == images
 
