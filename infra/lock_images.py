@@ -23,7 +23,7 @@ NAMED = re.compile(r"^(?P<before>ARG \w+_IMAGE=| +image: )(?P<name>[^\s$@]+):(?P
 def main() -> int:
     files = [Path(name) for name in sys.argv[1:]] or FILES
     try:
-        texts = {file: pinned(file.read_text(encoding="utf-8"), digest_of) for file in files}
+        texts = {file: with_digests(file.read_text(encoding="utf-8"), registry_digest) for file in files}
     except QualifyError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -32,7 +32,7 @@ def main() -> int:
     return 0
 
 
-def pinned(text: str, digest: Callable[[str, str], str]) -> str:
+def with_digests(text: str, digest: Callable[[str, str], str]) -> str:
     """The text with the digest of each image behind its tag."""
     return NAMED.sub(
         lambda match: f"{match['before']}{match['name']}:{match['tag']}@{digest(match['name'], match['tag'])}", text
@@ -40,7 +40,7 @@ def pinned(text: str, digest: Callable[[str, str], str]) -> str:
 
 
 @cache
-def digest_of(name: str, tag: str) -> str:
+def registry_digest(name: str, tag: str) -> str:
     """The digest in the registry. Raises CallerError if there is no such image, HostError if the registry does not answer."""
     with ImageRepository(name) as repository:
         digest = repository.digest(tag)

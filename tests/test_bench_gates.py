@@ -95,7 +95,7 @@ def test_a_tolerance_of_8_percent_lets_five_points_go() -> None:
     rng, passed = np.random.default_rng(1), []
     for _ in range(1000):
         chance = worlds.builds(rng, QUESTIONS, 0.03, 0.05).candidate
-        passed.append(peers.vllm_relative(int(worlds.answered(rng, chance).sum()), QUESTIONS, 0.91))
+        passed.append(peers.vllm_relative(int(worlds.drawn_answers(rng, chance).sum()), QUESTIONS, 0.91))
     assert np.mean(passed) >= 0.999
 
 
@@ -115,7 +115,7 @@ def test_without_early_looks_as_many_answers_are_needed_as_the_rates_say() -> No
 
 
 def test_looks_are_after_each_block_of_the_products_steps() -> None:
-    looks = accuracy.looks(QUESTIONS, 3)
+    looks = accuracy.planned_looks(QUESTIONS, 3)
     assert len(looks) == 3 * BLOCKS
     assert looks[BLOCKS - 1 :: BLOCKS] == (QUESTIONS, 2 * QUESTIONS, 3 * QUESTIONS)
 

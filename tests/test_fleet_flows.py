@@ -19,7 +19,7 @@ from prefect.testing.utilities import prefect_test_harness
 from deployments.setup import GPU_POOLS, PRIORITIES, make_automation, make_pool, qualifying
 from flows.fleet import Requalify, WatchReleases, requalify, watch_releases
 from flows.qualify import QualifyHost, QualifyRelease, on_host, qualified, qualify_release
-from infra.bench.passing import passing, write_engine, write_recipe
+from infra.bench.passing import passing, write_bench_recipe, write_engine
 from tasks import releases
 from tasks.fleet import RELEASE, REQUALIFICATION, TAG, run_on_fleet, start_on_fleet
 from tasks.outcome import HostOutcome, outcome_state, state_of_fleet
@@ -248,7 +248,7 @@ def test_what_takes_long_is_a_task_and_each_cell_has_artifacts_of_its_own(
     client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two cells without a server: the flow, the tasks, the verdicts and the store are the real ones."""
-    write_recipe(2, tmp_path / "recipe.yaml")
+    write_bench_recipe(2, tmp_path / "recipe.yaml")
     monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
     for name in ("HOME", "LOCKS"):
         monkeypatch.setenv(f"VLLM_QUALIFY_{name}", str(tmp_path / name.lower()))

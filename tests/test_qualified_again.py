@@ -7,7 +7,7 @@ import pytest
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.qualify import QualifyRelease, qualified
-from infra.bench.passing import passing, write_engine, write_recipe
+from infra.bench.passing import passing, write_bench_recipe, write_engine
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.publish.bundle import read_manifest
 from vllm_qualify.publish.layout import manifest_key
@@ -27,7 +27,7 @@ def _prefect() -> Iterator[None]:
 @pytest.fixture
 def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QualifyRelease:
     monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
-    return QualifyRelease(recipe=str(write_recipe(1, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
+    return QualifyRelease(recipe=str(write_bench_recipe(1, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
 
 
 def ended(request: QualifyRelease) -> Report:

@@ -12,7 +12,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 import tasks.measure
 from flows.qualify import QualifyRelease, qualified
-from infra.bench.passing import passing, write_engine, write_recipe
+from infra.bench.passing import passing, write_bench_recipe, write_engine
 from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.process import guarded
 from vllm_qualify.errors import HostError
@@ -34,7 +34,7 @@ def _prefect() -> Iterator[None]:
 @pytest.fixture
 def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QualifyRelease:
     monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
-    return QualifyRelease(recipe=str(write_recipe(1, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
+    return QualifyRelease(recipe=str(write_bench_recipe(1, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
 
 
 class Programs:

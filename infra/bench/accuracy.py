@@ -27,7 +27,7 @@ MOST_REPETITIONS = Accuracy(num_questions=1).most_repetitions
 # How far below its reference the absolute gate lets a score of one run be: as TensorRT-LLM's threshold on 1,319 questions.
 ABSOLUTE_MARGIN = 0.032
 
-Gate = str
+GateName = str
 
 
 class Setting(NamedTuple):
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     margin: float
 
 
-class Ended(NamedTuple):
+class EndedRelease(NamedTuple):
     """One release at one gate: its verdict, the answers of the candidate that were used, and the answers that were allowed."""
 
     verdict: Verdict
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
     starts: int = 1
 
 
-class Asked(NamedTuple):
+class AskingRules(NamedTuple):
     """How answers are asked for: with `restarted` each repetition is on a start of its own. `history` is its GPU type's."""
 
     restarted: bool = False
@@ -57,33 +57,39 @@ class Asked(NamedTuple):
     history: Between | None = None
 
 
-def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels], *, beside_peers: bool) -> dict[Gate, Ended]:
+def release(
+    rng: np.random.Generator, setting: Setting, levels: dict[str, Levels], *, beside_peers: bool
+) -> dict[GateName, EndedRelease]:
     """Judge one candidate at the paired gate, at each of the named levels; with `beside_peers` also at the gates of one run."""
     chances = worlds.builds(rng, setting.questions, setting.flips, setting.lost)
-    ended = compared(rng, setting, chances, levels)
+    ended = compared_gates(rng, setting, chances, levels)
     return ended | _of_one_run(rng, chances, levels) if beside_peers else ended
 
 
-def _of_one_run(rng: np.random.Generator, chances: worlds.Pair, levels: dict[str, Levels]) -> dict[Gate, Ended]:
+def _of_one_run(
+    rng: np.random.Generator, chances: worlds.ChancePair, levels: dict[str, Levels]
+) -> dict[GateName, EndedRelease]:
     questions, reference = len(chances.baseline), float(chances.baseline.mean())
-    right = int(worlds.answered(rng, chances.candidate).sum())
+    right = int(worlds.drawn_answers(rng, chances.candidate).sum())
     verdicts = {f"absolute, {name}": _absolute(right, questions, reference, level) for name, level in levels.items()}
     verdicts |= {name: "pass" if passes(right, questions, reference) else "fail" for name, passes in peers.ACCURACY.items()}
-    return {gate: Ended(verdict, questions, questions) for gate, verdict in verdicts.items()}
+    return {gate: EndedRelease(verdict, questions, questions) for gate, verdict in verdicts.items()}
 
 
-def compared(rng: np.random.Generator, setting: Setting, chances: worlds.Pair, levels: dict[str, Levels]) -> dict[Gate, Ended]:
+def compared_gates(
+    rng: np.random.Generator, setting: Setting, chances: worlds.ChancePair, levels: dict[str, Levels]
+) -> dict[GateName, EndedRelease]:
     """The paired comparison of builds of one start each, with a new baseline."""
-    asked = Asked()
+    asked = AskingRules()
     baseline = establish(rng, Build(chances.baseline), setting.margin, asked, next(iter(levels.values())))
     return against(rng, setting, baseline, Build(chances.candidate), levels, asked)
 
 
 def against(
-    rng: np.random.Generator, setting: Setting, baseline: Answers, build: Build, levels: dict[str, Levels], asked: Asked
-) -> dict[Gate, Ended]:
+    rng: np.random.Generator, setting: Setting, baseline: Answers, build: Build, levels: dict[str, Levels], asked: AskingRules
+) -> dict[GateName, EndedRelease]:
     """The paired comparison with a baseline. It ends when it is decided at each of the levels, or knows enough."""
-    planned = looks(setting.questions, asked.most)
+    planned = planned_looks(setting.questions, asked.most)
     growing = list[Answers]()
     more = _growing(rng, build, planned, asked)
 
@@ -101,11 +107,11 @@ def against(
             if verdict != "inconclusive" or look.is_last:
                 break
         starts = math.ceil(look.loss.asked / setting.questions) if asked.restarted else 1
-        ended[f"paired, {name}"] = Ended(verdict, look.loss.asked, planned[-1], int(baseline.asked.max()), starts)
+        ended[f"paired, {name}"] = EndedRelease(verdict, look.loss.asked, planned[-1], int(baseline.asked.max()), starts)
     return ended
 
 
-def establish(rng: np.random.Generator, build: Build, margin: float, asked: Asked, levels: Levels) -> Answers:
+def establish(rng: np.random.Generator, build: Build, margin: float, asked: AskingRules, levels: Levels) -> Answers:
     """A baseline: all questions LEAST_REPETITIONS times, then again until its repetitions are enough for its own noise."""
     record = None
     for repetition, scores in enumerate(_repetitions(rng, build, asked), start=1):
@@ -118,7 +124,7 @@ def establish(rng: np.random.Generator, build: Build, margin: float, asked: Aske
     raise AssertionError("repetitions go on")
 
 
-def _needed(baseline: Answers, margin: float, levels: Levels, asked: Asked) -> int:
+def _needed(baseline: Answers, margin: float, levels: Levels, asked: AskingRules) -> int:
     """As `compare.repetitions_to_establish`."""
     needed = paired.repetitions_for(margin, baseline.noise, len(baseline.asked))
     between = with_history(baseline.between, asked.history)
@@ -127,7 +133,7 @@ def _needed(baseline: Answers, margin: float, levels: Levels, asked: Asked) -> i
     return min(needed, asked.most)
 
 
-def _repetitions(rng: np.random.Generator, build: Build, asked: Asked) -> Iterator[worlds.Chances]:
+def _repetitions(rng: np.random.Generator, build: Build, asked: AskingRules) -> Iterator[worlds.Chances]:
     """The scores of each repetition."""
     started = build.started(rng)
     while True:
@@ -141,13 +147,13 @@ def history(rng: np.random.Generator, build: Build, starts: int) -> Between:
     for start in range(starts):
         started = build.started(rng)
         for _ in range(2):
-            record = _added(record, build, order, started.answered(rng), start, Asked(restarted=True))
+            record = _added(record, build, order, started.answered(rng), start, AskingRules(restarted=True))
     (history,) = paired.answers_by_question(record).between if record else []
     return history.model_copy(update={"runs": starts})
 
 
 def _added(
-    record: Record | None, build: Build, block: NDArray[np.int64], scores: worlds.Chances, repetition: int, asked: Asked
+    record: Record | None, build: Build, block: NDArray[np.int64], scores: worlds.Chances, repetition: int, asked: AskingRules
 ) -> Record:
     same = np.full(len(block), repetition)
     start = same if asked.restarted else np.zeros_like(same)
@@ -163,14 +169,14 @@ def _added(
 
 
 @cache
-def looks(questions: int, repetitions: int) -> tuple[int, ...]:
+def planned_looks(questions: int, repetitions: int) -> tuple[int, ...]:
     """The numbers of answers after which the gates are judged."""
     settings = Accuracy(num_questions=questions)
     all_steps = answers.steps(settings, questions, repetitions, sequential=True)
     return tuple(itertools.accumulate(len(step.questions) for step in all_steps))
 
 
-def _growing(rng: np.random.Generator, build: Build, planned: Sequence[int], asked: Asked) -> Iterator[Answers]:
+def _growing(rng: np.random.Generator, build: Build, planned: Sequence[int], asked: AskingRules) -> Iterator[Answers]:
     """The candidate's answers at each look: the questions in a random order, a new one in each repetition."""
     record = None
     for repetition, scores in enumerate(_repetitions(rng, build, asked)):

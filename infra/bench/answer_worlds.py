@@ -38,17 +38,17 @@ class Build(NamedTuple):
         if self.topics is not None and self.shared:
             shifts = self.shared * rng.standard_normal(TOPICS)
             chance = np.concatenate([shifted(chance[self.topics == topic], shifts[topic]) for topic in range(TOPICS)])
-        return worlds.answered(rng, chance)
+        return worlds.drawn_answers(rng, chance)
 
 
-class Pair(NamedTuple):
+class BuildPair(NamedTuple):
     """A baseline and a candidate."""
 
     baseline: Build
     candidate: Build
 
 
-World = Callable[[np.random.Generator, int, float], Pair]
+World = Callable[[np.random.Generator, int, float], BuildPair]
 
 
 def shifted(chance: Chances, amount: float) -> Chances:
@@ -59,7 +59,7 @@ def shifted(chance: Chances, amount: float) -> Chances:
     return 1 - (1 - chance) * max(0.0, 1 - amount / (1 - mean)) if mean < 1 else chance
 
 
-def heterogeneous(rng: np.random.Generator, questions: int, lost: float) -> Pair:
+def heterogeneous(rng: np.random.Generator, questions: int, lost: float) -> BuildPair:
     """No question is sure: difficulties are of a Beta distribution, with flips of 3 %. The hard ones lose most."""
     chance = shifted(rng.beta(0.204, 0.020, questions), 0.0)
     chance = shifted(chance, worlds.BASE_ACCURACY - float(chance.mean()))
@@ -68,47 +68,47 @@ def heterogeneous(rng: np.random.Generator, questions: int, lost: float) -> Pair
     for _ in range(60):
         middle = (least * most) ** 0.5
         least, most = (middle, most) if (changed**middle).mean() > chance.mean() - lost else (least, middle)
-    return Pair(Build(chance), Build(changed**least))
+    return BuildPair(Build(chance), Build(changed**least))
 
 
-def steady(rng: np.random.Generator, questions: int, lost: float) -> Pair:
+def steady(rng: np.random.Generator, questions: int, lost: float) -> BuildPair:
     """Builds that always answer alike, with 4 % of the answers changed for good."""
-    return Pair(*map(Build, worlds.steady_builds(rng, questions, 0.04, lost)))
+    return BuildPair(*map(Build, worlds.steady_builds(rng, questions, 0.04, lost)))
 
 
-def starts(rng: np.random.Generator, questions: int, lost: float) -> Pair:
+def starts(rng: np.random.Generator, questions: int, lost: float) -> BuildPair:
     """Each start of a server shifts its accuracy; flips of 1 %."""
-    return Pair(*(Build(chance, BETWEEN_STARTS) for chance in worlds.builds(rng, questions, 0.01, lost)))
+    return BuildPair(*(Build(chance, BETWEEN_STARTS) for chance in worlds.builds(rng, questions, 0.01, lost)))
 
 
-def topics(rng: np.random.Generator, questions: int, lost: float) -> Pair:
+def topics(rng: np.random.Generator, questions: int, lost: float) -> BuildPair:
     """The questions of a topic change together, for good. On just these questions `lost` is lost; flips of 1 %."""
     baseline, candidate = worlds.builds(rng, questions, 0.01, lost)
     order, of = rng.permutation(questions), np.arange(questions) * TOPICS // questions
     shifts = OF_A_TOPIC * rng.standard_normal(TOPICS)
     moved = np.concatenate([shifted(candidate[order[of == topic]], shifts[topic]) for topic in range(TOPICS)])
     moved = shifted(moved, baseline.mean() - lost - moved.mean())
-    return Pair(Build(baseline[order], topics=of), Build(moved, topics=of))
+    return BuildPair(Build(baseline[order], topics=of), Build(moved, topics=of))
 
 
-def topics_noise(rng: np.random.Generator, questions: int, lost: float) -> Pair:
+def topics_noise(rng: np.random.Generator, questions: int, lost: float) -> BuildPair:
     """The answers to a topic's questions are better or worse together, anew in each repetition; flips of 1 %."""
     of = np.arange(questions) * TOPICS // questions
     order = rng.permutation(questions)
-    return Pair(*(Build(chance[order], topics=of, shared=SHARED) for chance in worlds.builds(rng, questions, 0.01, lost)))
+    return BuildPair(*(Build(chance[order], topics=of, shared=SHARED) for chance in worlds.builds(rng, questions, 0.01, lost)))
 
 
-def concentrated(rng: np.random.Generator, questions: int, lost: float) -> Pair:
+def concentrated(rng: np.random.Generator, questions: int, lost: float) -> BuildPair:
     """All that is lost is in a twentieth of the questions, each of which is wrong more often; flips of 1 %."""
     baseline, candidate = worlds.builds(rng, questions, 0.01, 0.0)
     right = np.flatnonzero(candidate == 1)
     struck = rng.choice(right, round(CONCENTRATED * questions), replace=False)
     candidate = candidate.copy()
     candidate[struck] -= lost / CONCENTRATED * (CONCENTRATED * questions / len(struck))
-    return Pair(Build(baseline), Build(candidate))
+    return BuildPair(Build(baseline), Build(candidate))
 
 
-def noisier(rng: np.random.Generator, questions: int, lost: float) -> Pair:
+def noisier(rng: np.random.Generator, questions: int, lost: float) -> BuildPair:
     """A baseline with flips of 1 %, and a candidate with 6 %."""
     baseline, candidate = worlds.builds(rng, questions, 0.01, lost)
     candidate = candidate.copy()
@@ -117,4 +117,4 @@ def noisier(rng: np.random.Generator, questions: int, lost: float) -> Pair:
     chance = rng.uniform(0.2, 0.8, pairs)
     candidate[rng.choice(np.flatnonzero(candidate == 1), pairs, replace=False)] = chance
     candidate[rng.choice(np.flatnonzero(candidate == 0), pairs, replace=False)] = 1 - chance
-    return Pair(Build(baseline), Build(candidate))
+    return BuildPair(Build(baseline), Build(candidate))

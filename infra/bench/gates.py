@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from infra.bench import accuracy, other_worlds, speed, tries
-from infra.bench.accuracy import Gate
+from infra.bench.accuracy import GateName
 from infra.bench.simulation import (
     FLIPS,
     MARGIN,
@@ -29,8 +29,8 @@ from infra.bench.simulation import (
 
 RUNS, SEED = 1000, 1
 LOSS, SLOWDOWN, JUST_PAST = 0.015, 0.05, (MARGIN + PAST, MARGIN_OF_SPEED + PAST_OF_SPEED)
-Row = tuple[str, float, Rates]
-Results = dict[Setting, dict[Gate, Rates]]
+RateRow = tuple[str, float, Rates]
+Results = dict[Setting, dict[GateName, Rates]]
 
 PAIRED, IN_TURNS = f"paired, {RELEASE}", f"in turns, {RELEASE}"
 MEANING = """\
@@ -145,7 +145,7 @@ def _over_worlds(results: Results) -> dict[str, float]:
     }
 
 
-def _of_worlds(results: Results) -> tuple[list[Row], list[Row]]:
+def _of_worlds(results: Results) -> tuple[list[RateRow], list[RateRow]]:
     """The rows of answers and those of loads: the usual worlds at each noise, tries, and the others as they are measured now.
 
     A load of 3 % noise is in none of them: 10 repeats do not decide it, and no world asks for more than a load of 1 % can show.

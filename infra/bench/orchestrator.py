@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from infra.bench.passing import passing, write_engine, write_recipe
+from infra.bench.passing import passing, write_bench_recipe, write_engine
 from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.evidence.load import client
 
@@ -32,7 +32,7 @@ ONE = "--one"
 TICKS, PAGE_BYTES, MIB = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE"), 2**20
 
 
-class Mark(NamedTuple):
+class UsageMark(NamedTuple):
     """A moment of a run: the time, and the CPU time and memory that its processes have used until then."""
 
     at: float
@@ -57,7 +57,7 @@ def measure(cells: int, folder: Path) -> Cost:
     Raises:
         subprocess.CalledProcessError: the flow failed; `stderr` is its log.
     """
-    write_recipe(cells, folder / "recipe.yaml")
+    write_bench_recipe(cells, folder / "recipe.yaml")
     places = {"VLLM_QUALIFY_HOME": str(folder / "home"), "VLLM_QUALIFY_ENGINE": str(write_engine(folder / "engine"))}
     # Without the caller's own Prefect server: it is not the one to measure.
     environment = {name: value for name, value in (os.environ | NO_STATISTICS).items() if not name.startswith("PREFECT_API")}
@@ -87,9 +87,9 @@ def run_here(recipe: Path) -> Cost:
 
 
 @contextmanager
-def _marked() -> Iterator[list[Mark]]:
+def _marked() -> Iterator[list[UsageMark]]:
     """The marks of the cells, each made as its load begins."""
-    marks: list[Mark] = []
+    marks: list[UsageMark] = []
     measured = client.measure_load
 
     def marking(*arguments: Any) -> list[list[str]]:
@@ -100,7 +100,7 @@ def _marked() -> Iterator[list[Mark]]:
         yield marks
 
 
-def mark() -> Mark:
+def mark() -> UsageMark:
     """The time and the use of this process and all its descendants."""
     stats = _stats()
     ours = {os.getpid()}
@@ -108,7 +108,7 @@ def mark() -> Mark:
     while more := {pid for pid, stat in stats.items() if int(stat[1]) in ours} - ours:
         ours |= more
     ticks = sum(int(stats[pid][11]) + int(stats[pid][12]) for pid in ours)
-    return Mark(time.monotonic(), ticks / TICKS, sum(int(stats[pid][21]) for pid in ours) * PAGE_BYTES / MIB)
+    return UsageMark(time.monotonic(), ticks / TICKS, sum(int(stats[pid][21]) for pid in ours) * PAGE_BYTES / MIB)
 
 
 def _stats() -> dict[int, list[str]]:

@@ -5,15 +5,19 @@ from typing import NamedTuple
 import numpy as np
 
 from infra.bench import accuracy, answer_worlds, speed_worlds
-from infra.bench.accuracy import Asked, Ended, Gate
+from infra.bench.accuracy import AskingRules, EndedRelease, GateName
 from vllm_qualify.evidence.sequential import Levels, levels_of
-from vllm_qualify.recipe.gates import Gate as RecipeGate
+from vllm_qualify.recipe.gates import Gate
 
 # The number of starts that the history of a GPU type is made of.
 IN_HISTORY = 21
 ONCE, RESTARTED, KNOWN = "one start", "restarted", "restarted, with history"
 MOST_STARTS = 12
-ASKED = {ONCE: Asked(), RESTARTED: Asked(restarted=True, most=MOST_STARTS), KNOWN: Asked(restarted=True, most=MOST_STARTS)}
+ASKED = {
+    ONCE: AskingRules(),
+    RESTARTED: AskingRules(restarted=True, most=MOST_STARTS),
+    KNOWN: AskingRules(restarted=True, most=MOST_STARTS),
+}
 
 # Each world of answers, and how its releases are asked.
 ANSWERS: dict[str, tuple[answer_worlds.World, str]] = {
@@ -65,7 +69,7 @@ def settings(margin: float, losses: tuple[float, ...], of_speed: float, slowdown
     return [*usual, *others, *loads]
 
 
-def release(rng: np.random.Generator, setting: Setting, levels: Levels, gates: list[RecipeGate]) -> dict[Gate, Ended]:
+def release(rng: np.random.Generator, setting: Setting, levels: Levels, gates: list[Gate]) -> dict[GateName, EndedRelease]:
     if isinstance(setting, OfLoads):
         world = speed_worlds.WORLDS[setting.world]
         plan = world.before if setting.before else world.now

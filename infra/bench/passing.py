@@ -91,7 +91,7 @@ def _profile(number: int) -> Document:
     }
 
 
-def write_recipe(cells: int, path: Path) -> Path:
+def write_bench_recipe(cells: int, path: Path) -> Path:
     YAML(typ="safe").dump(recipe(cells), path)
     return path
 

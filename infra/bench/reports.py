@@ -27,7 +27,7 @@ PAGE = b"<!doctype html><title>Report</title>"
 TWOS = (("bf16", "fp8"), ("h100", "h200"), ("chat", "batch"))
 
 
-class Made(NamedTuple):
+class MadeReport(NamedTuple):
     """One report to be published: its cell and its run."""
 
     cell: str
@@ -42,9 +42,9 @@ class Template(NamedTuple):
     shared: dict[str, bytes]
 
 
-def template(folder: Path) -> Template:
+def report_template(folder: Path) -> Template:
     """The template; `folder` gets its evidence."""
-    store = DirectoryStore(folder / "template")
+    store = DirectoryStore(folder / "report_template")
     published = publish_report(store, folder / "runs", change=_establishing)
     shared = {named.key: store.get(named.key) for named in published.manifest.objects if named.key.startswith("evidence/")}
     return Template(Run(folder=folder / "runs" / published.run_id), published, shared)
@@ -54,19 +54,19 @@ def _establishing(report: Report) -> Report:
     return report.model_copy(update={"plan": report.plan.model_copy(update={"establishes": True})})
 
 
-def cell_of(number: int) -> str:
+def numbered_cell(number: int) -> str:
     """A name for each number: two variants, two GPU types and two profiles of each model."""
     variant, gpu_type, profile = (two[number >> bit & 1] for bit, two in enumerate(TWOS))
     return f"model-{number // 8:04}/{variant}/{gpu_type}/{profile}"
 
 
-def names(reports: int, cells: int) -> list[Made]:
+def names(reports: int, cells: int) -> list[MadeReport]:
     """The same number of reports for each cell, one a minute."""
     starts = (BEGAN + timedelta(minutes=number) for number in range(reports))
-    return [Made(cell_of(number % cells), f"{at:%Y%m%dT%H%M%SZ}-{number:06x}") for number, at in enumerate(starts)]
+    return [MadeReport(numbered_cell(number % cells), f"{at:%Y%m%dT%H%M%SZ}-{number:06x}") for number, at in enumerate(starts)]
 
 
-def report_of(given: Template, made: Made) -> Report:
+def report_of(given: Template, made: MadeReport) -> Report:
     """The template's report under another name."""
     recipe, variant, gpu_type, profile = made.cell.split("/")
     named = {"recipe": recipe, "variant": variant, "gpu_type": gpu_type, "profile": profile}
@@ -75,7 +75,7 @@ def report_of(given: Template, made: Made) -> Report:
     return given.published.report.model_copy(update={"plan": plan, "run_id": made.run_id})
 
 
-def put(store: Store, given: Template, made: Made) -> None:
+def put_report(store: Store, given: Template, made: MadeReport) -> None:
     """Publish a report without its indexes, which are made afterwards, once for each cell."""
     report = report_of(given, made)
     documents = {"report.json": report.model_dump_json().encode(), "report.html": PAGE}
@@ -88,7 +88,7 @@ def put(store: Store, given: Template, made: Made) -> None:
     store.put_new(manifest_key(made.cell, made.run_id), manifest.model_dump_json().encode(), JSON)
 
 
-def approve_one(store: Store, made: Made, key: PrivateKey) -> None:
+def approve_one(store: Store, made: MadeReport, key: PrivateKey) -> None:
     now = datetime.now(UTC)
     bring_into_force(store, read_run(store, made.cell, made.run_id), ADA, VALID_DAYS, key, now)
 
@@ -100,7 +100,7 @@ def fill(store: Store, given: Template, reports: int, cells: int, key: PrivateKe
     for name, body in given.shared.items():
         store.put_new(name, body, JSON)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda made: put(store, given, made), every))
+        list(pool.map(lambda made: put_report(store, given, made), every))
         list(pool.map(lambda made: approve_one(store, made, key), every[-2 * cells : -cells]))
-        list(pool.map(lambda number: make_again(store, cell_of(number)), range(cells)))
+        list(pool.map(lambda number: make_again(store, numbered_cell(number)), range(cells)))
     write_index(store)

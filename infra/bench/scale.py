@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from uuid import uuid4
 
-from infra.bench.reports import Made, Template, cell_of, fill, report_of, template
+from infra.bench.reports import MadeReport, Template, fill, numbered_cell, report_of, report_template
 from tests.approval.builder import ADA, VALID_DAYS
 from tests.s3 import BUCKET, SCRIPT, make_bucket, settings_in, start
 from vllm_qualify.approval.actions import approve
@@ -59,7 +59,7 @@ def compare(few: Filled, many: Filled, given: Template, key: PrivateKey) -> dict
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ("publish", "approve", "find", "baseline")}
     for number in range(ROUNDS + 1):
         for side, filled in enumerate((few, many)):
-            cell = cell_of((number * 7) % filled.cells)
+            cell = numbered_cell((number * 7) % filled.cells)
             for name, took_s in _timed(filled.store, cell, given, key):
                 # The first round warms up.
                 times[name][side].extend([took_s] if number else [])
@@ -78,11 +78,11 @@ def _timed(store: Store, cell: str, given: Template, key: PrivateKey) -> Iterato
     yield "baseline", _seconds(lambda: newest_baseline(store, cell))
 
 
-def _new(cell: str) -> Made:
-    return Made(cell, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}")
+def _new(cell: str) -> MadeReport:
+    return MadeReport(cell, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}")
 
 
-def _publish(store: Store, given: Template, made: Made) -> None:
+def _publish(store: Store, given: Template, made: MadeReport) -> None:
     published = publish_run(report_of(given, made), given.run, store)
     if published.index_problem:
         raise RuntimeError(published.index_problem)
@@ -101,32 +101,34 @@ def list_s(store: Store) -> float:
 
 def at_once(url: str, folder: Path, cells: int) -> dict[str, float]:
     """Publishers in processes of their own, first one alone, then all at once; every report must be in its cell's index."""
-    alone = [_publishers(url, folder, [cell_of(number)])[0] for number in range(3)]
-    together = _publishers(url, folder, [cell_of(number % cells) for number in range(PUBLISHERS)])
+    alone = [_publishers(url, folder, [numbered_cell(number)])[0] for number in range(3)]
+    together = _publishers(url, folder, [numbered_cell(number % cells) for number in range(PUBLISHERS)])
     return _ratio("publishers", alone, together, lambda took: took.wall_s) | _ratio(
         "publishers_cpu", alone, together, lambda took: took.cpu_s
     )
 
 
-def _ratio(name: str, alone: list["Took"], together: list["Took"], figure: Callable[["Took"], float]) -> dict[str, float]:
+def _ratio(
+    name: str, alone: list["StoreTimes"], together: list["StoreTimes"], figure: Callable[["StoreTimes"], float]
+) -> dict[str, float]:
     one, many = statistics.median(map(figure, alone)), [figure(took) for took in together]
     print(f"{name:14} {1000 * min(many):.0f} to {1000 * max(many):.0f} ms, one alone {1000 * one:.0f} ms", flush=True)
     return {name: round(max(many) / one, 2)}
 
 
-class Took(NamedTuple):
+class StoreTimes(NamedTuple):
     """How long a publication took, by the clock and of the cores' time."""
 
     wall_s: float
     cpu_s: float
 
 
-def _publishers(url: str, folder: Path, cells: list[str]) -> list[Took]:
+def _publishers(url: str, folder: Path, cells: list[str]) -> list[StoreTimes]:
     began = str(time.time() + 8)
     made = [_new(cell) for cell in cells]
     command = [sys.executable, "-m", "infra.bench.scale", PUBLISH_ONE, url, str(folder), began]
     running = [subprocess.Popen([*command, *each], stdout=subprocess.PIPE, text=True) for each in made]
-    took = [Took(*map(float, process.communicate()[0].splitlines()[-1].split())) for process in running]
+    took = [StoreTimes(*map(float, process.communicate()[0].splitlines()[-1].split())) for process in running]
     store = open_store(url)
     for cell, run_id in made:
         row = read_row(store, cell)
@@ -137,11 +139,11 @@ def _publishers(url: str, folder: Path, cells: list[str]) -> list[Took]:
 
 def publish_one(url: str, folder: str, began: str, cell: str, run_id: str) -> None:
     """Publish a report at that time, and print how long it took in seconds, by the clock and of the cores' time."""
-    given, store = template(Path(folder) / uuid4().hex), open_store(url)
-    report_of(given, Made(cell, run_id))
+    given, store = report_template(Path(folder) / uuid4().hex), open_store(url)
+    report_of(given, MadeReport(cell, run_id))
     time.sleep(max(0.0, float(began) - time.time()))
     cpu_s = time.process_time()
-    wall_s = _seconds(lambda: _publish(store, given, Made(cell, run_id)))
+    wall_s = _seconds(lambda: _publish(store, given, MadeReport(cell, run_id)))
     print(wall_s, time.process_time() - cpu_s)
 
 
@@ -171,7 +173,7 @@ KINDS: Mapping[str, Callable[[Path], object]] = {"directory": _directory, "rados
 def measure(url: str, folder: Path, few: int, many: int, cells: int) -> dict[str, float]:
     """All figures of one kind of store."""
     new_key(folder / "key.pem")
-    key, given = private_key((folder / "key.pem").read_text()), template(folder)
+    key, given = private_key((folder / "key.pem").read_text()), report_template(folder)
     sizes = {"few": (few, max(2, few * cells // many)), "many": (many, cells)}
     filled = {name: Filled(open_store(f"{url}/{name}"), count) for name, (_, count) in sizes.items()}
     for name, (reports, count) in sizes.items():

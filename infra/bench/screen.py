@@ -45,7 +45,7 @@ AT = Sides(0.01, 0.01)
 ANSWERS, DRAWS, SURELY = (10, 25, 50, 100, 200, 400), 400, 0.95
 
 
-class Build(NamedTuple):
+class ScreenBuild(NamedTuple):
     """One build: how its weights are made, its KV cache, how its prompts are put together, and how it answers.
 
     Builds whose `server` is the same are asked of one, which loads their weights one after another. `start` tells starts apart.
@@ -70,18 +70,18 @@ class Build(NamedTuple):
 
 FP8 = "fp8_e4m3"
 BUILDS = (
-    Build(GOOD),
-    Build("another template", between="\n"),
-    Build("temperature 1 by default", temperature=1.0),
-    Build("never stops", stop=()),
-    *(Build(f"rounded to {levels} steps", ("regress.py", "--levels", f"{levels}")) for levels in (15, 9, 7, 6, 5)),
-    Build("started again", start=2),
-    Build("FP8 KV cache", kv_cache=FP8),
-    Build("FP8 KV cache, scale off by 128", ("rescale.py", "--factor", f"{1 / 128}"), FP8),
+    ScreenBuild(GOOD),
+    ScreenBuild("another template", between="\n"),
+    ScreenBuild("temperature 1 by default", temperature=1.0),
+    ScreenBuild("never stops", stop=()),
+    *(ScreenBuild(f"rounded to {levels} steps", ("regress.py", "--levels", f"{levels}")) for levels in (15, 9, 7, 6, 5)),
+    ScreenBuild("started again", start=2),
+    ScreenBuild("FP8 KV cache", kv_cache=FP8),
+    ScreenBuild("FP8 KV cache, scale off by 128", ("rescale.py", "--factor", f"{1 / 128}"), FP8),
 )
 
 
-class Problem(NamedTuple):
+class ScreenProblem(NamedTuple):
     """A question after solved ones, and its answer."""
 
     shots: list[str]
@@ -92,14 +92,14 @@ class Problem(NamedTuple):
         return between.join([*self.shots, f"Question: {self.question}\nAnswer:"])
 
 
-class Measured(NamedTuple):
+class ScreenMeasured(NamedTuple):
     """Whether each question was answered exactly, and the scores of the good build's replies."""
 
     right: list[float]
     scores: list[Scored]
 
 
-class Row(NamedTuple):
+class ScreenRow(NamedTuple):
     """What the screen and exact match see of a build. `needed` are numbers of answers; None if all of them do not suffice."""
 
     name: str
@@ -112,14 +112,14 @@ class Row(NamedTuple):
     agreement: float
 
 
-def problems() -> list[Problem]:
+def screen_problems() -> list[ScreenProblem]:
     """The reference's questions, each with other shots, the same ones in each call."""
     test, train = (_read(REFERENCE / f"{name}.jsonl") for name in ("test", "train"))
     made = []
     for number, asked_for in enumerate(test):
         shots = random.Random(number).sample(train, SHOTS)
         solved = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
-        made.append(Problem(solved, asked_for["question"], asked_for["answer"]))
+        made.append(ScreenProblem(solved, asked_for["question"], asked_for["answer"]))
     return made
 
 
@@ -127,7 +127,7 @@ def _read(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def measure(builds: Sequence[Build], folder: Path, asked_for: Sequence[Problem]) -> None:
+def measure(builds: Sequence[ScreenBuild], folder: Path, asked_for: Sequence[ScreenProblem]) -> None:
     """Measure builds of one server that FOLDER does not have yet. The good build comes before all others."""
     missing = [build for build in builds if not (folder / build.folder / SCORES).exists()]
     if not missing:
@@ -148,7 +148,7 @@ def measure(builds: Sequence[Build], folder: Path, asked_for: Sequence[Problem])
             unfinished.rename(inside / SCORES)
 
 
-def _weights(build: Build, folder: Path) -> Path:
+def _weights(build: ScreenBuild, folder: Path) -> Path:
     """The folder with the build's weights, which are made first."""
     if not build.weights:
         return REFERENCE / "model"
@@ -166,15 +166,15 @@ def _load(server: Server, weights: Path, served: Path) -> None:
     asked("POST", f"{server.url}/collective_rpc", LIMIT_S, json={"method": "reload_weights"}).raise_for_status()
 
 
-def measured(build: Build, folder: Path, asked_for: Sequence[Problem]) -> Measured:
+def measured(build: ScreenBuild, folder: Path, asked_for: Sequence[ScreenProblem]) -> ScreenMeasured:
     replies = _replies(folder / build.folder)
-    return Measured(
+    return ScreenMeasured(
         right=[float(_is_right(reply, problem)) for reply, problem in zip(replies, asked_for, strict=True)],
         scores=read_scored(folder / build.folder / SCORES, _passages(folder, asked_for, build), NAME),
     )
 
 
-def _server_plan(build: Build, served: Path) -> ServerPlan:
+def _server_plan(build: ScreenBuild, served: Path) -> ServerPlan:
     """As the reference's recipe serves it."""
     return ServerPlan(
         engine=find_engine(),
@@ -195,12 +195,12 @@ def _server_plan(build: Build, served: Path) -> ServerPlan:
     )
 
 
-def _answered(server: Server, build: Build, asked_for: Sequence[Problem]) -> list[str]:
+def _answered(server: Server, build: ScreenBuild, asked_for: Sequence[ScreenProblem]) -> list[str]:
     with ThreadPoolExecutor(CLIENTS) as clients:
         return list(clients.map(partial(_reply, server, build), asked_for))
 
 
-def _reply(server: Server, build: Build, problem: Problem) -> str:
+def _reply(server: Server, build: ScreenBuild, problem: ScreenProblem) -> str:
     request = {
         "model": NAME,
         "prompt": problem.prompt(build.between),
@@ -218,36 +218,36 @@ def _replies(folder: Path) -> list[str]:
     return replies
 
 
-def _passages(folder: Path, asked_for: Sequence[Problem], build: Build) -> list[Passage]:
+def _passages(folder: Path, asked_for: Sequence[ScreenProblem], build: ScreenBuild) -> list[Passage]:
     """The good build's replies, after the prompts as this build puts them together."""
     pairs = enumerate(zip(asked_for, _replies(folder / GOOD), strict=True))
     return [Passage("gsm8k", number, problem.prompt(build.between), reply) for number, (problem, reply) in pairs]
 
 
-def _is_right(reply: str, problem: Problem) -> bool:
+def _is_right(reply: str, problem: ScreenProblem) -> bool:
     answer = ANSWER.search(reply)
     wanted = ANSWER.search(problem.answer)
     return answer is not None and wanted is not None and answer[1] == wanted[1]
 
 
-def row_of(build: Build, good: Measured, other: Measured) -> Row:
+def row_of(build: ScreenBuild, good: ScreenMeasured, other: ScreenMeasured) -> ScreenRow:
     lost = [before - now for before, now in zip(good.right, other.right, strict=True)]
     gained = [now.nll_nat - then.nll_nat for then, now in zip(good.scores, other.scores, strict=True)]
     tokens = [len(scored.tokens) for scored in good.scores]
     value, interval = nll_increase(good.scores, other.scores, AT)
-    return Row(
+    return ScreenRow(
         name=build.name,
         right=float(np.mean(other.right)),
         lost=float(np.mean(lost)),
-        needed_by_match=needed(lost, [1] * len(lost)),
+        needed_by_match=answers_needed(lost, [1] * len(lost)),
         increase=value,
         interval=f"{interval.lower:.5f} to {interval.upper:.5f}" if interval else "",
-        needed=needed(gained, tokens),
+        needed=answers_needed(gained, tokens),
         agreement=top1_agreement(good.scores, other.scores, AT)[0],
     )
 
 
-def needed(worse: Sequence[float], weights: Sequence[int]) -> int | None:
+def answers_needed(worse: Sequence[float], weights: Sequence[int]) -> int | None:
     """How many answers it takes to see that a build is worse: drawn at random without replacement, in SURELY of DRAWS draws."""
     random_draws = np.random.default_rng(1)
     for number in (*ANSWERS, len(worse)):
@@ -265,7 +265,7 @@ def _is_seen(worse: Sequence[float], weights: Sequence[int]) -> bool:
     return interval is not None and interval.lower > 0
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
+def table(rows: Sequence[ScreenRow]) -> Iterator[str]:
     yield "| build | exact match | lost | seen with | increase, nat/tok | interval | seen with | same likeliest token |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -287,7 +287,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the measurements are kept")
     folder = parser.parse_args().folder.resolve()
-    asked_for = problems()
+    asked_for = screen_problems()
     for _, builds in groupby(BUILDS, key=lambda build: build.server):
         measure(list(builds), folder, asked_for)
     results = [measured(build, folder, asked_for) for build in BUILDS]

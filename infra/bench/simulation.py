@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from infra.bench import accuracy, other_worlds, speed, tries
-from infra.bench.accuracy import Ended, Gate
+from infra.bench.accuracy import EndedRelease, GateName
 from vllm_qualify.evidence.sequential import Levels, levels_of
-from vllm_qualify.recipe.gates import Gate as RecipeGate
-from vllm_qualify.recipe.gates import gate_of
+from vllm_qualify.recipe.gates import Gate, gate_of
 
 # How many releases one random generator makes. The results depend on it.
 CHUNK = 100
@@ -34,7 +33,7 @@ def levels() -> dict[str, Levels]:
     return {ALONE: levels_of(_gates()[:1]), RELEASE: levels_of(_gates())}
 
 
-def _gates() -> list[RecipeGate]:
+def _gates() -> list[Gate]:
     return [
         gate_of(metric="exact_match", filter="strict-match", minimum=0.878, unit="fraction"),
         gate_of(metric="exact_match", filter="strict-match", max_loss=MARGIN, unit="fraction"),
@@ -104,7 +103,7 @@ class _Job(NamedTuple):
     seed: tuple[int, int, int]
 
 
-def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2) -> dict[Setting, dict[Gate, Rates]]:
+def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2) -> dict[Setting, dict[GateName, Rates]]:
     """The rates of each setting at every gate; they depend on the settings and their order, `runs` and `seed` alone."""
     jobs = [
         _Job(setting, min(CHUNK, wanted_runs - start), (seed, line, start))
@@ -112,7 +111,7 @@ def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2
         for wanted_runs in [_runs_of(setting, runs)]
         for start in range(0, wanted_runs, CHUNK)
     ]
-    outcomes: dict[Setting, list[dict[Gate, Ended]]] = {setting: [] for setting in wanted}
+    outcomes: dict[Setting, list[dict[GateName, EndedRelease]]] = {setting: [] for setting in wanted}
     with Pool(processes) as pool:
         for job, releases in zip(jobs, pool.imap(_releases, jobs), strict=True):
             outcomes[job.setting] += releases
@@ -122,7 +121,7 @@ def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2
     }
 
 
-def _releases(job: _Job) -> list[dict[Gate, Ended]]:
+def _releases(job: _Job) -> list[dict[GateName, EndedRelease]]:
     rng, both = np.random.default_rng(job.seed), levels()
     # Peers' gates, and this project's gate as the only one, are simulated at one noise only.
     beside, of_release = _is_beside_peers(job.setting), {RELEASE: both[RELEASE]}
@@ -140,11 +139,11 @@ def _is_beside_peers(setting: Setting) -> bool:
     return isinstance(setting, accuracy.Setting) and setting.flips == MIDDLE and setting.margin not in OTHER_MARGINS
 
 
-def _rates(ended: Sequence[Ended]) -> Rates:
+def _rates(ended: Sequence[EndedRelease]) -> Rates:
     def share(verdict: str) -> float:
         return sum(one.verdict == verdict for one in ended) / len(ended)
 
-    def mean(of: Callable[[Ended], float]) -> float:
+    def mean(of: Callable[[EndedRelease], float]) -> float:
         return math.fsum(map(of, ended)) / len(ended)
 
     return Rates(

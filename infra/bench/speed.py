@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from infra.bench import peers, worlds
-from infra.bench.accuracy import Ended, Gate, below
+from infra.bench.accuracy import EndedRelease, GateName, below
 from vllm_qualify.evidence.load.repeats import repeat_sides
 from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.judge import relative
@@ -24,7 +24,7 @@ class Setting(NamedTuple):
     margin: float
 
 
-def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels]) -> dict[Gate, Ended]:
+def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels]) -> dict[GateName, EndedRelease]:
     """Judge one candidate's times at every gate. This project's gates are judged at each of the named levels.
 
     Repeats in turns share a drift as large as the noise. A build and its history share none.
@@ -32,17 +32,17 @@ def release(rng: np.random.Generator, setting: Setting, levels: dict[str, Levels
     most = LOAD.looks[-1]
     turns = worlds.times(rng, most, setting.slowdown, setting.noise, drift=setting.noise)
     apart = worlds.times(rng, most, setting.slowdown, setting.noise, drift=0.0)
-    ended: dict[Gate, Ended] = {}
+    ended: dict[GateName, EndedRelease] = {}
     for name, level in levels.items():
         ended[f"in turns, {name}"] = _judged(turns, setting, level, history=None)
         for history in HISTORIES:
             ended[f"from history of {history}, {name}"] = _judged(apart, setting, level, history)
     for name, passes in peers.SPEED.items():
-        ended[name] = Ended("pass" if passes(apart.candidate[0], apart.baseline[0]) else "fail", 1, 1)
+        ended[name] = EndedRelease("pass" if passes(apart.candidate[0], apart.baseline[0]) else "fail", 1, 1)
     return ended
 
 
-def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int | None) -> Ended:
+def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int | None) -> EndedRelease:
     for count, at in bounds(LOAD.looks, levels):
         if history is None:
             change = relative.in_turns(times.candidate[:count], times.baseline[:count], "lower", at)
@@ -51,7 +51,7 @@ def _judged(times: worlds.Times, setting: Setting, levels: Levels, history: int 
         verdict = below(change.interval, setting.margin)
         if verdict != "inconclusive":
             break
-    return Ended(verdict, count, LOAD.looks[-1])
+    return EndedRelease(verdict, count, LOAD.looks[-1])
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.bench.accuracy import Ended, below
+from infra.bench.accuracy import EndedRelease, below
 from infra.bench.speed import bounds
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge import relative
@@ -36,7 +36,7 @@ class Machine(NamedTuple):
         return self.own(rng, repeats) + self.between * rng.standard_normal()
 
 
-class Plan(NamedTuple):
+class RepeatPlan(NamedTuple):
     """How a world's loads are measured: the numbers of repeats of each start, the looks, and whether history is known.
 
     With `history` the baseline was measured on another day. All of `gates` must pass, each with its own noise.
@@ -49,12 +49,12 @@ class Plan(NamedTuple):
     gates: int = 1
 
 
-class World(NamedTuple):
+class LoadWorld(NamedTuple):
     """A machine, and how loads were measured before, and are now."""
 
     machine: Machine
-    before: Plan
-    now: Plan
+    before: RepeatPlan
+    now: RepeatPlan
 
 
 def usual(rng: np.random.Generator, repeats: int) -> Logs:
@@ -83,19 +83,21 @@ def visited(rng: np.random.Generator, repeats: int) -> Logs:
     return usual(rng, repeats) + SLOWED * (rng.random(repeats) < VISITS)
 
 
-ONE_START, MORE = Plan([10], range(5, 11)), Plan([12], range(5, 13))
+ONE_START, MORE = RepeatPlan([10], range(5, 11)), RepeatPlan([12], range(5, 13))
 WORLDS = {
-    "starts": World(Machine(usual, between=BETWEEN_STARTS), ONE_START, Plan([2] * 6, range(5, 13), known=True)),
-    "days": World(Machine(usual, days=BETWEEN_DAYS), ONE_START._replace(history=True), MORE),
-    "autocorrelated": World(Machine(wandering), ONE_START, Plan([2] * 10, range(6, 21), known=True)),
-    "skewed": World(Machine(skewed), ONE_START, MORE),
-    "neighbours": World(Machine(visited), ONE_START, Plan([32], range(5, 33))),
-    "twelve gates": World(Machine(noisier), ONE_START._replace(gates=12), Plan([28], range(5, 29), gates=12)),
-    "three repeats": World(Machine(usual), Plan([3], range(3, 4)), Plan([12], range(3, 13))),
+    "starts": LoadWorld(Machine(usual, between=BETWEEN_STARTS), ONE_START, RepeatPlan([2] * 6, range(5, 13), known=True)),
+    "days": LoadWorld(Machine(usual, days=BETWEEN_DAYS), ONE_START._replace(history=True), MORE),
+    "autocorrelated": LoadWorld(Machine(wandering), ONE_START, RepeatPlan([2] * 10, range(6, 21), known=True)),
+    "skewed": LoadWorld(Machine(skewed), ONE_START, MORE),
+    "neighbours": LoadWorld(Machine(visited), ONE_START, RepeatPlan([32], range(5, 33))),
+    "twelve gates": LoadWorld(Machine(noisier), ONE_START._replace(gates=12), RepeatPlan([28], range(5, 29), gates=12)),
+    "three repeats": LoadWorld(Machine(usual), RepeatPlan([3], range(3, 4)), RepeatPlan([12], range(3, 13))),
 }
 
 
-def release(rng: np.random.Generator, world: World, slowdown: float, margin: float, levels: Levels, *, before: bool) -> Ended:
+def release(
+    rng: np.random.Generator, world: LoadWorld, slowdown: float, margin: float, levels: Levels, *, before: bool
+) -> EndedRelease:
     """One candidate at all gates of the plan, slower at the first of them. A gate that fails ends the load; else the gate that
     needs most repeats does.
     """
@@ -111,8 +113,14 @@ def release(rng: np.random.Generator, world: World, slowdown: float, margin: flo
 
 
 def _at_one_gate(
-    rng: np.random.Generator, machine: Machine, plan: Plan, slowdown: float, margin: float, levels: Levels, known: EarlierRuns
-) -> Ended:
+    rng: np.random.Generator,
+    machine: Machine,
+    plan: RepeatPlan,
+    slowdown: float,
+    margin: float,
+    levels: Levels,
+    known: EarlierRuns,
+) -> EndedRelease:
     candidate, baseline = (_measured(rng, machine, plan) for _ in range(2))
     starts = [number for number, repeats in enumerate(plan.starts) for _ in range(repeats)]
     times, others = [float(time) * (1 + slowdown) for time in np.exp(candidate)], [float(time) for time in np.exp(baseline)]
@@ -124,16 +132,16 @@ def _at_one_gate(
         verdict = below(change.interval, margin)
         if verdict != "inconclusive":
             break
-    return Ended(verdict, count, plan.looks[-1], starts=starts[count - 1] + 1)
+    return EndedRelease(verdict, count, plan.looks[-1], starts=starts[count - 1] + 1)
 
 
-def _measured(rng: np.random.Generator, machine: Machine, plan: Plan) -> Logs:
+def _measured(rng: np.random.Generator, machine: Machine, plan: RepeatPlan) -> Logs:
     """The logarithms of one build's times. In turns both builds have the same day."""
     logs = np.concatenate([machine.started(rng, repeats) for repeats in plan.starts])
     return logs + machine.days * rng.standard_normal() if plan.history else logs
 
 
-def _history(rng: np.random.Generator, machine: Machine, plan: Plan) -> EarlierRuns:
+def _history(rng: np.random.Generator, machine: Machine, plan: RepeatPlan) -> EarlierRuns:
     """What earlier starts of one build on this machine showed, with as many repeats each."""
     starts = [machine.started(rng, max(2, plan.starts[0])) for _ in range(IN_HISTORY)]
     repeats, freedom = len(starts[0]), IN_HISTORY - 1.0

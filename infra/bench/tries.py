@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from infra.bench import accuracy, worlds
-from infra.bench.accuracy import Ended, Gate
+from infra.bench.accuracy import EndedRelease, GateName
 from infra.bench.answer_worlds import Build
 from vllm_qualify.evidence.sequential import levels_of
-from vllm_qualify.recipe.gates import Gate as RecipeGate
+from vllm_qualify.recipe.gates import Gate
 
 MOST_TRIES = 10
 COUNTED, UNCOUNTED = f"paired, {MOST_TRIES} tries", f"each of {MOST_TRIES} tries as the first"
@@ -24,11 +24,11 @@ class Setting(NamedTuple):
     most: int = MOST_TRIES
 
 
-def release(rng: np.random.Generator, setting: Setting, gates: list[RecipeGate]) -> dict[Gate, Ended]:
+def release(rng: np.random.Generator, setting: Setting, gates: list[Gate]) -> dict[GateName, EndedRelease]:
     """One candidate and one baseline; the candidate answers anew in each try. The answers of all tries are counted."""
     alike = accuracy.Setting(setting.questions, setting.flips, setting.lost, setting.margin)
     chances = worlds.builds(rng, setting.questions, setting.flips, setting.lost)
-    asked = accuracy.Asked()
+    asked = accuracy.AskingRules()
     baseline = accuracy.establish(rng, Build(chances.baseline), setting.margin, asked, levels_of(gates))
     outcomes = {}
     for name, counts in ((COUNTED, True), (UNCOUNTED, False)):
@@ -39,5 +39,5 @@ def release(rng: np.random.Generator, setting: Setting, gates: list[RecipeGate])
             used, allowed = used + ended.asked, allowed + ended.allowed
             if ended.verdict == "pass":
                 break
-        outcomes[name] = Ended(ended.verdict, used, allowed, ended.baseline_repetitions)
+        outcomes[name] = EndedRelease(ended.verdict, used, allowed, ended.baseline_repetitions)
     return outcomes

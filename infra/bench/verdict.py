@@ -62,7 +62,7 @@ class Took(NamedTuple):
     passed: bool = True
 
 
-class Place(NamedTuple):
+class BenchPlace(NamedTuple):
     """Where one way works. All ways share the engine's answers about its options, which are asked once and kept."""
 
     folder: Path
@@ -91,7 +91,7 @@ def recipe(folder: Path, *, sequential: bool) -> Path:
     return path
 
 
-def by_hand(place: Place, engine: EngineEnvironment) -> Took:
+def by_hand(place: BenchPlace, engine: EngineEnvironment) -> Took:
     """The work by hand. Raises subprocess.CalledProcessError if a command failed."""
     document: dict[str, Any] = YAML(typ="safe").load(recipe(place.folder, sequential=False).read_text())
     (task,), serving = document["accuracy"], document["gpu_types"]["cpu"]
@@ -134,7 +134,7 @@ def _write_task(folder: Path, questions: dict[str, str]) -> None:
     YAML(typ="safe").dump(task | {"dataset_kwargs": {"data_files": local}}, folder / "reference_gsm8k.yaml")
 
 
-def flow(place: Place, *, sequential: bool) -> Took:
+def flow(place: BenchPlace, *, sequential: bool) -> Took:
     """The work by the flow. Raises subprocess.CalledProcessError if it failed."""
     (place.folder / "engines").symlink_to(place.engines)
     command = [str(Path(sys.executable).parent / "vllm-qualify"), "run", str(recipe(place.folder, sequential=sequential))]
@@ -217,7 +217,7 @@ def _turn(way: str, folder: Path, engines: Path, engine: EngineEnvironment) -> T
     folder.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        place = Place(folder, engines, free.getsockname()[1])
+        place = BenchPlace(folder, engines, free.getsockname()[1])
     return by_hand(place, engine) if way == BY_HAND else flow(place, sequential=way == SEQUENTIAL)
 
 

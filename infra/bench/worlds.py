@@ -14,14 +14,14 @@ CHURN = 0.005
 REGAINED = 0.25
 
 
-class Pair(NamedTuple):
+class ChancePair(NamedTuple):
     """Each question's chance to be answered right, by the baseline and by the candidate."""
 
     baseline: Chances
     candidate: Chances
 
 
-def builds(rng: np.random.Generator, questions: int, flips: float, lost: float) -> Pair:
+def builds(rng: np.random.Generator, questions: int, flips: float, lost: float) -> ChancePair:
     """A baseline of BASE_ACCURACY, two repetitions of which differ on a share `flips`, and a candidate.
 
     Unstable questions have a chance drawn from Beta(2, 1), mostly above a half, so that two repetitions differ on a third of
@@ -36,10 +36,10 @@ def builds(rng: np.random.Generator, questions: int, flips: float, lost: float) 
     third = questions // 3
     worse = _moved(rng, chance, order[:third], questions * (CHURN + lost * (1 + REGAINED)))
     better = 1 - _moved(rng, 1 - chance, order[third:], questions * (CHURN + lost * REGAINED))
-    return Pair(chance, worse + better - chance)
+    return ChancePair(chance, worse + better - chance)
 
 
-def steady_builds(rng: np.random.Generator, questions: int, changed: float, lost: float) -> Pair:
+def steady_builds(rng: np.random.Generator, questions: int, changed: float, lost: float) -> ChancePair:
     """Two builds that always answer alike. A share `changed` of the questions, and `lost` more, changes for good.
 
     So it is where batches do not change what is computed (VLLM_BATCH_INVARIANT=1), and on CPUs.
@@ -52,7 +52,7 @@ def steady_builds(rng: np.random.Generator, questions: int, changed: float, lost
     both = round(changed * questions / 2)
     candidate[right[: both + round(lost * questions)]] = 0.0
     candidate[wrong[:both]] = 1.0
-    return Pair(baseline, candidate)
+    return ChancePair(baseline, candidate)
 
 
 def _baseline(rng: np.random.Generator, questions: int, flips: float) -> Chances:
@@ -71,7 +71,7 @@ def _moved(rng: np.random.Generator, chance: Chances, order: NDArray[np.int64], 
     return moved
 
 
-def answered(rng: np.random.Generator, chance: Chances) -> Chances:
+def drawn_answers(rng: np.random.Generator, chance: Chances) -> Chances:
     """The scores of one answer to each question."""
     return (rng.random(len(chance)) < chance).astype(float)
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import tasks.decide
 import tasks.measure
 from flows.qualify import QualifyRelease, qualified
-from infra.bench.passing import passing, write_engine, write_recipe
+from infra.bench.passing import passing, write_bench_recipe, write_engine
 from tests.faults.away import Proxy
 from tests.publish.conftest import moto_settings, no_outer_settings
 from tests.s3 import BUCKET, Settings
@@ -62,7 +62,7 @@ def store() -> str:
 @pytest.fixture
 def request_(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> QualifyRelease:
     monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
-    return QualifyRelease(recipe=str(write_recipe(1, tmp_path / "recipe.yaml")), store=store)
+    return QualifyRelease(recipe=str(write_bench_recipe(1, tmp_path / "recipe.yaml")), store=store)
 
 
 @pytest.fixture(autouse=True)

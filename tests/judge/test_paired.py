@@ -273,7 +273,7 @@ def rates(flips: float, lost: float, runs: int = 300) -> dict[str, float]:
     """How comparisons with a margin of 0.8 points end, and the share of the allowed answers that they took."""
     rng, setting = np.random.default_rng(1), accuracy.Setting(QUESTIONS, flips, lost, 0.008)
     chances = (worlds.builds(rng, QUESTIONS, flips, lost) for _ in range(runs))
-    ended = [accuracy.compared(rng, setting, pair, {"one": Levels()})["paired, one"] for pair in chances]
+    ended = [accuracy.compared_gates(rng, setting, pair, {"one": Levels()})["paired, one"] for pair in chances]
     words = [one.verdict for one in ended]
     share = sum(one.asked / one.allowed for one in ended) / runs
     return {word: words.count(word) / runs for word in ("pass", "fail", "inconclusive")} | {"share": share}
@@ -304,7 +304,7 @@ def test_builds_that_always_answer_alike_are_decided(changed: float) -> None:
     assert asked <= 1.25 * 40 * QUESTIONS
 
 
-def _steady(rng: np.random.Generator, changed: float, lost: float) -> accuracy.Ended:
+def _steady(rng: np.random.Generator, changed: float, lost: float) -> accuracy.EndedRelease:
     chances = worlds.steady_builds(rng, QUESTIONS, changed, lost)
     setting = accuracy.Setting(QUESTIONS, 0.0, lost, 0.008)
-    return accuracy.compared(rng, setting, chances, {"one": Levels()})["paired, one"]
+    return accuracy.compared_gates(rng, setting, chances, {"one": Levels()})["paired, one"]
