@@ -52,7 +52,7 @@ class Requalify(Request):
     renew_days: int = Field(default=14, ge=0, description="How many days before its end an approval is renewed.")
     reuse: Reuse = Field(
         default=Reuse(of="all", most_age_days=30),
-        description="Which runs give their finished stages, if nothing changed.",
+        description="The runs whose finished stages are reused if nothing changed.",
     )
 
 

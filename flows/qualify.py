@@ -63,7 +63,7 @@ class QualifyHost(BaseModel):
     )
     reuse: Reuse = Field(
         default=Reuse(),
-        description="Which runs give their finished stages, if the inputs are the same: none, unfinished ones, or all.",
+        description="The runs whose finished stages are reused if the inputs are the same: none, unfinished ones, or all.",
     )
     renew_days: int | None = Field(
         default=None,

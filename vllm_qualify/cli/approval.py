@@ -92,7 +92,7 @@ def revoke(
     run: Annotated[str | None, typer.Option(metavar="RUN", help="By default the cell's last approval.")] = None,
     store: StoreOption = None,
 ) -> None:
-    """Take an approval back, at once. No key is needed; the right to write the pointer is."""
+    """Revoke an approval at once. It takes no key, only the right to write the cell's pointer."""
     from vllm_qualify.approval.actions import revoke as take_back
     from vllm_qualify.approval.layout import checked_cell
     from vllm_qualify.approval.pointer import revocation

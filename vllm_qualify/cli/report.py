@@ -88,7 +88,7 @@ def publish(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or folder.")],
     store: StoreOption = None,
 ) -> None:
-    """Publish a finished run of this machine, whose store was away: its report and its evidence. Nothing is judged again."""
+    """Publish the report and the evidence of a run that finished while its store was away. Nothing is judged again."""
     from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.folder import find_run
     from vllm_qualify.runs.home import default_store_url

@@ -55,23 +55,23 @@ def run(
         bool,
         typer.Option(
             "--establish-baseline",
-            help="Make this run the baseline of later ones; it is held against the approved one before it.",
+            help="Make this run the baseline of later ones; it is itself compared with the approved one.",
         ),
     ] = False,
     anchor: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="The approved baseline to hold it against for good; by default the cell's anchor."),
+        typer.Option(metavar="RUN", help="The approved baseline to use as the anchor; by default the cell's own anchor."),
     ] = None,
     new_anchor: Annotated[
         bool,
         typer.Option(
             "--new-anchor",
-            help="With --establish-baseline: begin anew, held against no earlier run, and become the anchor too.",
+            help="With --establish-baseline: compare it with no earlier run, and make it the anchor too.",
         ),
     ] = False,
     in_turns: Annotated[
         bool,
-        typer.Option("--in-turns/--no-in-turns", help="Serve the baseline too, where that can be, to measure loads in turns."),
+        typer.Option("--in-turns/--no-in-turns", help="Serve the baseline too if possible, and measure both loads in turns."),
     ] = True,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="The server's port; by default a free one.")] = None,
     price_usd_gpu_hour: Annotated[
@@ -83,12 +83,14 @@ def run(
             "--time-budget",
             metavar="SECONDS",
             min=0.001,
-            help="No repeat of a load begins that would not end within it; by default the recipe's load.time_budget_s.",
+            help="Begin no repeat of a load that may end after it; by default the recipe's load.time_budget_s.",
         ),
     ] = None,
     reuse: Annotated[
         Reusing,
-        typer.Option(help="Which runs give their finished stages, if the inputs are the same: none, unfinished ones, or all."),
+        typer.Option(
+            help="The runs whose finished stages are reused if the inputs are the same: none, unfinished ones, or all."
+        ),
     ] = Reusing.unfinished,
     decision_timeout_s: Annotated[
         float,
@@ -133,7 +135,7 @@ def run(
 
 
 def demo(
-    weights: Annotated[Weights, typer.Option(help="`regressed` must be refused.")] = Weights.bf16,
+    weights: Annotated[Weights, typer.Option(help="`regressed` is a worse model, which must be refused.")] = Weights.bf16,
     store: StoreOption = None,
 ) -> None:
     """Qualify the reference model on a real vLLM server on the CPU.

@@ -30,15 +30,17 @@ def store_upgrade(store: StoreOption = None) -> None:
 
 
 def prune(
-    keep: Annotated[int, typer.Option(min=1, help="How many of the newest reports of each cell stay.")],
-    older_than_days: Annotated[int, typer.Option(min=1, help="Only what is older goes.")],
+    keep: Annotated[int, typer.Option(min=1, help="How many of each cell's newest reports are kept.")],
+    older_than_days: Annotated[int, typer.Option(min=1, help="Only older reports are removed.")],
     store: StoreOption = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it. Without this, it is only listed.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Remove the reports. Without this option they are only listed.")
+    ] = False,
 ) -> None:
-    """Remove old reports of a store, and evidence that nothing else has.
+    """Remove old reports from a store, and the evidence that only they use.
 
-    What somebody decided about, baselines, and all that they rest on stay. Nothing can be published meanwhile.
-    If it is stopped, call it again.
+    Reports with a decision, baselines, and the evidence of both are kept. Nothing can be published meanwhile.
+    If the command was stopped, run it again.
     """
     from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs import prune as pruning
@@ -52,4 +54,4 @@ def prune(
     planned = pruning.plan_pruning(opened, policy, now)
     for cell, run_id in planned.runs:
         typer.echo(f"{cell}: run {run_id}")
-    typer.echo(f"would go: {planned.summary}; with --delete it is removed")
+    typer.echo(f"would go: {planned.summary}; --delete removes it")

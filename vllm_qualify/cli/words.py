@@ -17,7 +17,7 @@ RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe of the catalog, like `reference`, or the path of a YAML file.")
 ]
 AllowCodeOption = Annotated[
-    bool, typer.Option("--allow-code", help="Let a recipe that is not the catalog's run code; read it first.")
+    bool, typer.Option("--allow-code", help="Let a recipe from outside the catalog run code; read it first.")
 ]
 VllmOption = Annotated[str | None, typer.Option("--vllm", metavar="VERSION", help="A version by its table, like 0.32.0.")]
 

@@ -329,7 +329,7 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
 
 
 def _answers_of_other(folder: Path, gate: Gate, task: TaskPlan) -> Answered:
-    """The answers of all starts that count of the run whose files are in `folder`. Raises one of UNUSABLE."""
+    """The answers of the run whose files are in `folder`, from all its starts that count. Raises one of UNUSABLE."""
     kept = starts.kept_answers(folder, task.name)
     invalid_ones = {row.start for row in _further_of_other(folder, gate) if row.invalid_because}
     return kept.model_copy(update={"answers": [answer for answer in kept.answers if answer.start not in invalid_ones]})
@@ -408,7 +408,7 @@ def _numbered(values: Sequence[object]) -> paired.Counts:
 
 
 def _answered(baseline: Answered) -> list[Answer]:
-    """A baseline's answers without the empty ones: with those as wrong, it would be easier to be as good as it."""
+    """A baseline's answers without the empty ones, which would make it easier to match if they counted as wrong."""
     return [answer for answer in baseline.answers if not answer.unanswered]
 
 
@@ -476,7 +476,7 @@ def _worsening(
 def _of_baseline_load(
     gate: Gate, plan: CellPlan, evidence: Path, loads: Loads, ours: Sequence[Measurement]
 ) -> list[Measurement]:
-    """The baseline's, by start: in turns of the same starts as ours, else of its own that count. Raises one of UNUSABLE."""
+    """The baseline's measurements by start: those in turns, or else those of its own starts that count. Raises one of UNUSABLE."""
     first = _only(loads(), gate.metric)
     if plan.beside is None:
         return [first, *(row for row in _further_of_other(evidence / BASELINE, gate) if row.invalid_because is None)]
@@ -500,13 +500,13 @@ def _no_time(plan: CellPlan, evidence: Path, number: int) -> str | None:
 
 
 def _by_history(known: Iterable[Between | None]) -> str:
-    """From what it is known how much starts and days differ, in words; empty if from the comparison's own starts alone."""
+    """In words, how many approved runs show how much starts and days differ; empty if only the comparison's own starts do."""
     runs = max((each.runs for each in known if each), default=0)
     return f"; how much starts differ, by {runs} approved run{'' if runs == 1 else 's'} too" if runs else ""
 
 
 def _not_known(known: EarlierRuns, *, several: bool, is_history: bool) -> list[str]:
-    """What the interval does not have. `several` says that one of the builds was started more than once."""
+    """The sources of noise that the interval lacks. `several` says that one of the builds was started more than once."""
     days = [DAYS] if is_history and known.days is None else []
     return days if several or known.starts or (is_history and known.days) else [STARTS, *days]
 

@@ -224,7 +224,7 @@ def _turned(gates: Sequence[Gate], readings: Sequence[GateReading]) -> "pd.DataF
 
 
 def _checks(gate: Gate, reading: GateReading, held: dict[tuple[str, str], bool]) -> Checks:
-    """The checks of a gate. A check that was not found did not hold. Both bounds of a yes-or-no check are its value."""
+    """The checks of a gate. One without a result did not hold. Both bounds of a yes-or-no check are its value."""
     trusted, surely, maybe = (held.get((gate.label, name), False) for name in ("trusted", "surely_inside", "maybe_inside"))
     has_bounds = math.isfinite(reading.lower) and math.isfinite(reading.upper)
     return Checks(

@@ -1,4 +1,4 @@
-"""What each start of a server showed of what is compared, so that other runs know how much starts of one build differ."""
+"""The means of compared metrics in each start of a server. They show other runs how much starts of one build differ."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,9 +59,9 @@ def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement])
 
 
 def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs: Sequence[str]) -> list[BetweenStarts]:
-    """How much starts of a run differ in a metric, runs of a build, and repeats of a start; what nothing shows is left out.
+    """How much a metric differs between starts of a run, between runs of a build, and between repeats of a start.
 
-    Each build comes with what its runs showed.
+    A difference that nothing shows is left out. `builds` has the means that each run of a build showed.
     """
     of_builds = [[_starts(means) for means in of_build if means.label == label] for of_build in builds.values()]
     of_runs = [run for of_build in of_builds for run in of_build]

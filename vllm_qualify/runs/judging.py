@@ -71,7 +71,7 @@ def check_judgement(store: Store, run: PublishedRun) -> None:
 
 
 def passes_with(store: Store, run: PublishedRun, between: list[BetweenStarts]) -> bool:
-    """Whether a published run passes if this is what is known of how much starts differ. Raises StoreError."""
+    """Whether a published run passes if `between` is all that is known of the differences between starts. Raises StoreError."""
     again, _ = _judged_again(store, run, run.report.plan.model_copy(update={"between": between}))
     return again.passed
 

@@ -1,4 +1,4 @@
-"""What the store's approved runs show of how much starts of one build differ, for each GPU type."""
+"""How much starts of one build differ on each GPU type, by the store's approved runs."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ class _Approved(NamedTuple):
 
 
 def with_between(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
-    """The plan, with what approved runs on its GPU type show of how much starts differ.
+    """The plan, with the differences between starts that approved runs on its GPU type show.
 
     Raises:
         TamperedError: a cell's pointer is not as it was written.
@@ -47,7 +47,7 @@ def _counted(runs: Sequence[str]) -> str:
 
 
 def between_by_pointers(run: PublishedRun, store: Store) -> list[BetweenStarts]:
-    """The same for the plan of a run, without the index, which whoever may publish can change. Raises as `with_between`."""
+    """The same for the plan of a run, by pointers: every publisher can change the index. Raises as `with_between`."""
     cells = matrix(store, datetime.now(UTC).date())
     approved = [_Approved(cell.cell, cell.last.at) for cell in cells if cell.state != "revoked"]
     return _between(run.report.plan, store, approved)
@@ -59,7 +59,7 @@ def _by_index(store: Store) -> list[_Approved]:
 
 
 def _between(plan: CellPlan, store: Store, approved: Iterable[_Approved]) -> list[BetweenStarts]:
-    """By metric of the plan's gates. The plan's own run does not count."""
+    """The differences in each metric of the plan's gates. The plan's own run does not count."""
     alike = [each for each in approved if each.cell.split("/")[2] == plan.cell.gpu_type]
     newest = sorted(alike, key=lambda each: (each.at, each.cell))[-MOST_CELLS:]
     manifests = [manifest for each in newest for manifest in _manifests(store, each.cell) if manifest.run_id != plan.run_id]

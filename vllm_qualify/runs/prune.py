@@ -44,7 +44,7 @@ class Policy(Frozen):
 
 
 class Pruning(Frozen):
-    """What goes. `objects` are the keys of evidence, whose size is told; `stages` are those of notes of kept stages."""
+    """What goes. `objects` are keys of evidence, of `size_bytes` together; `stages` are keys of notes of kept stages."""
 
     runs: list[StoredRun]
     objects: list[str]

@@ -34,9 +34,9 @@ def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
 
 
 def not_counted(run: PublishedRun, store: Store) -> list[str]:
-    """The runs before this one in which its release did not pass since it last did, and which its plan does not count.
+    """The earlier runs that the plan does not count, though its release did not pass in them and has not passed since.
 
-    They are told by the cell's manifests: whoever may publish can change an index and can leave tries out of a plan, and cannot
+    They come from the cell's manifests: whoever may publish can change an index and can leave tries out of a plan, and cannot
     remove a manifest. Of two runs at the same time, the one that ends last does not count the other.
 
     Raises:

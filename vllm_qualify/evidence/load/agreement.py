@@ -46,7 +46,7 @@ ACCEPTANCE = ("spec_decode_num_drafts", "spec_decode_accepted_tokens", KEYS["acc
 
 
 class Asked(NamedTuple):
-    """What bench was told: the load, the model's served name if it is known, and of an open load its rate in req/s."""
+    """What bench was asked to do: the load, the model's served name if it is known, and of an open load its rate in req/s."""
 
     load: Load
     model: str | None = None

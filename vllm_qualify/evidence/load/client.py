@@ -1,4 +1,4 @@
-"""Run a load: a repeat of `vllm bench serve` after the other, until its gates are decided or its budget is spent."""
+"""Run a load: repeats of `vllm bench serve`, until its gates are decided or its budget is spent."""
 
 import time
 from collections.abc import Callable, Sequence

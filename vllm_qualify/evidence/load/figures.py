@@ -111,7 +111,7 @@ def _examined(
     watched: Path | None,
     model: str | None,
 ) -> tuple[list[Steady], list[str]]:
-    """What the repeats measured, and the problems for which they do not count."""
+    """The steady states of the repeats, and the problems that make the load invalid."""
     steady_states: list[Steady] = []
     problems: list[str] = []
     for repeat in repeats:
