@@ -358,12 +358,12 @@ def without_null(hint: Any) -> Any:
 # Markdown
 
 
-def anchored(anchor: str) -> str:
+def link_target(anchor: str) -> str:
     return f'<a id="{anchor}"></a>'
 
 
 def heading(anchor: str, text: str) -> str:
-    return f"{anchored(anchor)}\n\n## {text}"
+    return f"{link_target(anchor)}\n\n## {text}"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -392,7 +392,7 @@ def _recipe_row(key: Key, address: Address) -> list[str]:
     if key.meaning is None:
         raise SystemExit(f"error: {address.row(key.name)} has no description: give its Field one")
     kind = words(without_null(key.hint), key.field.metadata)
-    return [f"{anchored(address.row(key.name))}`{key.name}`", kind, unit(key.name), default(key.field), key.meaning]
+    return [f"{link_target(address.row(key.name))}`{key.name}`", kind, unit(key.name), default(key.field), key.meaning]
 
 
 # Pages
@@ -458,7 +458,7 @@ def _metric_row(metric: Metric) -> list[str]:
     kinds = kinds_of(metric)
     gate = ", ".join(form(kind) for kind in kinds if kind.against is None)
     baseline = ", ".join(form(kind) for kind in kinds if kind.against)
-    name = f"{anchored(metric.name)}`{metric.name}`"
+    name = f"{link_target(metric.name)}`{metric.name}`"
     return [name, metric.unit, metric.direction, gate or DASH, baseline or DASH, metric.meaning]
 
 
@@ -484,11 +484,12 @@ def gates_page() -> str:
         OF_GATES,
         heading("verdicts", "Verdicts"),
         "The worst first: of a cell's gates the worst decides.",
-        table(["verdict", "meaning"], ([f"{anchored(f'verdict-{name}')}`{name}`", VERDICTS[name]] for name in WORST_FIRST)),
+        table(["verdict", "meaning"], ([f"{link_target(f'verdict-{name}')}`{name}`", VERDICTS[name]] for name in WORST_FIRST)),
         OF_CHANCES,
         heading("checks", "What is checked of a gate"),
         table(
-            ["check", "holds if"], ([f"{anchored(f'check-{key.name}')}`{key.name}`", key.meaning or ""] for key in keys(Checks))
+            ["check", "holds if"],
+            ([f"{link_target(f'check-{key.name}')}`{key.name}`", key.meaning or ""] for key in keys(Checks)),
         ),
         heading("forms", "Kinds of gates"),
         "A metric can have gates of these kinds. The keys of a gate tell which kind it is.",
@@ -556,7 +557,7 @@ def _inner_section(model: Model) -> Iterator[str]:
 
 
 def _typed(key: Key, address: Address) -> list[str]:
-    return [f"{anchored(address.row(key.name))}`{key.name}`", words(key.hint, key.field.metadata), default(key.field)]
+    return [f"{link_target(address.row(key.name))}`{key.name}`", words(key.hint, key.field.metadata), default(key.field)]
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -54,7 +54,7 @@ class Filled(NamedTuple):
     cells: int
 
 
-def compare(few: Filled, many: Filled, given: Template, key: PrivateKey) -> dict[str, float]:
+def compare_stores(few: Filled, many: Filled, given: Template, key: PrivateKey) -> dict[str, float]:
     """The ratios of the medians, large over small."""
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ("publish", "approve", "find", "baseline")}
     for number in range(ROUNDS + 1):
@@ -179,7 +179,7 @@ def measure(url: str, folder: Path, few: int, many: int, cells: int) -> dict[str
     for name, (reports, count) in sizes.items():
         took_s = _seconds(partial(fill, filled[name].store, given, reports, count, key))
         print(f"{reports} reports of {count} cells were made in {took_s:.0f} s", flush=True)
-    costs = compare(filled["few"], filled["many"], given, key)
+    costs = compare_stores(filled["few"], filled["many"], given, key)
     return costs | {"list_s": round(list_s(filled["many"].store), 2)} | at_once(f"{url}/many", folder, cells)
 
 

@@ -28,7 +28,7 @@ Setting = accuracy.Setting | speed.Setting | tries.Setting | other_worlds.Settin
 
 
 @lru_cache(maxsize=1)
-def levels() -> dict[str, Levels]:
+def levels_by_gates() -> dict[str, Levels]:
     """A gate's levels if it is the only gate, and if its release has four gates with noise."""
     return {ALONE: levels_of(_gates()[:1]), RELEASE: levels_of(_gates())}
 
@@ -122,7 +122,7 @@ def simulate(wanted: Sequence[Setting], runs: int, seed: int, processes: int = 2
 
 
 def _releases(job: _Job) -> list[dict[GateName, EndedRelease]]:
-    rng, both = np.random.default_rng(job.seed), levels()
+    rng, both = np.random.default_rng(job.seed), levels_by_gates()
     # Peers' gates, and this project's gate as the only one, are simulated at one noise only.
     beside, of_release = _is_beside_peers(job.setting), {RELEASE: both[RELEASE]}
     if isinstance(job.setting, speed.Setting):

@@ -194,7 +194,7 @@ def _total(sample: Scrape, name: str) -> float:
     return sum(value for key, value in sample.values.items() if key.startswith(name))
 
 
-def compare(rounds: int) -> dict[str, list[Took]]:
+def compare_ways(rounds: int) -> dict[str, list[Took]]:
     """Run every way `rounds` times, in turns, each in a folder of its own. Prints the result of each."""
     engine = find_engine()
     by_way: dict[str, list[Took]] = {BY_HAND: [], FLOW: [], SEQUENTIAL: []}
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, nargs="+", default=list(orchestrator.CELLS))
     args = parser.parse_args()
     _say(f"{'round':5}  {'way':18}{'whole s':>9}{'held s':>9}{'ready s':>9}{'idle %':>8}")
-    by_way = compare(args.rounds)
+    by_way = compare_ways(args.rounds)
     with TemporaryDirectory(prefix="vllm-qualify-bench-") as name:
         costs = []
         for cells in args.cells:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-Remembered = TypeVar("Remembered")
+Cached = TypeVar("Cached")
 
 
 class Memory:
@@ -18,12 +18,12 @@ class Memory:
     def __init__(self, files: int) -> None:
         self._of = lru_cache(maxsize=files)(_nothing_yet)
 
-    def find(self, digest: bytes, what: Hashable, find: Callable[[], Remembered]) -> Remembered:
+    def find(self, digest: bytes, what: Hashable, find: Callable[[], Cached]) -> Cached:
         """The remembered result for this content; or else that of `find`, which is remembered unless it raises an error."""
         known = self._of(digest)
         if what not in known:
             known[what] = find()
-        remembered: Remembered = known[what]
+        remembered: Cached = known[what]
         return remembered
 
 

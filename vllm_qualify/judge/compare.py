@@ -476,7 +476,7 @@ def _worsening(
 def _of_baseline_load(
     gate: Gate, plan: CellPlan, evidence: Path, loads: Loads, ours: Sequence[Measurement]
 ) -> list[Measurement]:
-    """The baseline's measurements by start: those in turns, or else those of its own starts that count. Raises one of UNUSABLE."""
+    """The baseline's measurements by start: those in turns, else those of its own starts that count. Raises one of UNUSABLE."""
     first = _only(loads(), gate.metric)
     if plan.beside is None:
         return [first, *(row for row in _further_of_other(evidence / BASELINE, gate) if row.invalid_because is None)]
