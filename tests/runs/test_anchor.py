@@ -42,7 +42,7 @@ def anchor_of(cell: Cell, number: int = 20, **against: Any) -> tuple[str, str]:
 def test_before_a_baseline_is_approved_there_is_none(cell: Cell) -> None:
     first = cell.published(1, 0, establish="always")
     messages: list[str] = []
-    report, _ = cell.judged(cell.plan(2, told=messages), 0)
+    report, _ = cell.judged(cell.plan(2, messages=messages), 0)
     assert report.plan.anchor is None
     assert any("has no anchor yet" in line for line in messages)
     assert verdicts(report) == {OWN: "pass", BASELINE: "pass"}
@@ -158,7 +158,7 @@ def test_an_anchor_that_no_gate_is_against_is_reported(cell: Cell) -> None:
     cell.recipe["gates"] = [gate for gate in cell.recipe["gates"] if "max_loss_since_anchor" not in gate]
     cell.baseline(1, 0)
     messages: list[str] = []
-    assert cell.plan(2, told=messages, anchor=run_id(1)).anchor is None
+    assert cell.plan(2, messages=messages, anchor=run_id(1)).anchor is None
     assert f"{CELL} has no gate against an anchor: it is not held against run {run_id(1)}" in messages
 
 
