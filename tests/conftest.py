@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.ci import IN_CI
@@ -87,6 +88,11 @@ def _answers(url: str) -> bool:
 @pytest.fixture
 def prefect_server(_prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", _prefect_server)
+
+
+# A machine may be busy: how long an example takes says nothing.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:

@@ -127,7 +127,6 @@ def test_the_config_file_names_the_command_that_reads_it() -> None:
 
 @given(texts, texts)
 @example("2026\nhost: evil\x85more: evil", "a\u2028b: c")
-@settings(deadline=None)
 def test_no_text_leaves_the_comment(expires: str, variable: str) -> None:
     server = plan(engine=PROCESS, environment={"A": variable})
     for form in ("config", "compose"):
@@ -191,7 +190,7 @@ def test_a_variable_of_the_plan_is_not_taken_from_the_shell() -> None:
 
 @given(st.lists(texts, min_size=1, max_size=3))
 @example(AWKWARD)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_shell_gives_docker_every_text_as_it_is(values: list[str]) -> None:
     server = plan(environment={f"V{n}": value for n, value in enumerate(values)}, served_model_name=values[0])
     command = run_by_a_shell(rendered(server, "docker"), {"HF_HOME": "/hub"})
@@ -307,7 +306,6 @@ def test_local_weights_of_a_pod_are_the_nodes() -> None:
 
 @given(st.lists(texts, min_size=1, max_size=3), texts)
 @example(AWKWARD, "a\n: $(id)")
-@settings(deadline=None)
 def test_every_text_stays_data_in_yaml(values: list[str], expires: str) -> None:
     environment = {f"V{n}": value for n, value in enumerate(values)}
     server = plan(kind="tensorrt-llm", environment=environment, served_model_name=values[0], arguments={"a": {"b": values[-1]}})

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_public_key,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_qualify.approval.errors import OtherKeyError, TamperedError
@@ -276,7 +276,6 @@ def test_an_envelope_of_another_form_is_reported(key: PrivateKey, changes: dict[
         open_envelope(altered(sign(STATEMENT, key), **changes), [key.public_key], "here")
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_other_byte_is_found(key: PrivateKey, data: st.DataObject) -> None:
     body = bytearray(sign(STATEMENT, key))

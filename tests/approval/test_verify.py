@@ -171,7 +171,7 @@ def test_every_object_is_read_to_its_end(bundle: Bundle) -> None:
             assert raised.value.place == str(bundle.folder / key)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_changed_byte_escapes(bundle: Bundle, data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(bundle.keys))
@@ -183,7 +183,6 @@ def test_no_changed_byte_escapes(bundle: Bundle, data: st.DataObject) -> None:
     assert "\n" not in raised.value.problem
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_nothing_cut_out_or_put_in_escapes(bundle: Bundle, data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(bundle.keys))
@@ -198,7 +197,6 @@ def test_nothing_cut_out_or_put_in_escapes(bundle: Bundle, data: st.DataObject) 
         bundle.verify()
 
 
-@settings(deadline=None)
 @given(st.integers(0, 63), st.sampled_from("0123456789abcdef"))
 @example(0, "0")
 def test_the_pointers_own_sha256_is_looked_at(bundle: Bundle, at: int, digit: str) -> None:

@@ -375,7 +375,7 @@ def measured(result: Document) -> dict[str, float] | None:
         return None
 
 
-QUICK = hypothesis_settings(max_examples=5000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+QUICK = hypothesis_settings(max_examples=5000, database=None, suppress_health_check=list(HealthCheck))
 
 
 @QUICK

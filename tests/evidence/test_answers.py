@@ -99,7 +99,6 @@ plans = st.builds(
 
 
 @given(plans, st.integers(1, 4), st.booleans())
-@settings(deadline=None)
 def test_each_repetition_asks_the_same_questions_each_once(
     plan: tuple[Accuracy, int], repetitions: int, sequential: bool
 ) -> None:
@@ -116,14 +115,12 @@ def test_each_repetition_asks_the_same_questions_each_once(
 
 
 @given(plans, st.booleans())
-@settings(deadline=None)
 def test_more_repetitions_only_add_steps(plan: tuple[Accuracy, int], sequential: bool) -> None:
     few, many = (steps(*plan, repetitions, sequential=sequential) for repetitions in (2, 4))
     assert many[: len(few)] == few
 
 
 @given(plans)
-@settings(deadline=None)
 def test_blocks_are_of_about_equal_size_and_none_is_empty(plan: tuple[Accuracy, int]) -> None:
     blocks = steps(*plan, 1, sequential=True)
     sizes = [len(step.questions) for step in blocks]
@@ -133,7 +130,6 @@ def test_blocks_are_of_about_equal_size_and_none_is_empty(plan: tuple[Accuracy, 
 
 
 @given(plans)
-@settings(deadline=None)
 def test_in_blocks_or_not_the_order_is_the_same(plan: tuple[Accuracy, int]) -> None:
     whole, blocks = (steps(*plan, 3, sequential=sequential) for sequential in (False, True))
     assert [step.block for step in whole] == [1, 1, 1]
@@ -237,7 +233,7 @@ OF_RESULTS = st.dictionaries(st.sampled_from([STRICT, FLEXIBLE, "exact_match,oth
 TRUE = {answer.question: answer for answer in read_answers(CAPTURED, PLAN).answers if answer.traced_to.startswith("r1-b1/")}
 
 
-@settings(max_examples=5000, deadline=None, database=None)
+@settings(max_examples=5000, database=None)
 @given(changed=st.tuples(OF_ROWS, ORDERS, st.just({})) | st.tuples(st.just([]), ORDERS, OF_RESULTS))
 def test_no_random_change_of_a_file_changes_an_answer(
     changed: tuple[list[tuple[int, str, Any]], list[int], Document],
@@ -405,7 +401,6 @@ answer_lists = st.lists(
 
 
 @given(answer_lists)
-@settings(deadline=None)
 def test_answers_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, answers: list[Answer]) -> None:
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
     answered = Answered(

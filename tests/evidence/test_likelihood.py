@@ -225,7 +225,7 @@ JSON = st.recursive(
 )
 
 
-@examples(max_examples=500, deadline=None)
+@examples(max_examples=500)
 @draw(st.data())
 def test_no_random_change_of_the_replies_leaves_another_measurement(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -28,7 +28,7 @@ def test_the_chance_to_be_above_at_any_look_is_alpha(information: list[float], a
     assert above.any(axis=1).mean() == pytest.approx(alpha, abs=3 * math.sqrt(alpha / 200_000))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(steps=st.lists(st.floats(0.01, 10), min_size=1, max_size=12))
 def test_every_look_is_stricter_than_the_only_one_would_be(steps: list[float]) -> None:
     values = critical_values(list(np.cumsum(steps)), 0.05)
@@ -64,7 +64,7 @@ def test_the_look_that_completes_the_information_has_the_whole_chance() -> None:
     assert sides_after("lower", Levels(), [1.0]) == pytest.approx(Sides(below=0.05, above=0.04))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_looks_that_are_taken_spend_no_more_than_the_chance(shares: list[float]) -> None:
     """Each look is at least as strict as if it alone had what it spends, and at most as strict as if none were before it."""

@@ -149,7 +149,7 @@ def _pages_are_not_drawn() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(schedule=SCHEDULE)
 def test_no_evidence_is_lost_and_nothing_is_measured_twice(schedule: list[Start], judged: Path) -> None:
     with TemporaryDirectory() as name:

@@ -177,7 +177,7 @@ def test_a_table_with_a_bad_number_is_never_approved(column: str, bad: Any) -> N
     assert not judge([ACCURACY], [Measurement.model_construct(**fields)], "cell").passed
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=st.floats() | st.floats(0, 1) | st.none(), reason=st.none() | st.text(min_size=1))
 def test_a_measurement_has_a_finite_value_or_a_reason(value: float | None, reason: str | None) -> None:
     def build() -> Measurement:
@@ -192,7 +192,7 @@ def test_a_measurement_has_a_finite_value_or_a_reason(value: float | None, reaso
         assert build().value == value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(min_value=1e-3, max_value=1e6), min_size=2, max_size=9))
 def test_the_interval_of_repeats_holds_their_typical_value_and_is_never_below_zero(repeats: list[float]) -> None:
     interval = repeat_interval(repeats, AT)

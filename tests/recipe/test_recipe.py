@@ -224,7 +224,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_recipe_with_anything_anywhere_is_valid_or_one_clear_error(tmp_path: Path, data: st.DataObject) -> None:
     document: Any = reference()
@@ -237,7 +237,7 @@ def test_a_recipe_with_anything_anywhere_is_valid_or_one_clear_error(tmp_path: P
     assert_valid_or_one_clear_error(file)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
 def test_any_text_is_one_clear_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "fuzzed.yaml"

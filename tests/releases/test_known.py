@@ -177,7 +177,6 @@ def test_a_rule_that_changed_is_another_source_with_the_same_releases() -> None:
 NAMES = st.from_regex(r"[A-Za-z0-9./:_-]{1,200}", fullmatch=True)
 
 
-@settings(deadline=None)
 @given(name=NAMES, revision=st.none() | st.text(min_size=1))
 def test_every_source_has_a_key_that_stores_take(name: str, revision: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -379,7 +378,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(before=st.integers(0, 2), steps=STEPS)
 def test_every_release_is_handled_once(before: int, steps: list[tuple[str, int | None, list[str]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ words = st.one_of(
     values.map(json.dumps),
 )
 commands = st.lists(words, max_size=6).map(lambda rest: published_document(*rest))
-fuzz = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 RICH_MODEL = model_document(
     meta__hardware={"xeon6": "verified", "h200": "verified"},
