@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from uuid import uuid4
 
 from infra.bench.reports import MadeReport, Template, fill, numbered_cell, report_of, report_template
@@ -42,7 +43,7 @@ from vllm_qualify.runs.stored import published_run
 REPORTS_OF_A_CELL = 10
 ROUNDS = 15
 PUBLISHERS = 16
-PUBLISH_ONE = "--publish-one"
+PUBLISH_ONE, READY = "--publish-one", "ready"
 # How many keys a page of a list has, as of S3 itself. The tests' gateway has short pages.
 PAGE = "1000"
 
@@ -124,11 +125,14 @@ class StoreTimes(NamedTuple):
 
 
 def _publishers(url: str, folder: Path, cells: list[str]) -> list[StoreTimes]:
-    began = str(time.time() + 8)
+    """Each has imported everything before the first begins: so nothing but publishing is timed."""
     made = [_new(cell) for cell in cells]
-    command = [sys.executable, "-m", "infra.bench.scale", PUBLISH_ONE, url, str(folder), began]
-    running = [subprocess.Popen([*command, *each], stdout=subprocess.PIPE, text=True) for each in made]
-    took = [StoreTimes(*map(float, process.communicate()[0].splitlines()[-1].split())) for process in running]
+    command = [sys.executable, "-m", "infra.bench.scale", PUBLISH_ONE, url, str(folder)]
+    running = [subprocess.Popen([*command, *each], stdin=PIPE, stdout=PIPE, text=True) for each in made]
+    for process in running:
+        if _output(process).readline().strip() != READY:
+            raise RuntimeError("a publisher did not start")
+    took = [StoreTimes(*map(float, answer.split())) for answer in _all_at_once(running)]
     store = open_store(url)
     for cell, run_id in made:
         row = read_row(store, cell)
@@ -137,13 +141,30 @@ def _publishers(url: str, folder: Path, cells: list[str]) -> list[StoreTimes]:
     return took
 
 
-def publish_one(url: str, folder: str, began: str, cell: str, run_id: str) -> None:
-    """Publish a report at that time, and print how long it took in seconds, by the clock and of the cores' time."""
+def _all_at_once(running: list[subprocess.Popen[str]]) -> list[str]:
+    """The last line of each process, once all were told to begin."""
+    for process in running:
+        if process.stdin:
+            process.stdin.write("begin\n")
+            process.stdin.flush()
+    return [process.communicate()[0].splitlines()[-1] for process in running]
+
+
+def _output(process: subprocess.Popen[str]) -> IO[str]:
+    if process.stdout is None:
+        raise RuntimeError("the output of a publisher is not read")
+    return process.stdout
+
+
+def publish_one(url: str, folder: str, cell: str, run_id: str) -> None:
+    """Publish a report once a line is read, and print how long it took in seconds, by the clock and of the cores' time."""
     given, store = report_template(Path(folder) / uuid4().hex), open_store(url)
-    report_of(given, MadeReport(cell, run_id))
-    time.sleep(max(0.0, float(began) - time.time()))
+    made = MadeReport(cell, run_id)
+    report_of(given, made)
+    print(READY, flush=True)
+    sys.stdin.readline()
     cpu_s = time.process_time()
-    wall_s = _seconds(lambda: _publish(store, given, MadeReport(cell, run_id)))
+    wall_s = _seconds(lambda: _publish(store, given, made))
     print(wall_s, time.process_time() - cpu_s)
 
 
