@@ -142,7 +142,7 @@ def _publishers(url: str, folder: Path, cells: list[str]) -> list[StoreTimes]:
 
 
 def _all_at_once(running: list[subprocess.Popen[str]]) -> list[str]:
-    """The last line of each process, once all were told to begin."""
+    """Let all processes begin, and wait for the last line of each."""
     for process in running:
         if process.stdin:
             process.stdin.write("begin\n")

@@ -332,7 +332,7 @@ metric_list: [{{metric: acc}}]
 @pytest.mark.parametrize(
     ("changed", "place", "message"),
     [
-        ({"num_questions": 13}, "accuracy.gsm8k.num_questions", "13 questions are to be asked, and the task has 12"),
+        ({"num_questions": 13}, "accuracy.gsm8k.num_questions", "the recipe asks 13 questions, and the task has 12"),
         ({"task": "gsm9k"}, "accuracy.gsm9k", "there is no task 'gsm9k' in lm-eval"),
         ({"task": "mmlu_stem"}, "accuracy.mmlu_stem", "'mmlu_stem' is a group of 19 tasks"),
         ({"task": "choices", "api": "chat"}, "accuracy.choices", "it compares likelihoods, which chat does not give"),

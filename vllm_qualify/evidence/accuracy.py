@@ -185,7 +185,7 @@ def _confined(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
 def _steps(task: TaskPlan, reply: TaskReply) -> list[QuestionBlock]:
     wanted = task.settings.num_questions
     if wanted > reply.available:
-        problem = f"{wanted} questions are to be asked, and the task has {reply.available}"
+        problem = f"the recipe asks {wanted} questions, and the task has {reply.available}"
         raise RecipeError(problem, f"lower it to {reply.available} or less", f"{STAGE}.{task.name}.num_questions")
     return steps(task.settings, reply.available, task.repetitions, sequential=task.sequential)
 
