@@ -92,3 +92,13 @@ def test_a_commit_of_the_recipe_is_the_one_that_was_served(document: Document, e
     for revision, message in ((plan.cell.release.revision, ""), ("main", ""), ("e" * 40, "revision: not as in the recipe")):
         variant["revision"] = revision
         assert difference(plan, Recipe.model_validate(document)) == message
+
+
+def test_a_load_at_a_rate_is_that_of_the_recipe(document: Document, engine: EngineEnvironment) -> None:
+    profile = document["gpu_types"]["cpu"]["profiles"]["latency"]
+    profile["load"] = {"input_len": 8, "output_len": 4, "num_warmups": 0, "request_rate": 2.0}
+    recipe = Recipe.model_validate(document)
+    plan = plans(document, engine)[0]
+    assert difference(plan, recipe) == ""
+    slower = plan.load.model_copy(update={"request_rate": 1.0})
+    assert difference(plan.model_copy(update={"load": slower}), recipe).startswith("load settings")

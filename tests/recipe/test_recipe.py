@@ -1,5 +1,7 @@
 """Recipes: what is refused, and the message."""
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
+from vllm_qualify.recipe.recipe import LoadedRecipe, Profile, Recipe
 from vllm_qualify.recipe.serving import ByVersion, Variant
 from vllm_qualify.recipe.workload import Fit, LoadSettings
 
@@ -468,3 +470,45 @@ def test_a_fit_names_the_options_that_it_finds() -> None:
     assert Fit(max_num_seqs=True).options == ["max-num-seqs"]
     both = Fit(tensor_parallel_sizes=[1, 2], max_num_batched_tokens=[2048, 4096])
     assert both.options == ["tensor-parallel-size", "max-num-batched-tokens"]
+
+
+AT_A_RATE: Document = {"input_len": 8, "output_len": 4, "num_warmups": 0, "request_rate": 8.0, "min_duration_s": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("load", "least", "prompts"),
+    [
+        ({}, 1, 100),
+        ({"burstiness": 0.25}, 1, 100),
+        ({}, 918, 918),
+        ({"num_prompts": 12}, 1, 12),
+        ({"min_duration_s": 0.01}, 1, 1),
+    ],
+)
+def test_a_load_at_a_rate_lasts_as_long_as_it_must(load: Document, least: int, prompts: int) -> None:
+    followed = LoadSettings.model_validate(AT_A_RATE | load).of(64, least)
+    assert (followed.is_open, followed.num_prompts, followed.request_rate) == (True, prompts, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"max_concurrency": 4}, "leave 'max_concurrency' out"),
+        ({"request_rate": None, "burstiness": 0.5}, "give 'request_rate' too"),
+        ({"request_rate": 0.0}, "greater than 0"),
+        ({"request_rate": -1.0}, "greater than 0"),
+        ({"request_rate": math.nan}, "finite number"),
+        ({"request_rate": math.inf}, "finite number"),
+        ({"burstiness": 0.0}, "greater than 0"),
+        ({"burstiness": math.inf}, "finite number"),
+    ],
+)
+def test_a_rate_that_is_none_is_refused(load: Document, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        LoadSettings.model_validate(AT_A_RATE | load)
+
+
+@pytest.mark.parametrize("search", [{"sweep": {"concurrencies": [1, 2]}}, {"fit": {"max_num_seqs": True}}])
+def test_nothing_is_searched_with_clients_under_a_load_that_has_none(search: Document) -> None:
+    with pytest.raises(ValidationError, match="the load has times of its own: give it a profile of its own"):
+        Profile.model_validate({"load": AT_A_RATE, **search})

@@ -260,6 +260,8 @@ OTHERWISE: dict[str, Any] = {
     "output_len": 512,
     "length_spread": 0.5,
     "api": "chat",
+    "request_rate": 12.0,
+    "burstiness": 0.5,
     "num_warmups": 0,
     "repeats": 3,
     "most_repeats": 20,

@@ -71,7 +71,7 @@ def _measured(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile
 def _is_load_of(plan: CellPlan, profile: Profile) -> bool:
     if plan.fit:
         return plan.workload is not None and _lasting(plan.workload) == _lasting(profile.load)
-    clients = profile.load.max_concurrency or most_clients(plan.server, None)
+    clients = profile.load.clients(most_clients(plan.server, None))
     return clients is not None and _lasting(profile.load.of(clients, prompts_needed(profile.load, plan.gates))) == _lasting(
         plan.load
     )

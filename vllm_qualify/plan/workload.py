@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.plan.cell import LikelihoodPlan, TaskPlan
+from vllm_qualify.plan.context import check_length
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile
@@ -70,8 +71,13 @@ def likelihood_plan(
 
 
 def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
-    """Raises CallerError if the number of clients is unknown, or prompts are too few; HostError without the file of prompts."""
-    clients, option = profile.load.max_concurrency or most_clients(server, profile.fit), server.engine_kind.concurrency
+    """The load of a profile on a server.
+
+    Raises:
+        CallerError: the number of clients is unknown, prompts are too few, or requests are longer than the server takes.
+        HostError: the file of prompts is not there.
+    """
+    clients, option = profile.load.clients(most_clients(server, profile.fit)), server.engine_kind.concurrency
     if clients is None:
         raise CallerError(
             "the number of clients is not given",
@@ -86,6 +92,8 @@ def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server:
             f"leave it out, or mend it: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
             f"{place}.num_prompts",
         ) from error
+    if load.longest_tok is not None:
+        check_length(server, load.longest_tok, "the longest request", place)
     prompts = prompts_file(loaded, profile.load)
     return load.model_copy(update={"prompts_sha256": _digest_of(prompts, load)}) if prompts else load
 

@@ -49,6 +49,10 @@ class Profile(Arguments):
         set_too = [name for name in (self.fit.options if self.fit else []) if name in self.server]
         if set_too:
             raise ValueError(f"fit finds {', '.join(set_too)}, and the server sets it too: leave one of the two out")
+        searching = [name for name in ("sweep", "fit") if getattr(self, name)]
+        if self.load.is_open and searching:
+            remedy = "give it a profile of its own, without the rate"
+            raise ValueError(f"{searching[0]} searches with clients, and the load has times of its own: {remedy}")
         if self.fit and self.fit.max_num_seqs and self.load.longest_tok is None:
             raise ValueError("fit finds max_num_seqs for random prompts only, whose length is known: give it under 'server'")
         if self.fit and self.fit.max_num_seqs and self.load.num_prompts and not self.load.max_concurrency:

@@ -6,10 +6,12 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from vllm_qualify.recipe.metrics import METRICS, least_prompts, least_requests
-from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Seconds, Share, TaskName, Text
+from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Positive, Seconds, Share, TaskName, Text
 
 # The first is for a steady state, the second for a whole run with its ramp-up and tail.
 LEAST_PROMPTS_PER_CLIENT, LEAST_OF_WHOLE_RUN = 5, 1
+# The `max_concurrency` of a load without clients. A load at a rate is planned so many times as long as it must last.
+UNLIMITED, OPEN_MARGIN = 1, 1.25
 # A baseline answers each question at least this often. With fewer answers, its own noise dominates a comparison.
 LEAST_REPETITIONS = 4
 
@@ -129,6 +131,16 @@ class Workload(Frozen):
     api: Literal["completions", "chat"] = Field(
         default="completions", description="how the server is asked; a chat has the server's own template"
     )
+    request_rate: Positive | None = Field(
+        default=None,
+        description="requests per second, sent at random times whether or not others have ended; without it, each client sends"
+        " its next request when the one before has ended",
+    )
+    burstiness: Positive = Field(
+        default=1.0,
+        description="of requests sent at a rate: 1 is a Poisson process; less sends them in bursts, more evenly. It is"
+        " the shape of the gamma distribution of the times between requests",
+    )
     num_warmups: CountOrNone = Field(description="requests before each repeat that are not measured")
     repeats: Count = Field(default=5, description="how often the workload is run. One repeat alone shows no noise")
     most_repeats: Count = Field(
@@ -152,6 +164,11 @@ class Workload(Frozen):
     )
     time_limit_s: Seconds = Field(default=3600.0, description="for each repeat")
     slo: Slo | None = Field(default=None, description="what a request must meet to count for `goodput_req_s`")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are sent at times of their own, and not when others end."""
+        return self.request_rate is not None
 
     @property
     def looks(self) -> range:
@@ -181,12 +198,18 @@ class Workload(Frozen):
             raise ValueError("'length_spread' is of random prompts; leave it out with 'prompts'")
         return self
 
+    @model_validator(mode="after")
+    def _bursts_have_a_rate(self) -> Self:
+        if self.burstiness != 1 and self.request_rate is None:
+            raise ValueError("'burstiness' is of requests sent at a rate: give 'request_rate' too")
+        return self
+
 
 class LoadSettings(Workload):
     """A recipe's workload.
 
     Without `max_concurrency`, there are as many clients as the server's `max-num-seqs`. Without `num_prompts`, there are as
-    many prompts as these clients and the gates need.
+    many prompts as these clients and the gates need; at a rate, as the gates need and `min_duration_s` lets expect.
     """
 
     max_concurrency: Count | None = Field(
@@ -195,16 +218,31 @@ class LoadSettings(Workload):
     num_prompts: Count | None = Field(
         default=None,
         description="requests of each repeat, at least 5 for each client, or 1 with `window: whole`; none is 5 for each, or as"
-        " many as the gates' percentiles need. With `fit.max_num_seqs` it needs `max_concurrency`",
+        " many as the gates' percentiles need. At a rate, none is as many as are sent in 1.25 times `min_duration_s`, or as the"
+        " gates need. With `fit.max_num_seqs` it needs `max_concurrency`",
     )
 
     def of(self, max_num_seqs: int | None, least_prompts: int) -> "Load":
         """The load for a server. Raises ValueError if the number of clients is not known, or there are too few prompts."""
-        clients = self.max_concurrency or max_num_seqs
+        clients = self.clients(max_num_seqs)
         if clients is None:
             raise ValueError("give max_concurrency, or the server its max-num-seqs")
-        prompts = self.num_prompts or max(LEAST_PROMPTS_PER_CLIENT * clients, least_prompts)
+        if self.request_rate is None:
+            lasting = LEAST_PROMPTS_PER_CLIENT * clients
+        else:
+            lasting = math.ceil(OPEN_MARGIN * self.request_rate * self.min_duration_s)
+        prompts = self.num_prompts or max(lasting, least_prompts)
         return Load.model_validate(self.model_dump() | {"max_concurrency": clients, "num_prompts": prompts})
+
+    def clients(self, max_num_seqs: int | None) -> int | None:
+        """The load's `max_concurrency` on a server that runs so many requests at once; None if it is not known."""
+        return UNLIMITED if self.is_open else self.max_concurrency or max_num_seqs
+
+    @model_validator(mode="after")
+    def _rate_has_no_clients(self) -> Self:
+        if self.is_open and self.max_concurrency:
+            raise ValueError("'request_rate' sends requests whether or not others have ended: leave 'max_concurrency' out")
+        return self
 
     @model_validator(mode="after")
     def _enough_prompts(self) -> Self:
@@ -214,7 +252,10 @@ class LoadSettings(Workload):
 
 
 class Load(Workload):
-    """One `vllm bench serve` workload with all its settings known. `prompts_sha256` is the hash of the file's content."""
+    """One `vllm bench serve` workload with all its settings known. `prompts_sha256` is the hash of the file's content.
+
+    An open load has no limit of requests at once: its `max_concurrency` is UNLIMITED, and means nothing.
+    """
 
     max_concurrency: Count
     num_prompts: Count
@@ -222,6 +263,8 @@ class Load(Workload):
 
     @model_validator(mode="after")
     def _enough_prompts(self) -> Self:
+        if self.is_open:
+            return self
         each = self.least_prompts_per_client
         least = each * self.max_concurrency
         if self.num_prompts < least:

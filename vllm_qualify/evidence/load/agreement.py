@@ -17,6 +17,7 @@ import numpy as np
 
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Counted, CounterName, Totals
+from vllm_qualify.evidence.load import steady
 from vllm_qualify.evidence.load.client import APIS
 from vllm_qualify.evidence.load.result import KEYS, Repeat
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
@@ -61,7 +62,7 @@ class Asked(NamedTuple):
             "num_prompts": self.load.num_prompts,
             "request_rate": self.rate if is_open else "inf",
             "max_concurrency": None if is_open else self.load.max_concurrency,
-            **({"burstiness": 1.0} if is_open else {}),
+            **({"burstiness": self.load.burstiness} if is_open else {}),
             **({"model_id": self.model} if self.model is not None else {}),
         }
 
@@ -262,7 +263,9 @@ def _latencies(result: Result, asked: Asked) -> Iterator[str]:
 def _span(result: Result, asked: Asked) -> Iterator[str]:
     starts, ends = _stretches(result)
     took, duration = float(ends.max() - starts.min()), float(result["duration"])
-    least = 0.0 if asked.rate is None else LEAST_LIKELY_WAITS / asked.rate
+    least = 0.0 if asked.rate is None else _longest_wait_s(asked.rate, asked.load.burstiness)
+    if asked.rate is not None and (late := _fell_behind(starts, asked.rate)):
+        yield late
     if not took - ROUNDING_S <= duration <= took * (1 + SLACK_ALLOWED) + SLACK_ALLOWED_S + least:
         yield f"its duration is {duration:.3g} s, and its requests took {took:.3g} s from the first to the last"
     # Bench makes its requests one after another, and then each waits for its turn.
@@ -273,6 +276,20 @@ def _span(result: Result, asked: Asked) -> Iterator[str]:
     at_once = _most_at_once(starts, ends)
     if asked.rate is None and at_once > asked.load.max_concurrency:
         yield f"{at_once} requests were under way at once, and max_concurrency is {asked.load.max_concurrency}"
+
+
+def _longest_wait_s(rate: float, burstiness: float) -> float:
+    """The most time before the first request that is likely. A gamma distribution's tail falls as its scale, 1/burstiness."""
+    return LEAST_LIKELY_WAITS / rate * max(1.0, 1 / burstiness)
+
+
+def _fell_behind(starts: np.ndarray, rate: float) -> str | None:
+    """That bench sent its requests more slowly than asked. It plans the last of n for n/rate after it began."""
+    took, planned = float(starts.max() - starts.min()), len(starts) / rate
+    if took <= planned * (1 + SLACK_ALLOWED) + SLACK_ALLOWED_S:
+        return None
+    sent = f"its {len(starts)} requests were sent in {took:.3g} s, and {planned:.3g} s were asked"
+    return f"{sent}: the client fell behind: {steady.KEEP_UP_REMEDY}"
 
 
 def _most_at_once(starts: np.ndarray, ends: np.ndarray) -> int:

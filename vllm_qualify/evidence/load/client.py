@@ -166,8 +166,10 @@ def command_of(
     """Bench's command. `prompts` is where the client finds the workload's file, if it has one.
 
     With a rate, in requests per second, the number of requests under way has no limit, which would hold requests back unseen.
+    `request_rate` goes before that of the load.
     """
     backend, endpoint = APIS[settings.api]
+    rate = settings.request_rate if request_rate is None else request_rate
     return [
         *(client.program, "bench", "serve"),
         *("--backend", backend, "--endpoint", endpoint, "--base-url", client.url),
@@ -178,8 +180,8 @@ def command_of(
         *("--num-prompts", str(settings.num_prompts)),
         *(
             ("--max-concurrency", str(settings.max_concurrency))
-            if request_rate is None
-            else ("--request-rate", f"{request_rate:g}")
+            if rate is None
+            else ("--request-rate", str(rate), "--burstiness", str(settings.burstiness))
         ),
         *("--num-warmups", str(settings.num_warmups)),
         # Without it the server's default would count, which differs by model and by version of bench.

@@ -35,6 +35,7 @@ NOT_OF_ONE_SERVER = ("speculative_speedup",)
 OUTPUT = "output_throughput_tok_s"
 # The first repeat is far off if it differs so much from the others' mean, and by so many times their spread.
 FAR_OFF, FAR_OFF_SPREADS = 0.25, 5.0
+OVERLOAD_REMEDY = "lower request_rate, or set `window: whole`, which shows how late its replies became"
 WHOLE = ", over whole runs with their ramp-up and tail"
 
 
@@ -121,6 +122,8 @@ def _examined(
             steady_states += [] if reasons else [repeat.steady(settings)]
         except steady.UnsteadyError as error:
             reasons = [str(error)]
+        except steady.OverloadError as error:
+            reasons = [f"the server does not keep up with {settings.request_rate:g} req/s: {error}: {OVERLOAD_REMEDY}"]
         problems += [f"repeat {repeat.number}: {problem}" for problem in reasons]
     return steady_states, problems or agreement.repeat_problems(repeats)
 

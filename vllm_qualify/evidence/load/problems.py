@@ -77,10 +77,11 @@ def problems_of(
 ) -> list[str]:
     """Why a repeat in a folder does not count, by its requests, its server's counters, its client and what was watched.
 
-    `watched` and `model` are as `parse` takes them. If requests `may_queue`, a queue is no reason. `rate` is that of an open
-    load, in req/s. Raises one of UNUSABLE.
+    `watched` and `model` are as `parse` takes them. If requests `may_queue`, a queue is no reason; those of an open load may.
+    `rate`, in req/s, goes before that of the load. Raises one of UNUSABLE.
     """
-    at_once = None if may_queue else KINDS[kind].most_requests(arguments)
+    at_once = None if may_queue or settings.is_open else KINDS[kind].most_requests(arguments)
+    rate = settings.request_rate if rate is None else rate
     return [
         *(request_problems(repeat.about, settings) or _disagreements(repeat, Asked(settings, model, rate), kind, arguments)),
         *_server_problems(folder, repeat, settings, kind, arguments),

@@ -63,6 +63,7 @@ class Repeat:
 
     def steady(self, settings: Load, is_open: bool = False) -> "Steady":
         """The same as `steady_of` for the repeat's result."""
+        is_open = is_open or settings.is_open
         what = ("steady", settings.model_dump_json(), is_open)
         return self.remembered(what, lambda: steady_of(self.result, settings, is_open))
 
