@@ -23,6 +23,7 @@ HIGHER_IS_BETTER = {
     "output_throughput_tok_s",
     "total_throughput_tok_s",
     "goodput_req_s",
+    "prefix_hit_share",
     "acceptance_length_tok",
     "speculative_speedup",
     "speculative_speedup_batch1",

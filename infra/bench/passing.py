@@ -224,7 +224,7 @@ def _sha(text: str) -> str:
 def _load(_: Driven, settings: Load, folder: Path, *__: object) -> list[list[str]]:
     for repeat in range(1, settings.looks[-1] + 1):
         (folder / f"bench-{repeat}.json").write_text(json.dumps(_bench(settings, repeat)))
-        for when, times in (("before", 0), ("after", settings.num_prompts + settings.num_warmups)):
+        for when, times in (("before", 0), ("after", settings.num_prompts)):
             (folder / f"metrics-{repeat}-{when}.txt").write_text(_page(settings, times))
         _watch(folder, repeat)
     return [["vllm", "bench", "serve"]] * settings.looks[-1]

@@ -25,8 +25,17 @@ from vllm_qualify.engine.kinds.vllm import PREEMPTION_REMEDY
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
+from vllm_qualify.evidence.load import client as client_of_loads
 from vllm_qualify.evidence.load import result as results
-from vllm_qualify.evidence.load.client import Following, Made, command_of, measure_load, prepare_prompts
+from vllm_qualify.evidence.load.client import (
+    Following,
+    Made,
+    command_of,
+    driven_by,
+    measure_load,
+    prepare_prompts,
+    warm_up_command,
+)
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.figures import first_repeat_problem, parse_load
 from vllm_qualify.evidence.load.problems import CLIENT_REMEDY, preemptions, problems_of
@@ -79,7 +88,7 @@ MEASURED = [name for name, repeats in REPEATS.items() if repeats]
 NEEDED = {"p90": 44, "p99": 459}
 # Student's t with 1 degree of freedom, one-sided: of 96 % for the bound that decides `pass`, of 95 % for that of `fail`.
 T_OF_PASS, T_OF_FAIL = 7.915815, 6.313752
-PREEMPTIONS = "vllm:num_preemptions_total"
+PREEMPTIONS, HITS = "vllm:num_preemptions_total", "prefix_hit_share"
 FULL = [8] * 39
 # Between two chunks that are read at once, in s.
 SHORT = 1e-6
@@ -148,6 +157,8 @@ def by_metric(
     folder: Path, settings: Load = SETTINGS, levels: Levels = LEVELS, watched: Path | None = None
 ) -> dict[str, Measurement]:
     rows = {each.metric: each for each in parse_load(folder, settings, levels, VLLM, ARGUMENTS, watched)}
+    assert settings.shares_prefixes or HITS not in rows
+    rows.pop(HITS, None)
     assert list(rows) == [name for name in REPEATS if settings.slo or name != "goodput_req_s"]
     return rows
 
@@ -709,7 +720,7 @@ def test_prefix_cache_hits_over_1_percent_leave_no_number(folder: Path, hits: fl
     count(folder, "before", prefix_cache_queries=5000.0, prefix_cache_hits=5000.0)
     count(folder, "after", prefix_cache_queries=6000.0, prefix_cache_hits=5000.0 + hits)
     if is_invalid:
-        remedy = "add no-enable-prefix-caching to the server"
+        remedy = "give the load a `seed` that no other load on this server has, or add no-enable-prefix-caching to the server"
         assert_nothing(folder, f"repeat 2: {hits:.0f} of 1000 prefix-cache queries hit on random prompts: {remedy}")
     else:
         assert value_of(folder) is not None
@@ -756,8 +767,8 @@ def test_prompts_of_a_file_may_not_hit_those_of_earlier_repeats(
     if is_invalid:
         assert_nothing(
             folder,
-            "repeat 2: 11 of 1000 prefix-cache queries hit, and the server does not let its prefix cache be emptied: "
-            'add no-enable-prefix-caching, or VLLM_SERVER_DEV_MODE: "1" to its environment',
+            "repeat 2: 11 of 1000 prefix-cache queries hit, and earlier repeats asked the same prompts: "
+            'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment',
             settings=OF_FILE,
         )
     else:
@@ -778,6 +789,87 @@ def test_hits_without_queries_leave_no_number(folder: Path) -> None:
     count(folder, "before", prefix_cache_hits=0.0)
     count(folder, "after", prefix_cache_hits=10.0)
     assert_nothing(folder, "10 of 0 prefix-cache queries hit")
+
+
+SHARING = SETTINGS.model_copy(update={"input_len": 4, "shared_prefix_len": 12})
+
+
+def hits_of(folder: Path, settings: Load = SHARING) -> Measurement | None:
+    rows = {each.metric: each for each in parse_load(folder, settings, LEVELS, VLLM, ARGUMENTS)}
+    return rows.get(HITS)
+
+
+def ask_cache(folder: Path, *hits: float | None) -> None:
+    """Of 1000 tokens in each repeat, so many hit; None if the server has no prefix cache."""
+    for repeat, each in enumerate(hits, start=1):
+        queries = 0.0 if each is None else 1000.0
+        count(folder, "before", repeat, prefix_cache_queries=500.0, prefix_cache_hits=400.0)
+        count(folder, "after", repeat, prefix_cache_queries=500.0 + queries, prefix_cache_hits=400.0 + (each or 0.0))
+
+
+def test_what_hits_by_intent_is_measured(folder: Path) -> None:
+    ask_cache(folder, 600.0, 640.0)
+    row = hits_of(folder)
+    assert row is not None
+    assert row.repeats == [0.6, 0.64]
+    assert row.value == pytest.approx(math.sqrt(0.6 * 0.64))
+    assert row.interval is not None
+    assert (row.unit, row.sample_count) == ("fraction", 80)
+    assert row.traced_to == ["load/metrics-1-after.txt", "load/metrics-2-after.txt"]
+    assert value_of(folder, SHARING) is not None
+
+
+@pytest.mark.parametrize(("hits", "is_invalid"), [(752.0, False), (753.0, True), (1000.0, True), (math.nan, True)])
+def test_prompts_hit_no_more_than_they_share(folder: Path, hits: float, is_invalid: bool) -> None:
+    """Three quarters of them are shared, and 1 % of the rest may hit by chance; more was asked before."""
+    ask_cache(folder, 600.0, hits)
+    row = hits_of(folder)
+    assert row is not None
+    if not is_invalid:
+        assert row.invalid_because is None
+        return
+    message = f"repeat 2: {hits:.0f} of 1000 prefix-cache queries hit, and its prompts share 75.0%: give the load a `seed`"
+    assert message in (row.invalid_because or "")
+    assert_nothing(folder, message, settings=SHARING)
+
+
+def test_a_server_without_a_prefix_cache_has_no_hits_to_measure(folder: Path) -> None:
+    assert hits_of(folder) is None
+    ask_cache(folder, None, None)
+    assert hits_of(folder) is None
+    assert value_of(folder, SHARING) is not None
+
+
+def test_a_cache_that_is_counted_in_one_repeat_only_leaves_no_share(folder: Path) -> None:
+    ask_cache(folder, None, 600.0)
+    row = hits_of(folder)
+    assert row is not None
+    assert (row.value, row.invalid_because) == (
+        None,
+        "the server counts what its prefix cache was asked in only 1 of 2 repeats",
+    )
+
+
+@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.0, 600.0)])
+def test_a_cache_that_hits_nothing_is_measured_too(folder: Path, shares: tuple[float, float]) -> None:
+    ask_cache(folder, *shares)
+    row = hits_of(folder)
+    assert row is not None
+    assert row.value == pytest.approx(sum(shares) / 2000)
+    assert row.interval is not None
+    assert row.interval.lower <= (row.value or 0.0) < row.interval.upper
+
+
+@pytest.mark.parametrize(("hits", "is_invalid"), [(300.0, False), (900.0, True)])
+def test_a_chats_template_may_hit_and_its_message_not(folder: Path, hits: float, is_invalid: bool) -> None:
+    """The server counts 719 tokens of prompts, and 640 of them are the messages'."""
+    chat = SETTINGS.model_copy(update={"input_len": 10, "api": "chat"})
+    for repeat in (1, 2):
+        change(folder, repeat, backend="openai-chat")
+    ask_cache(folder, 300.0, hits)
+    row = hits_of(folder, chat)
+    assert row is not None
+    assert ("on this server has" in (row.invalid_because or "")) == is_invalid
 
 
 # --- What was watched meanwhile, and what the client used
@@ -981,11 +1073,47 @@ def test_the_command_asks_for_what_is_parsed(tmp_path: Path) -> None:
     assert (given["--model"], given["--tokenizer"]) == ("reference", "org/model")
     assert given["--dataset-name"] == "random"
     lengths = ("--random-input-len", "--random-output-len", "--num-prompts", "--max-concurrency", "--num-warmups")
-    assert [given[name] for name in lengths] == ["1024", "128", "128", "16", "32"]
+    assert [given[name] for name in lengths] == ["1024", "128", "128", "16", "0"]
+    assert "--random-prefix-len" not in given
     assert given["--percentile-metrics"] == "ttft,tpot,itl,e2el"
     assert given["--metric-percentiles"] == "50,90,99"
     assert {"--ignore-eos", "--save-result", "--save-detailed"} <= set(command)
     assert Path(given["--result-dir"], given["--result-filename"]) == tmp_path / "bench-2.json"
+
+
+def test_a_warm_up_asks_as_the_load_does_with_other_prompts(tmp_path: Path) -> None:
+    """Bench's own warm-up, and older versions' check for readiness, would ask the first measured prompt."""
+    settings = SHARING.model_copy(update={"num_warmups": 6, "api": "chat", "seed": 40})
+    load, warm_up = (
+        command_of(CLIENT, "reference", settings, str(tmp_path), 2),
+        warm_up_command(CLIENT, "reference", settings, 2),
+    )
+    measured, asked = options(load), options(warm_up)
+    assert [each["--num-warmups"] for each in (measured, asked)] == ["0", "0"]
+    assert [each["--ready-check-timeout-sec"] for each in (measured, asked)] == ["0", "0"]
+    assert (asked["--num-prompts"], asked["--max-concurrency"], asked["--random-prefix-len"]) == ("6", "4", "12")
+    seeds = {options(command_of(CLIENT, "reference", settings, "", repeat))["--seed"] for repeat in range(1, 11)}
+    assert asked["--seed"] not in seeds
+    assert int(asked["--seed"]) < 2**32
+    other = {"--num-prompts", "--seed", "--percentile-metrics", "--metric-percentiles", "--goodput"}
+    other |= {"--save-result", "--save-detailed", "--result-dir", "--result-filename"}
+    assert {name: value for name, value in measured.items() if name not in other} == {
+        name: value for name, value in asked.items() if name not in other
+    }
+    assert not {"--save-result", "--goodput"} & asked.keys()
+
+
+def test_a_warm_up_for_a_files_prompts_has_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": "One\u2028two"}, {"prompt": "Three"}]
+    prompts, given = tmp_path / "prompts.jsonl", dict[str, str]()
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(benches, "give", lambda _, file: f"/given/{file.name}")
+    monkeypatch.setattr(benches, "give_text", lambda _, name, text: given.setdefault(name, text) and f"/given/{name}")
+    driven_there = driven_by(SERVER, BENCH, prompts)
+    assert (driven_there.prompts, driven_there.warm_ups) == ("/given/prompts.jsonl", "/given/warm-up-prompts.jsonl")
+    asked = [json.loads(line)["prompt"] for line in given["warm-up-prompts.jsonl"].splitlines()]
+    assert [one[-3:] for one in asked] == ["two", "ree"]
+    assert {one[0] for one in asked} == {"W"}, "none of the prompts begins with it"
 
 
 def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path) -> None:
@@ -1099,8 +1227,10 @@ def test_of_another_engine_only_the_client_is_looked_at(folder: Path, watched: P
 def test_reused_blocks_have_their_remedy(folder: Path) -> None:
     message, remedy = "2 of 102 blocks of the KV cache hit", "set enable_block_reuse to false in kv_cache_config"
     reused = {"kv_cache_reused_blocks": (0, 2)}
-    assert on_trtllm(folder, {}, reused).endswith(f"{message} on random prompts: {remedy}")
-    assert on_trtllm(folder, {}, reused, OF_FILE).endswith(f"{message}: {remedy}")
+    assert on_trtllm(folder, {}, reused).endswith(f"on this server has, or {remedy}")
+    assert f"{message} on random prompts: " in on_trtllm(folder, {}, reused)
+    assert on_trtllm(folder, {}, reused, OF_FILE).endswith(f"{message}, and earlier repeats asked the same prompts: {remedy}")
+    assert on_trtllm(folder, {}, reused, SHARING) == ""
 
 
 def test_vllms_counters_are_none_of_tensorrt_llms(folder: Path) -> None:
@@ -1114,12 +1244,12 @@ def test_vllms_counters_are_none_of_tensorrt_llms(folder: Path) -> None:
 def test_a_third_kind_of_engine_is_judged_by_its_own_rule(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def problems(counted: Counted, under: Conditions) -> list[str]:
         gained = counted.gained("vllm:prompt_tokens_total")
-        return [f"{gained:.0f} tokens, {under.num_prompts} prompts, random: {under.random_prompts}, {under.arguments}"]
+        return [f"{gained:.0f} tokens, {under.num_prompts} prompts, shared: {under.shared}, {under.arguments}"]
 
     name: Any = "third"
     monkeypatch.setitem(KINDS, name, replace(KINDS["tensorrt-llm"], load_problems=problems))
     (reason,) = {row.invalid_because for row in parse_load(folder, SETTINGS, LEVELS, name, {"slots": 8})}
-    assert re.search(r"repeat 2: [1-9]\d* tokens, 40 prompts, random: True, \{'slots': 8\}", reason or "")
+    assert re.search(r"repeat 2: [1-9]\d* tokens, 40 prompts, shared: 0.0, \{'slots': 8\}", reason or "")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/prometheus/metrics"])
@@ -1144,10 +1274,19 @@ Runs = list[tuple[str, str]]
 def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
     """Each run of bench: its server's address and its file below the stage's folder."""
     runs: Runs = []
+    warmed_up: list[tuple[str, int]] = []
 
-    def run(bench: Bench, command: list[str], result: str, log: Path, _: float, check: object, progress: Progress) -> None:
-        shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
+    def run(
+        bench: Bench, command: list[str], result: str | None, log: Path, _: float, check: object, progress: Progress
+    ) -> None:
         progress(20, 40)
+        if result is None:
+            repeat = int(log.stem.rpartition("-")[2])
+            warmed_up.append((options(command)["--base-url"], repeat))
+            assert command == warm_up_command(bench.client, "reference", SETTINGS, repeat)
+            return
+        assert warmed_up[-1] == (options(command)["--base-url"], int(result[6]))
+        shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
         runs.append((options(command)["--base-url"], f"{log.parent.name}/{result}"))
         assert command == command_of(bench.client, "reference", SETTINGS, benches.results_folder(bench), int(result[6]))
         assert callable(check)
@@ -1228,19 +1367,20 @@ def test_prompts_are_made_ahead_for_the_very_commands_that_are_run(tmp_path: Pat
     planned: list[list[str]] = []
     monkeypatch.setattr(benches, "prepare_commands", lambda _, commands: planned.extend(commands))
     monkeypatch.setattr(benches, "give", lambda _, file: f"/given{file}")
+    monkeypatch.setattr(benches, "give_text", lambda _, name, _text: f"/given/{name}")
+    monkeypatch.setattr(client_of_loads, "_warm_ups", lambda file: (f"warm-up-{file.name}", ""))
     few, many = (SETTINGS.model_copy(update={"repeats": 2, "most_repeats": most, "seed": most}) for most in (2, 4))
     prepare_prompts(
         driven().bench, "reference", [(many, tmp_path / "many", None), (few, tmp_path / "few", Path("/prompts.jsonl"))]
     )
     client = driven().bench.client
-    assert planned == [
-        command_of(client, "reference", many, BENCH.letter_box, 1),
-        command_of(client, "reference", many, BENCH.letter_box, 2),
-        command_of(client, "reference", few, BENCH.letter_box, 1, "/given/prompts.jsonl"),
-        command_of(client, "reference", few, BENCH.letter_box, 2, "/given/prompts.jsonl"),
-        command_of(client, "reference", many, BENCH.letter_box, 3),
-        command_of(client, "reference", many, BENCH.letter_box, 4),
-    ]
+    files = ("/given/prompts.jsonl", "/given/warm-up-prompts.jsonl")
+    expected = []
+    for settings, repeat in ((many, 1), (many, 2), (few, 1), (few, 2), (many, 3), (many, 4)):
+        prompts, warm_ups = files if settings is few else (None, None)
+        expected.append(warm_up_command(client, "reference", settings, repeat, warm_ups))
+        expected.append(command_of(client, "reference", settings, BENCH.letter_box, repeat, prompts))
+    assert planned == expected
 
 
 def test_no_client_makes_prompts_while_another_measures(tmp_path: Path, runs: Runs, settled: list[str]) -> None:

@@ -49,7 +49,7 @@ class Capacity:
         result = self.change(_document(load, rate, self.answer(load, arrivals, count)))
         (folder / "bench-1.json").write_text(json.dumps(result))
         (folder / "metrics-1-before.txt").write_text(page())
-        (folder / "metrics-1-after.txt").write_text(page(self.preemptions, *counts_of(result, load)))
+        (folder / "metrics-1-after.txt").write_text(page(self.preemptions, *counts_of(result)))
 
     def answer(self, load: Load, arrivals: list[float], count: int) -> list[list[float]]:
         """Of each request when it was sent, and when each of its tokens came. With fewer arrivals one follows one that ends."""
@@ -136,9 +136,9 @@ def about(load: Load, rate: float | None, inputs: list[int], outputs: list[int])
     }
 
 
-def counts_of(result: Document, load: Load) -> tuple[int, int, int]:
-    """What vLLM counts of a result and its warm-ups: requests, tokens of prompts and generated tokens."""
-    inputs, outputs = ([*result[name], *result[name][:1] * load.num_warmups] for name in ("input_lens", "output_lens"))
+def counts_of(result: Document) -> tuple[int, int, int]:
+    """What vLLM counts of a result: requests, tokens of prompts and generated tokens."""
+    inputs, outputs = (result[name] for name in ("input_lens", "output_lens"))
     return len(outputs), sum(inputs), sum(outputs)
 
 

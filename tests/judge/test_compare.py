@@ -694,7 +694,7 @@ def test_in_turns_it_does_not_matter_how_it_was_measured_then(evidence: Path, ch
 def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is_compared() -> None:
     others: dict[str, object] = {"repeats": 9, "most_repeats": 9, "min_duration_s": 1.0, "time_limit_s": 9.0}
     others |= {"time_budget_s": 99.0, "slo": Slo(ttft_ms=5.0), "prompts": "moved.jsonl"}
-    compared = {"input_len", "output_len", "length_spread", "prompts_sha256", "api"}
+    compared = {"input_len", "output_len", "length_spread", "shared_prefix_len", "prompts_sha256", "api"}
     compared |= {"max_concurrency", "num_prompts", "num_warmups", "seed", "window"}
     assert {*others, *compared} == Load.model_fields.keys()
     then = LOAD.model_copy(update=others)
@@ -815,7 +815,8 @@ def test_a_repeat_of_0_is_not_so_many_times_worse(evidence: Path) -> None:
 REPEATS, PROMPTS, CLIENTS = 2, 620, 4
 # Just enough requests for a 99th percentile, and an SLO that all of them meet.
 LONG = Load(
-    input_len=10,
+    input_len=5,
+    shared_prefix_len=5,
     output_len=4,
     max_concurrency=CLIENTS,
     num_prompts=PROMPTS,
@@ -826,6 +827,8 @@ LONG = Load(
     slo=Slo(ttft_ms=1e6),
 )
 ACCEPTED = 2.5
+# Half of each prompt is the same in all of them, of which so much was in the server's prefix cache.
+ASKED_TOK, CACHED = 6_200, 0.4
 OF_LOAD = [metric.name for metric in METRICS.values() if metric.stage == "load"]
 SCORES = [metric.name for metric in METRICS.values() if metric.is_score]
 
@@ -836,7 +839,7 @@ def slowed(by: float) -> dict[str, Any]:
 
 
 def write_load(folder: Path, slower: float) -> Path:
-    """What bench would leave of a server with a draft model that is so many times slower, and drafts as much worse.
+    """What bench would leave of a server with a draft model that is so many times slower, and drafts and remembers as badly.
 
     The second repeat is slower by a trace, so that there is some noise.
     """
@@ -853,10 +856,11 @@ def write_load(folder: Path, slower: float) -> Path:
             "spec_decode_num_drafts": 1000,
             "spec_decode_accepted_tokens": drafts["spec_decode_num_accepted_tokens"],
         }
+        counted = drafts | {"prefix_cache_queries": ASKED_TOK, "prefix_cache_hits": ASKED_TOK * CACHED / slower}
         asked = about(LONG, None, [10] * PROMPTS, [LONG.output_len] * PROMPTS)
         (folder / f"bench-{repeat}.json").write_text(json.dumps(result | fields | drafted | asked))
-        (folder / f"metrics-{repeat}-before.txt").write_text(page(**dict.fromkeys(drafts, 0)))
-        (folder / f"metrics-{repeat}-after.txt").write_text(page(0, *counts_of(asked, LONG), **drafts))
+        (folder / f"metrics-{repeat}-before.txt").write_text(page(**dict.fromkeys(counted, 0)))
+        (folder / f"metrics-{repeat}-after.txt").write_text(page(0, *counts_of(asked), **counted))
     return folder
 
 

@@ -369,8 +369,10 @@ def test_the_plan_follows_what_was_found(fitted: Qualified) -> None:
 # What makes a load invalid.
 
 
-def to_be_invalid(document: Document, _folder: Path) -> None:
-    """One server that remembers prompts: it has room for 7 of a load's 16 requests, and for the prompt of many warm-ups."""
+def to_be_invalid(document: Document, folder: Path) -> None:
+    """One server that remembers prompts: it has room for 7 of a load's 16 requests, and for prompts that begin alike."""
+    same = folder / "same.jsonl"
+    same.write_text(f"{json.dumps({'prompt': 'How many pens does Ada have? ' * 40})}\n" * 60)
     options = document["gpu_types"]["cpu"]["server"]
     del options["no-enable-prefix-caching"]
     few_blocks(document, 32)
@@ -383,7 +385,14 @@ def to_be_invalid(document: Document, _folder: Path) -> None:
         },
         "remembering": {
             "server": {"max-num-seqs": 16},
-            "load": LOAD | {"input_len": 256, "output_len": 8, "num_warmups": 16, "num_prompts": 60} | once,
+            "load": {name: value for name, value in LOAD.items() if name != "input_len"}
+            | {"prompts": str(same), "output_len": 8, "num_prompts": 60}
+            | once,
+            "gates": GATES,
+        },
+        "sharing": {
+            "server": {"max-num-seqs": 16},
+            "load": LOAD | {"input_len": 120, "shared_prefix_len": 256, "num_warmups": 16, "num_prompts": 160} | once,
             "gates": GATES,
         },
     }
@@ -417,3 +426,11 @@ def test_a_load_that_does_not_count_is_invalid_with_a_remedy(
     assert remedy in gate.because
     loads = measured(report, "load").values()
     assert all(measurement.invalid_because for measurement in loads)
+
+
+def test_what_prompts_share_by_intent_is_measured_where_caching_is_on(not_measured: dict[str, Report]) -> None:
+    """16 warm-ups hit nothing: they have other prompts. Two blocks of about three are shared."""
+    shared = measured(not_measured["sharing"], "load")["prefix_hit_share"]
+    assert shared.invalid_because is None or "prefix" not in shared.invalid_because
+    if shared.value is not None:
+        assert 0.3 < shared.value < 0.71

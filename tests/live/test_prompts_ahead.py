@@ -12,8 +12,9 @@ import pytest
 
 from vllm_qualify.engine.bench import give, prepare_commands, results_folder, run_command, staying
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.server import Client
-from vllm_qualify.evidence.load.client import command_of
+from vllm_qualify.engine.process import RunningProcess
+from vllm_qualify.engine.server import Client, Server
+from vllm_qualify.evidence.load.client import command_of, driven_by, run_repeat
 from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.workload import Load
 
@@ -119,5 +120,31 @@ def test_what_is_asked_is_what_plain_bench_asks(dataset: str, engine: EngineEnvi
             run_command(bench, commands[number - 1], f"bench-{number}.json", log, LIMIT_S, nothing, silent)
             assert "with prompts made ahead" in log.read_text()
             assert sorted(server.taken()) == sorted(expected) if rate else server.taken() == expected
-            # Some versions ask once more, to see whether the server is ready.
-            assert len(expected) >= settings.num_warmups + settings.num_prompts
+            assert len(expected) == settings.num_prompts
+
+
+@pytest.mark.parametrize("dataset", ["random", "shared", "file"])
+def test_a_warm_up_asks_nothing_that_is_measured(
+    dataset: str, engine: EngineEnvironment, server: Asked, tmp_path: Path
+) -> None:
+    """By bench itself: each repeat asks its warm-ups first, and no prompt comes twice over all repeats but a file's."""
+    url = f"http://127.0.0.1:{server.server_port}"
+    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+    prefix, spread = 32 if dataset == "shared" else 0, 0.0 if dataset == "file" else 0.5
+    settings = LOAD.model_copy(update={"num_warmups": 3, "shared_prefix_len": prefix, "length_spread": spread})
+    prompts = Path(file_of_prompts(tmp_path)) if dataset == "file" else None
+    process = RunningProcess(guard_pid=1, state_file=tmp_path / "state", log=tmp_path / "server.log")
+    asks = Server(url=url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
+    asked: list[list[str]] = []
+    with staying(client, tmp_path / "bench.log") as bench:
+        for repeat in (1, 2):
+            run_repeat(driven_by(asks, bench, prompts), settings, tmp_path, repeat, silent)
+            asked.append([json.loads(body)["prompt"] for body in server.taken()])
+    warm_ups = {prompt for each in asked for prompt in each[: settings.num_warmups]}
+    measured = [prompt for each in asked for prompt in each[settings.num_warmups :]]
+    assert len(measured) == 2 * settings.num_prompts
+    # Tokens of the same beginning may be read as other tokens at its end.
+    assert not {prompt[:8] for prompt in measured} & {prompt[:8] for prompt in warm_ups}
+    assert dataset == "file" or len(set(measured)) == len(measured)
+    if dataset == "shared":
+        assert len({prompt[:8] for prompt in measured}) == 2, "a beginning of its own in each repeat"

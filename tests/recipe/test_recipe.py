@@ -77,6 +77,7 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         ),
         (f"{LOAD}.prompts", "prompts.jsonl", LOAD, "one of the two"),
         (LOAD, OF_FILE | {"length_spread": 0.1}, LOAD, "'length_spread' is of random prompts"),
+        (LOAD, OF_FILE | {"shared_prefix_len": 8}, LOAD, "'shared_prefix_len' is of random prompts"),
         (f"{LOAD}.prompts_sha256", "0", f"{LOAD}.prompts_sha256", "unknown key"),
         (f"{LOAD}.api", "responses", f"{LOAD}.api", "'completions' or 'chat'"),
         (f"{LOAD}.slo", {}, f"{LOAD}.slo", "give at least one of ttft_ms, tpot_ms and e2el_ms"),
@@ -139,6 +140,12 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
             [{"metric": "ttft_p99_ms", "maximum": 500, "unit": "ms"}],
             "(top level)",
             f"{LOAD}.num_prompts must be 918 or more for the gate on ttft_p99_ms",
+        ),
+        (
+            f"{PROFILE}.gates",
+            [{"metric": "prefix_hit_share", "minimum": 0.5, "unit": "fraction"}],
+            "(top level)",
+            "a gate on prefix_hit_share needs prompts that begin alike",
         ),
         (
             f"{PROFILE}.gates",
@@ -418,6 +425,7 @@ def test_a_gate_on_a_percentile_needs_no_number_of_prompts_where_it_follows() ->
     [
         ({"input_len": 96, "output_len": 32}, 128),
         ({"input_len": 96, "output_len": 32, "length_spread": 0.25}, 120 + 40),
+        ({"input_len": 96, "output_len": 32, "length_spread": 0.25, "shared_prefix_len": 200}, 200 + 120 + 40),
         ({"input_len": 10, "output_len": 10, "length_spread": 0.01}, 11 + 11),
     ],
 )

@@ -262,6 +262,7 @@ OTHERWISE: dict[str, Any] = {
     "api": "chat",
     "request_rate": 12.0,
     "burstiness": 0.5,
+    "shared_prefix_len": 128,
     "num_warmups": 0,
     "repeats": 3,
     "most_repeats": 20,
@@ -330,10 +331,12 @@ def test_a_fifth_more_is_better_or_worse_by_the_metric(approved: Report, metric:
         (load,) = (stage for stage in approved.stages if stage.stage == "load")
         return approved.model_copy(update={"stages": [load.model_copy(update={"measurements": [row]})]})
 
-    (moved,) = diff(measuring(10.0), measuring(12.0)).measurements
+    # A share is at most 1.
+    before = 0.5 if METRICS[metric].unit == "fraction" else 10.0
+    (moved,) = diff(measuring(before), measuring(1.2 * before)).measurements
     assert moved.trend == ("better" if metric in HIGHER_IS_BETTER else "worse")
-    assert moved.ratio == pytest.approx(1.2)
-    assert moved.difference == pytest.approx(2.0)
+    assert moved.ratio == (None if METRICS[metric].unit == "fraction" else pytest.approx(1.2))
+    assert moved.difference == pytest.approx(0.2 * before)
 
 
 def test_shares_differ_by_points_and_zero_has_no_ratio(approved: Report) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import SerializeAsAny
 
@@ -59,7 +60,7 @@ def recorded(client: Client, command: list[str]) -> list[str]:
 def run_command(
     bench: Bench,
     command: list[str],
-    result: str,
+    result: str | None,
     log: Path,
     time_limit_s: float,
     check: Callable[[], None],
@@ -68,6 +69,7 @@ def run_command(
     """Run a command, `vllm bench serve …`, to its end. `log` gets what it printed.
 
     Afterwards the file `result` of its `results_folder`, and `client-….json` with what the client used, are beside `log`.
+    Neither is without a `result`.
 
     Raises:
         HostError: it failed, took longer than `time_limit_s`, or Docker Engine went away.
@@ -79,6 +81,9 @@ def run_command(
     done = _await(bench, name, log_from, time_limit_s, check, progress, place)
     with writing(str(log)):
         log.write_text(_since(bench.process.log, log_from))
+    if result is None:
+        return
+    with writing(str(log)):
         log.with_name(f"client-{log.stem.rpartition('-')[2]}.json").write_text(done)
     from_there = f"{results_folder(bench)}/{result}"
     launcher_of(bench.client).fetch(bench.client, from_there, log.with_name(result), place)
@@ -110,6 +115,14 @@ def _arguments(command: list[str]) -> list[str]:
 def give(bench: Bench, file: Path) -> str:
     """Bring a local file to where the client runs. Returns its path there. Raises HostError."""
     with writing(str(file)):
+        return launcher_of(bench.client).give(bench.client, file, bench.letter_box, STAGE)
+
+
+def give_text(bench: Bench, name: str, text: str) -> str:
+    """Write a text into a file where the client runs. Returns its path there. Raises HostError."""
+    with TemporaryDirectory(prefix="vllm-qualify-given-") as folder, writing(name):
+        file = Path(folder) / name
+        file.write_text(text)
         return launcher_of(bench.client).give(bench.client, file, bench.letter_box, STAGE)
 
 

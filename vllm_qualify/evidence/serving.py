@@ -22,7 +22,7 @@ from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import QualifyError, writing
 from vllm_qualify.evidence import accuracy
 from vllm_qualify.evidence.accuracy import LmEval
-from vllm_qualify.evidence.load.client import Driven, prepare_prompts
+from vllm_qualify.evidence.load.client import Driven, driven_by, prepare_prompts
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.recipe.workload import Load
@@ -41,7 +41,7 @@ class Served(Frozen):
     lm_eval: dict[str, LmEval] = {}
 
     def driven(self, plan: CellPlan) -> Driven:
-        return Driven(self.server, self.bench, benches.give(self.bench, plan.prompts) if plan.prompts else None)
+        return driven_by(self.server, self.bench, plan.prompts)
 
 
 def launched_by_clock(folder: Path) -> float:

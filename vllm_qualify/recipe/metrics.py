@@ -70,6 +70,7 @@ NCCL_INFINIBAND, GPU_IDLE = "nccl_infiniband", "gpu_idle_share"
 SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
 GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
+PREFIX_HIT_SHARE = "prefix_hit_share"
 ACCEPTANCE_BATCH1, SAME_TEXT = "acceptance_length_batch1_tok", "speculative_same_text"
 # vLLM's own counters that decide whether a load is valid, by the names in its source. On /metrics each ends in `_total`.
 PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS = "vllm:num_preemptions", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"
@@ -120,6 +121,7 @@ _DECLARED = (
         for statistic, (wording, quantile) in _STATISTICS.items()
     ),
     Metric(GOODPUT, "load", "req/s", "higher", "requests completed per second that met the workload's SLO"),
+    Metric(PREFIX_HIT_SHARE, "load", "fraction", "higher", "share of the prompts that the server's prefix cache had"),
     Metric("acceptance_length_tok", "load", "tok", "higher", "tokens per step of speculative decoding, the draft's and one"),
     Metric(SPEEDUP, "speculation", "ratio", "higher", "output tokens per second over those of the same server without it"),
     Metric(SPEEDUP_BATCH1, "speculation", "ratio", "higher", "the same with one request at a time"),

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from vllm_qualify.recipe.anchor import NamedAnchor
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, TEXT_NLL, TEXT_TOP1
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1
 from vllm_qualify.recipe.serving import Arguments, Variant
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Seconds, TaskName, Text
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, Likelihood, LoadSettings, Smoke, Sweep
@@ -234,6 +234,14 @@ class Recipe(Frozen):
         for profile in self._profiles():
             if profile.load.slo is None and any(gate.metric == GOODPUT for gate in self.gates_of(profile)):
                 raise ValueError(f"a gate on {GOODPUT} needs the workload's 'slo'")
+        return self
+
+    @model_validator(mode="after")
+    def _hits_have_a_workload(self) -> Self:
+        for profile in self._profiles():
+            if not profile.load.shares_prefixes and any(g.metric == PREFIX_HIT_SHARE for g in self.gates_of(profile)):
+                needed = "prompts that begin alike: 'shared_prefix_len', 'prompts' or 'api: chat'"
+                raise ValueError(f"a gate on {PREFIX_HIT_SHARE} needs {needed}")
         return self
 
     @model_validator(mode="after")

@@ -127,6 +127,10 @@ class Workload(Frozen):
     length_spread: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=0.0, description="random lengths lie evenly between 1 less and 1 plus this, times `input_len` and `output_len`"
     )
+    shared_prefix_len: CountOrNone = Field(
+        default=0,
+        description="tokens with which every random prompt of a repeat begins, like a system prompt; `input_len` is the rest",
+    )
     prompts: Text | None = Field(default=None, description="path of a file with the prompts: JSON lines, each with a `prompt`")
     api: Literal["completions", "chat"] = Field(
         default="completions", description="how the server is asked; a chat has the server's own template"
@@ -141,7 +145,7 @@ class Workload(Frozen):
         description="of requests sent at a rate: 1 is a Poisson process; less sends them in bursts, more evenly. It is"
         " the shape of the gamma distribution of the times between requests",
     )
-    num_warmups: CountOrNone = Field(description="requests before each repeat that are not measured")
+    num_warmups: CountOrNone = Field(description="requests before each repeat that are not measured; none has a prompt that is")
     repeats: Count = Field(default=5, description="how often the workload is run. One repeat alone shows no noise")
     most_repeats: Count = Field(
         default=10,
@@ -188,7 +192,13 @@ class Workload(Frozen):
         """The most tokens of one request, prompt and reply; None if the prompts come from a file."""
         if self.input_len is None:
             return None
-        return sum(math.ceil(length * (1 + self.length_spread)) for length in (self.input_len, self.output_len))
+        lengths = (math.ceil(length * (1 + self.length_spread)) for length in (self.input_len, self.output_len))
+        return self.shared_prefix_len + sum(lengths)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts of a repeat begin alike on purpose: by a file, a shared prefix or a chat's template."""
+        return self.prompts is not None or self.shared_prefix_len > 0 or self.api == "chat"
 
     @model_validator(mode="after")
     def _has_prompts(self) -> Self:
@@ -196,6 +206,8 @@ class Workload(Frozen):
             raise ValueError("give 'input_len' for random prompts, or 'prompts' for those of a file, one of the two")
         if self.prompts is not None and self.length_spread:
             raise ValueError("'length_spread' is of random prompts; leave it out with 'prompts'")
+        if self.prompts is not None and self.shared_prefix_len:
+            raise ValueError("'shared_prefix_len' is of random prompts; leave it out with 'prompts'")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from vllm_qualify.engine.failure import Sign
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
+# The share of what prompts do not have in common that may hit a prefix cache all the same.
 HITS_ALLOWED = 0.01
 
 CounterName = Literal[
@@ -66,6 +67,10 @@ class Counted(NamedTuple):
         """How much a counter grew; a missing counter is 0."""
         return self.after.get(name, 0.0) - self.before.get(name, 0.0)
 
+    def share(self, hits: str, of: str) -> float | None:
+        """Which share of one counter's growth is that of another; None if there was none."""
+        return self.gained(hits) / self.gained(of) if self.gained(of) > 0 else None
+
     def missing(self, names: Iterable[str]) -> list[str]:
         """Why nothing follows from these counters; empty if both pages have them."""
         for when, page in (("before", self.before), ("after", self.after)):
@@ -77,14 +82,15 @@ class Counted(NamedTuple):
 class Conditions(NamedTuple):
     """The conditions that a repeat was measured under. `arguments` are the server's.
 
-    Without `random_prompts` the prompts are from a file, and may share prefixes. `was_emptied`: the server emptied its prefix
-    cache before the repeat.
+    `shared` is the share of the prompts' tokens that other prompts of the workload are meant to begin with too; None if it is
+    not known, as for a file's prompts. `are_fresh`: no prompt of the repeat was asked before on this server, or the server
+    emptied its prefix cache before the repeat.
     """
 
     arguments: ServerArguments
     num_prompts: int
-    random_prompts: bool
-    was_emptied: bool
+    shared: float | None
+    are_fresh: bool
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,8 @@ class EngineKind:
     - `metrics_path` is the path of its counters for Prometheus. `counters` has the names that each counter has had, newest
       first and without `_total`. This kind does not report the other counters.
     - With `scores_prompts` it gives the log-likelihood of each token of a prompt, and the ids of a text's tokens, as vLLM does.
-    - `load_problems` says, from the counters, why a load's repeat does not count.
+    - `load_problems` says, from the counters, why a load's repeat does not count. `hit_share` gives the share of a repeat's
+      prompts that its prefix cache had, in tokens or in blocks, as it counts; None if it has no such cache.
     - `queue_remedy` is what to do if requests wait although the server has room for them.
     - `start_log` finds the parts of a start in its log; None if they are not read.
     - `identities` gives what it says in its log that it serves, once for each of its processes that says so; None if its log
@@ -164,6 +171,7 @@ class EngineKind:
     metrics_path: str
     counters: Mapping[CounterName, tuple[str, ...]]
     load_problems: Callable[[Counted, Conditions], list[str]]
+    hit_share: Callable[[Counted], float | None]
     config: Callable[[ServedModel, ServerArguments], ServerArguments]
     text: Callable[[ServerArguments], str]
     arguments: Callable[[ServedModel, str], list[str]]
@@ -193,10 +201,22 @@ class EngineKind:
         return f"{self.counters[count][0]}_total"
 
 
-def too_many(hits: float, of: float) -> bool:
-    """Whether too many of a cache's queries hit. Random prompts have nothing in common."""
+def hit_problem(counted: str, hits: float, of: float, under: Conditions, off: str) -> str | None:
+    """Why the hits of a prefix cache make a repeat invalid; None if they are meant by the workload.
+
+    `counted` says the hits in words. `off` says how the server does without such a cache.
+    """
+    if under.shared is not None and _too_many(hits, of, under.shared):
+        meant = f", and its prompts share {under.shared:.1%}" if under.shared else " on random prompts"
+        return f"{counted}{meant}: give the load a `seed` that no other load on this server has, or {off}"
+    if not under.are_fresh and _too_many(hits, of, 0.0):
+        return f"{counted}, and earlier repeats asked the same prompts: {off}"
+    return None
+
+
+def _too_many(hits: float, of: float, shared: float) -> bool:
     # `not … <=`, so that NaN counts as too many.
-    return not hits <= HITS_ALLOWED * of
+    return not hits <= (shared + HITS_ALLOWED * (1 - shared)) * of
 
 
 def plain_text(config: ServerArguments) -> str:

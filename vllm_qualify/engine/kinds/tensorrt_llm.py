@@ -1,6 +1,6 @@
 """TensorRT-LLM, by `trtllm-serve` in NVIDIA's image."""
 
-from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, ServedModel, plain_text, setting, too_many
+from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, ServedModel, hit_problem, plain_text, setting
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
 TENSORRT_LLM: EngineName = "tensorrt-llm"
@@ -44,10 +44,14 @@ def _load_problems(counted: Counted, under: Conditions) -> list[str]:
     hits, misses = counted.gained(reused), counted.gained(missed)
     if not misses > 0:
         problems.append(f"the server does not count {missed}: {BLOCK_REUSE_REMEDY}")
-    if too_many(hits, hits + misses):
-        on = " on random prompts" if under.random_prompts else ""
-        problems.append(f"{hits:.0f} of {hits + misses:.0f} blocks of the KV cache hit{on}: {BLOCK_REUSE_REMEDY}")
-    return problems
+    words = f"{hits:.0f} of {hits + misses:.0f} blocks of the KV cache hit"
+    problem = hit_problem(words, hits, hits + misses, under, BLOCK_REUSE_REMEDY)
+    return [*problems, *([problem] if problem else [])]
+
+
+def _hit_share(counted: Counted) -> float | None:
+    hits, misses = (counted.gained(KIND.total(name)) for name in ("reused_blocks", "missed_blocks"))
+    return hits / (hits + misses) if misses > 0 else None
 
 
 KIND = EngineKind(
@@ -72,6 +76,7 @@ KIND = EngineKind(
         "missed_blocks": ("trtllm_kv_cache_missed_blocks",),
     },
     load_problems=_load_problems,
+    hit_share=_hit_share,
     config=_config,
     text=plain_text,
     arguments=_arguments,

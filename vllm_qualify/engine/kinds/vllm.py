@@ -14,8 +14,8 @@ from vllm_qualify.engine.kinds.base import (
     Identity,
     ServedModel,
     StartLog,
+    hit_problem,
     plain_text,
-    too_many,
 )
 from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
@@ -25,6 +25,8 @@ PREEMPTION_REMEDY = (
     "raise gpu-memory-utilization, lower max-num-seqs or max-num-batched-tokens, "
     "or raise tensor-parallel-size or pipeline-parallel-size"
 )
+
+_WITHOUT_HITS = 'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment'
 
 
 def _config(served: ServedModel, options: ServerArguments) -> ServerArguments:
@@ -63,24 +65,17 @@ def _load_problems(counted: Counted, under: Conditions) -> list[str]:
     if missing := counted.missing({preemptions} | of_cache):
         return missing
     preempted = _preemption_problems(counted.gained(preemptions))
-    return [*preempted, *_hit_problems(counted.gained(hits), counted.gained(queries), under)]
+    hit, asked = counted.gained(hits), counted.gained(queries)
+    problem = hit_problem(f"{hit:.0f} of {asked:.0f} prefix-cache queries hit", hit, asked, under, _WITHOUT_HITS)
+    return [*preempted, *([problem] if problem else [])]
+
+
+def _hit_share(counted: Counted) -> float | None:
+    return counted.share(KIND.total("prefix_hits"), KIND.total("prefix_queries"))
 
 
 def _preemption_problems(gained: float) -> list[str]:
     return [f"{gained:.0f} preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"] if gained else []
-
-
-def _hit_problems(hits: float, queries: float, under: Conditions) -> list[str]:
-    """Prompts from a file may share prefixes with each other, but not with the repeats before."""
-    if not too_many(hits, queries):
-        return []
-    counted = f"{hits:.0f} of {queries:.0f} prefix-cache queries hit"
-    if under.random_prompts:
-        return [f"{counted} on random prompts: add no-enable-prefix-caching to the server"]
-    if under.was_emptied:
-        return []
-    remedy = 'add no-enable-prefix-caching, or VLLM_SERVER_DEV_MODE: "1" to its environment'
-    return [f"{counted}, and the server does not let its prefix cache be emptied: {remedy}"]
 
 
 # Bounded, like every number in a log: it must not take long to match, or be too large for a number.
@@ -173,6 +168,7 @@ KIND = EngineKind(
         "succeeded": ("vllm:request_success",),
     },
     load_problems=_load_problems,
+    hit_share=_hit_share,
     config=_config,
     text=_text,
     arguments=_arguments,

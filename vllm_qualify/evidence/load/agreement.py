@@ -41,7 +41,7 @@ EMPTY_CHUNKS = 2
 CHUNKS_PER_TOKEN = 0.5
 STREAM_INTERVAL = "stream_interval"
 REASONING = ("reasoning-parser", "reasoning_parser")
-# Older versions of bench send one request more, to see whether the server is ready.
+# In older runs bench could send one request more, to see whether the server is ready.
 READY_CHECKS = 1
 ACCEPTANCE = ("spec_decode_num_drafts", "spec_decode_accepted_tokens", KEYS["acceptance_length_tok"])
 
@@ -100,9 +100,9 @@ def counter_problems(result: Result, counted: Counted, load: Load, kind: EngineN
         return missing
     requests, generated, prompts = (counted.gained(name) for name in names)
     before = requests - load.num_prompts
-    if not load.num_warmups <= before <= load.num_warmups + READY_CHECKS:
-        return [f"the server counts {requests:g} requests, and bench sent {load.num_prompts} and {load.num_warmups} to warm up"]
-    # Bench warms up with its first prompt.
+    # In older runs bench itself warmed up, with its first prompt.
+    if before != 0 and not load.num_warmups <= before <= load.num_warmups + READY_CHECKS:
+        return [f"the server counts {requests:g} requests, and bench sent {load.num_prompts}"]
     outputs, inputs = (sum(result[name]) + before * result[name][0] for name in ("output_lens", "input_lens"))
     problems = []
     if generated != outputs:
@@ -115,7 +115,7 @@ def counter_problems(result: Result, counted: Counted, load: Load, kind: EngineN
 
 
 def _drafts(result: Result, counted: Counted, warmup_tok: float, kind: EngineName) -> Iterator[str]:
-    """The server counts the drafts of the warm-ups too. None of these was longer than its reply."""
+    """In older runs the server counts the drafts of the warm-ups too. None of these was longer than its reply."""
     if result.get(ACCEPTANCE[2]) is None:
         return
     counters: tuple[CounterName, ...] = ("drafts", "accepted_tokens")
@@ -213,10 +213,11 @@ def _prompts(result: Result, load: Load) -> Iterator[str]:
         yield f"{len(lengths)} lengths of {load.num_prompts} prompts"
     if load.input_len is None:
         return
-    least, most = load.input_len * (1 - load.length_spread), load.input_len * (1 + load.length_spread)
+    prefix = load.shared_prefix_len
+    least, most = (prefix + load.input_len * (1 + spread) for spread in (-load.length_spread, load.length_spread))
     low, high = math.floor(_least_tok(least)), math.inf if load.api == "chat" else math.ceil(_most_tok(most))
     if other := [length for length in lengths if not low <= length <= high]:
-        yield f"{len(other)} prompts do not have about {load.input_len} tokens, the first of them {other[0]}"
+        yield f"{len(other)} prompts do not have about {prefix + load.input_len} tokens, the first of them {other[0]}"
 
 
 def _least_tok(tokens: float, prompts: float = 1) -> float:

@@ -1,5 +1,10 @@
-"""Run a load: repeats of `vllm bench serve`, until its gates are decided or its budget is spent."""
+"""Run a load: repeats of `vllm bench serve`, until its gates are decided or its budget is spent.
 
+Bench's own warm-up asks its first prompt again and again, and the measured load then asks it once more. In a server's prefix
+cache that prompt is already known. So a warm-up is a run of bench of its own, with prompts that no measured run has.
+"""
+
+import json
 import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -18,12 +23,40 @@ from vllm_qualify.recipe.workload import Load
 APIS = {"completions": ("openai", "/v1/completions"), "chat": ("openai-chat", "/v1/chat/completions")}
 
 
+# Bench's seed of a repeat's warm-up is its own and so much more. Bench takes seeds below 2**32.
+WARM_UP_SEEDS = 2**31
+# Before each prompt of a file that is asked in a warm-up. What begins otherwise has no block of a prefix cache in common.
+WARM_UP_OPENING = "Warm-up: "
+
+
 class Driven(NamedTuple):
-    """A server, the bench that measures it, and where bench finds the workload's file of prompts, if it has one."""
+    """A server and the bench that measures it.
+
+    If the workload has a file of prompts, bench finds it at `prompts`, and at `warm_ups` what it asks to warm up.
+    """
 
     server: Server
     bench: Bench
     prompts: str | None = None
+    warm_ups: str | None = None
+
+
+def driven_by(server: Server, bench: Bench, prompts: Path | None) -> Driven:
+    """Bench beside a server, with a workload's file of prompts where bench finds it. Raises HostError."""
+    return Driven(server, bench, *_given(bench, prompts))
+
+
+def _given(bench: Bench, prompts: Path | None) -> tuple[str | None, str | None]:
+    """Where bench finds a workload's file of prompts, and that of its warm-ups; None if there is no file."""
+    if prompts is None:
+        return None, None
+    return benches.give(bench, prompts), benches.give_text(bench, *_warm_ups(prompts))
+
+
+def _warm_ups(prompts: Path) -> tuple[str, str]:
+    """The name and the content of a file whose prompts are as long as those of `prompts`, and none of them."""
+    rows = [json.loads(line) for line in prompts.read_bytes().splitlines()]
+    return f"warm-up-{prompts.name}", "".join(f"{json.dumps({'prompt': WARM_UP_OPENING + row['prompt']})}\n" for row in rows)
 
 
 class Made(NamedTuple):
@@ -110,10 +143,12 @@ def prepare_prompts(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, 
     """
     planned = []
     for settings, _, file in loads:
-        into, prompts = benches.results_folder(bench), benches.give(bench, file) if file else None
+        into, (prompts, warm_ups) = benches.results_folder(bench), _given(bench, file)
         for repeat in range(1, settings.looks[-1] + 1):
-            command = command_of(bench.client, model, settings, into, repeat, prompts)
-            planned.append((repeat > settings.looks[0], command))
+            is_further = repeat > settings.looks[0]
+            if settings.num_warmups:
+                planned.append((is_further, warm_up_command(bench.client, model, settings, repeat, warm_ups)))
+            planned.append((is_further, command_of(bench.client, model, settings, into, repeat, prompts)))
     benches.prepare_commands(bench, [command for _, command in sorted(planned, key=itemgetter(0))])
 
 
@@ -127,12 +162,25 @@ def run_repeat(
     server, client = driven.server, driven.bench.client
     into = benches.results_folder(driven.bench)
     command = command_of(client, server.served_model_name, settings, into, number, driven.prompts, request_rate)
+    _warm_up(driven, settings, folder / f"warm-up-{number}.log", number)
     _forget_prefixes(server, folder / f"reset-{number}.txt")
     (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
     result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
     benches.run_command(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
     (folder / f"metrics-{number}-after.txt").write_text(server.metrics_page())
     return benches.recorded(client, command)
+
+
+def _warm_up(driven: Driven, settings: Load, log: Path, number: int) -> None:
+    server, bench = driven.server, driven.bench
+    if settings.num_warmups == 0:
+        return
+    command = warm_up_command(bench.client, server.served_model_name, settings, number, driven.warm_ups)
+    benches.run_command(bench, command, None, log, settings.time_limit_s, server.check_alive, _untold)
+
+
+def _untold(_done: int, _total: int) -> None:
+    """A warm-up is no progress of the load."""
 
 
 def _forget_prefixes(server: Server, log: Path) -> None:
@@ -168,24 +216,14 @@ def command_of(
     With a rate, in requests per second, the number of requests under way has no limit, which would hold requests back unseen.
     `request_rate` goes before that of the load.
     """
-    backend, endpoint = APIS[settings.api]
     rate = settings.request_rate if request_rate is None else request_rate
+    paced = ["--max-concurrency", str(settings.max_concurrency)]
+    if rate is not None:
+        paced = ["--request-rate", str(rate), "--burstiness", str(settings.burstiness)]
     return [
-        *(client.program, "bench", "serve"),
-        *("--backend", backend, "--endpoint", endpoint, "--base-url", client.url),
-        *("--model", model, "--tokenizer", client.model),
-        *(("--trust-remote-code",) if client.trust_remote_code else ()),
-        *(_random(settings) if prompts is None else _of_file(prompts, settings)),
-        "--ignore-eos",
+        *_asking(client, model, settings, prompts),
         *("--num-prompts", str(settings.num_prompts)),
-        *(
-            ("--max-concurrency", str(settings.max_concurrency))
-            if rate is None
-            else ("--request-rate", str(rate), "--burstiness", str(settings.burstiness))
-        ),
-        *("--num-warmups", str(settings.num_warmups)),
-        # Without it the server's default would count, which differs by model and by version of bench.
-        *("--temperature", "0"),
+        *paced,
         # Each repeat has its own seed: the same prompts again would measure the prefix cache.
         *("--seed", str(settings.seed + repeat - 1)),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
@@ -194,10 +232,38 @@ def command_of(
     ]
 
 
+def warm_up_command(client: Client, model: str, settings: Load, repeat: int, prompts: str | None = None) -> list[str]:
+    """Bench's command of a repeat's warm-up. `prompts` is where the client finds the file for it, if the load has a file."""
+    return [
+        *_asking(client, model, settings, prompts),
+        *("--num-prompts", str(settings.num_warmups)),
+        *("--max-concurrency", str(settings.max_concurrency)),
+        *("--seed", str(WARM_UP_SEEDS + settings.seed + repeat - 1)),
+    ]
+
+
+def _asking(client: Client, model: str, settings: Load, prompts: str | None) -> list[str]:
+    """What a load's commands have in common: who is asked, and with what kind of prompts."""
+    backend, endpoint = APIS[settings.api]
+    return [
+        *(client.program, "bench", "serve"),
+        *("--backend", backend, "--endpoint", endpoint, "--base-url", client.url),
+        *("--model", model, "--tokenizer", client.model),
+        *(("--trust-remote-code",) if client.trust_remote_code else ()),
+        *(_random(settings) if prompts is None else _of_file(prompts, settings)),
+        "--ignore-eos",
+        # Both would ask the first of the measured prompts before it is measured.
+        *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),
+        # Without it the server's default would count, which differs by model and by version of bench.
+        *("--temperature", "0"),
+    ]
+
+
 def _random(settings: Load) -> list[str]:
     lengths = ["--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)]
     spread = ["--random-range-ratio", str(settings.length_spread)] if settings.length_spread else []
-    return ["--dataset-name", "random", *lengths, *spread]
+    shared = ["--random-prefix-len", str(settings.shared_prefix_len)] if settings.shared_prefix_len else []
+    return ["--dataset-name", "random", *lengths, *spread, *shared]
 
 
 def _of_file(prompts: str, settings: Load) -> list[str]:

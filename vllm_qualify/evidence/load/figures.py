@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.ended import end_of
-from vllm_qualify.evidence.load.problems import problems_of
+from vllm_qualify.evidence.load.problems import hit_share, problems_of
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.load.result import BESIDE, KEYS, Repeat, Steady, count_of, key_of, read_repeat
 from vllm_qualify.evidence.measurement import (
@@ -24,7 +24,7 @@ from vllm_qualify.evidence.measurement import (
     valid,
 )
 from vllm_qualify.evidence.sequential import Levels, Sides
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PREFIX_HIT_SHARE, least_requests
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
 from vllm_qualify.recipe.workload import Load
 
@@ -81,7 +81,8 @@ def parse_load(
         ended, why_not = end_of(folder.parent if folder.name == BESIDE else folder, count, settings)
         steady_states, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched, model)
         if problems := why_not + _turns_problems(folder, count) + problems:
-            return [invalid(name, "; ".join(problems), source) for name in _names(settings, repeats)]
+            names = [*_names(settings, repeats), *([PREFIX_HIT_SHARE] if _shares(folder, settings, repeats, kind) else [])]
+            return [invalid(name, "; ".join(problems), source) for name in names]
         if problem := first_repeat_problem([each.values[OUTPUT] for each in steady_states]):
             repeats, steady_states = repeats[1:], steady_states[1:]
             source += f" without the first: {problem}"
@@ -90,6 +91,7 @@ def parse_load(
         source += WHOLE if settings.window == "whole" else ""
         over, because = OverLooks(levels, settings.looks, count, count - len(repeats)), ended.because if ended else None
         measured = [_measurement(name, repeats, steady_states, over, source) for name in _names(settings, repeats)]
+        measured += _hits(folder, place, settings, repeats, kind, over)
         return [row if row.invalid_because else row.model_copy(update={"ended_because": because}) for row in measured]
     except UNUSABLE as error:
         return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in _names(settings, [])]
@@ -99,7 +101,7 @@ def _names(settings: Load, repeats: Sequence[Repeat]) -> list[str]:
     """The metrics of a load: goodput only with an SLO, the acceptance length only for a server with a draft model."""
     names = [metric.name for metric in METRICS.values() if metric.stage == STAGE and metric.name not in NOT_OF_ONE_SERVER]
     drafted = any(isinstance(repeat.about, dict) and KEYS[ACCEPTANCE] in repeat.about for repeat in repeats)
-    unasked = {*(() if settings.slo else (GOODPUT,)), *(() if drafted else (ACCEPTANCE,))}
+    unasked = {PREFIX_HIT_SHARE, *(() if settings.slo else (GOODPUT,)), *(() if drafted else (ACCEPTANCE,))}
     return [name for name in names if name not in unasked]
 
 
@@ -181,6 +183,40 @@ def _acceptance(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_
         return invalid(ACCEPTANCE, because, source, traced_to=traced_to)
     count = sum(int(repeat.about["completed"]) for repeat in repeats)
     return _over_repeats(ACCEPTANCE, values, over, source, sample_count=count, traced_to=traced_to)
+
+
+def _hits(
+    folder: Path, place: str, settings: Load, repeats: Sequence[Repeat], kind: EngineName, over: OverLooks
+) -> list[Measurement]:
+    """The share of the prompts that the prefix cache had, over all of every repeat: requests do not show it.
+
+    Empty if the workload's prompts have nothing in common, or the server has no such cache.
+    """
+    shares = _shares(folder, settings, repeats, kind)
+    if not shares:
+        return []
+    source, traced_to = f"{place}/metrics-*.txt", [f"{place}/metrics-{repeat.number}-after.txt" for repeat in repeats]
+    if len(shares) < len(repeats):
+        because = f"the server counts what its prefix cache was asked in only {len(shares)} of {len(repeats)} repeats"
+        return [invalid(PREFIX_HIT_SHARE, because, source, traced_to=traced_to)]
+    others = {"sample_count": len(repeats) * settings.num_prompts, "traced_to": traced_to}
+    value = statistics.fmean(shares) if 0 in shares else geometric_mean(shares)
+    interval = over.interval(PREFIX_HIT_SHARE, value, lambda used, at: _of_hits(shares[:used], at))
+    return [valid(PREFIX_HIT_SHARE, value, source, repeats=shares, interval=interval, **others)]
+
+
+def _of_hits(shares: Sequence[float], at: Sides) -> Interval | None:
+    if 0 in shares:
+        # Zero has no logarithm. All prompts of a repeat can miss for one reason, so a repeat is one trial.
+        return share_interval(sum(shares), len(shares), at)
+    interval = repeat_interval(shares, at)
+    return interval and Interval(lower=min(1.0, interval.lower), upper=min(1.0, interval.upper))
+
+
+def _shares(folder: Path, settings: Load, repeats: Sequence[Repeat], kind: EngineName) -> list[float]:
+    """The share of each repeat whose server had a prefix cache, if the workload's prompts have anything in common."""
+    found = [hit_share(folder, repeat.number, kind) for repeat in repeats] if settings.shares_prefixes else []
+    return [share for share in found if share is not None]
 
 
 def _over_repeats(name: str, repeats: Sequence[float], over: OverLooks, source: str, **others: object) -> Measurement:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field
 
 from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.kinds.base import Conditions, Counted, Totals
+from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Totals
 from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.agreement import Asked
 from vllm_qualify.evidence.load.result import BESIDE, RESET, Repeat, count_of
@@ -184,17 +184,36 @@ def _server_problems(folder: Path, repeat: Repeat, settings: Load, kind: EngineN
     samples = _samples_of(folder, number)
     if back := agreement.went_back(*samples):
         return back
-    before, after = (_totals(page) for page in samples)
+    counted = Counted(*(_totals(page) for page in samples))
     under = Conditions(
         arguments,
         settings.num_prompts,
-        random_prompts=settings.prompts is None,
-        was_emptied=_was_emptied(folder / f"reset-{number}.txt"),
+        shared=_shared(settings, counted, KINDS[kind]),
+        # Each run of bench has a seed of its own for its random prompts.
+        are_fresh=settings.prompts is None or _was_emptied(folder / f"reset-{number}.txt"),
     )
-    problems = KINDS[kind].load_problems(Counted(before, after), under)
+    problems = KINDS[kind].load_problems(counted, under)
     if problems or request_problems(repeat.about, settings):
         return problems
-    return agreement.counter_problems(repeat.about, Counted(before, after), settings, kind)
+    return agreement.counter_problems(repeat.about, counted, settings, kind)
+
+
+def hit_share(folder: Path, number: int, kind: EngineName) -> float | None:
+    """The share of a repeat's prompts that the server's prefix cache had; None without such a cache. Raises one of UNUSABLE."""
+    return KINDS[kind].hit_share(Counted(*(_totals(page) for page in _samples_of(folder, number))))
+
+
+def _shared(settings: Load, counted: Counted, kind: EngineKind) -> float | None:
+    """`Conditions.shared`. In a chat the server's template begins every prompt alike, with as many tokens as it counts more."""
+    if settings.input_len is None:
+        return None
+    whole = settings.shared_prefix_len + settings.input_len
+    if settings.api != "chat":
+        return settings.shared_prefix_len / whole
+    if "prompt_tokens" not in kind.counters:
+        return None
+    asked_tok = max(counted.gained(kind.total("prompt_tokens")), settings.num_prompts * whole)
+    return 1 - settings.num_prompts * settings.input_len / asked_tok
 
 
 def _samples_of(folder: Path, number: int) -> tuple[Totals, Totals]:

@@ -49,6 +49,8 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 # Fewer requests, one after another, hardly have a steady state. Fewer pairs do not show the noise.
 LEAST_PROMPTS, LEAST_REPEATS = 20, 2
+# More than the runs of a load and of its sweep, each of which has a seed of its own.
+SEEDS_APART = 1_000
 # For each reply at temperature 0.
 ANSWER_LIMIT_S = 300.0
 
@@ -146,7 +148,8 @@ class SpeculationDetails(Frozen):
 def draft_loads(settings: Load) -> dict[str, Load]:
     """The two loads by the name of their folder.
 
-    Each has a fixed number of repeats, which no budget ends, because the noise needs all of them. They have no SLO.
+    Each has a fixed number of repeats, which no budget ends, because the noise needs all of them. They have no SLO. Their
+    prompts are none of the profile's load, which the server was asked before.
     """
     repeats = max(LEAST_REPEATS, settings.repeats)
     fixed = {"repeats": repeats, "most_repeats": repeats, "time_budget_s": None, "slo": None}
@@ -156,9 +159,10 @@ def draft_loads(settings: Load) -> dict[str, Load]:
         "num_prompts": min(settings.num_prompts, max(LEAST_PROMPTS, math.ceil(settings.num_prompts / clients))),
         "num_warmups": math.ceil(settings.num_warmups / clients),
     }
+    first, second = (settings.seed + times * SEEDS_APART for times in (1, 2))
     return {
-        BATCH1: Load.model_validate(settings.model_dump() | fixed | alone),
-        PROFILE: Load.model_validate(settings.model_dump() | fixed),
+        BATCH1: Load.model_validate(settings.model_dump() | fixed | alone | {"seed": first}),
+        PROFILE: Load.model_validate(settings.model_dump() | fixed | {"seed": second}),
     }
 
 
