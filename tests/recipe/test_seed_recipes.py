@@ -3,13 +3,14 @@
 import json
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import JsonValue
 
-from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.serving import Environment, ServerArguments
 
@@ -42,10 +43,9 @@ COMMANDS = [
 # Published options that are not ours, or not with that value → why.
 DIFFERENCES = {
     "tensor-parallel-size": "the profile's goal decides it; published is the least that holds the model, or the whole node",
-    "enable-auto-tool-choice": "shapes chat replies only",
-    "tool-call-parser": "shapes chat replies only",
-    "reasoning-parser": "shapes chat replies only",
-    "reasoning-parser-plugin": "shapes chat replies only, and names a file that no image has",
+    "no-enable-prefix-caching": "tuning for a benchmark, as its own guides say; production has vLLM's default",
+    "reasoning-parser": "the family's own, which vLLM has by now",
+    "reasoning-parser-plugin": "names a file that no image has",
 }
 # Published environment names that vLLM no longer has → the option that took their place, and its value by the published one.
 RENAMED: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
@@ -55,6 +55,8 @@ RENAMED: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
 
 
 VLLM_VERSION = "0.32.0"
+# The bound on Llama 3.3 70B's strict-match, .6293 in the guide.
+STRICT = 0.597
 # Variants of Llama 3.3 70B with a draft model on vLLM → that model.
 DRAFTS = {
     "fp8-draft-1b": "meta-llama/Llama-3.2-1B-Instruct",
@@ -128,8 +130,9 @@ def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
     assert recipe(name).name == name
     assert list(recipe(name).gpu_types) == [*HOPPER, *BLACKWELL]
     for gpu_type, serving in recipe(name).gpu_types.items():
-        single = ["single-stream"] if (name, gpu_type) == ("llama-3.3-70b", "h200") else []
-        assert list(serving.profiles) == ["throughput", "balanced", "latency", *single]
+        of_llama = {"h200": ["single-stream"], "b200": ["guide"], "gb200": ["guide"]}.get(gpu_type, [])
+        others = [*of_llama, *([] if gpu_type == "gb200" else ["latency-8"])] if name == "llama-3.3-70b" else []
+        assert set(serving.profiles) == {"throughput", "balanced", "latency", *others}
 
 
 @pytest.mark.parametrize(
@@ -177,8 +180,8 @@ def test_tensor_parallel_size_and_batch_follow_the_profiles_goal(name: str) -> N
         size, batch = ours["tensor-parallel-size"], ours["max-num-seqs"]
         if profile == "balanced":
             assert (size, batch) == (2, 128)
-        elif profile == "latency":
-            assert (size, batch) == (4, 8)
+        elif profile in ("latency", "latency-8"):
+            assert (size, batch) == (8 if profile == "latency-8" else 4, 8)
         elif profile == "single-stream":
             assert (size, batch) == (1, 8)
         else:
@@ -197,12 +200,42 @@ def test_the_load_follows_the_server(name: str) -> None:
         longest = ours["max-model-len"]
         single = profile == "single-stream"
         assert (load.input_len, load.output_len) == ((500, 200) if single else (1024, 1024))
-        assert isinstance(longest, int)
-        assert (load.longest_tok or 0) < longest <= 4096
-        assert load.max_concurrency == (1 if single else ours["max-num-seqs"])
+        assert longest == {"llama-3.3-70b": 131072, "llama-4-scout": 131072, "nemotron-3-nano": 262144}[name]
+        assert load.max_concurrency == (1 if single else 512 if profile == "guide" else ours["max-num-seqs"])
         assert load.num_prompts >= 5 * load.max_concurrency
         assert load.num_warmups > 0
-        assert ours["no-enable-prefix-caching"] is True
+
+
+@pytest.mark.parametrize("name", catalog_names())
+def test_nothing_that_serves_a_benchmark_alone_is_in_a_recipe_for_gpus(name: str) -> None:
+    for gpu_type, variant, profile in recipe(name).cells():
+        options = {key.replace("_", "-") for key in _all_keys(arguments(recipe(name), gpu_type, variant, profile))}
+        switches = {"no-enable-prefix-caching", "no-enable-chunked-prefill", "enforce-eager", "disable-log-requests"}
+        assert gpu_type == "cpu" or not options & (switches | {"enable-block-reuse", "load-format", "ignore-eos"})
+        assert "VLLM_SERVER_DEV_MODE" not in environment(recipe(name), gpu_type, variant)
+
+
+def _all_keys(options: dict[str, JsonValue]) -> set[str]:
+    inner = [value for value in options.values() if isinstance(value, dict)]
+    return {*options, *(key for each in inner for key in _all_keys(each))}
+
+
+@pytest.mark.parametrize("name", catalog_names())
+def test_no_profile_asks_the_prompts_of_another_one_on_the_same_server(name: str) -> None:
+    """A server is shared by cells that are served alike, and remembers what it was asked."""
+    for serving in recipe(name).gpu_types.values():
+        seeds = sorted(profile.load.seed for profile in serving.profiles.values())
+        assert all(after - before >= 1000 for before, after in pairwise(seeds))
+
+
+def test_nemotrons_parsers_are_those_of_production() -> None:
+    for gpu_type, variant, profile in recipe("nemotron-3-nano").cells(VLLM_VERSION):
+        ours = arguments(recipe("nemotron-3-nano"), gpu_type, variant, profile)
+        assert ours["enable-auto-tool-choice"] is True
+        assert (ours["tool-call-parser"], ours["reasoning-parser"]) == ("qwen3_coder", "nemotron_v3")
+    for serving in recipe("nemotron-3-nano").gpu_types.values():
+        assert "reasoning-parser" not in serving.at("0.17.0")[0]
+        assert serving.at("0.17.1")[0]["reasoning-parser"] == "nemotron_v3"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +249,7 @@ def test_the_load_follows_the_server(name: str) -> None:
 def test_all_of_gsm8k_is_asked_and_gated_on_the_filter_that_fits_the_model(name: str, filter_: str, bound: float) -> None:
     (accuracy,) = recipe(name).accuracy
     assert (accuracy.task, accuracy.num_fewshot, accuracy.num_questions) == ("gsm8k", 5, 1319)
-    absolute, *others = recipe(name).gates
+    absolute, *others = [gate for gate in recipe(name).gates if not (name == "llama-3.3-70b" and gate.bound == STRICT)]
     assert (absolute.metric, absolute.filter, absolute.bound) == ("exact_match", filter_, bound)
     against = {(gate.metric, gate.filter, gate.bound) for gate in others if gate.is_against_baseline}
     speed = {("output_throughput_tok_s", None, 0.025), ("tpot_p50_ms", None, 0.025)}
