@@ -1109,7 +1109,7 @@ def test_a_warm_up_for_a_files_prompts_has_none_of_them(tmp_path: Path, monkeypa
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(benches, "give", lambda _, file: f"/given/{file.name}")
     monkeypatch.setattr(benches, "give_text", lambda _, name, text: given.setdefault(name, text) and f"/given/{name}")
-    driven_there = driven_by(SERVER, BENCH, prompts)
+    driven_there = driven_by(SERVER, BENCH, OF_FILE, prompts)
     assert (driven_there.prompts, driven_there.warm_ups) == ("/given/prompts.jsonl", "/given/warm-up-prompts.jsonl")
     asked = [json.loads(line)["prompt"] for line in given["warm-up-prompts.jsonl"].splitlines()]
     assert [one[-3:] for one in asked] == ["two", "ree"]

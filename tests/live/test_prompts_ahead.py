@@ -138,7 +138,7 @@ def test_a_warm_up_asks_nothing_that_is_measured(
     asked: list[list[str]] = []
     with staying(client, tmp_path / "bench.log") as bench:
         for repeat in (1, 2):
-            run_repeat(driven_by(asks, bench, prompts), settings, tmp_path, repeat, silent)
+            run_repeat(driven_by(asks, bench, settings, prompts), settings, tmp_path, repeat, silent)
             asked.append([json.loads(body)["prompt"] for body in server.taken()])
     warm_ups = {prompt for each in asked for prompt in each[: settings.num_warmups]}
     measured = [prompt for each in asked for prompt in each[settings.num_warmups :]]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.plan.test_plan import CPU, document, engine, loaded, only
 from tests.recipes import Document
@@ -14,6 +15,9 @@ from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.conformity import difference
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.workload import LoadSettings
 
 __all__ = ["document", "engine"]
 
@@ -71,3 +75,81 @@ def test_a_context_that_it_may_take_is_left_to_it(
     document: Document, engine: EngineEnvironment, tmp_path: Path, config: Any, server: Document
 ) -> None:
     assert planned(document, engine, tmp_path, config, server).load.input_len == 32_768
+
+
+# Traces: what a plan says of them before anything starts.
+
+
+def with_trace(
+    document: Document, engine: EngineEnvironment, folder: Path, rows: list[Document], *gates: Document, **load: Any
+) -> CellPlan:
+    (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"trace": str(folder / "trace.jsonl"), "window": "whole", "num_warmups": 0, **load}
+    profile = {"load": settings, "server": {"max-model-len": 1000}, "gates": list(gates)}
+    document["gpu_types"]["cpu"]["profiles"]["latency"] = profile
+    return only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
+
+
+def rows_of(count: int, every_s: float = 1.0, **last: Any) -> list[Document]:
+    rows: list[Document] = [{"arrival_s": at * every_s, "input_tok": 500, "output_tok": 100} for at in range(count)]
+    return [*rows[:-1], rows[-1] | last]
+
+
+def test_a_trace_of_a_plan_is_all_of_its_file(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
+    plan = with_trace(document, engine, tmp_path, rows_of(7))
+    assert (plan.load.num_prompts, plan.load.is_open, plan.prompts) == (7, True, tmp_path / "trace.jsonl")
+    assert difference(plan, Recipe.model_validate(document)) == ""
+
+
+def test_or_its_first_requests(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
+    plan = with_trace(document, engine, tmp_path, rows_of(7), num_prompts=3)
+    assert plan.load.num_prompts == 3
+    assert difference(plan, Recipe.model_validate(document)) == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "load", "message"),
+    [
+        (rows_of(7, input_tok=901), {}, "the request in line 7 has 1,001 tokens, prompt and reply, and max-model-len is 1,000"),
+        (rows_of(7), {"num_prompts": 8}, "it has 7 requests, and the load asks 8"),
+        (rows_of(7, 10.0), {"time_limit_s": 60.0}, "its requests take 60 s to send, and time_limit_s is 60"),
+        (rows_of(7, arrival_s=0.5), {}, "line 7: its time is 0.5 s, before that of the request before it"),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_is_refused(
+    document: Document, engine: EngineEnvironment, tmp_path: Path, rows: list[Document], load: Document, message: str
+) -> None:
+    with pytest.raises(CallerError) as raised:
+        with_trace(document, engine, tmp_path, rows, **load)
+    assert raised.value.problem == message
+
+
+def test_a_trace_that_is_too_short_for_its_gates_is_refused(
+    document: Document, engine: EngineEnvironment, tmp_path: Path
+) -> None:
+    gate = {"metric": "ttft_p90_ms", "maximum": 500.0, "unit": "ms"}
+    with pytest.raises(CallerError, match="it has 7 requests, and the gates need 44"):
+        with_trace(document, engine, tmp_path, rows_of(7), gate)
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"window": "steady"}, "set 'window: whole'"),
+        ({"output_len": 8}, "leave 'output_len' and 'request_rate' out"),
+        ({"request_rate": 2.0}, "leave 'output_len' and 'request_rate' out"),
+        ({"api": "chat"}, "leave 'api' out"),
+        ({"input_len": 8}, "one of the three"),
+        ({"length_spread": 0.5}, "leave it out with 'prompts' or 'trace'"),
+        ({"max_concurrency": 8}, "'trace' sends requests whether or not others have ended"),
+        ({"trace_speed": 0.0}, "greater than 0"),
+    ],
+)
+def test_what_contradicts_a_trace_is_refused(load: Document, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        LoadSettings.model_validate({"trace": "t.jsonl", "window": "whole", "num_warmups": 0} | load)
+
+
+def test_a_speed_is_of_a_trace() -> None:
+    with pytest.raises(ValidationError, match="'trace_speed' is of a trace"):
+        LoadSettings(input_len=8, output_len=8, num_warmups=0, trace_speed=2.0)

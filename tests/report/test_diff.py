@@ -260,6 +260,8 @@ OTHERWISE: dict[str, Any] = {
     "output_len": 512,
     "length_spread": 0.5,
     "api": "chat",
+    "trace": "other.jsonl",
+    "trace_speed": 2.0,
     "request_rate": 12.0,
     "burstiness": 0.5,
     "shared_prefix_len": 128,

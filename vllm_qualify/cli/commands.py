@@ -18,6 +18,7 @@ from vllm_qualify.cli.recipe import recipe_app
 from vllm_qualify.cli.report import publish, rejudge, report_app
 from vllm_qualify.cli.run import demo, run
 from vllm_qualify.cli.store import prune, store_app
+from vllm_qualify.cli.trace import trace_app
 from vllm_qualify.cli.words import EXIT_CODES, WORLD
 from vllm_qualify.errors import HostError, QualifyError
 from vllm_qualify.secrets import shown
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(report_app, name="report")
 app.add_typer(recipe_app, name="recipe")
+app.add_typer(trace_app, name="trace")
 app.add_typer(approver_app, name="approver")
 app.add_typer(store_app, name="store")
 for command in (run, demo, rejudge, publish, prune):

@@ -41,7 +41,7 @@ class Served(Frozen):
     lm_eval: dict[str, LmEval] = {}
 
     def driven(self, plan: CellPlan) -> Driven:
-        return driven_by(self.server, self.bench, plan.prompts)
+        return driven_by(self.server, self.bench, plan.load, plan.prompts)
 
 
 def launched_by_clock(folder: Path) -> float:

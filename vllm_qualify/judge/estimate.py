@@ -97,6 +97,8 @@ def _expected(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:
     """How long one repeat takes, with that of a baseline in turns, and the reason; None if it is not known."""
     if plan.load.request_rate:
         return _turns(plan) * plan.load.num_prompts / plan.load.request_rate, "at its request_rate"
+    if plan.load.trace:
+        return None
     tokens = (plan.load.num_prompts + plan.load.num_warmups) * plan.load.output_len * _turns(plan)
     rate = _rate_of_baseline(plan, evidence)
     if rate:

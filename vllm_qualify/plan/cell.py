@@ -142,7 +142,7 @@ class CellPlan(Frozen):
     - A run with `new_anchor` is made to be the anchor of later runs too, and held against no earlier run.
     - `named_anchor` is the run that the recipe names as the cell's anchor.
     - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
-    - `prompts` is the workload's file.
+    - `prompts` is the workload's file: of prompts, or a trace.
     - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both, and if
       the load has clients: at a rate, both would have the throughput of that rate.
     - `starts` is how often the server is started at most, for the gates against the baseline.

@@ -22,9 +22,9 @@ from vllm_qualify.plan.workload import (
     load_plan,
     most_clients,
     num_concurrent,
-    prompts_file,
     prompts_needed,
     task_plan,
+    workload_file,
 )
 from vllm_qualify.recipe.code import code_of_server, code_of_task
 from vllm_qualify.recipe.recipe import LoadedRecipe
@@ -127,7 +127,7 @@ def _plan(
         accuracy=accuracy,
         likelihood=likelihood_plan(loaded, recipe.likelihood, server, gates),
         load=load_plan(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),
-        prompts=prompts_file(loaded, profile.load),
+        prompts=workload_file(loaded, profile.load),
         sweep=profile.sweep,
         fit=profile.fit,
         workload=profile.load if profile.fit else None,

@@ -71,10 +71,12 @@ def _measured(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile
 def _is_load_of(plan: CellPlan, profile: Profile) -> bool:
     if plan.fit:
         return plan.workload is not None and _lasting(plan.workload) == _lasting(profile.load)
-    clients = profile.load.clients(most_clients(plan.server, None))
-    return clients is not None and _lasting(profile.load.of(clients, prompts_needed(profile.load, plan.gates))) == _lasting(
-        plan.load
-    )
+    load = profile.load
+    if load.trace and load.num_prompts is None:
+        # How many requests a trace has only its file knows.
+        load = load.model_copy(update={"num_prompts": plan.load.num_prompts})
+    clients = load.clients(most_clients(plan.server, None))
+    return clients is not None and _lasting(load.of(clients, prompts_needed(load, plan.gates))) == _lasting(plan.load)
 
 
 def _lasting(load: Workload) -> dict[str, object]:

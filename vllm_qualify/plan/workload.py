@@ -13,6 +13,7 @@ from vllm_qualify.plan.context import check_length
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile
+from vllm_qualify.recipe.traces.reading import read_trace
 from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, LoadSettings
 
 # Questions asked at once: as many as the server runs at once, if the recipe says so, and no more than a client can send.
@@ -77,6 +78,8 @@ def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server:
         CallerError: the number of clients is unknown, prompts are too few, or requests are longer than the server takes.
         HostError: the file of prompts is not there.
     """
+    if profile.load.trace:
+        return _trace_plan(loaded, profile.load, gates, server, place)
     clients, option = profile.load.clients(most_clients(server, profile.fit)), server.engine_kind.concurrency
     if clients is None:
         raise CallerError(
@@ -94,8 +97,27 @@ def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server:
         ) from error
     if load.longest_tok is not None:
         check_length(server, load.longest_tok, "the longest request", place)
-    prompts = prompts_file(loaded, profile.load)
+    prompts = workload_file(loaded, profile.load)
     return load.model_copy(update={"prompts_sha256": _digest_of(prompts, load)}) if prompts else load
+
+
+def _trace_plan(loaded: LoadedRecipe, settings: LoadSettings, gates: list[Gate], server: ServerPlan, place: str) -> Load:
+    """Raises as `load_plan`."""
+    file = loaded.path(str(settings.trace))
+    read = read_trace(file, most=settings.num_prompts, speed=settings.trace_speed)
+    trace, count = read.trace, len(read.trace.requests)
+    if settings.num_prompts and count < settings.num_prompts:
+        raise CallerError(f"it has {count} requests, and the load asks {settings.num_prompts}", "lower num_prompts", str(file))
+    if count < (needed := prompts_needed(settings, gates)):
+        raise CallerError(f"it has {count} requests, and the gates need {needed}", "give a longer trace", str(file))
+    if trace.arrivals_s[-1] >= settings.time_limit_s:
+        problem = f"its requests take {trace.arrivals_s[-1]:,.0f} s to send, and time_limit_s is {settings.time_limit_s:g}"
+        raise CallerError(problem, "raise time_limit_s or trace_speed, or lower num_prompts", place)
+    longest = max(range(count), key=lambda at: trace.input_toks[at] + trace.output_toks[at])
+    tokens = trace.input_toks[longest] + trace.output_toks[longest]
+    check_length(server, tokens, f"the request in line {read.lines[longest]}", str(file))
+    load = settings.model_copy(update={"num_prompts": count}).of(None, 1)
+    return load.model_copy(update={"prompts_sha256": trace.digest})
 
 
 def most_clients(server: ServerPlan, fit: Fit | None) -> int | None:
@@ -107,8 +129,9 @@ def prompts_needed(settings: LoadSettings, gates: list[Gate]) -> int:
     return max((settings.least_prompts(gate.metric) for gate in gates), default=1)
 
 
-def prompts_file(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
-    return loaded.path(settings.prompts) if settings.prompts else None
+def workload_file(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
+    """The file of prompts or the trace, if the workload has one."""
+    return loaded.path(settings.file) if settings.file else None
 
 
 def _digest_of(prompts: Path, load: Load) -> str:

@@ -240,7 +240,7 @@ class Recipe(Frozen):
     def _hits_have_a_workload(self) -> Self:
         for profile in self._profiles():
             if not profile.load.shares_prefixes and any(g.metric == PREFIX_HIT_SHARE for g in self.gates_of(profile)):
-                needed = "prompts that begin alike: 'shared_prefix_len', 'prompts' or 'api: chat'"
+                needed = "prompts that begin alike: 'shared_prefix_len', 'prompts', 'trace' or 'api: chat'"
                 raise ValueError(f"a gate on {PREFIX_HIT_SHARE} needs {needed}")
         return self
 

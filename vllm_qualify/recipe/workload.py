@@ -120,10 +120,10 @@ class Slo(Frozen):
 
 
 class Workload(Frozen):
-    """The requests of `vllm bench serve`: random prompts, or those of a file. End-of-text is ignored in replies."""
+    """The requests of `vllm bench serve`: random prompts, a file's, or a trace's. End-of-text is ignored in replies."""
 
-    input_len: Count | None = Field(default=None, description="length of each random prompt; either this or `prompts`")
-    output_len: Count = Field(description="length of each reply")
+    input_len: Count | None = Field(default=None, description="length of each random prompt; this, `prompts` or `trace`")
+    output_len: CountOrNone = Field(default=0, description="length of each reply; left out with a trace, which has its own")
     length_spread: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=0.0, description="random lengths lie evenly between 1 less and 1 plus this, times `input_len` and `output_len`"
     )
@@ -132,6 +132,11 @@ class Workload(Frozen):
         description="tokens with which every random prompt of a repeat begins, like a system prompt; `input_len` is the rest",
     )
     prompts: Text | None = Field(default=None, description="path of a file with the prompts: JSON lines, each with a `prompt`")
+    trace: Text | None = Field(
+        default=None,
+        description="path of a trace: when each request arrives, how long it and its reply are, which prompts begin alike",
+    )
+    trace_speed: Positive = Field(default=1.0, description="how many times as fast as in the file a trace's requests are sent")
     api: Literal["completions", "chat"] = Field(
         default="completions", description="how the server is asked; a chat has the server's own template"
     )
@@ -172,7 +177,12 @@ class Workload(Frozen):
     @property
     def is_open(self) -> bool:
         """Whether requests are sent at times of their own, and not when others end."""
-        return self.request_rate is not None
+        return self.request_rate is not None or self.trace is not None
+
+    @property
+    def file(self) -> str | None:
+        """The path of its file of prompts, or of its trace."""
+        return self.prompts or self.trace
 
     @property
     def looks(self) -> range:
@@ -197,17 +207,32 @@ class Workload(Frozen):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether prompts of a repeat begin alike on purpose: by a file, a shared prefix or a chat's template."""
-        return self.prompts is not None or self.shared_prefix_len > 0 or self.api == "chat"
+        """Whether prompts of a repeat begin alike on purpose: by a file, a trace, a shared prefix or a chat's template."""
+        return self.file is not None or self.shared_prefix_len > 0 or self.api == "chat"
 
     @model_validator(mode="after")
     def _has_prompts(self) -> Self:
-        if (self.input_len is None) == (self.prompts is None):
-            raise ValueError("give 'input_len' for random prompts, or 'prompts' for those of a file, one of the two")
-        if self.prompts is not None and self.length_spread:
-            raise ValueError("'length_spread' is of random prompts; leave it out with 'prompts'")
-        if self.prompts is not None and self.shared_prefix_len:
-            raise ValueError("'shared_prefix_len' is of random prompts; leave it out with 'prompts'")
+        if sum(each is not None for each in (self.input_len, self.prompts, self.trace)) != 1:
+            raise ValueError("give 'input_len' for random prompts, 'prompts' for those of a file, or 'trace', one of the three")
+        for name in ("length_spread", "shared_prefix_len"):
+            if self.input_len is None and getattr(self, name):
+                raise ValueError(f"'{name}' is of random prompts; leave it out with 'prompts' or 'trace'")
+        if self.trace is None and not self.output_len:
+            raise ValueError("give 'output_len', the length of each reply")
+        return self
+
+    @model_validator(mode="after")
+    def _a_trace_says_it_all(self) -> Self:
+        if self.trace is None:
+            if self.trace_speed != 1:
+                raise ValueError("'trace_speed' is of a trace: give 'trace' too")
+            return self
+        if self.output_len or self.request_rate is not None:
+            raise ValueError("a trace has its own lengths and times: leave 'output_len' and 'request_rate' out")
+        if self.api != "completions":
+            raise ValueError("bench sends a trace's prompts as tokens, which a chat does not take: leave 'api' out")
+        if self.window != "whole":
+            raise ValueError("a trace's calm and its bursts are all of it: set 'window: whole'")
         return self
 
     @model_validator(mode="after")
@@ -240,6 +265,7 @@ class LoadSettings(Workload):
         if clients is None:
             raise ValueError("give max_concurrency, or the server its max-num-seqs")
         if self.request_rate is None:
+            # Of a trace, all of it, which only its file knows.
             lasting = LEAST_PROMPTS_PER_CLIENT * clients
         else:
             lasting = math.ceil(OPEN_MARGIN * self.request_rate * self.min_duration_s)
@@ -253,7 +279,8 @@ class LoadSettings(Workload):
     @model_validator(mode="after")
     def _rate_has_no_clients(self) -> Self:
         if self.is_open and self.max_concurrency:
-            raise ValueError("'request_rate' sends requests whether or not others have ended: leave 'max_concurrency' out")
+            given = "trace" if self.trace else "request_rate"
+            raise ValueError(f"'{given}' sends requests whether or not others have ended: leave 'max_concurrency' out")
         return self
 
     @model_validator(mode="after")
@@ -266,7 +293,8 @@ class LoadSettings(Workload):
 class Load(Workload):
     """One `vllm bench serve` workload with all its settings known. `prompts_sha256` is the hash of the file's content.
 
-    An open load has no limit of requests at once: its `max_concurrency` is UNLIMITED, and means nothing.
+    An open load has no limit of requests at once: its `max_concurrency` is UNLIMITED, and means nothing. Of a trace,
+    `prompts_sha256` is its digest, which does not depend on the form of its file.
     """
 
     max_concurrency: Count

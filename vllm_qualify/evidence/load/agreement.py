@@ -19,8 +19,10 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Counted, CounterName, Totals
 from vllm_qualify.evidence.load import steady
 from vllm_qualify.evidence.load.client import APIS
+from vllm_qualify.evidence.load.replay import fidelity_problems
 from vllm_qualify.evidence.load.result import KEYS, Repeat
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
+from vllm_qualify.recipe.traces.trace import Trace
 from vllm_qualify.recipe.workload import Load
 
 Result = dict[str, Any]
@@ -47,22 +49,29 @@ ACCEPTANCE = ("spec_decode_num_drafts", "spec_decode_accepted_tokens", KEYS["acc
 
 
 class Asked(NamedTuple):
-    """What bench was asked to do: the load, the model's served name if it is known, and of an open load its rate in req/s."""
+    """What bench was asked to do: the load, the model's served name if it is known, and of an open load its rate in req/s.
+
+    Or of an open load its trace.
+    """
 
     load: Load
     model: str | None = None
     rate: float | None = None
+    trace: Trace | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.rate is not None or self.trace is not None
 
     @property
     def settings(self) -> dict[str, object]:
         """The keys in which bench tells its own settings, with the values that they must have."""
-        is_open = self.rate is not None
         return {
             "backend": APIS[self.load.api][0],
             "num_prompts": self.load.num_prompts,
-            "request_rate": self.rate if is_open else "inf",
-            "max_concurrency": None if is_open else self.load.max_concurrency,
-            **({"burstiness": self.load.burstiness} if is_open else {}),
+            "request_rate": "inf" if self.rate is None else self.rate,
+            "max_concurrency": None if self.is_open else self.load.max_concurrency,
+            **({"burstiness": self.load.burstiness} if self.is_open else {}),
             **({"model_id": self.model} if self.model is not None else {}),
         }
 
@@ -84,6 +93,7 @@ def result_problems(result: Result, asked: Asked, kind: EngineName, arguments: S
         *_chunks(result),
         *_uncounted(result, kind, arguments),
         *_acceptance(result),
+        *(fidelity_problems(result, asked.trace) if asked.trace else ()),
     ]
 
 
@@ -275,7 +285,7 @@ def _span(result: Result, asked: Asked) -> Iterator[str]:
     if wrong := int((~(waited >= 0)).sum() + (~(made >= 0)).sum()):
         yield f"{wrong} of its requests began at another time than when they were made and how long they waited tell"
     at_once = _most_at_once(starts, ends)
-    if asked.rate is None and at_once > asked.load.max_concurrency:
+    if not asked.is_open and at_once > asked.load.max_concurrency:
         yield f"{at_once} requests were under way at once, and max_concurrency is {asked.load.max_concurrency}"
 
 

@@ -5,6 +5,7 @@ cache that prompt is already known. So a warm-up is a run of bench of its own, w
 """
 
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -16,7 +17,9 @@ from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Client, Server
 from vllm_qualify.evidence.load.ended import ENDED, Ended
+from vllm_qualify.evidence.load.replay import TRACE, trace_of
 from vllm_qualify.evidence.load.result import BESIDE, RESET
+from vllm_qualify.recipe.traces.trace import Trace
 from vllm_qualify.recipe.workload import Load
 
 # Bench's names of the two interfaces, and their paths.
@@ -32,18 +35,22 @@ WARM_UP_OPENING = "Warm-up: "
 class Driven(NamedTuple):
     """A server and the bench that measures it.
 
-    If the workload has a file of prompts, bench finds it at `prompts`, and at `warm_ups` what it asks to warm up.
+    If the workload has a file of prompts, bench finds it at `prompts`, and at `warm_ups` what it asks to warm up. Of a workload
+    with a `trace`, bench gets a file for each repeat.
     """
 
     server: Server
     bench: Bench
     prompts: str | None = None
     warm_ups: str | None = None
+    trace: Trace | None = None
 
 
-def driven_by(server: Server, bench: Bench, prompts: Path | None) -> Driven:
-    """Bench beside a server, with a workload's file of prompts where bench finds it. Raises HostError."""
-    return Driven(server, bench, *_given(bench, prompts))
+def driven_by(server: Server, bench: Bench, settings: Load, file: Path | None) -> Driven:
+    """Bench beside a server, with a workload's file of prompts where bench finds it, or its trace. Raises HostError."""
+    if file and settings.trace:
+        return Driven(server, bench, trace=trace_of(settings, file))
+    return Driven(server, bench, *_given(bench, file))
 
 
 def _given(bench: Bench, prompts: Path | None) -> tuple[str | None, str | None]:
@@ -107,7 +114,9 @@ def measure_load(
     if beside:
         (folder / BESIDE).mkdir(exist_ok=True)
         pairs.append((beside, folder / BESIDE))
-    for driven, _ in pairs:
+    for driven, into in pairs:
+        if driven.trace:
+            (into / TRACE).write_bytes(driven.trace.body)
         benches.stop_preparing(driven.bench, settings.time_limit_s, driven.server.check_alive)
     commands: list[list[str]] = []
     began, longest_s = following.clock(), 0.0
@@ -143,6 +152,9 @@ def prepare_prompts(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, 
     """
     planned = []
     for settings, _, file in loads:
+        if settings.trace:
+            # Its prompts are drawn in no time: each token by itself, and none is decoded.
+            continue
         into, (prompts, warm_ups) = benches.results_folder(bench), _given(bench, file)
         for repeat in range(1, settings.looks[-1] + 1):
             is_further = repeat > settings.looks[0]
@@ -161,7 +173,10 @@ def run_repeat(
     """
     server, client = driven.server, driven.bench.client
     into = benches.results_folder(driven.bench)
-    command = command_of(client, server.served_model_name, settings, into, number, driven.prompts, request_rate)
+    trace, prompts = driven.trace, driven.prompts
+    if trace:
+        prompts = benches.give_text(driven.bench, "trace.jsonl", trace.for_bench(settings.seed + number - 1))
+    command = command_of(client, server.served_model_name, settings, into, number, prompts, request_rate, trace)
     _warm_up(driven, settings, folder / f"warm-up-{number}.log", number)
     _forget_prefixes(server, folder / f"reset-{number}.txt")
     (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
@@ -175,8 +190,15 @@ def _warm_up(driven: Driven, settings: Load, log: Path, number: int) -> None:
     server, bench = driven.server, driven.bench
     if settings.num_warmups == 0:
         return
-    command = warm_up_command(bench.client, server.served_model_name, settings, number, driven.warm_ups)
+    asked = settings if driven.trace is None else _typical(driven.trace, settings)
+    command = warm_up_command(bench.client, server.served_model_name, asked, number, driven.warm_ups)
     benches.run_command(bench, command, None, log, settings.time_limit_s, server.check_alive, _untold)
+
+
+def _typical(trace: Trace, settings: Load) -> Load:
+    """A load of random prompts as long as a trace's median request."""
+    lengths = {"input_len": trace.input_toks, "output_len": trace.output_toks}
+    return settings.model_copy(update={"trace": None, **{name: statistics.median_low(each) for name, each in lengths.items()}})
 
 
 def _untold(_done: int, _total: int) -> None:
@@ -210,18 +232,21 @@ def command_of(
     repeat: int,
     prompts: str | None = None,
     request_rate: float | None = None,
+    trace: Trace | None = None,
 ) -> list[str]:
     """Bench's command. `prompts` is where the client finds the workload's file, if it has one.
 
     With a rate, in requests per second, the number of requests under way has no limit, which would hold requests back unseen.
-    `request_rate` goes before that of the load.
+    `request_rate` goes before that of the load. A `trace` has its own times; `prompts` is then where the client finds it.
     """
     rate = settings.request_rate if request_rate is None else request_rate
     paced = ["--max-concurrency", str(settings.max_concurrency)]
     if rate is not None:
         paced = ["--request-rate", str(rate), "--burstiness", str(settings.burstiness)]
+    if trace:
+        paced = ["--self-timed"]
     return [
-        *_asking(client, model, settings, prompts),
+        *_asking(client, model, settings, prompts, trace),
         *("--num-prompts", str(settings.num_prompts)),
         *paced,
         # Each repeat has its own seed: the same prompts again would measure the prefix cache.
@@ -242,7 +267,7 @@ def warm_up_command(client: Client, model: str, settings: Load, repeat: int, pro
     ]
 
 
-def _asking(client: Client, model: str, settings: Load, prompts: str | None) -> list[str]:
+def _asking(client: Client, model: str, settings: Load, prompts: str | None, trace: Trace | None = None) -> list[str]:
     """What a load's commands have in common: who is asked, and with what kind of prompts."""
     backend, endpoint = APIS[settings.api]
     return [
@@ -250,7 +275,7 @@ def _asking(client: Client, model: str, settings: Load, prompts: str | None) -> 
         *("--backend", backend, "--endpoint", endpoint, "--base-url", client.url),
         *("--model", model, "--tokenizer", client.model),
         *(("--trust-remote-code",) if client.trust_remote_code else ()),
-        *(_random(settings) if prompts is None else _of_file(prompts, settings)),
+        *(_random(settings) if prompts is None else _of_trace(prompts, trace) if trace else _of_file(prompts, settings)),
         "--ignore-eos",
         # Both would ask the first of the measured prompts before it is measured.
         *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),
@@ -264,6 +289,11 @@ def _random(settings: Load) -> list[str]:
     spread = ["--random-range-ratio", str(settings.length_spread)] if settings.length_spread else []
     shared = ["--random-prefix-len", str(settings.shared_prefix_len)] if settings.shared_prefix_len else []
     return ["--dataset-name", "random", *lengths, *spread, *shared]
+
+
+def _of_trace(file: str, trace: Trace) -> list[str]:
+    blocks = ["--timed-trace-chunk-hash-size", str(trace.block_tok), "--timed-trace-sec-multiplier", "1"]
+    return ["--dataset-name", "timed_trace", "--dataset-path", file, *blocks]
 
 
 def _of_file(prompts: str, settings: Load) -> list[str]:

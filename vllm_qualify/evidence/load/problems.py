@@ -12,6 +12,7 @@ from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Totals
 from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.agreement import Asked
+from vllm_qualify.evidence.load.replay import planned_trace
 from vllm_qualify.evidence.load.result import BESIDE, RESET, Repeat, count_of
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
@@ -82,8 +83,9 @@ def problems_of(
     """
     at_once = None if may_queue or settings.is_open else KINDS[kind].most_requests(arguments)
     rate = settings.request_rate if rate is None else rate
+    asked = Asked(settings, model, rate, planned_trace(folder, settings))
     return [
-        *(request_problems(repeat.about, settings) or _disagreements(repeat, Asked(settings, model, rate), kind, arguments)),
+        *(request_problems(repeat.about, settings) or _disagreements(repeat, asked, kind, arguments)),
         *_server_problems(folder, repeat, settings, kind, arguments),
         *_problems_meanwhile(folder, repeat, settings, kind, at_once, watched),
     ]
@@ -112,16 +114,19 @@ def request_problems(result: dict[str, Any], settings: Load) -> list[str]:
     lengths = result["output_lens"]
     if len(lengths) != asked:
         problems.append(f"{len(lengths)} lengths of {asked} replies")
-    least = math.floor(settings.output_len * (1 - settings.length_spread))
-    most = math.ceil(settings.output_len * (1 + settings.length_spread))
-    other = sum(not least <= length <= most for length in lengths)
-    if other:
-        problems.append(f"{other} replies do not have {least if least == most else f'{least} to {most}'} tokens")
+    if settings.trace is None:
+        problems += _other_lengths(lengths, settings.output_len, settings.length_spread)
     # `not … <=`: NaN is no duration.
     if not settings.min_duration_s <= result["duration"] < math.inf:
         remedy = f": {steady.REMEDY}" if math.isfinite(result["duration"]) else ""
         problems.append(f"it lasted {result['duration']:.1f} s, under min_duration_s {settings.min_duration_s:g}{remedy}")
     return problems
+
+
+def _other_lengths(lengths: list[int], output_len: int, spread: float) -> list[str]:
+    least, most = math.floor(output_len * (1 - spread)), math.ceil(output_len * (1 + spread))
+    other = sum(not least <= length <= most for length in lengths)
+    return [f"{other} replies do not have {least if least == most else f'{least} to {most}'} tokens"] if other else []
 
 
 def _problems_meanwhile(
@@ -188,8 +193,8 @@ def _server_problems(folder: Path, repeat: Repeat, settings: Load, kind: EngineN
     under = Conditions(
         arguments,
         settings.num_prompts,
-        shared=_shared(settings, counted, KINDS[kind]),
-        # Each run of bench has a seed of its own for its random prompts.
+        shared=_shared(folder, settings, counted, KINDS[kind]),
+        # Each run of bench has a seed of its own for its random prompts, and ids of its own for those of a trace.
         are_fresh=settings.prompts is None or _was_emptied(folder / f"reset-{number}.txt"),
     )
     problems = KINDS[kind].load_problems(counted, under)
@@ -203,8 +208,10 @@ def hit_share(folder: Path, number: int, kind: EngineName) -> float | None:
     return KINDS[kind].hit_share(Counted(*(_totals(page) for page in _samples_of(folder, number))))
 
 
-def _shared(settings: Load, counted: Counted, kind: EngineKind) -> float | None:
+def _shared(folder: Path, settings: Load, counted: Counted, kind: EngineKind) -> float | None:
     """`Conditions.shared`. In a chat the server's template begins every prompt alike, with as many tokens as it counts more."""
+    if trace := planned_trace(folder, settings):
+        return trace.shared_share
     if settings.input_len is None:
         return None
     whole = settings.shared_prefix_len + settings.input_len

@@ -1,0 +1,283 @@
+"""Traces from files. A file is hostile until it was read: each of its lines is bounded and checked, and an error names it.
+
+Three forms are known by their first line:
+
+- Mooncake's JSON lines (kvcache-ai/Mooncake, FAST25-release/traces): `timestamp` in ms, `input_length`, `output_length` and
+  `hash_ids`, one for each 512 tokens of the prompt.
+- The CSV of the Azure LLM inference traces (Azure/AzurePublicDataset): TIMESTAMP, ContextTokens and GeneratedTokens. It says
+  nothing of prefixes, so prompts share none.
+- JSON lines of this project: `arrival_s`, `input_tok`, `output_tok`, and with `prefix` the stretches that the prompt begins
+  with, each a name and a number of tokens. Prompts with the same stretches begin with the same tokens.
+"""
+
+import csv
+import json
+import math
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.recipe.traces.trace import Request, Trace
+
+# Larger traces take more memory than a client should need, and longer than a load should last.
+MOST_LINE_BYTES, MOST_BYTES, MOST_REQUESTS = 4 * 2**20, 512 * 2**20, 1_000_000
+MOST_TOK, MOST_BLOCKS = 10_000_000, 20_000_000
+MOONCAKE_BLOCK_TOK, OWN_BLOCK_TOK = 512, 16
+AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+FORMS = (
+    "its first line is a JSON object with timestamp, input_length and output_length (Mooncake), or with arrival_s, input_tok"
+    f" and output_tok, or it is {','.join(AZURE)} (Azure)"
+)
+
+
+class Read(NamedTuple):
+    """A trace of a file, the form of the file, and the number of the line of each request."""
+
+    trace: Trace
+    form: str
+    lines: list[int]
+
+
+class _Row(NamedTuple):
+    """A request as a file has it: `prefix` are stretches of tokens, as pairs of a name and a length."""
+
+    arrival_s: float
+    input_tok: int
+    output_tok: int
+    prefix: list[tuple[Any, int]]
+
+
+class _Line(NamedTuple):
+    number: int
+    text: str
+    path: Path
+
+    def refuse(self, problem: str, remedy: str) -> NoReturn:
+        raise CallerError(f"line {self.number}: {problem}", remedy, str(self.path))
+
+
+def read_trace(path: Path, *, most: int | None = None, speed: float = 1.0) -> Read:
+    """Read the first `most` requests of a file, sent `speed` times as fast as in it. Later lines are not read.
+
+    Raises:
+        HostError: there is no such file.
+        CallerError: it is none of these forms, too large, or one of its lines is no request.
+    """
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise CallerError("it has no request", "give a trace with one request or more", str(path))
+    form, block_tok, parsed = _form_of(first, lines)
+    rows, numbers, blocks = list[_Row](), list[int](), 0
+    for line, row in parsed:
+        _check(line, row, rows[-1].arrival_s if rows else 0.0)
+        blocks += math.ceil(row.input_tok / block_tok)
+        if len(rows) == MOST_REQUESTS or blocks > MOST_BLOCKS:
+            line.refuse(f"the trace has more than {MOST_REQUESTS:,} requests or {MOST_BLOCKS:,} blocks of prompts", CUT)
+        rows.append(row)
+        numbers.append(line.number)
+        if len(rows) == most:
+            break
+    if not rows:
+        raise CallerError("it has no request", "give a trace with one request or more", str(path))
+    # Where no prompt shares anything, each is one block: an id for every 16 tokens would be much to send.
+    ids = _Ids(block_tok if any(row.prefix for row in rows) else MOST_TOK)
+    requests = [Request(row.arrival_s / speed, row.input_tok, row.output_tok, ids.of(row)) for row in rows]
+    return Read(Trace.of(ids.block_tok, requests), form, numbers)
+
+
+CUT = "cut the trace, or ask for its first requests only (num_prompts)"
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """The lines that are not empty, as text."""
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        raise HostError(f"no trace at {path}: {error.strerror}", "restore the file, or mend its path", "check") from error
+    if not is_file:
+        raise CallerError("it is no plain file", "give a file", str(path))
+    with path.open("rb") as file:
+        read = number = 0
+        while body := file.readline(MOST_LINE_BYTES + 1):
+            number, read = number + 1, read + len(body)
+            if number == 1:
+                _check_plain(body, path)
+            line = _Line(number, "", path)
+            if len(body) > MOST_LINE_BYTES:
+                line.refuse(f"it has more than {MOST_LINE_BYTES:,} bytes", "write one request in each line")
+            if read > MOST_BYTES:
+                line.refuse(f"the file has more than {MOST_BYTES:,} bytes up to here", CUT)
+            try:
+                text = body.decode().removeprefix("\ufeff" if number == 1 else "").strip()
+            except UnicodeDecodeError:
+                line.refuse("it is not UTF-8", "save the file as UTF-8")
+            if text:
+                yield line._replace(text=text)
+
+
+def _check_plain(body: bytes, path: Path) -> None:
+    kind = next((kind for begin, kind in COMPRESSED.items() if body.startswith(begin)), None)
+    if kind:
+        raise CallerError(f"it is compressed ({kind})", "unpack it first", str(path))
+
+
+def _form_of(first: _Line, others: Iterator[_Line]) -> tuple[str, int, Iterator[tuple[_Line, _Row]]]:
+    """The name of a file's form, the tokens of its blocks, and its requests."""
+    if [name.strip() for name in first.text.split(",")] == AZURE:
+        return "azure", MOST_TOK, ((line, _of_azure(line)) for line in others)
+    row = _object(first)
+    parse: Callable[[_Line], _Row]
+    if {"timestamp", "input_length", "output_length"} <= row.keys():
+        name, block_tok, parse = "mooncake", MOONCAKE_BLOCK_TOK, _of_mooncake
+    elif {"arrival_s", "input_tok", "output_tok"} <= row.keys():
+        name, block_tok, parse = "vllm-qualify", OWN_BLOCK_TOK, _of_ours
+    else:
+        first.refuse("the file is no trace of a known form", FORMS)
+    return name, block_tok, ((line, parse(line)) for line in _chained(first, others))
+
+
+def _chained(first: _Line, others: Iterable[_Line]) -> Iterator[_Line]:
+    yield first
+    yield from others
+
+
+def _object(line: _Line) -> dict[str, Any]:
+    try:
+        row = json.loads(line.text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        line.refuse("it is no JSON object", f"a trace has one request in each line: {FORMS}")
+    if not isinstance(row, dict):
+        line.refuse("it is no JSON object", f"a trace has one request in each line: {FORMS}")
+    return row
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _number(line: _Line, row: dict[str, Any], name: str) -> float:
+    value: Any = row.get(name)
+    # A whole number can be too large for a float.
+    if type(value) not in (int, float) or not abs(value) < 1e18:
+        line.refuse(f"{name} is no number", f"give {name} of each request")
+    return float(value)
+
+
+def _whole(line: _Line, row: dict[str, Any], name: str) -> int:
+    value: Any = row.get(name)
+    if type(value) is not int:
+        line.refuse(f"{name} is no whole number", f"give {name} of each request, in tokens")
+    return value
+
+
+def _of_mooncake(line: _Line) -> _Row:
+    row = _object(line)
+    ids = row.get("hash_ids", [])
+    if not isinstance(ids, list) or any(type(each) is not int for each in ids):
+        line.refuse("hash_ids is no list of whole numbers", "give one id for each 512 tokens of the prompt, or leave it out")
+    length = _whole(line, row, "input_length")
+    most = math.ceil(length / MOONCAKE_BLOCK_TOK) if 0 < length <= MOST_TOK else len(ids)
+    if len(ids) > most:
+        line.refuse(
+            f"it has {len(ids)} hash_ids, and {length} tokens have {most} blocks of {MOONCAKE_BLOCK_TOK}", "mend hash_ids"
+        )
+    prefix = [(each, MOONCAKE_BLOCK_TOK) for each in ids]
+    return _Row(_number(line, row, "timestamp") / 1000, length, _whole(line, row, "output_length"), prefix)
+
+
+def _of_ours(line: _Line) -> _Row:
+    row = _object(line)
+    if unknown := row.keys() - {"arrival_s", "input_tok", "output_tok", "prefix"}:
+        line.refuse(f"it has the unknown key {min(unknown)}", "write arrival_s, input_tok, output_tok and prefix alone")
+    stretches, length = row.get("prefix", []), _whole(line, row, "input_tok")
+    remedy = 'write pairs of a name and a number of tokens, like [["system", 512], ["chat-7", 300]]'
+    if not isinstance(stretches, list) or not all(_is_stretch(each) for each in stretches):
+        line.refuse("prefix is no list of stretches", remedy)
+    if (total := sum(each[1] for each in stretches)) > length:
+        line.refuse(f"its prefix has {total} tokens, and its prompt {length}", "mend prefix or input_tok")
+    prefix = [(name, tok) for name, tok in stretches]
+    return _Row(_number(line, row, "arrival_s"), length, _whole(line, row, "output_tok"), prefix)
+
+
+def _is_stretch(stretch: object) -> bool:
+    return (
+        isinstance(stretch, list)
+        and len(stretch) == 2
+        and isinstance(stretch[0], str)
+        and type(stretch[1]) is int
+        and 0 < stretch[1] <= MOST_TOK
+    )
+
+
+def _of_azure(line: _Line) -> _Row:
+    try:
+        cells = [cell.strip() for cell in next(csv.reader([line.text], strict=True))]
+    except (csv.Error, StopIteration):
+        cells = []
+    if len(cells) != len(AZURE):
+        line.refuse(f"it does not have the {len(AZURE)} cells of the first line", "write a time and two numbers in each line")
+    for name, cell in zip(AZURE[1:], cells[1:], strict=True):
+        if not re.fullmatch(r"[0-9]{1,12}", cell):
+            line.refuse(f"{name} is no whole number", f"give {name} of each request, in tokens")
+    return _Row(_seconds(line, cells[0]), int(cells[1]), int(cells[2]), [])
+
+
+def _seconds(line: _Line, written: str) -> float:
+    """A time like 2023-11-16 18:15:46.6805900, with more digits than Python reads, in s since 1970; UTC if it names no zone."""
+    match = re.fullmatch(r"([-0-9]{10}[ T][:0-9]{8})(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:?[0-9]{2})?", written)
+    try:
+        if not match:
+            raise ValueError(written)
+        moment = datetime.fromisoformat(f"{match[1]}{match[3] or '+00:00'}")
+    except ValueError:
+        line.refuse("TIMESTAMP is no time", "write it like 2023-11-16 18:15:46.6805900")
+    began = datetime(1970, 1, 1, tzinfo=UTC)
+    return (moment - began).total_seconds() + float(match[2] or 0)
+
+
+def _check(line: _Line, row: _Row, before_s: float) -> None:
+    """Refuse a request that no server could be sent, or that comes before the one before it."""
+    if not 0 <= row.arrival_s < math.inf:
+        line.refuse(f"its time is {row.arrival_s:g} s", "give times from 0 on")
+    if row.arrival_s < before_s:
+        line.refuse(f"its time is {row.arrival_s:g} s, before that of the request before it", "sort the lines by their time")
+    for what, tokens in (("prompt", row.input_tok), ("reply", row.output_tok)):
+        if not 1 <= tokens <= MOST_TOK:
+            line.refuse(f"its {what} has {tokens:,} tokens", f"leave out requests that do not have 1 to {MOST_TOK:,}")
+
+
+class _Ids:
+    """Gives the blocks of prompts their ids.
+
+    A stretch is cut to whole blocks, since a prefix cache keeps nothing smaller; the rest of a prompt is its own.
+    """
+
+    def __init__(self, block_tok: int) -> None:
+        self.block_tok = block_tok
+        self._alone = 0
+        self._known: dict[tuple[Any, int], int] = {}
+
+    def of(self, row: _Row) -> tuple[int, ...]:
+        blocks, left = list[int](), row.input_tok
+        for name, tokens in row.prefix:
+            for at in range(self._whole_blocks(tokens, left)):
+                blocks.append(self._known.setdefault((name, at), len(self._known)))
+                left -= self.block_tok
+        while left > 0:
+            # No other block has this name.
+            self._alone += 1
+            blocks.append(self._known.setdefault((self, self._alone), len(self._known)))
+            left -= self.block_tok
+        return tuple(blocks)
+
+    def _whole_blocks(self, tokens: int, left: int) -> int:
+        """How many blocks a stretch has. The last block of Mooncake's prompts may be shorter, and still has an id."""
+        if tokens == self.block_tok:
+            return 1 if left > 0 else 0
+        return min(tokens, left) // self.block_tok
