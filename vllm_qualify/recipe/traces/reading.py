@@ -52,7 +52,7 @@ class _Row(NamedTuple):
     prefix: list[tuple[Any, int]]
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     number: int
     text: str
     path: Path
@@ -68,7 +68,7 @@ def read_trace(path: Path, *, most: int | None = None, speed: float = 1.0) -> Re
         HostError: there is no such file.
         CallerError: it is none of these forms, too large, or one of its lines is no request.
     """
-    lines = _lines(path)
+    lines = lines_of(path)
     first = next(lines, None)
     if first is None:
         raise CallerError("it has no request", "give a trace with one request or more", str(path))
@@ -94,7 +94,7 @@ def read_trace(path: Path, *, most: int | None = None, speed: float = 1.0) -> Re
 CUT = "cut the trace, or ask for its first requests only (num_prompts)"
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def lines_of(path: Path) -> Iterator[Line]:
     """The lines that are not empty, as text."""
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)
@@ -108,7 +108,7 @@ def _lines(path: Path) -> Iterator[_Line]:
             number, read = number + 1, read + len(body)
             if number == 1:
                 _check_plain(body, path)
-            line = _Line(number, "", path)
+            line = Line(number, "", path)
             if len(body) > MOST_LINE_BYTES:
                 line.refuse(f"it has more than {MOST_LINE_BYTES:,} bytes", "write one request in each line")
             if read > MOST_BYTES:
@@ -127,12 +127,12 @@ def _check_plain(body: bytes, path: Path) -> None:
         raise CallerError(f"it is compressed ({kind})", "unpack it first", str(path))
 
 
-def _form_of(first: _Line, others: Iterator[_Line]) -> tuple[str, int, Iterator[tuple[_Line, _Row]]]:
+def _form_of(first: Line, others: Iterator[Line]) -> tuple[str, int, Iterator[tuple[Line, _Row]]]:
     """The name of a file's form, the tokens of its blocks, and its requests."""
     if [name.strip() for name in first.text.split(",")] == AZURE:
         return "azure", MOST_TOK, ((line, _of_azure(line)) for line in others)
-    row = _object(first)
-    parse: Callable[[_Line], _Row]
+    row = object_of(first)
+    parse: Callable[[Line], _Row]
     if {"timestamp", "input_length", "output_length"} <= row.keys():
         name, block_tok, parse = "mooncake", MOONCAKE_BLOCK_TOK, _of_mooncake
     elif {"arrival_s", "input_tok", "output_tok"} <= row.keys():
@@ -142,12 +142,12 @@ def _form_of(first: _Line, others: Iterator[_Line]) -> tuple[str, int, Iterator[
     return name, block_tok, ((line, parse(line)) for line in _chained(first, others))
 
 
-def _chained(first: _Line, others: Iterable[_Line]) -> Iterator[_Line]:
+def _chained(first: Line, others: Iterable[Line]) -> Iterator[Line]:
     yield first
     yield from others
 
 
-def _object(line: _Line) -> dict[str, Any]:
+def object_of(line: Line) -> dict[str, Any]:
     try:
         row = json.loads(line.text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -161,7 +161,7 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-def _number(line: _Line, row: dict[str, Any], name: str) -> float:
+def _number(line: Line, row: dict[str, Any], name: str) -> float:
     value: Any = row.get(name)
     # A whole number can be too large for a float.
     if type(value) not in (int, float) or not abs(value) < 1e18:
@@ -169,15 +169,15 @@ def _number(line: _Line, row: dict[str, Any], name: str) -> float:
     return float(value)
 
 
-def _whole(line: _Line, row: dict[str, Any], name: str) -> int:
+def _whole(line: Line, row: dict[str, Any], name: str) -> int:
     value: Any = row.get(name)
     if type(value) is not int:
         line.refuse(f"{name} is no whole number", f"give {name} of each request, in tokens")
     return value
 
 
-def _of_mooncake(line: _Line) -> _Row:
-    row = _object(line)
+def _of_mooncake(line: Line) -> _Row:
+    row = object_of(line)
     ids = row.get("hash_ids", [])
     if not isinstance(ids, list) or any(type(each) is not int for each in ids):
         line.refuse("hash_ids is no list of whole numbers", "give one id for each 512 tokens of the prompt, or leave it out")
@@ -191,8 +191,8 @@ def _of_mooncake(line: _Line) -> _Row:
     return _Row(_number(line, row, "timestamp") / 1000, length, _whole(line, row, "output_length"), prefix)
 
 
-def _of_ours(line: _Line) -> _Row:
-    row = _object(line)
+def _of_ours(line: Line) -> _Row:
+    row = object_of(line)
     if unknown := row.keys() - {"arrival_s", "input_tok", "output_tok", "prefix"}:
         line.refuse(f"it has the unknown key {min(unknown)}", "write arrival_s, input_tok, output_tok and prefix alone")
     stretches, length = row.get("prefix", []), _whole(line, row, "input_tok")
@@ -215,7 +215,7 @@ def _is_stretch(stretch: object) -> bool:
     )
 
 
-def _of_azure(line: _Line) -> _Row:
+def _of_azure(line: Line) -> _Row:
     try:
         cells = [cell.strip() for cell in next(csv.reader([line.text], strict=True))]
     except (csv.Error, StopIteration):
@@ -228,7 +228,7 @@ def _of_azure(line: _Line) -> _Row:
     return _Row(_seconds(line, cells[0]), int(cells[1]), int(cells[2]), [])
 
 
-def _seconds(line: _Line, written: str) -> float:
+def _seconds(line: Line, written: str) -> float:
     """A time like 2023-11-16 18:15:46.6805900, with more digits than Python reads, in s since 1970; UTC if it names no zone."""
     match = re.fullmatch(r"([-0-9]{10}[ T][:0-9]{8})(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:?[0-9]{2})?", written)
     try:
@@ -241,7 +241,7 @@ def _seconds(line: _Line, written: str) -> float:
     return (moment - began).total_seconds() + float(match[2] or 0)
 
 
-def _check(line: _Line, row: _Row, before_s: float) -> None:
+def _check(line: Line, row: _Row, before_s: float) -> None:
     """Refuse a request that no server could be sent, or that comes before the one before it."""
     if not 0 <= row.arrival_s < math.inf:
         line.refuse(f"its time is {row.arrival_s:g} s", "give times from 0 on")
