@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from deployments import setup
 from deployments.setup import GPU_POOLS, PRIORITIES
 from tasks.fleet import TAG, pool_of
-from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.loading import catalog_names, load_recipe
 
 FILE = Path(__file__).parents[1] / "deployments" / "prefect.yaml"
 DEPLOYMENTS: list[dict[str, Any]] = YAML(typ="safe").load(FILE.read_text())["deployments"]
@@ -64,6 +64,8 @@ def _requests(flow: Flow[Any, Any]) -> list[str]:
 def test_scheduled_flows_have_all_that_they_need() -> None:
     assert {name for name, deployment in NAMES.items() if deployment.get("schedules")} == {"watch", "requalify", "tend"}
     for name in ("watch", "requalify"):
+        watched = set(NAMES[name]["parameters"]["request"]["recipes"])
+        assert watched == {each for each in catalog_names() if not each.startswith("reference")}
         for recipe in NAMES[name]["parameters"]["request"]["recipes"]:
             assert set(load_recipe(recipe).recipe.gpu_types) & {"h100", "h200", "b200"}
 
