@@ -92,6 +92,8 @@ WORLDS = {
     "neighbours": LoadWorld(Machine(visited), ONE_START, RepeatPlan([32], range(5, 33))),
     "twelve gates": LoadWorld(Machine(noisier), ONE_START._replace(gates=12), RepeatPlan([28], range(5, 29), gates=12)),
     "three repeats": LoadWorld(Machine(usual), RepeatPlan([3], range(3, 4)), RepeatPlan([12], range(3, 13))),
+    "usual, with history": LoadWorld(Machine(usual), ONE_START, ONE_START._replace(known=True)),
+    "skewed, with history": LoadWorld(Machine(skewed), ONE_START, MORE._replace(known=True)),
 }
 
 

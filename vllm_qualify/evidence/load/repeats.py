@@ -35,6 +35,8 @@ LEAST_REPEATS = 2
 CELLS = 150
 # A plan for more than so many repeats spends this share of its chance until then.
 USUAL, EARLY = 10, 0.8
+# The power of the share that `fail` spends: with 1, too few slow loads are caught; with 2, each of them costs more repeats.
+LATE = 1.5
 
 
 class _State(NamedTuple):
@@ -89,8 +91,8 @@ def interval_over_looks(
 def spent(count: int, most: int, *, late: bool = False) -> float:
     """The share of the chance of an error that is spent after `count` of at most so many repeats.
 
-    `late` is for `fail`: the share is squared (the power family of Kim & DeMets 1987, Biometrika 74). A load that is surely too
-    slow ends early all the same, and the last look has more left for one that is somewhat slower (docs/design/0030).
+    `late` is for `fail`: the share to the power of LATE (the power family of Kim & DeMets 1987, Biometrika 74). A load that is
+    surely too slow ends early all the same, and the last look has more left for one that is somewhat slower (docs/design/0030).
 
     A plan for more than USUAL repeats is for what is noisy, or has many gates. Most releases are decided before, with looks
     that are nearly those of a plan for USUAL repeats.
@@ -98,7 +100,7 @@ def spent(count: int, most: int, *, late: bool = False) -> float:
     share = count / most
     if most > USUAL:
         share = EARLY * count / USUAL if count <= USUAL else EARLY + (1 - EARLY) * (count - USUAL) / (most - USUAL)
-    return share**2 if late else share
+    return share**LATE if late else share
 
 
 def level(looks: range, count: int, alpha: float, *, late: bool = False) -> float:
