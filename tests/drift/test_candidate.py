@@ -14,7 +14,7 @@ from tests.recipes import Document, reference, write
 from vllm_qualify.drift import check
 from vllm_qualify.drift.asking import PROBE, Subject, ask
 from vllm_qualify.drift.candidate import Candidate, CandidateServer, Device, find_candidate, find_other
-from vllm_qualify.drift.check import UNASKED, Checked, check_plans, check_recipe
+from vllm_qualify.drift.check import UNASKED, UNREGISTERED, Checked, check_plans, check_recipe
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage
@@ -403,3 +403,11 @@ def test_a_cuda_build_without_a_gpu_tells_the_same(candidate: Candidate, tmp_pat
     assert (answer["version"], answer["build"]) == ("0.32.0", "cuda")
     assert set(answer["options"]) == set(table.options)
     assert answer["environment"] == table.environment
+
+
+def test_a_table_without_registries_leaves_registered_names_unknown(tmp_path: Path) -> None:
+    loaded, table = recipe_with(tmp_path, {"reasoning-parser": "nosuch"}), table_of("0.32.0")
+    named = checked(loaded, Candidate(version="0.32.0", table=table), tmp_path)
+    assert [each.finding.kind for each in named.problems] == ["unregistered-name"]
+    unnamed = checked(loaded, Candidate(version="0.32.0", table=table.model_copy(update={"registries": {}})), tmp_path)
+    assert (unnamed.problems, unnamed.unknown) == ([], [UNREGISTERED, UNASKED])

@@ -208,3 +208,67 @@ def test_metric_names_that_went_are_gone_from_the_newest_table() -> None:
     old, new = set(table_of(OLDEST).metrics), set(table_of(NEWEST).metrics)
     assert "vllm:time_per_output_token_seconds" in old - new
     assert "vllm:request_time_per_output_token_seconds" in new
+
+
+# Published options of vllm-project/recipes (models/Google/gemma-4-31B-it.yaml, ByteDance-Seed/Seed-OSS-36B-Instruct.yaml).
+GEMMA: ServerArguments = {"enable-auto-tool-choice": True, "tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}
+
+
+def test_a_parser_that_a_version_has_not_registered_is_a_problem() -> None:
+    findings = check_server(GEMMA, {}, table_of("0.12.0"))
+    assert [(finding.kind, finding.name) for finding in findings] == [
+        ("unregistered-name", "reasoning-parser"),
+        ("unregistered-name", "tool-call-parser"),
+    ]
+    assert all(finding.is_problem and "gemma4" in finding.told for finding in findings)
+    assert check_server(GEMMA, {}, table_of("0.33.0")) == []
+    assert check_server({"enable-auto-tool-choice": True, "tool-call-parser": "seed_oss"}, {}, table_of("0.12.0")) == []
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        # vLLM looks up a tool parser only where tools are chosen automatically.
+        {"tool-call-parser": "gemma4"},
+        # A plugin may register the name.
+        GEMMA | {"tool-parser-plugin": "/parsers.py", "reasoning-parser-plugin": "/parsers.py"},
+        {"kv-transfer-config": {"kv_connector": "Mine", "kv_role": "kv_both", "kv_connector_module_path": "mine"}},
+        {"load-format": "AUTO"},
+    ],
+)
+def test_names_that_are_not_looked_up_or_that_a_plugin_may_register_are_no_problem(server: ServerArguments) -> None:
+    assert check_server(server, {}, table_of("0.12.0")) == []
+
+
+@pytest.mark.parametrize(
+    ("server", "name"),
+    [
+        (
+            {"kv-transfer-config": {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}},
+            "kv-transfer-config.kv_connector",
+        ),
+        ({"kv-transfer-config.kv_connector": "MooncakeStoreConnector"}, "kv-transfer-config.kv_connector"),
+        ({"load-format": "instanttensor"}, "load-format"),
+        ({"quantization": "humming"}, "quantization"),
+    ],
+)
+def test_other_parts_are_looked_up_in_their_registries(server: ServerArguments, name: str) -> None:
+    (finding,) = check_server(server, {}, table_of("0.12.0"))
+    assert (finding.kind, finding.name) == ("unregistered-name", name)
+    assert check_server(server, {}, table_of("0.33.0")) == []
+
+
+def test_none_is_no_reasoning_parser_for_a_version_that_reads_it_so() -> None:
+    assert check_server({"reasoning-parser": "None"}, {}, table_of("0.33.0")) == []
+    assert [finding.kind for finding in check_server({"reasoning-parser": "None"}, {}, table_of("0.12.0"))] == [
+        "unregistered-name"
+    ]
+
+
+def test_a_flag_without_the_option_that_it_requires_is_a_problem() -> None:
+    (finding,) = check_server({"enable-auto-tool-choice": True}, {}, table_of("0.12.0"))
+    assert (finding.kind, finding.told) == ("missing-option", "--enable-auto-tool-choice requires --tool-call-parser")
+    assert check_server({"enable-log-outputs": True, "enable-log-requests": True}, {}, table_of("0.12.0")) == []
+    off: ServerArguments = {"enable-log-outputs": True, "no-enable-log-requests": True}
+    assert [each.kind for each in check_server(off, {}, table_of("0.12.0"))] == ["missing-option"]
+    assert check_server({"no-enable-log-outputs": True}, {}, table_of("0.12.0")) == []

@@ -29,6 +29,7 @@ from vllm_qualify.recipe.tables import (
 )
 
 UNASKED = "whether options exclude each other: a table does not say; give --image or --python"
+UNREGISTERED = "whether parsers and other parts are registered by the names given: this version's table does not have them yet"
 # Nothing listens there.
 PORT = 8000
 DEFAULT_BRANCH = "main"
@@ -259,7 +260,8 @@ def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path, check
         findings = [(subject.cell, _by_table(subject, candidate.table)) for subject in subjects]
         same = candidate.version == candidate.table.version
         newer = [] if same else [f"what changed after vLLM {candidate.table.version}, whose table this is"]
-        return Checked(candidate.version, cells, _by_finding(findings), [*newer, UNASKED])
+        no_names = [] if candidate.table.registries else [UNREGISTERED]
+        return Checked(candidate.version, cells, _by_finding(findings), [*newer, *no_names, UNASKED])
     answer, judgements = ask(candidate, subjects, cache, check=check)
     findings = [(subject.cell, _findings(subject, judgements.get(subject.cell), answer)) for subject in subjects]
     why = _unjudged(subjects, judgements)

@@ -19,6 +19,8 @@ FindingKind = Literal[
     "spare-value",
     "unnamed-option",
     "bad-value",
+    "unregistered-name",
+    "missing-option",
     "unknown-field",
     "unknown-environment",
     "unknown-metric",
@@ -33,10 +35,20 @@ NOTES = ("perhaps-refused", "changed-default", "trusts-code")
 # of an option, and takes a second value of an option for the model: findings about these count, whatever the parser says.
 OF_THE_PARSER = ("unknown-field",)
 OF_THE_SERVER = (*OF_THE_PARSER, "bad-value")
-ABOUT_THE_SERVER = (*OF_THE_SERVER, "unknown-option", "spare-value", "unnamed-option")
+ABOUT_THE_SERVER = (*OF_THE_SERVER, "unknown-option", "spare-value", "unnamed-option", "unregistered-name", "missing-option")
 # The models that a default is for, if it differs by the kind of model.
 MODELS: dict[ModelKind, str] = {"dense": ", for models with attention only", "hybrid": ", for models with Mamba layers"}
 OURS = "VLLM_"
+# An option that takes a registered name → the one that may register more names, by code that a table does not know.
+PLUGINS = {
+    "tool-call-parser": "tool-parser-plugin",
+    "reasoning-parser": "reasoning-parser-plugin",
+    "kv-transfer-config.kv_connector": "kv-transfer-config.kv_connector_module_path",
+}
+# An option with a registered name → the flag without which vLLM does not look the name up.
+LOOKED_UP_WITH = {"tool-call-parser": "enable-auto-tool-choice"}
+# The function of vLLM 0.33 that reads `none` as no name.
+READS_NONE = "parse_reasoning_parser"
 # By the name of the function that reads the option's text: the texts that it accepts, and their name for people.
 NUMBERS = {
     "int": "-?[0-9]+",
@@ -67,7 +79,8 @@ class Finding(Frozen):
 def check_server(server: ServerArguments, environment: Environment, table: EngineTable) -> list[Finding]:
     """Options, values and environment names that this vLLM does not accept, in the recipe's order; then missing counters."""
     options = [finding for name, value in server.items() for finding in _of_option(name, value, table)]
-    return [*options, *_given_twice(server, table), *_of_environment(environment, table), *_of_metrics(table)]
+    together = [*_given_twice(server, table), *_of_registries(server, table), *_of_required(server, table)]
+    return [*options, *together, *_of_environment(environment, table), *_of_metrics(table)]
 
 
 def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
@@ -134,6 +147,41 @@ def _given_twice(server: ServerArguments, table: EngineTable) -> Iterator[Findin
         if len(given) > 1 and not any("." in name for name in given):
             problem = f"--{' and --'.join(given)} are one option: give one of them"
             yield Finding(kind="bad-value", name=given[0], told=problem)
+
+
+def _of_registries(server: ServerArguments, table: EngineTable) -> Iterator[Finding]:
+    """Names of parsers and other parts that this vLLM has not registered. What a plugin registers is not known here."""
+    for path, known in table.registries.items():
+        name, plugin, flag = _given(server, path, table), PLUGINS.get(path), LOOKED_UP_WITH.get(path)
+        is_looked_up = flag is None or _given(server, flag, table) is True
+        if not isinstance(name, str) or not is_looked_up or (plugin and _given(server, plugin, table)):
+            continue
+        option = table.options[path.partition(".")[0]]
+        is_none = name == "" or (name.lower() == "none" and option.type == READS_NONE)
+        if not is_none and not {name, name.lower()} & set(known):
+            problem = f"vLLM {table.version} has registered no such name{_nearest(name, known)}"
+            yield Finding(kind="unregistered-name", name=path, told=f"--{path} {_short(name)}: {problem}")
+
+
+def _of_required(server: ServerArguments, table: EngineTable) -> Iterator[Finding]:
+    """Flags without the option that `vllm serve` requires beside them."""
+    for flag, wanted in table.required.items():
+        there = _given(server, wanted, table)
+        if _given(server, flag, table) is True and not (table.options[wanted].default if there is None else there):
+            yield Finding(kind="missing-option", name=flag, told=f"--{flag} requires --{wanted}")
+
+
+def _given(server: ServerArguments, path: str, table: EngineTable) -> JsonValue:
+    """The value of an option, or of a field of its mapping; None if it is not given."""
+    wanted, _, field = path.partition(".")
+    option = _option_of(wanted, table)
+    for name, value in server.items():
+        plain, _, inner = name.partition(".")
+        if option is not None and _option_of(plain, table) == option:
+            fields = _nested(inner, value) if field else {}
+            is_off = value is True and plain in option.negatives
+            return fields.get(field) if field else not is_off and value
+    return None
 
 
 def _option_of(name: str, table: EngineTable) -> Option | None:

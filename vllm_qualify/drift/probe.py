@@ -10,17 +10,22 @@ else to its standard output:
      "configs": {"CompilationConfig": {"pass_config": {…}, …}, …},
      "environment": ["VLLM_LOGGING_LEVEL", …],
      "metrics": ["vllm:num_requests_running", …],
+     "registries": {"tool-call-parser": ["hermes", …], "reasoning-parser": […], "kv-transfer-config.kv_connector": […], …},
+     "required": {"enable-auto-tool-choice": "tool-call-parser", …},
      "resolved": {"dense": {"enable-prefix-caching": true, …}, "hybrid": {…}},
      "servers": [{"parsed": true, "unnamed": ["…", …], "refused": "…" or null, "unclear": "…" or null}, …]}
 
 Schemas are JSON Schema. pydantic makes them from vLLM's own annotations, so they have choices, types and ranges. `resolved` has
-the value of each option that is left out, for one model of each kind on a GPU; it is empty without `resolve`.
+the value of each option that is left out, for one model of each kind on a GPU; it is empty without `resolve`. `registries` has
+the names under which parts are registered, by the option or field that takes such a name. `required` has the flags that
+`vllm serve` refuses without another option, which it names.
 
 A server is `{"config": "…", "environment": {…}, "device": {…} or null}`: the text of its config file, and the GPU's name,
 compute capability, memory and count, or null for a CPU. vLLM reads the config file and makes its whole configuration from it,
 up to the point where it would load weights. `parsed` says that its parser accepted every option and value. `unnamed` are the
 options that the parser then had set, and that no key of the config file names: a value was read as an option. `refused` is what
-vLLM says against the server; `unclear` is what kept it from judging. With a device, vLLM's platform for CUDA gets these facts
+vLLM, or one of its registries, says against the server; `unclear` is what kept it from judging. With a device, vLLM's platform
+for CUDA gets these facts
 instead of a driver's.
 """
 
@@ -32,9 +37,11 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import types
@@ -43,6 +50,15 @@ from pathlib import Path
 from typing import Any
 
 METRIC_PREFIX = "vllm:"
+# Where versions have the registry of tool parsers, the newest first.
+TOOL_PARSERS = ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
+CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.factory"
+LOADERS = "vllm.model_executor.model_loader"
+QUANTIZATIONS = "vllm.model_executor.layers.quantization"
+# Not those that print and end, like --help.
+SWITCHES = (argparse._StoreTrueAction, argparse.BooleanOptionalAction)
+# As vLLM words it: "--enable-auto-tool-choice requires --tool-call-parser".
+REQUIRES = re.compile(r"--([a-z-]+) requires --([a-z-]+)")
 COMPILED = ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch")
 FLASH_ATTENTION = "vllm.vllm_flash_attn"
 SIZES = {
@@ -73,14 +89,18 @@ A_GPU: dict[str, Any] = {"name": "NVIDIA H100 80GB HBM3", "capability": [9, 0], 
 def serve_parser() -> argparse.ArgumentParser:
     """The parser of `vllm serve`, as the command itself makes it. It raises ValueError for what it refuses."""
     serve: Any = importlib.import_module("vllm.entrypoints.cli.serve")
-    (command,) = serve.cmd_init()
-    parser: Any = command.subparser_init(serve.FlexibleArgumentParser().add_subparsers())
+    parser: Any = serve_command().subparser_init(serve.FlexibleArgumentParser().add_subparsers())
 
     def refuse(message: str) -> typing.NoReturn:
         raise ValueError(message)
 
     parser.error = refuse
     return typing.cast("argparse.ArgumentParser", parser)
+
+
+def serve_command() -> Any:
+    (command,) = importlib.import_module("vllm.entrypoints.cli.serve").cmd_init()
+    return command
 
 
 def accepted_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -186,6 +206,47 @@ def metrics(package: Path) -> list[str]:
             names = (value for value in constants if isinstance(value, str) and value.startswith(METRIC_PREFIX))
             names_read |= {name for name in names if name.removeprefix(METRIC_PREFIX).replace("_", "").isalnum()}
     return sorted(names_read)
+
+
+def registries() -> dict[str, list[str]]:
+    """The names of the parts that are registered in this vLLM, by the option or the field that takes such a name."""
+    # Plugins of the environment register more.
+    importlib.import_module("vllm.plugins").load_general_plugins()
+    tools = next(importlib.import_module(name) for name in TOOL_PARSERS if has_module(name))
+    reasoning: Any = importlib.import_module("vllm.reasoning")
+    connectors: Any = importlib.import_module(CONNECTORS)
+    loaders: Any = importlib.import_module(LOADERS)
+    names: dict[str, Any] = {
+        "tool-call-parser": tools.ToolParserManager.list_registered(),
+        "reasoning-parser": reasoning.ReasoningParserManager.list_registered(),
+        "kv-transfer-config.kv_connector": connectors.KVConnectorFactory._registry,
+        "load-format": loaders._LOAD_FORMAT_TO_MODEL_LOADER,
+        "quantization": importlib.import_module(QUANTIZATIONS).QUANTIZATION_METHODS,
+    }
+    return {name: sorted(known) for name, known in names.items()}
+
+
+def has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def required(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """The flags that `vllm serve` refuses when they are given alone, because they require another option."""
+    actions = parser._option_string_actions.items()
+    flags = [name for name, action in actions if isinstance(action, SWITCHES) and not is_negative(name, action)]
+    found = (REQUIRES.search(refusal_of(parser, name)) for name in flags)
+    return {match[1]: match[2] for match in found if match}
+
+
+def refusal_of(parser: argparse.ArgumentParser, flag: str) -> str:
+    try:
+        serve_command().validate(parser.parse_args([flag]))
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 # --- how it configures a server
@@ -318,6 +379,25 @@ def unnamed_options(config: str, parsed: argparse.Namespace, parser: argparse.Ar
     return [dest.replace("_", "-") for dest in changed]
 
 
+def validate(parsed: argparse.Namespace) -> None:
+    """What `vllm serve` checks between its parser and its engine. Raises ValueError for what it refuses."""
+    try:
+        serve_command().validate(parsed)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    known = registries()
+    # Without this flag the tool parser's name is not looked up, and a plugin may register more names.
+    if parsed.enable_auto_tool_choice and not parsed.tool_parser_plugin:
+        check_registered("tool-call-parser", parsed.tool_call_parser, known)
+    if not parsed.reasoning_parser_plugin:
+        check_registered("reasoning-parser", parsed.reasoning_parser, known)
+
+
+def check_registered(option: str, name: str | None, known: dict[str, list[str]]) -> None:
+    if name and name not in known[option]:
+        raise ValueError(f"no {option} is registered as {name!r}")
+
+
 def arguments_of(parsed: argparse.Namespace) -> Any:
     """vLLM's arguments of a server."""
     arguments: Any = importlib.import_module("vllm.engine.arg_utils")
@@ -337,6 +417,7 @@ def judged(server: dict[str, Any]) -> dict[str, Any]:
         parser = serve_parser()
         parsed = read(server["config"], parser)
         answer |= {"parsed": True, "unnamed": unnamed_options(server["config"], parsed, parser)}
+        validate(parsed)
         configured(arguments_of(parsed))
     except (ValueError, NotImplementedError) as error:
         answer["unclear" if answer["parsed"] and is_of_the_model(error) else "refused"] = message_of(error)
@@ -430,6 +511,8 @@ def knowledge(parser: argparse.ArgumentParser) -> dict[str, Any]:
         "configs": configs(),
         "environment": sorted(envs.environment_variables),
         "metrics": metrics(Path(str(vllm.__file__)).parent),
+        "registries": registries(),
+        "required": required(parser),
     }
 
 

@@ -34,7 +34,9 @@ class Option(Frozen):
 class EngineTable(Frozen):
     """What one vLLM knows. `configs` has the fields of its configuration classes; a field without a schema accepts any value.
 
-    `resolved` has, for each kind of model on a GPU, the values that vLLM gives to options that are left out.
+    `resolved` has, for each kind of model on a GPU, the values that vLLM gives to options that are left out. `registries`
+    has, by the option or the field that takes a name, the names that are registered; it is empty in a table made before
+    they were asked for. `required` has the flags that need another option.
     """
 
     version: str
@@ -42,6 +44,8 @@ class EngineTable(Frozen):
     configs: dict[str, dict[str, Schema]]
     environment: list[str]
     metrics: list[str]
+    registries: dict[str, list[str]] = {}
+    required: dict[str, str] = {}
     resolved: dict[ModelKind, dict[str, JsonValue]] = {}
 
 
