@@ -48,7 +48,7 @@ def main(args):
     if args.hang:
         time.sleep(600)  # the fault itself: it never ends
     if args.result_filename:
-        Path(args.result_filename).write_text(json.dumps({"pid": os.getpid()}))
+        Path(args.result_filename).write_text(json.dumps({"pid": os.getpid(), "hash": hash("7:16")}))
 """
 # The same, with prompts: each is made of random numbers, and so is what is asked after them.
 PROMPTS = """
@@ -167,6 +167,16 @@ def test_one_process_runs_one_order_after_another(bench: Bench, folder: Path) ->
     results = [json.loads((folder / f"bench-{number}.json").read_text()) for number in (1, 2)]
     assert [result["pid"] for result in results] == [leader(bench)] * 2
     assert not list(Path(bench.letter_box).glob("*.order"))
+
+
+def test_two_clients_make_the_same_prompts_of_a_trace(client: Client, folder: Path, tmp_path: Path) -> None:
+    """Bench draws the tokens of a trace's block by Python's `hash` of a text, which by default differs in each process."""
+    hashes = []
+    for number in (1, 2):
+        with staying(client, tmp_path / f"bench-{number}.log") as bench:
+            order(bench, folder, number)
+        hashes.append(json.loads((folder / f"bench-{number}.json").read_text())["hash"])
+    assert hashes[0] == hashes[1]
 
 
 def test_it_imports_once_for_all_orders(bench: Bench, folder: Path) -> None:
