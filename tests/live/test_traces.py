@@ -1,4 +1,4 @@
-"""Loads that are sent at times of their own, by a real bench to a real server: a trace with shared prefixes, and a burst."""
+"""A trace with shared prefixes, replayed by a real bench to a real server."""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.test_load_profiles import LOAD, Qualify, measured, only_profile, qualify, runs_of
+from tests.live.test_load_profiles import LOAD, Qualify, measured, qualify, runs_of
 from tests.qualified import Qualified
 from tests.recipes import Document
 from vllm_qualify.evidence.load.replay import lateness_s, planned_trace
@@ -41,12 +41,6 @@ def of_a_trace(document: Document, folder: Path) -> None:
     serving["profiles"] = {"balanced": {"server": {"max-num-seqs": 8}, "load": others | load, "gates": GATES}}
 
 
-def at_a_rate(document: Document, _: Path) -> None:
-    profile = only_profile(document, {}, gates=GATES)
-    profile["load"] = {name: value for name, value in profile["load"].items() if name not in ("max_concurrency", "num_prompts")}
-    profile["load"] |= {"request_rate": 20.0, "burstiness": 0.25, "num_prompts": 160}
-
-
 @pytest.fixture(scope="module")
 def replayed(qualify: Qualify) -> Qualified:
     return qualify(of_a_trace)
@@ -72,11 +66,3 @@ def test_a_trace_is_replayed_as_it_is_and_its_prefixes_hit(replayed: Qualified) 
         assert result["input_lens"] == trace.input_toks == [row["input_tok"] for row in chats()]
         assert result["output_lens"] == [REPLY_TOK] * CHATS * TURNS
         assert max(lateness_s(result["start_times"], trace)) < 0.5
-
-
-def test_a_burst_is_measured_in_its_steady_state(qualify: Qualify) -> None:
-    qualified = qualify(at_a_rate)
-    assert qualified.done.returncode == 0, qualified.done.stdout + qualified.done.stderr
-    (run,) = runs_of(qualified)
-    rows = measured(load_report(run), "load")
-    assert rows["request_throughput_req_s"].value == pytest.approx(20, rel=0.35)
