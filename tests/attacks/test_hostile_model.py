@@ -262,6 +262,20 @@ def test_threads_are_named_in_proc_and_the_machines_settings_there_stay(tmp_path
     assert not os.statvfs("/proc/sys").f_flag & os.ST_RDONLY, "this process's own view is not changed"
 
 
+def test_what_torch_compiles_is_kept_unless_a_model_brings_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model's code could leave a library there, which the next run would load."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with confined({}) as confinement:
+        kept = Path(confinement.environment["TORCHINDUCTOR_CACHE_DIR"])
+        assert kept.is_relative_to(tmp_path)
+        assert any(kept.is_relative_to(folder) for folder in confinement.rules.writable)
+    with confined({}, is_trusting=True) as confinement:
+        own = Path(confinement.environment["TORCHINDUCTOR_CACHE_DIR"])
+        assert own.is_relative_to(confinement.environment["TMPDIR"])
+        assert str(tmp_path / "vllm-qualify") not in confinement.rules.writable
+
+
 def test_a_tool_of_the_path_comes_with_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler in a folder of its own reads headers beside its `bin`; a `bin` in a home opens nothing more of it."""
     for folder in ("gcc/bin", "gcc/lib", "home/bin", "home/lib"):

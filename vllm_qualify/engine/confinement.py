@@ -201,7 +201,9 @@ def confined(
             # The hub's client fails on a file that is there and cannot be read.
             "HF_TOKEN_PATH": f"{temporary}/none",
         }
-        environment = quiet_environment(downloads=downloads and not is_trusting) | own | dict(extra)
+        # Else torch keeps what it compiles in TMPDIR, and the first request for log-probabilities of each run waits 14 s for it.
+        compiled = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/.cache/torchinductor"}
+        environment = compiled | quiet_environment(downloads=downloads and not is_trusting) | own | dict(extra)
         closed = {*own, *(() if downloads else HUB_CACHES), *(CACHES if is_trusting else ())}
         in_variables = _paths_in({name: value for name, value in environment.items() if name not in closed})
         caches = [path for name, path in in_variables if name in CACHES]
