@@ -3,10 +3,13 @@
     .venv/bin/python -m infra.bench.scale [--few 100] [--many 10000] [--cells 1000] [--stores directory radosgw]
 
 The two stores of a kind are measured in turns, and a ratio is one of medians: so other work on the machine hits both. The
-small store has one cell for ten reports, as the large one. `list_s` is `approved list`. `publishers` is the slowest of 16
-publishers at once in the large store, over one alone; `publishers_cpu` is the same of the CPU time that each needed, for the
-time waits for cores as soon as there are more publishers than those. The last line is one JSON object. Approvals are timed
-without the evidence being judged again, which takes seconds and depends on no store.
+small store has one cell for ten reports, as the large one. `list_s` is `approved list`. The last line is one JSON object.
+Approvals are timed without the evidence being judged again, which takes seconds and depends on no store.
+
+`publishers` is the slowest of 16 that begin together in the large store, over one alone in a store as large: the median of 16
+who begin together too, each in a store of its own. So the waiting for this machine's cores is in both. `publishers_cpu` is the
+same of the cores' time that each needed, `publishers_idle` is over one publisher on the idle machine. Each is the worst of 5
+turns.
 """
 
 import argparse
@@ -14,26 +17,30 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from subprocess import PIPE
 from tempfile import TemporaryDirectory
-from typing import IO, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 from infra.bench.reports import MadeReport, Template, fill, numbered_cell, report_of, report_template
 from tests.approval.builder import ADA, VALID_DAYS
 from tests.s3 import BUCKET, SCRIPT, make_bucket, settings_in, start
 from vllm_qualify.approval.actions import approve
-from vllm_qualify.approval.index import read_row
+from vllm_qualify.approval.index import read_index, read_row
+from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, JSON, approvals_folder
 from vllm_qualify.approval.matrix import matrix
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PrivateKey, new_key, private_key
+from vllm_qualify.publish.layout import prepare
+from vllm_qualify.publish.order import sequence_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.runs.baseline import newest_baseline
@@ -43,7 +50,8 @@ from vllm_qualify.runs.stored import published_run
 REPORTS_OF_A_CELL = 10
 ROUNDS = 15
 PUBLISHERS = 16
-PUBLISH_ONE, READY = "--publish-one", "ready"
+TURNS = 5
+LIMIT_S = 60.0
 # How many keys a page of a list has, as of S3 itself. The tests' gateway has short pages.
 PAGE = "1000"
 
@@ -100,21 +108,45 @@ def list_s(store: Store) -> float:
     return min(_seconds(lambda: matrix(store, today)) for _ in range(3))
 
 
-def at_once(url: str, folder: Path, cells: int) -> dict[str, float]:
-    """Publishers in processes of their own, first one alone, then all at once; every report must be in its cell's index."""
-    alone = [_publishers(url, folder, [numbered_cell(number)])[0] for number in range(3)]
-    together = _publishers(url, folder, [numbered_cell(number % cells) for number in range(PUBLISHERS)])
-    return _ratio("publishers", alone, together, lambda took: took.wall_s) | _ratio(
-        "publishers_cpu", alone, together, lambda took: took.cpu_s
-    )
+def at_once(url: str, given: Template, cells: int) -> dict[str, float]:
+    """16 publishers who begin together: in turns all in the large store, and each in a store of its own."""
+    places = [numbered_cell(number % cells) for number in range(PUBLISHERS)]
+    shared = [f"{url}/many"] * PUBLISHERS
+    own = [f"{url}/own-{number}" for number in range(PUBLISHERS)]
+    for name, cell in zip(own, places, strict=True):
+        _copy(open_store(shared[0]), open_store(name), cell)
+    turns = [(_publish_together(given, shared, places), _publish_together(given, own, places)) for _ in range(TURNS)]
+    alone = [_publish_together(given, shared[:1], places[:1])[0] for _ in range(TURNS)]
+    return {
+        "publishers": max(_ratio("shared", together, "a store each", apart, _wall_s) for together, apart in turns),
+        "publishers_cpu": max(_ratio("shared, cores", together, "a store each", apart, _cpu_s) for together, apart in turns),
+        "publishers_idle": max(_ratio("shared", together, "one alone", alone, _wall_s) for together, _ in turns),
+    }
+
+
+def _copy(store: Store, own: Store, cell: str) -> None:
+    """Give a new store what a publication in this cell reads: as large an index and board, and of the cells this one."""
+    prepare(own)
+    once = {*store.keys("evidence/"), *store.keys(approvals_folder(cell))}
+    for key in sorted(once | {INDEX_KEY, BOARD_KEY, *store.keys(f"cells/{cell}/"), *store.keys(sequence_key(cell))}):
+        own.put_new(key, store.get(key), JSON)
+
+
+def _wall_s(took: "StoreTimes") -> float:
+    return took.wall_s
+
+
+def _cpu_s(took: "StoreTimes") -> float:
+    return took.cpu_s
 
 
 def _ratio(
-    name: str, alone: list["StoreTimes"], together: list["StoreTimes"], figure: Callable[["StoreTimes"], float]
-) -> dict[str, float]:
-    one, many = statistics.median(map(figure, alone)), [figure(took) for took in together]
-    print(f"{name:14} {1000 * min(many):.0f} to {1000 * max(many):.0f} ms, one alone {1000 * one:.0f} ms", flush=True)
-    return {name: round(max(many) / one, 2)}
+    name: str, many: list["StoreTimes"], other: str, each: list["StoreTimes"], figure: Callable[["StoreTimes"], float]
+) -> float:
+    """The slowest of those who share the store over the median of the others."""
+    times, usual = list(map(figure, many)), statistics.median(map(figure, each))
+    print(f"{name:14} {1000 * min(times):.0f} to {1000 * max(times):.0f} ms, {other} {1000 * usual:.0f} ms", flush=True)
+    return round(max(times) / usual, 2)
 
 
 class StoreTimes(NamedTuple):
@@ -124,48 +156,40 @@ class StoreTimes(NamedTuple):
     cpu_s: float
 
 
-def _publishers(url: str, folder: Path, cells: list[str]) -> list[StoreTimes]:
-    """Each has imported everything before the first begins: so nothing but publishing is timed."""
-    made = [_new(cell) for cell in cells]
-    command = [sys.executable, "-m", "infra.bench.scale", PUBLISH_ONE, url, str(folder)]
-    running = [subprocess.Popen([*command, *each], stdin=PIPE, stdout=PIPE, text=True) for each in made]
-    for process in running:
-        if _output(process).readline().strip() != READY:
-            raise RuntimeError("a publisher did not start")
-    took = [StoreTimes(*map(float, answer.split())) for answer in _all_at_once(running)]
-    store = open_store(url)
-    for cell, run_id in made:
-        row = read_row(store, cell)
-        if run_id not in [line.run_id for line in row.reports] or published_run(store, run_id).cell != cell:
-            raise RuntimeError(f"run {run_id} of {cell} was lost")
+def _publish_together(given: Template, urls: list[str], cells: list[str]) -> list[StoreTimes]:
+    """One report of each cell, in its store, each by a process of its own. No report may be lost."""
+    made, fork = [_new(cell) for cell in cells], get_context("fork")
+    begin, answers = fork.Barrier(len(cells)), []
+    for url, each in zip(urls, made, strict=True):
+        answer, end = fork.Pipe(duplex=False)
+        fork.Process(target=_publisher, args=(begin, end, url, given, each)).start()
+        end.close()
+        answers.append(answer)
+    took = [StoreTimes(*answer.recv()) for answer in answers]
+    for url, (cell, run_id) in zip(urls, made, strict=True):
+        _require(open_store(url), cell, run_id)
     return took
 
 
-def _all_at_once(running: list[subprocess.Popen[str]]) -> list[str]:
-    """Let all processes begin, and wait for the last line of each."""
-    for process in running:
-        if process.stdin:
-            process.stdin.write("begin\n")
-            process.stdin.flush()
-    return [process.communicate()[0].splitlines()[-1] for process in running]
-
-
-def _output(process: subprocess.Popen[str]) -> IO[str]:
-    if process.stdout is None:
-        raise RuntimeError("the output of a publisher is not read")
-    return process.stdout
-
-
-def publish_one(url: str, folder: str, cell: str, run_id: str) -> None:
-    """Publish a report once a line is read, and print how long it took in seconds, by the clock and of the cores' time."""
-    given, store = report_template(Path(folder) / uuid4().hex), open_store(url)
-    made = MadeReport(cell, run_id)
-    report_of(given, made)
-    print(READY, flush=True)
-    sys.stdin.readline()
+def _publisher(begin: Barrier, answer: Connection, url: str, given: Template, made: MadeReport) -> None:
+    """Publish a report once all are ready, and tell how long that took."""
+    store = open_store(url)
+    begin.wait(LIMIT_S)
     cpu_s = time.process_time()
     wall_s = _seconds(lambda: _publish(store, given, made))
-    print(wall_s, time.process_time() - cpu_s)
+    answer.send((wall_s, time.process_time() - cpu_s))
+
+
+def _require(store: Store, cell: str, run_id: str) -> None:
+    """The report is found, and in the indexes and on the board."""
+    row, above = read_row(store, cell), next(line for line in read_index(store).cells if line.cell == cell)
+    shown = [run_id in [line.run_id for line in row.reports], above.revision == row.revision, run_id in _board(store)]
+    if not all(shown) or published_run(store, run_id).cell != cell:
+        raise RuntimeError(f"run {run_id} of {cell} was lost")
+
+
+def _board(store: Store) -> str:
+    return store.get(BOARD_KEY).decode()
 
 
 @contextmanager
@@ -201,12 +225,10 @@ def measure(url: str, folder: Path, few: int, many: int, cells: int) -> dict[str
         took_s = _seconds(partial(fill, filled[name].store, given, reports, count, key))
         print(f"{reports} reports of {count} cells were made in {took_s:.0f} s", flush=True)
     costs = compare_stores(filled["few"], filled["many"], given, key)
-    return costs | {"list_s": round(list_s(filled["many"].store), 2)} | at_once(f"{url}/many", folder, cells)
+    return costs | {"list_s": round(list_s(filled["many"].store), 2)} | at_once(url, given, cells)
 
 
 def main() -> None:
-    if sys.argv[1:2] == [PUBLISH_ONE]:
-        return publish_one(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--few", type=int, default=100)
     parser.add_argument("--many", type=int, default=10_000)
@@ -219,7 +241,6 @@ def main() -> None:
             print(f"# {kind}", flush=True)
             results[kind] = measure(url, Path(name), given.few, given.many, given.cells)
     print(json.dumps(results))
-    return None
 
 
 if __name__ == "__main__":

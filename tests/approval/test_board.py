@@ -32,7 +32,7 @@ from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.publish.bundle import ReleaseTry, Score, StoredObject, Summary
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import Store, Stored
 from vllm_qualify.report import page as report_page
 from vllm_qualify.secrets import plain
 
@@ -452,9 +452,71 @@ def test_a_row_stays_until_its_cell_changes(store: Store) -> None:
 @pytest.mark.parametrize("there", [1, 2], ids=["not the one before", "the one before"])
 def test_a_board_with_one_new_row_is_the_board_as_a_whole(store: Store, there: int) -> None:
     write_board(store, lines_at(there, 1))
-    write_board(store, lines_at(3, 7), OTHER)
+    write_board(store, lines_at(3, 7), [OTHER])
     index = Index.model_validate_json(write_lines(lines_at(3, 7)))
     assert store.get(BOARD_KEY).decode() == render_board(index)
+
+
+def test_a_board_with_several_new_rows_is_the_board_as_a_whole(store: Store) -> None:
+    cells = [f"model-{number}/bf16/h100/chat" for number in range(30)]
+    changed = [cells[29], cells[3], cells[0], cells[17], cells[18]]
+
+    def at(revision: int, new: int) -> Lines:
+        rows = (Row(cell=cell, revision=new if cell in changed else 1, reports=[line(f"run-{cell[6:8]}")]) for cell in cells)
+        return lines_with(map(brief, rows), revision)
+
+    write_board(store, at(1, 1))
+    kept = store.read(BOARD_KEY)
+    store.swap(BOARD_KEY, kept.body.replace(b">model-5<", b">seen<"), "text/html", kept.tag)
+    write_board(store, at(2, 2), changed)
+    drawn = store.get(BOARD_KEY)
+    assert drawn.count(b">seen<") == 1
+    assert drawn.replace(b">seen<", b">model-5<").decode() == render_board(Index.model_validate_json(write_lines(at(2, 2))))
+
+
+class Counting(Wrapped):
+    """Counts the boards that are written, and lets another write one when the board was read as often as `after` says."""
+
+    def __init__(self, store: Store, after: int = 0, other: Callable[[], object] = lambda: None) -> None:
+        super().__init__(store)
+        self.after, self.other, self.reads, self.written = after, other, 0, 0
+        self.read = self._counted
+
+    def _counted(self, key: str) -> Stored:
+        if self.reads == self.after:
+            self.other()
+        self.reads += 1
+        return self._store.read(key)
+
+    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
+        self.written += 1
+        super().swap(key, body, content_type, tag)
+
+
+def test_a_board_that_another_is_about_to_draw_is_waited_for(store: Store) -> None:
+    write_board(store, lines_at(1, 1))
+    counting = Counting(store, 2, lambda: write_board(store, lines_at(2, 2), [OTHER]))
+    write_board(counting, lines_at(2, 2), after=2)
+    assert (counting.reads, counting.written) == (3, 0)
+
+
+def test_a_board_that_another_left_undrawn_is_drawn(store: Store) -> None:
+    write_board(store, lines_at(1, 1))
+    cases: tuple[tuple[int, list[str]], ...] = ((2, []), (4, [OTHER]))
+    for revision, changed in cases:
+        counting = Counting(store)
+        write_board(counting, lines_at(revision, revision), changed, after=revision)
+        assert (counting.reads, counting.written) == (7, 1)
+        assert store.get(BOARD_KEY).decode() == render_board(
+            Index.model_validate_json(write_lines(lines_at(revision, revision)))
+        )
+
+
+def test_nothing_is_waited_for_if_the_board_is_the_one_before(store: Store) -> None:
+    write_board(store, lines_at(1, 1))
+    counting = Counting(store)
+    write_board(counting, lines_at(2, 2), [OTHER], after=1)
+    assert (counting.reads, counting.written) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -473,7 +535,7 @@ def test_a_board_that_somebody_changed_gets_no_new_row_but_is_drawn_anew(store: 
     before = store.read(BOARD_KEY)
     assert spoil(before.body) != before.body
     store.swap(BOARD_KEY, spoil(before.body), "text/html", before.tag)
-    write_board(store, lines_at(2, 2), OTHER)
+    write_board(store, lines_at(2, 2), [OTHER])
     index = Index.model_validate_json(write_lines(lines_at(2, 2)))
     assert store.get(BOARD_KEY).decode() == render_board(index)
 

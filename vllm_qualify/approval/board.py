@@ -28,18 +28,18 @@ BOARD = "the board"
 BoardState = Standing | Literal["never qualified"]
 
 
-def write_board(store: Store, lines: Lines, changed: str | None = None) -> None:
+def write_board(store: Store, lines: Lines, changed: Collection[str] = (), *, after: int = 0) -> None:
     """Draw the board, unless the store has one of this revision of the index or of a newer one. Raises as `write_page`.
 
-    A row of the board that is there stays if it says the same revision of its cell: the others alone are drawn. `changed` is
-    the one cell in which this revision differs from the one before; then the board of that one gets a new row, and no other row
-    is read.
+    A row of the board that is there stays if it says the same revision of its cell: the others alone are drawn. `changed` are
+    the only cells in which this revision differs from the one before; then the board of that one gets new rows of these, and no
+    other row is read. `after` is the revision that others are about to draw: this call lets them.
     """
 
     def draw(there: bytes) -> bytes:
-        return (changed and _with_new_row(lines, there, changed)) or _drawn(lines, there)
+        return (changed and _with_new_rows(lines, there, changed)) or _drawn(lines, there)
 
-    write_page(store, BOARD_KEY, BOARD, lines.revision, draw)
+    write_page(store, BOARD_KEY, BOARD, lines.revision, draw, after=after)
 
 
 def read_board(store: Store) -> Page | None:
@@ -75,19 +75,32 @@ def _drawn(lines: Lines, there: bytes) -> bytes:
     return b"\n".join([_filled(head, lines.revision, len(rows)), *rows, _filled(tail, lines.revision, len(rows))])
 
 
-def _with_new_row(lines: Lines, there: bytes, cell: str) -> bytes | None:
-    """The board of the revision before with a new row for `cell`; None if it is another board, or has not one row for it."""
-    (head, tail, _), count, line = _frame(), there.count(b"\n" + _ROW), lines.brief(cell)
-    before = [_filled(part, lines.revision - 1, count) for part in (head, tail)]
+def _with_new_rows(lines: Lines, there: bytes, cells: Collection[str]) -> bytes | None:
+    """The board of the revision before with new rows for these cells; None if it is another, or has not one row for each."""
+    (head, tail, _), count = _frame(), there.count(b"\n" + _ROW)
+    before, after = (
+        [_filled(part, revision, count) for part in (head, tail)] for revision in (lines.revision - 1, lines.revision)
+    )
+    places = sorted((_place_of_row(there, cell), cell) for cell in cells)
+    if not all(place for place, _ in places) or not there.startswith(before[0]) or not there.endswith(before[1]):
+        return None
+    # Views: the rows that stay are copied once.
+    seen, stay = memoryview(there), len(before[0])
+    parts: list[bytes | memoryview] = [after[0]]
+    for (begins, ends), cell in places:
+        line = lines.brief(cell)
+        parts += [seen[stay:begins], _row(_of_brief(line), line.revision)]
+        stay = ends
+    return b"".join([*parts, seen[stay : len(there) - len(before[1])], after[1]])
+
+
+def _place_of_row(there: bytes, cell: str) -> tuple[int, ...]:
+    """Where the row of a cell begins and ends; empty if the board has not one."""
     begin = b"\n" + _begin(cell)
     at = there.find(begin)
-    if at < 0 or there.find(begin, at + 1) >= 0 or not there.startswith(before[0]) or not there.endswith(before[1]):
-        return None
-    row = b"\n" + _row(_of_brief(line), line.revision)
-    after = [_filled(part, lines.revision, count) for part in (head, tail)]
-    # Views: the rows that stay are copied once.
-    seen, ends = memoryview(there), there.find(b"\n", at + 1)
-    return b"".join([after[0], seen[len(before[0]) : at], row, seen[ends : len(there) - len(before[1])], after[1]])
+    if at < 0 or there.find(begin, at + 1) >= 0:
+        return ()
+    return at + 1, there.find(b"\n", at + 1)
 
 
 def _filled(part: bytes, revision: int, count: int) -> bytes:

@@ -8,6 +8,7 @@ drawn from them. How long a write takes depends on no number of reports.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import reduce
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -27,12 +28,13 @@ from vllm_qualify.approval.layout import (
 )
 from vllm_qualify.approval.lines import Lines, lines_with, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
-from vllm_qualify.approval.row import ChainLink, Index, ReportLine, Row, Standing, brief
+from vllm_qualify.approval.row import Brief, ChainLink, Index, ReportLine, Row, Standing, brief
+from vllm_qualify.approval.waiting import wait_for_index, waiting_rows
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, UnreadableError, read_manifest
 from vllm_qualify.publish.layout import earlier_layout, is_run_id, manifest_key
 from vllm_qualify.publish.order import Numbered, is_newer, order
-from vllm_qualify.publish.store import MissingObjectError, Store, swapped
+from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store, swapped
 
 REPORTS_SHOWN = 25
 # Of the approved runs that are no baseline.
@@ -120,12 +122,12 @@ def index_problem(store: Store, cell: str) -> str | None:
     """Bring the indexes and the board up to date with a cell; return why that failed, else None. The next update repairs it."""
     try:
         row = refresh(store, cell)
-        lines, is_ours = _with_row(store, row)
+        written = _with_row(store, row)
     except (StoreError, NotApprovedError) as error:
         return f"the index is not up to date: {error}"
     try:
         write_cell_page(store, row)
-        write_board(store, lines, cell if is_ours else None)
+        write_board(store, written.lines, written.cells, after=written.after)
     except StoreError as error:
         return f"the board is not up to date: {error}"
     if row.unreadable:
@@ -198,23 +200,48 @@ class _StoredLines(NamedTuple):
     revision: int
 
 
-def _with_row(store: Store, row: Row) -> tuple[Lines, bool]:
-    """The index of all cells, with this row unless it has a newer one. If there is none yet, it is made of all rows.
+class _Written(NamedTuple):
+    """The index, and the cells of which the call wrote a row, if it changed nothing else.
 
-    Whether this call wrote the index, and changed nothing of it but this row.
+    `after` is the revision of the board that others draw, who wrote the index before.
     """
 
-    def attempt() -> tuple[Lines, bool]:
+    lines: Lines
+    cells: Collection[str] = ()
+    after: int = 0
+
+
+def _with_row(store: Store, row: Row) -> _Written:
+    """The index of all cells, with this row unless it has a newer one. If there is none yet, it is made of all rows.
+
+    Who loses the race for the index leaves its row for others to write, and writes what others left.
+    """
+    own = brief(row)
+    lost: list[Lines] = []
+
+    def attempt() -> _Written:
         stored = _stored_lines(store)
         if stored.known is None:
-            return _put_lines(store, lines_with(map(brief, _rows(store))), stored), False
-        revision = stored.known.revision_of(row.cell)
-        if revision is not None and revision >= row.revision:
-            return stored.known, False
-        lines = _put_lines(store, stored.known.changed(brief(row)), stored)
-        return lines, lines is not stored.known
+            return _Written(_put_lines(store, lines_with(map(brief, _rows(store))), stored))
+        if not _is_newer(own, stored.known):
+            return _Written(stored.known, after=stored.known.revision)
+        others = list(waiting_rows(store, stored.known)) if lost else []
+        new = {each.cell: each for each in (*others, own)}
+        try:
+            lines = _put_lines(store, reduce(Lines.changed, new.values(), stored.known), stored)
+        except ChangedError:
+            if not lost:
+                wait_for_index(store, own, stored.known)
+            lost.append(stored.known)
+            raise
+        return _Written(lines, new, lines.revision - 1)
 
     return swapped(attempt, "the index", "try again later", store.locate(INDEX_KEY))
+
+
+def _is_newer(row: Brief, lines: Lines) -> bool:
+    known = lines.revision_of(row.cell)
+    return known is None or known < row.revision
 
 
 def _put_lines(store: Store, lines: Lines, stored: _StoredLines) -> Lines:

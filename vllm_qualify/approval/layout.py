@@ -96,6 +96,11 @@ def cell_page_key(cell: str) -> str:
     return f"cells/{cell}/index.html"
 
 
+def waiting_key(place: int) -> str:
+    """Below the cells' folder, where whoever writes the index may write; no recipe has such a name."""
+    return f"cells/_waiting/{place}.json"
+
+
 def is_cell(text: str) -> bool:
     return _CELL.fullmatch(text) is not None
 

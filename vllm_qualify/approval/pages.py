@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import json
+import random
 import re
+import time
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
@@ -24,6 +26,8 @@ BEGIN = 200
 # Characters that could end the data's element, or a line of its text, are written as JSON escapes.
 _ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
 _DIGITS = 5
+# Between looks whether others have drawn a page.
+_PAUSES_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 
 
 class Page(NamedTuple):
@@ -34,15 +38,22 @@ class Page(NamedTuple):
     body: bytes
 
 
-def write_page(store: Store, key: str, what: str, revision: int, draw: Callable[[bytes], bytes]) -> None:
+def write_page(store: Store, key: str, what: str, revision: int, draw: Callable[[bytes], bytes], *, after: int = 0) -> None:
     """Draw a page, unless the store has one of this revision or of a newer one. `draw` is given the one that is there.
+
+    `after` is the revision that others are about to draw. It is waited for, a third of a second at most: they may have died.
 
     Raises:
         StoreError: another object is in its place. StoreBusyError: it changes all the time.
     """
 
+    pauses = iter(_PAUSES_S)
+
     def attempt() -> None:
         there = read_page(store, key, what)
+        while there and there.revision < after and (pause_s := next(pauses, None)):
+            time.sleep(random.uniform(pause_s / 2, pause_s))
+            there = read_page(store, key, what)
         if not there:
             store.swap(key, draw(b""), TYPES[".html"], None)
         elif there.revision < revision:

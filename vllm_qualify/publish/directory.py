@@ -32,7 +32,8 @@ from vllm_qualify.publish.store import (
 )
 
 LOCK_WAIT_S = 30.0
-LOCK_POLL_S = 0.01
+# The first pause is as long as a small write, and each is twice the one before, up to the longest.
+LOCK_POLL_S, LONGEST_LOCK_POLL_S = 0.001, 0.01
 
 
 def read_file(path: Path) -> bytes:
@@ -186,7 +187,7 @@ def _tag(body: bytes) -> str:
 
 
 def _wait_for(file: BinaryIO, path: Path) -> None:
-    until = time.monotonic() + LOCK_WAIT_S
+    until, pause_s = time.monotonic() + LOCK_WAIT_S, LOCK_POLL_S
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,7 +195,8 @@ def _wait_for(file: BinaryIO, path: Path) -> None:
             if time.monotonic() > until:
                 problem = f"{path} has been locked by another writer for {LOCK_WAIT_S:.0f} s"
                 raise StoreBusyError(problem, "try again later, or find the process that hangs", PLACE) from None
-        time.sleep(LOCK_POLL_S)  # another writer holds the lock only while it writes a small file
+        time.sleep(pause_s)  # another writer holds the lock only while it writes a small file
+        pause_s = min(2 * pause_s, LONGEST_LOCK_POLL_S)
 
 
 def _write(path: Path, body: bytes, place: Callable[[Path, Path], None]) -> None:
