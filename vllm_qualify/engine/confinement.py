@@ -201,7 +201,7 @@ def confined(
             # The hub's client fails on a file that is there and cannot be read.
             "HF_TOKEN_PATH": f"{temporary}/none",
         }
-        # Else torch keeps what it compiles in TMPDIR, and the first request for log-probabilities of each run waits 14 s for it.
+        # Else torch keeps what it compiles in TMPDIR, and the first request for log-probabilities of a run waits 14 s for it.
         compiled = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/.cache/torchinductor"}
         environment = compiled | quiet_environment(downloads=downloads and not is_trusting) | own | dict(extra)
         closed = {*own, *(() if downloads else HUB_CACHES), *(CACHES if is_trusting else ())}
