@@ -666,7 +666,7 @@ UNLIKE: list[tuple[dict[str, Any], str]] = [
     ({"client_version": "0.31.0"}, "the baseline's load client was vLLM 0.31.0, and this one is 0.32.0"),
     *(
         ({"load": LOAD.model_copy(update={name: getattr(LOAD, name) + 1})}, "the baseline's load was another one")
-        for name in ("input_len", "output_len", "max_concurrency", "num_prompts", "num_warmups", "seed")
+        for name in ("input_len", "output_len", "max_concurrency", "burstiness", "num_prompts", "num_warmups", "seed")
     ),
 ]
 
@@ -693,9 +693,9 @@ def test_in_turns_it_does_not_matter_how_it_was_measured_then(evidence: Path, ch
 
 def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is_compared() -> None:
     others: dict[str, object] = {"repeats": 9, "most_repeats": 9, "min_duration_s": 1.0, "time_limit_s": 9.0}
-    others |= {"time_budget_s": 99.0, "slo": Slo(ttft_ms=5.0), "prompts": "moved.jsonl"}
+    others |= {"time_budget_s": 99.0, "slo": Slo(ttft_ms=5.0), "prompts": "moved.jsonl", "trace": "moved.jsonl"}
     compared = {"input_len", "output_len", "length_spread", "shared_prefix_len", "prompts_sha256", "api"}
-    compared |= {"max_concurrency", "num_prompts", "num_warmups", "seed", "window"}
+    compared |= {"max_concurrency", "request_rate", "burstiness", "trace_speed", "num_prompts", "num_warmups", "seed", "window"}
     assert {*others, *compared} == Load.model_fields.keys()
     then = LOAD.model_copy(update=others)
     assert load_differs(against(cell_plan([worsening_gate()]), load=then)) is None
