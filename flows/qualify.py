@@ -14,6 +14,7 @@ from tasks.machine import machine
 from tasks.measure import (
     answered,
     bring_baseline,
+    check_contract,
     fit,
     measure_accuracy,
     measure_likelihood,
@@ -197,6 +198,8 @@ def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> No
 def measure(served: Served, run: Run, first: Run, store: str) -> None:
     """Measure one cell's stages; answers and scores that it shares with the server's first cell are reused."""
     smoke_test(served, run, store)
+    if run.plan.contract:
+        check_contract(served, run, store)
     measure_accuracy(served, run, first, store)
     if run.plan.scores_answers:
         measure_likelihood(served, run, first, store)

@@ -30,6 +30,7 @@ from vllm_qualify.judge.verdict import WORST_FIRST, Checks
 from vllm_qualify.recipe import serving, values
 from vllm_qualify.recipe.gates import KINDS, BaseGate, Verdict, Waiver, refused_in_recipes
 from vllm_qualify.recipe.metrics import (
+    CONTRACT_METRICS,
     METRICS,
     NCCL_INFINIBAND,
     PROMPTS_PER_REQUEST,
@@ -112,7 +113,7 @@ REPORT_KEYS = {
     "details": "what the page shows beside the measurements",
 }
 # Gates that every cell has, or that another key of the recipe asks for. No recipe names them.
-BY_THEMSELVES = (*SMOKE_METRICS, NCCL_INFINIBAND)
+BY_THEMSELVES = (*SMOKE_METRICS, *CONTRACT_METRICS, NCCL_INFINIBAND)
 ASKED_FOR = {"smoke_golden": "the variant has a `smoke_golden`", NCCL_INFINIBAND: "the GPU type has `network: infiniband`"}
 
 TYPES = {

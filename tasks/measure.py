@@ -1,4 +1,4 @@
-"""The stages that need the server: serve, smoke, accuracy, likelihood, load. A stage that was reused is not measured again.
+"""The stages that need the server, like serve, smoke and load. A stage that was reused is not measured again.
 
 Further starts of the server, which follow when it was stopped, are in `tasks/starts.py`.
 """
@@ -112,6 +112,11 @@ def bring_baseline(run: Run, store: str) -> StageEvidence:
 @step("smoke", "smoke {run.plan.cell.id}", once=True, limit_s=of_plan("smoke"))
 def smoke_test(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "smoke", store, lambda: stages.smoke_stage(served, run.plan, run.evidence))
+
+
+@step("contract", "contract {run.plan.cell.id}", once=True, limit_s=of_plan("contract"))
+def check_contract(served: Served, run: Run, store: str) -> StageEvidence:
+    return _once(run, "contract", store, lambda: stages.contract_stage(served, run.plan, run.evidence))
 
 
 @step("accuracy", "accuracy {run.plan.cell.id}", once=True, limit_s=of_plan("accuracy"))

@@ -3,6 +3,25 @@
 Tests of directions take this table, not the code's own. A new metric gets its line here.
 """
 
+# The checks of the API's contract.
+CONTRACT = [
+    "contract_models",
+    "contract_completion",
+    "contract_stream",
+    "contract_stream_usage",
+    "contract_stream_end",
+    "contract_max_tokens",
+    "contract_stop",
+    "contract_n",
+    "contract_seed",
+    "contract_logprobs",
+    "contract_prompt_too_long",
+    "contract_bad_body",
+    "contract_unknown_model",
+    "contract_alive",
+    "contract_hang_up",
+    "contract_many",
+]
 HIGHER_IS_BETTER = {
     "nccl_infiniband",
     "smoke_model_identity",
@@ -10,6 +29,7 @@ HIGHER_IS_BETTER = {
     "smoke_usage",
     "smoke_determinism",
     "smoke_golden",
+    *CONTRACT,
     "exact_match",
     "acc",
     "acc_norm",

@@ -48,7 +48,18 @@ PUBLISHED = Published(outcome="passed", passed=True, run=Run(folder=Path("run"))
 DIGEST = "sha256:" + "a" * 64
 HAS_IT = Answer(headers={"Docker-Content-Digest": DIGEST})
 # In its own words, not those of the code: what runs tools on a server, or starts it.
-MEASURES = ["fit", "smoke", "accuracy", "likelihood", "load", "speculation", "sweep", "warm starts", "further start"]
+MEASURES = [
+    "fit",
+    "smoke",
+    "contract",
+    "accuracy",
+    "likelihood",
+    "load",
+    "speculation",
+    "sweep",
+    "warm starts",
+    "further start",
+]
 HOUR_S, DAY_S = 3600, 86_400
 # Tasks with another limit than an hour: what they may wait for. The parameters are those of `GIVEN`.
 LIMITS_S = {

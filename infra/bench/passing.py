@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +26,7 @@ from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, HostSample, Scrape
 from vllm_qualify.evidence import accuracy, smoke
 from vllm_qualify.evidence.accuracy import LmEval
 from vllm_qualify.evidence.answers import QuestionBlock, steps
+from vllm_qualify.evidence.contract.exchange import EXCHANGES
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.load import result, steady
 from vllm_qualify.evidence.load.client import Driven
@@ -113,6 +115,7 @@ def passing() -> Iterator[None]:
         "vllm_qualify.drift.check.ask": _ask,
         "tasks.measure.serve": _serving,
         "vllm_qualify.evidence.smoke.measure_smoke": _smoke,
+        "vllm_qualify.evidence.contract.asking.measure_contract": _contract,
         "vllm_qualify.evidence.accuracy.prepare_task": _asking,
         "vllm_qualify.evidence.load.client.measure_load": _load,
     }
@@ -164,6 +167,12 @@ def _smoke(server: Server, settings: Smoke, folder: Path) -> None:
     answered = [{"status": 200, "body": json.dumps(reply)}] * smoke.ASKS
     (folder / smoke.MODELS).write_text(json.dumps({"status": 200, "body": json.dumps({"data": [{"id": model}]})}))
     (folder / smoke.REPLIES).write_text(json.dumps({"request": smoke.smoke_request(settings, model), "answers": answered}))
+
+
+def _contract(*given: Any) -> None:
+    """What vLLM answered."""
+    *_, folder = given
+    shutil.copy(Path(__file__).parents[2] / "tests" / "evidence" / "captured" / "contract" / EXCHANGES, folder)
 
 
 class _Asking:

@@ -218,7 +218,7 @@ def test_the_manifest_of_a_captured_run(store: Store, tmp_path: Path, home: Path
     report = make_report(run.plan, stages, passed_report().judgement)
     publish_run(report, run, store)
     summarized = read_manifest(store, f"{report.prefix}/manifest.json").summary
-    score = next(row for row in stages[2].measurements if (row.metric, row.filter) == ("exact_match", "flexible-extract"))
+    score = next(row for row in stages[3].measurements if (row.metric, row.filter) == ("exact_match", "flexible-extract"))
     assert score.value is not None
     assert summarized == Summary(
         engine="vllm",

@@ -8,6 +8,7 @@ import pytest
 from tests.report.builder import passed_report
 from vllm_qualify.evidence.stages import longest_s
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan, TaskPlan
+from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, Smoke, Sweep
 
@@ -75,6 +76,10 @@ def test_a_task_is_loaded_and_asked_in_all_its_blocks(task: TaskPlan, orders: in
 
 def test_smoke_asks_for_the_models_and_twice_for_a_reply() -> None:
     assert waits("smoke", planned(smoke=Smoke(prompt="How many?", time_limit_s=40.0))) == 120
+
+
+def test_the_contract_takes_one_limit_for_each_request_and_one_for_those_at_once() -> None:
+    assert waits("contract", planned(contract=Contract(time_limit_s=40.0))) == 20 * 40 + 10
 
 
 def test_the_server_stage_is_its_warm_starts() -> None:

@@ -24,6 +24,10 @@ UNCLEAR = "unclear"
 # Where its Python is, and the checkout that it runs from.
 FOLDERS = [sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])]
 METRICS = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="reference"} 0.0
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{engine="0",model_name="reference"} 0.0
 # TYPE vllm:num_preemptions counter
 vllm:num_preemptions_total{engine="0",model_name="reference"} 0.0
 # TYPE vllm:prefix_cache_queries counter
@@ -32,20 +36,35 @@ vllm:prefix_cache_queries_total{engine="0",model_name="reference"} 0.0
 vllm:prefix_cache_hits_total{engine="0",model_name="reference"} 0.0
 """
 ANSWERED = count()
+LONGEST_TOK = 2048
+# How long a streamed token takes: a client that hangs up is noticed at one of the next.
+TOKEN_S = 0.001
 
 
 def models(model: str) -> dict[str, Any]:
-    return {"object": "list", "data": [{"id": model, "object": "model"}]}
+    return {"object": "list", "data": [{"id": model, "object": "model", "max_model_len": LONGEST_TOK}]}
 
 
-def completion(model: str, text: str, tokens: int) -> dict[str, Any]:
+def refusal(status: int, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
+
+
+def choice(text: str, tokens: int, reason: str = "length", index: int = 0, likely: bool = False) -> dict[str, Any]:
+    """The whole text is its first token; all others are empty."""
+    shown = [text, *[""] * (tokens - 1)]
+    likelihoods = {"tokens": shown, "token_logprobs": [-0.5] * tokens, "top_logprobs": [{token: -0.5} for token in shown]}
+    logprobs = likelihoods if likely else None
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": None}
+
+
+def completion(model: str, text: str, tokens: int, choices: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """An answer that went on to the asked length."""
     return {
         "id": "cmpl-1",
         "object": "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length", "stop_reason": None}],
+        "choices": choices or [choice(text, tokens)],
         "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens},
     }
 
@@ -64,12 +83,63 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, METRICS.encode(), "text/plain")
 
     def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = self.rfile.read(int(self.headers["content-length"]))
         if self.behaviour == "sick":
             self._answer(500, {"error": {"message": "EngineCore encountered an issue"}})
             return
+        try:
+            request = json.loads(body)
+        except ValueError as error:
+            self._refuse(400, str(error))
+            return
+        if request["model"] != self.model:
+            self._refuse(404, f"The model `{request['model']}` does not exist.")
+        elif not isinstance(request["max_tokens"], int) or len(request["prompt"]) > LONGEST_TOK:
+            self._refuse(400, "a wrong type, or a prompt that is too long")
+        else:
+            self.complete(request)
+
+    def complete(self, request: dict[str, Any]) -> None:
+        """Answer a request that is right."""
         text = " It is 7." if self.behaviour == "healthy" else f" It is {next(ANSWERED)}."
-        self._answer(200, completion(self.model, text, request["max_tokens"]))
+        stops = [stop for stop in request.get("stop", []) if stop in text]
+        text, reason = (text.partition(stops[0])[0], "stop") if stops else (text, "length")
+        tokens = request["max_tokens"]
+        if request.get("stream"):
+            self.stream(request, text, tokens)
+            return
+        likely = bool(request.get("logprobs"))
+        choices = [choice(text, tokens, reason, index, likely) for index in range(request.get("n", 1))]
+        self._answer(200, completion(self.model, text, tokens, choices))
+
+    def stream(self, request: dict[str, Any], text: str, tokens: int) -> None:
+        """Send the text with the first token, and end at the asked length or when the client has gone."""
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream; charset=utf-8")
+        self.send_header("connection", "close")
+        self.end_headers()
+        whole = completion(self.model, text, tokens)
+        try:
+            for token in range(tokens):
+                part = choice(text if token == 0 else "", 1, "length") | (
+                    {} if token == tokens - 1 else {"finish_reason": None}
+                )
+                self.event(json.dumps(whole | {"choices": [part], "usage": None}))
+                time.sleep(TOKEN_S)
+            if request.get("stream_options"):
+                self.event(json.dumps(whole | {"choices": []}))
+            self.event("[DONE]")
+        except ConnectionError:
+            return
+        finally:
+            self.close_connection = True
+
+    def event(self, data: str) -> None:
+        self.wfile.write(f"data: {data}\n\n".encode())
+        self.wfile.flush()
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._answer(status, refusal(status, message))
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, json.dumps(body).encode(), "application/json")
@@ -83,6 +153,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Silent: the log belongs to the behaviour."""
+
+
+class FakeServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, *_: object) -> None:
+        """A client may go at any time."""
 
 
 def serve(config_file: str) -> None:
@@ -99,7 +177,7 @@ def serve(config_file: str) -> None:
         print("loading weights for ever", flush=True)
         time.sleep(3600)
     print(says_what_it_serves(config), flush=True)
-    ThreadingHTTPServer((config["host"], config["port"]), Handler).serve_forever()
+    FakeServer((config["host"], config["port"]), Handler).serve_forever()
 
 
 def says_what_it_serves(config: dict[str, Any]) -> str:

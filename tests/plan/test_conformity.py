@@ -13,6 +13,7 @@ from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
 from vllm_qualify.plan.cells import plan_cells, within_budget
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.conformity import difference
+from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.recipe import Approval, Recipe
 from vllm_qualify.recipe.workload import Likelihood
 
@@ -92,6 +93,14 @@ def test_a_commit_of_the_recipe_is_the_one_that_was_served(document: Document, e
     for revision, message in ((plan.cell.release.revision, ""), ("main", ""), ("e" * 40, "revision: not as in the recipe")):
         variant["revision"] = revision
         assert difference(plan, Recipe.model_validate(document)) == message
+
+
+def test_a_contract_that_is_left_out_or_is_asked_for_in_part_is_reported(document: Document, engine: EngineEnvironment) -> None:
+    recipe = Recipe.model_validate(document | {"contract": True})
+    plan = plans(document | {"contract": True}, engine)[0]
+    assert difference(plan, recipe) == ""
+    for contract in (None, Contract(time_limit_s=7.0), Contract(not_asked={"contract_stop": "it fails"})):
+        assert "contract: not as" in difference(plan.model_copy(update={"contract": contract}), recipe)
 
 
 def test_a_load_at_a_rate_is_that_of_the_recipe(document: Document, engine: EngineEnvironment) -> None:

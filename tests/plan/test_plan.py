@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.directions import CONTRACT
 from tests.fakes.vllm import VERSION, make_engine
 from tests.recipes import Document, reference
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity, content_digest
@@ -637,6 +638,15 @@ def test_smoke_gates_are_always_there_and_come_first(document: Document, engine:
     assert labels(throughput.gates) == [*smoke, *SCORES]
     for gate in latency.gates[: len(smoke)]:
         assert (gate.bound, gate.unit) == (1.0, "bool")
+
+
+def test_a_recipe_that_asks_for_the_contract_has_each_of_its_checks_as_a_gate(
+    document: Document, engine: EngineEnvironment
+) -> None:
+    document["contract"] = True
+    plan = only(plan_cells(loaded(document), Choice(profile="throughput"), Engines(engine=engine), CPU))
+    assert labels(plan.gates) == [*SMOKE_GATES, "smoke_golden", *CONTRACT, *SCORES]
+    assert judged_by(plan, loaded(document).recipe) == plan
 
 
 def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine: EngineEnvironment) -> None:

@@ -27,7 +27,7 @@ from vllm_qualify.runs.stored import reuse_stages, save_finished
 ANY_AGE = 36_500.0
 UNFINISHED = Reuse(of="unfinished", most_age_days=ANY_AGE)
 ALL = Reuse(of="all", most_age_days=ANY_AGE)
-MEASURED: list[Stage] = ["smoke", "accuracy", "load"]
+MEASURED: list[Stage] = ["smoke", "contract", "accuracy", "load"]
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_without_a_stage_the_server_is_started_and_tells_itself(broken_off: Run,
     (key,) = store.keys("stages/load/")
     (Path(store.url.removeprefix("file://")) / key).unlink()
     run = again(broken_off.plan)
-    assert taken(store, run) == ["smoke", "accuracy"]
+    assert taken(store, run) == ["smoke", "contract", "accuracy"]
     assert lacking(run) == ["load"]
 
 
@@ -229,7 +229,7 @@ def test_a_changed_file_on_this_machine_is_not_taken_over(left_here: Run, store:
     (left_here.evidence / "accuracy" / "machine.json").unlink()
     (note,) = (left_here.folder / "kept").glob("serve-*.json")
     note.write_text("{")
-    assert taken(store, again(left_here.plan)) == ["load"]
+    assert taken(store, again(left_here.plan)) == ["contract", "load"]
 
 
 @pytest.mark.parametrize(("outcome", "reuse", "is_taken"), [("not passed", ALL, False), ("passed", ALL, True)])
@@ -281,7 +281,12 @@ def scoring(planned: LikelihoodPlan) -> Change:
     return lambda plan: plan.model_copy(update={"likelihood": planned})
 
 
-EVERY: list[Stage] = ["fit", "serve", "smoke", "accuracy", "likelihood", "load", "speculation", "sweep", "starts"]
+def without_contract(plan: CellPlan) -> CellPlan:
+    gates = [gate for gate in plan.gates if not gate.metric.startswith("contract_")]
+    return plan.model_copy(update={"gates": gates, "contract": None})
+
+
+EVERY: list[Stage] = ["fit", "serve", "smoke", "contract", "accuracy", "likelihood", "load", "speculation", "sweep", "starts"]
 JUDGED: list[Stage] = ["fit", "accuracy", "load", "speculation", "sweep", "starts"]
 KNOWN = BetweenStarts(label="ttft_p50_ms", variance=1e-4, noise=1e-5, freedom=7.0, runs=["run-1"])
 CHANGES: dict[str, tuple[Change, list[Stage]]] = {
@@ -295,7 +300,10 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "draft": (of_server(draft_digest="sha256:0"), EVERY),
     "number of GPUs": (of_server(gpus=[0, 1]), EVERY),
     "driver": (of("fingerprint", name="Another CPU"), EVERY),
-    "smoke": (of("smoke", prompt="Who?"), ["smoke"]),
+    "smoke": (of("smoke", prompt="Who?"), ["smoke", "contract"]),
+    "contract": (of("contract", time_limit_s=7.0), ["contract"]),
+    # A run that was published before there was a contract.
+    "no contract": (without_contract, ["contract"]),
     # Another run's own answers may differ then, which are scored.
     "questions": (of_task(num_concurrent=3), ["accuracy", "likelihood", "starts"]),
     "texts": (scoring(LikelihoodPlan(settings=Likelihood(), texts_sha256="0" * 64)), ["likelihood"]),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.directions import CONTRACT
 from tests.fakes.vllm import make_engine
 from tests.recipes import reference
 from vllm_qualify.engine.environment import EngineEnvironment
@@ -39,14 +40,14 @@ CAPTURED = Path(__file__).parent.parent / "evidence" / "captured"
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 CELL_INDEX, CELL_PAGE = (f"cells/reference/bf16/cpu/balanced/index.{end}" for end in ("json", "html"))
 AFTERWARDS = [CELL_INDEX, "index.json", CELL_PAGE, "index.html"]
-WITHOUT_BASELINE: list[Stage] = ["serve", "smoke", "accuracy", "load"]
+WITHOUT_BASELINE: list[Stage] = ["serve", "smoke", "contract", "accuracy", "load"]
 COUNTER = sequence_key("reference/bf16/cpu/balanced")
 SERVED = {"server.yaml": "model: reference\n", "server.log": "INFO: ready\n", "startup_s": "12.500\n"}
 
 
 def captured_plan(folder: Path) -> CellPlan:
     """The reference recipe with the settings that the captured evidence was made with, and gates that it passes."""
-    document = reference()
+    document = reference() | {"contract": True}
     document["accuracy"][0] |= {"num_questions": 8, "num_fewshot": 1, "max_gen_toks": 48}
     document["gates"] = [document["gates"][0] | {"filter": "flexible-extract", "minimum": 0.1}]
     load = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}
@@ -196,6 +197,7 @@ def test_judging_leaves_the_report_and_its_page(run: Run, report: Report) -> Non
         "smoke_usage": ("pass", 2),
         "smoke_determinism": ("pass", 2),
         "smoke_golden": ("pass", 2),
+        **dict.fromkeys(CONTRACT, ("pass", 1)),
         "exact_match (gsm8k, flexible-extract)": ("pass", 8),
         "output_throughput_tok_s": ("pass", 52),
         "ttft_p50_ms": ("pass", 52),

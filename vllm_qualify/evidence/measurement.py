@@ -46,7 +46,7 @@ class Measurement(Frozen):
     measure.
     `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
     measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
-    `is_history` says that the baseline was measured on another day.
+    `is_history` says that the baseline was measured on another day. `finding` says what is wrong where a check does not hold.
     """
 
     metric: str
@@ -64,6 +64,7 @@ class Measurement(Frozen):
     ended_because: str | None = None
     not_in_interval: list[str] = []
     is_history: bool = False
+    finding: str = ""
     source: str
     traced_to: list[str] = []
     fingerprint: str = ""

@@ -180,7 +180,8 @@ def _because(verdict: Verdict, checks: Checks, measurement: Measurement, *, is_c
     if verdict == "invalid":
         return "the table's row for it cannot be trusted"
     if is_check:
-        return "it holds" if verdict == "pass" else "it does not hold"
+        finding = f": {measurement.finding}" if measurement.finding else ""
+        return "it holds" if verdict == "pass" else f"it does not hold{finding}"
     if verdict == "inconclusive":
         reason = "the bound lies within the interval" if checks.noise_known else _why_no_noise(measurement)
         ended = f"; {measurement.ended_because}" if measurement.ended_because else ""

@@ -10,6 +10,7 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.recipe.code import TASKS_CODE, code_of_server
+from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.recipe.values import Count, Frozen, Name, NotNegative, Positive
@@ -135,6 +136,7 @@ class BetweenStarts(Frozen):
 class CellPlan(Frozen):
     """Everything that one qualification of one cell will do; written to the run's folder before anything starts.
 
+    - `contract` is what of the API's contract is checked; None if the recipe asks for none of it.
     - `client` and `client_image` are those of the load client, if it does not run beside the server in the same engine.
     - `beside` is the baseline's server, if this machine can serve it too: then their loads are measured in turns.
     - A run that `establishes` is made to be the baseline of later runs. It is held against the approved one before it, if there
@@ -160,6 +162,7 @@ class CellPlan(Frozen):
     server: ServerPlan
     smoke: Smoke
     smoke_golden: str | None
+    contract: Contract | None = None
     accuracy: list[TaskPlan]
     likelihood: LikelihoodPlan | None = None
     load: Load

@@ -14,7 +14,7 @@ from vllm_qualify.engine.server import ServerPlan, gpu_count
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.cell import Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.plan.choice import Choice, Selection, repository_of, select
-from vllm_qualify.plan.gates import anchor_of, gates_of, waivers_of
+from vllm_qualify.plan.gates import anchor_of, contract_of, gates_of, waivers_of
 from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import check_memory_limit, server_plan
 from vllm_qualify.plan.workload import (
@@ -124,6 +124,7 @@ def _plan(
         server=server,
         smoke=recipe.smoke,
         smoke_golden=variant.smoke_golden,
+        contract=contract_of(recipe, variant),
         accuracy=accuracy,
         likelihood=likelihood_plan(loaded, recipe.likelihood, server, gates),
         load=load_plan(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),

@@ -47,7 +47,7 @@ def _is_commit(revision: str | None) -> bool:
 
 
 def _judged(plan: CellPlan, expected: CellPlan, selection: Selection) -> Iterator[str]:
-    for name in ("gates", "waivers", "smoke_golden", "approval", "named_anchor"):
+    for name in ("gates", "waivers", "smoke_golden", "contract", "approval", "named_anchor"):
         if getattr(plan, name) != getattr(expected, name):
             yield name.replace("_", " ")
     if plan.baseline_variant != (selection.variant.baseline or plan.cell.variant):

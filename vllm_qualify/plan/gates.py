@@ -1,7 +1,9 @@
 """The gates of a cell, and their waivers."""
 
+from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import pick
+from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.gates import Gate, Minimum, Waiver
 from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
 from vllm_qualify.recipe.recipe import Profile, Recipe, Serving
@@ -11,7 +13,7 @@ SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "sm
 
 
 def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
-    """The plan with what `recipe` has for its cell: gates, waivers, golden text, rule of approval, and a named anchor.
+    """The plan with what `recipe` has for its cell: gates, waivers, golden text, contract, rule of approval, named anchor.
 
     Raises:
         CallerError: the recipe does not have the cell.
@@ -24,6 +26,7 @@ def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
         "gates": gates_of(recipe, serving, variant, profile),
         "waivers": waivers_of(recipe, cell.gpu_type, cell.variant, cell.profile),
         "smoke_golden": variant.smoke_golden,
+        "contract": contract_of(recipe, variant),
         "approval": recipe.approval,
         "named_anchor": anchor_of(recipe, cell.gpu_type, cell.variant, cell.profile),
     }
@@ -42,7 +45,12 @@ def anchor_of(recipe: Recipe, gpu_type: str, variant: str, profile: str) -> str 
 
 
 def gates_of(recipe: Recipe, serving: Serving, variant: Variant, profile: Profile) -> list[Gate]:
-    return [*smoke_gates(variant), *network_gates(serving), *recipe.gates_of(profile)]
+    return [
+        *smoke_gates(variant),
+        *contract_gates(contract_of(recipe, variant)),
+        *network_gates(serving),
+        *recipe.gates_of(profile),
+    ]
 
 
 def network_gates(serving: Serving) -> list[Gate]:
@@ -53,3 +61,15 @@ def smoke_gates(variant: Variant) -> list[Gate]:
     """The gates on smoke, which a recipe cannot leave out."""
     metrics = [*SMOKE_GATES, *(["smoke_golden"] if variant.smoke_golden is not None else [])]
     return [Minimum(metric=metric, minimum=1.0, unit="bool") for metric in metrics]
+
+
+def contract_of(recipe: Recipe, variant: Variant) -> Contract | None:
+    """What of the API's contract a variant's server is asked; None if the recipe asks for none of it."""
+    if not recipe.contract:
+        return None
+    return Contract(not_asked=dict(KINDS[variant.engine].not_offered), time_limit_s=recipe.smoke.time_limit_s)
+
+
+def contract_gates(contract: Contract | None) -> list[Gate]:
+    """The gates on the API's contract: all of it or none."""
+    return [Minimum(metric=check.name, minimum=1.0, unit="bool") for check in contract.checks] if contract else []

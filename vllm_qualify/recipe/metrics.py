@@ -4,7 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Stage = Literal["fit", "baseline", "serve", "smoke", "accuracy", "likelihood", "load", "speculation", "sweep", "starts"]
+from vllm_qualify.recipe import contract
+
+Stage = Literal[
+    "fit", "baseline", "serve", "smoke", "contract", "accuracy", "likelihood", "load", "speculation", "sweep", "starts"
+]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 Direction = Literal["higher", "lower"]
 
@@ -98,6 +102,7 @@ _DECLARED = (
     Metric("smoke_usage", "smoke", "bool", "higher", "the usage counts are present and agree with the request"),
     Metric("smoke_determinism", "smoke", "bool", "higher", "the same prompt at temperature 0 gave the same text twice"),
     Metric("smoke_golden", "smoke", "bool", "higher", "the text equals the recipe's golden text"),
+    *(Metric(check.name, "contract", "bool", "higher", check.meaning) for check in contract.CHECKS),
     *(Metric(name, "accuracy", "fraction", "higher", meaning, is_score=True) for name, meaning in _SCORES.items()),
     Metric("truncated_answers", "accuracy", "fraction", "lower", "share of answers that were cut at the most tokens allowed"),
     Metric(
@@ -134,6 +139,7 @@ _DECLARED = (
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
+CONTRACT_METRICS = tuple(check.name for check in contract.CHECKS)
 SMOKE_METRICS = tuple(metric.name for metric in _DECLARED if metric.stage == "smoke")
 
 # The required confidence that a percentile is met if no request misses it.

@@ -116,6 +116,9 @@ class Recipe(Frozen):
         description="how the model is served on each GPU type: `h100`, `h200`, `b200`, …, `cpu`, as NVML reports them",
     )
     smoke: Smoke = Field(description="the fixed prompt")
+    contract: bool = Field(
+        default=False, description="whether each server is asked for the API's contract; every check of it is then a gate"
+    )
     accuracy: list[Accuracy] = Field(min_length=1, description="the lm-eval tasks")
     likelihood: Likelihood | None = Field(default=None, description="texts whose likelihood is compared with the baseline's")
     gates: Gates = Field(min_length=1, description="gates of every cell")

@@ -200,6 +200,7 @@ def _machine(report: Report) -> dict[str, Any]:
 def _workload(plan: CellPlan) -> dict[str, Any]:
     return {
         "smoke": _dumped(plan.smoke) | {"golden": plan.smoke_golden},
+        "contract": _dumped(plan.contract),
         "accuracy": {task.name: task.settings.model_dump(mode="json", exclude={"task"}) for task in plan.accuracy},
         "likelihood": _scored(plan.likelihood),
         "load": _dumped(plan.load),

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import yaml
@@ -155,6 +155,7 @@ class EngineKind:
     - `identities` gives what it says in its log that it serves, once for each of its processes that says so; None if its log
       does not say it.
     - `failures` are signs in its log besides those that all kinds share; they come before those.
+    - `not_offered` are the checks of the API's contract that it cannot meet, each with the reason.
     """
 
     name: EngineName
@@ -185,6 +186,7 @@ class EngineKind:
     start_log: StartLog | None = None
     identities: Callable[[str], list[Identity]] | None = None
     failures: tuple[Sign, ...] = ()
+    not_offered: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tells_its_queue(self) -> bool:

@@ -6,6 +6,7 @@ from vllm_qualify.recipe.serving import EngineName, ServerArguments
 TENSORRT_LLM: EngineName = "tensorrt-llm"
 # The scheduler's default policy, and the only one that never pauses a running request for another.
 NO_EVICTION = "GUARANTEED_NO_EVICT"
+FLAT_ERRORS = "its errors are not in an object named `error`, as OpenAI's are"
 BLOCK_REUSE_REMEDY = "set enable_block_reuse to false in kv_cache_config"
 
 
@@ -77,6 +78,14 @@ KIND = EngineKind(
     },
     load_problems=_load_problems,
     hit_share=_hit_share,
+    # From its tensorrt_llm/serve/openai_protocol.py: ErrorResponse and ModelCard.
+    not_offered={
+        "contract_prompt_too_long": "its /v1/models does not say how long a prompt may be",
+        "contract_bad_body": FLAT_ERRORS,
+        "contract_unknown_model": FLAT_ERRORS,
+        "contract_alive": "none of the requests that it must refuse is asked",
+        "contract_hang_up": "its metrics page does not count the requests that run",
+    },
     config=_config,
     text=plain_text,
     arguments=_arguments,

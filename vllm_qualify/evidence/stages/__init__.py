@@ -2,6 +2,7 @@
 
 from vllm_qualify.evidence.stages.accuracy import AskingLimits, accuracy_stage, asks_alike
 from vllm_qualify.evidence.stages.baseline import baseline_stage
+from vllm_qualify.evidence.stages.contract import contract_stage
 from vllm_qualify.evidence.stages.fit import fit_result, fit_stage
 from vllm_qualify.evidence.stages.likelihood import likelihood_stage, scored_answers, scored_texts, scores_alike
 from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
@@ -29,6 +30,7 @@ __all__ = [
     "asks_alike",
     "baseline_stage",
     "begin_start",
+    "contract_stage",
     "end_start",
     "fit_result",
     "fit_stage",

@@ -154,7 +154,8 @@ def comparing_inputs(plan: CellPlan) -> list[Any]:
 
 def judging_inputs(plan: CellPlan) -> list[Any]:
     """The inputs that decide when enough was measured."""
-    gates = [gate.model_dump(mode="json") for gate in plan.judged]
+    # What the API's contract asks of a server decides nothing about the other stages.
+    gates = [gate.model_dump(mode="json") for gate in plan.judged if METRICS[gate.metric].stage != "contract"]
     waived = sorted((waiver.gate, str(waiver.expires)) for waiver in plan.waivers)
     compared = [each.run_id if each else None for each in (plan.baseline, plan.anchor)]
     return [gates, waived, compared, plan.establishes, plan.unpassed]

@@ -7,6 +7,7 @@ from vllm_qualify.errors import writing
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.stages.accuracy import ACCURACY
 from vllm_qualify.evidence.stages.baseline import BASELINE
+from vllm_qualify.evidence.stages.contract import CONTRACT
 from vllm_qualify.evidence.stages.fit import FIT
 from vllm_qualify.evidence.stages.likelihood import LIKELIHOOD
 from vllm_qualify.evidence.stages.load import LOAD
@@ -19,7 +20,7 @@ from vllm_qualify.evidence.stages.sweep import SWEEP
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import Stage
 
-_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, ACCURACY, LIKELIHOOD, LOAD, SPECULATION, SWEEP, STARTS)
+_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, CONTRACT, ACCURACY, LIKELIHOOD, LOAD, SPECULATION, SWEEP, STARTS)
 TABLE: dict[Stage, StageKind] = {kind.name: kind for kind in _IN_ORDER}
 # What a stage does besides its waits: parsing at each look, copying, hashing. And keeping it in a store that does not answer:
 # five tries of a quarter of an hour each, with their waits 80 minutes.

@@ -120,6 +120,8 @@ def refused_in_recipes(metric: Metric) -> str | None:
     """Why a recipe may have no gate on the metric; None if it may."""
     if metric.stage == "smoke":
         return "smoke always gates by itself; leave it out"
+    if metric.stage == "contract":
+        return "the API's contract gates by itself; set 'contract: true', and leave this out"
     if metric.name == NCCL_INFINIBAND:
         return f"{metric.name} gates by itself where a GPU type has `network: infiniband`; leave it out"
     if metric.stage == "serve":

@@ -1,0 +1,233 @@
+"""The checks of the contract, each on kept requests and replies alone."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vllm_qualify.engine.kinds.base import EngineKind
+from vllm_qualify.evidence.contract.asking import MANY, counted
+from vllm_qualify.evidence.contract.exchange import EXCHANGES, read_exchanges
+from vllm_qualify.evidence.contract.replies import (
+    DONE,
+    BrokenError,
+    Chunk,
+    Completion,
+    MissingError,
+    Models,
+    Refusal,
+    Said,
+    Usage,
+    parsed,
+    shown,
+)
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
+from vllm_qualify.recipe.contract import Contract
+
+# A log-probability is at most 0; the last digits of a sum can be above.
+ROUNDING = 1e-6
+
+
+class Asked:
+    """What the checks read: what was said, by a server of this name and kind."""
+
+    def __init__(self, said: Said, model: str, kind: EngineKind) -> None:
+        self.said, self.model, self.kind = said, model, kind
+
+    def completion(self, name: str) -> Completion:
+        """A completion of the served model. Raises BrokenError, MissingError."""
+        reply = self.said.read(name, Completion)
+        if reply.model != self.model:
+            raise BrokenError(f"the reply to '{name}' is of the model {shown(reply.model)}")
+        check_usage(name, reply.usage)
+        return reply
+
+    def text(self, name: str) -> str:
+        return self.completion(name).choices[0].text
+
+
+def parse_contract(folder: Path, contract: Contract, model: str, kind: EngineKind) -> list[Measurement]:
+    """The measurement of each check that is asked, 1.0 or 0.0, from what `measure_contract` wrote."""
+    source = f"{folder.name}/{EXCHANGES}"
+    try:
+        asked = Asked(Said(read_exchanges(folder)), model, kind)
+    except UNUSABLE as error:
+        return [invalid(check.name, f"no usable exchanges: {in_words(error)}", source) for check in contract.checks]
+    return [_measured(check.name, asked, source) for check in contract.checks]
+
+
+def _measured(metric: str, asked: Asked, source: str) -> Measurement:
+    try:
+        HOLDS[metric](asked)
+    except MissingError as why:
+        return invalid(metric, str(why), source)
+    except BrokenError as what:
+        return valid(metric, 0.0, source, sample_count=1, finding=str(what))
+    except UNUSABLE as error:
+        return invalid(metric, f"no usable exchanges: {in_words(error)}", source)
+    return valid(metric, 1.0, source, sample_count=1)
+
+
+def check_usage(name: str, usage: Usage) -> None:
+    if usage.total_tokens != usage.prompt_tokens + usage.completion_tokens:
+        raise BrokenError(f"the usage counts of '{name}' do not agree: {usage}")
+
+
+def need(holds: object, sentence: str) -> None:
+    if not holds:
+        raise BrokenError(sentence)
+
+
+def _models(asked: Asked) -> None:
+    names = [card.id for card in asked.said.read("models", Models).data]
+    need(asked.model in names, f"/v1/models lists {shown(', '.join(names))}, and not the served model")
+
+
+def _completion(asked: Asked) -> None:
+    reply = asked.completion("plain")
+    need(reply.choices[0].text.strip(), "the reply has no text")
+    most = _number(asked.said, "plain", "max_tokens")
+    tokens = reply.usage.completion_tokens
+    need(0 < tokens <= most, f"the reply has {tokens} tokens of at most {most}")
+
+
+def _number(said: Said, name: str, key: str) -> int:
+    value = said.sent(name).get(key)
+    if not isinstance(value, int):
+        raise MissingError(f"the request '{name}' has no {key}")
+    return value
+
+
+def _stream(asked: Asked) -> None:
+    streamed = "".join(choice.text for chunk in asked.said.chunks("stream", Chunk) for choice in chunk.choices)
+    plain = asked.text("plain")
+    need(streamed == plain, f"the stream has {shown(streamed)}, and the plain reply {shown(plain)}")
+
+
+def _stream_usage(asked: Asked) -> None:
+    usage, plain = asked.said.chunks("stream", Chunk)[-1].usage, asked.completion("plain").usage
+    need(usage is not None, "the stream's last chunk has no usage counts")
+    need(usage == plain, f"the stream counts {usage}, and the plain reply {plain}")
+
+
+def _stream_end(asked: Asked) -> None:
+    events = asked.said.events("stream")
+    need(events and events[-1] == DONE and events.count(DONE) == 1, f"the stream does not end with {DONE}")
+    chunks = asked.said.chunks("stream", Chunk)
+    reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
+    need(
+        reasons and reasons[-1] is not None and reasons.count(None) == len(reasons) - 1,
+        f"the chunks' finish reasons are {shown(str(reasons))}: the last one alone must have one",
+    )
+
+
+def _max_tokens(asked: Asked) -> None:
+    reply, most = asked.completion("one"), _number(asked.said, "one", "max_tokens")
+    reason = reply.choices[0].finish_reason
+    need(
+        reason == "length" and reply.usage.completion_tokens == most,
+        f"{most} token was asked for: {reply.usage.completion_tokens} came, ended by {reason}",
+    )
+
+
+def _stop(asked: Asked) -> None:
+    plain, stopped = asked.text("plain"), asked.completion("stop").choices[0]
+    wanted = asked.said.sent("stop").get("stop")
+    if not (isinstance(wanted, list) and len(wanted) == 1 and isinstance(wanted[0], str) and wanted[0]):
+        raise MissingError("the request 'stop' has no stop string")
+    before = plain.partition(wanted[0])[0]
+    need(
+        stopped.text == before and stopped.finish_reason == "stop",
+        f"before {wanted[0]!r} the plain reply has {shown(before)}; with it as the stop string came {shown(stopped.text)},"
+        f" ended by {stopped.finish_reason}",
+    )
+
+
+def _n(asked: Asked) -> None:
+    wanted = _number(asked.said, "sampled", "n")
+    indices = sorted(choice.index for choice in asked.completion("sampled").choices)
+    need(indices == list(range(wanted)), f"{wanted} choices were asked for, and those of the indices {indices} came")
+
+
+def _seed(asked: Asked) -> None:
+    first, again = (_texts(asked, name) for name in ("sampled", "sampled again"))
+    if asked.said.sent("sampled") != asked.said.sent("sampled again"):
+        raise MissingError("the two sampled requests differ")
+    need(first == again, f"the same seed gave {shown(str(first))}, then {shown(str(again))}")
+
+
+def _texts(asked: Asked, name: str) -> list[str]:
+    return [choice.text for choice in sorted(asked.completion(name).choices, key=lambda choice: choice.index)]
+
+
+def _logprobs(asked: Asked) -> None:
+    reply = asked.completion("logprobs")
+    likelihoods = reply.choices[0].logprobs
+    if likelihoods is None:
+        raise BrokenError("the reply has no logprobs")
+    tokens = reply.usage.completion_tokens
+    counts = [len(likelihoods.tokens), len(likelihoods.token_logprobs), len(likelihoods.top_logprobs)]
+    need(counts == [tokens] * 3, f"{tokens} tokens have {counts} tokens, log-probabilities and likeliest ones")
+    for own, top in zip(likelihoods.token_logprobs, likelihoods.top_logprobs, strict=True):
+        need(own is not None and own <= ROUNDING and top, f"a token's log-probability is {own}, beside {shown(str(top))}")
+        likeliest = max((top or {}).values())
+        need(
+            own is not None and math.isclose(own, likeliest, abs_tol=1e-3),
+            f"at temperature 0 a token of log-probability {own} was taken, and the likeliest has {likeliest}",
+        )
+
+
+def _refusal(*names: str) -> Callable[[Asked], None]:
+    def check(asked: Asked) -> None:
+        for name in names:
+            exchange = asked.said.exchange(name)
+            need(
+                exchange.status is not None and 400 <= exchange.status < 500,
+                f"the request '{name}' got HTTP {exchange.status}, and not a status 4xx: {shown(exchange.reply)}",
+            )
+            parsed(name, exchange.reply, Refusal)
+
+    return check
+
+
+def _alive(asked: Asked) -> None:
+    before, after = asked.text("plain"), asked.text("after errors")
+    need(before == after, f"before the errors came {shown(before)}, and after them {shown(after)}")
+
+
+def _hang_up(asked: Asked) -> None:
+    need("data:" in asked.said.answered("hung up").reply, "the stream that was to be hung up did not begin")
+    most = _number(asked.said, "hung up", "max_tokens")
+    running, generated = (
+        [counted(asked.said.answered(f"metrics {when}").reply, asked.kind.counters[name]) for when in ("before", "after")]
+        for name in ("running", "generation_tokens")
+    )
+    need(None not in (*running, *generated), "the metrics page does not count running requests and their tokens")
+    need(running[-1] == 0, f"after the client hung up, {running[-1]} requests still run")
+    gained = (generated[1] or 0) - (generated[0] or 0)
+    # One token is of the request that follows.
+    need(gained - 1 < most, f"the server made all {most} tokens for a client that had hung up")
+
+
+def _many(asked: Asked) -> None:
+    for number in range(1, MANY + 1):
+        need(asked.text(f"at once {number}").strip(), f"reply {number} of {MANY} at once has no text")
+
+
+HOLDS: Mapping[str, Callable[[Asked], None]] = {
+    "contract_models": _models,
+    "contract_completion": _completion,
+    "contract_stream": _stream,
+    "contract_stream_usage": _stream_usage,
+    "contract_stream_end": _stream_end,
+    "contract_max_tokens": _max_tokens,
+    "contract_stop": _stop,
+    "contract_n": _n,
+    "contract_seed": _seed,
+    "contract_logprobs": _logprobs,
+    "contract_prompt_too_long": _refusal("too long"),
+    "contract_bad_body": _refusal("no JSON", "wrong type"),
+    "contract_unknown_model": _refusal("unknown model"),
+    "contract_alive": _alive,
+    "contract_hang_up": _hang_up,
+    "contract_many": _many,
+}
