@@ -1,6 +1,6 @@
 """Conversations to train and to check the chat model on: sums, word problems, notes, tools, JSON, and rules of a system prompt.
 
-A conversation is a list of OpenAI's messages whose last one is the reply to learn. The reply, its thoughts included, follows
+A conversation is a list of OpenAI's messages. Its last one is the reply to learn. The reply, its thoughts included, follows
 from what stands before it, so that it can be checked token by token. All words and numbers are drawn from a seed. Words that
 the generator makes up from syllables stand among the real ones: the model has to copy what it reads.
 
@@ -209,7 +209,7 @@ class Sum:
 
 
 def draw_sum(rng: Talk, left: int | None = None) -> Sum:
-    """A sum whose numbers and value are whole and in 0..MAX_VALUE; `left` is given where a sum goes on from one before."""
+    """A sum of whole numbers; they and its value are in 0..MAX_VALUE; `left` is given where a sum goes on from one before."""
     while True:
         sign = rng.choice("++--*/")
         if sign in "+-":
@@ -309,7 +309,7 @@ def greeting(rng: Talk, state: State) -> Exchange:
     return Exchange(user if user[-1] in "?." else user + rng.choice(("", "!", ".")), (Reply(thoughts, text, text),))
 
 
-# what is noted: how it is told, how it is asked for, and the reply
+# what is noted: how a user says it, how it is asked for, and the reply
 NOTES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "name": (
         ("My name is {}.", "I am {}.", "I am called {}.", "Hello, my name is {}."),

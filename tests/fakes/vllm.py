@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
                     {} if token == tokens - 1 else {"finish_reason": None}
                 )
                 self.event(json.dumps(whole | {"choices": [part], "usage": None}))
-                time.sleep(TOKEN_S)
+                time.sleep(TOKEN_S)  # a token takes this long
             if request.get("stream_options"):
                 self.event(json.dumps(whole | {"choices": []}))
             self.event("[DONE]")

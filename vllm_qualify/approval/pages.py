@@ -52,7 +52,7 @@ def write_page(store: Store, key: str, what: str, revision: int, draw: Callable[
     def attempt() -> None:
         there = read_page(store, key, what)
         while there and there.revision < after and (pause_s := next(pauses, None)):
-            time.sleep(random.uniform(pause_s / 2, pause_s))
+            time.sleep(random.uniform(pause_s / 2, pause_s))  # so that those who wait do not all look at once
             there = read_page(store, key, what)
         if not there:
             store.swap(key, draw(b""), TYPES[".html"], None)

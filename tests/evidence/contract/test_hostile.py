@@ -128,7 +128,7 @@ def test_a_stream_that_never_ends_ends_here(tmp_path: Path, monkeypatch: pytest.
             """The first event, again and again. The client that hangs up ends it with its connection."""
             while True:
                 super().event(data)
-                time.sleep(TOKEN_S)
+                time.sleep(TOKEN_S)  # a token takes this long
 
     with serving(NeverEnds) as url:
         rows = measured(url, tmp_path / "contract", Contract(time_limit_s=5), monkeypatch)
