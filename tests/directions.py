@@ -22,6 +22,31 @@ CONTRACT = [
     "contract_hang_up",
     "contract_many",
 ]
+# Those that each capability adds.
+CAPABILITIES = {
+    "chat": [
+        "contract_chat",
+        "contract_chat_stream",
+        "contract_chat_stream_usage",
+        "contract_chat_stream_end",
+        "contract_chat_turns",
+        "contract_chat_system",
+        "contract_chat_end",
+    ],
+    "tools": [
+        "contract_tools_auto",
+        "contract_tools_stream",
+        "contract_tools_none",
+        "contract_tools_required",
+        "contract_tools_named",
+        "contract_tools_result",
+    ],
+    "parallel_tools": ["contract_parallel_tools", "contract_parallel_tools_stream"],
+    "reasoning": ["contract_reasoning", "contract_reasoning_stream", "contract_reasoning_tags"],
+    "json_schema": ["contract_json_object", "contract_json_schema"],
+    "vision": ["contract_vision", "contract_vision_two", "contract_vision_broken"],
+    "responses": ["contract_responses", "contract_responses_stream"],
+}
 HIGHER_IS_BETTER = {
     "nccl_infiniband",
     "smoke_model_identity",
@@ -30,6 +55,7 @@ HIGHER_IS_BETTER = {
     "smoke_determinism",
     "smoke_golden",
     *CONTRACT,
+    *(check for checks in CAPABILITIES.values() for check in checks),
     "exact_match",
     "acc",
     "acc_norm",

@@ -6,10 +6,14 @@ completion is an error), `forgetful` (another text each time). TORCH_FAKE_VLLM_S
 whatever its file says. The contract test in tests/live holds its answers to those of the real server.
 """
 
+import base64
 import json
 import os
+import re
 import sys
 import time
+import zlib
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
@@ -69,8 +73,85 @@ def completion(model: str, text: str, tokens: int, choices: list[dict[str, Any]]
     }
 
 
+# --- chats
+
+
+def messages_of(request: dict[str, Any]) -> list[dict[str, Any]]:
+    return request.get("messages") or [{"role": "user", "content": request["input"]}]
+
+
+def said_to(request: dict[str, Any]) -> dict[str, Any]:
+    """A model that thinks, calls tools for cities, writes JSON that fits, and sees colours. Raises ValueError, zlib.error."""
+    last = messages_of(request)[-1]
+    tools, chosen = request.get("tools", []), request.get("tool_choice", "auto")
+    form = request.get("response_format", {}).get("type")
+    content, calls, reason = " It is 7.", [], "stop"
+    if isinstance(last["content"], list):
+        content = " and ".join(colour_of(part["image_url"]["url"]) for part in last["content"] if part["type"] == "image_url")
+    elif chosen == "required" or isinstance(chosen, dict):
+        name = tools[0]["function"]["name"] if chosen == "required" else chosen["function"]["name"]
+        calls, reason = [(name, '{"city": "Paris"}')], "tool_calls" if chosen == "required" else "stop"
+    elif tools and chosen == "auto" and last["role"] == "user":
+        cities = re.findall(r"in ([A-Z]\w+)", last["content"])
+        calls, reason = [(tools[0]["function"]["name"], json.dumps({"city": city})) for city in cities], "tool_calls"
+    elif form == "json_object":
+        content = '{"answer": 42}'
+    elif form == "json_schema":
+        properties = request["response_format"]["json_schema"]["schema"]["properties"]
+        content = json.dumps({name: value["enum"][0] if "enum" in value else 42 for name, value in properties.items()})
+    return {"reasoning": "I think.", "content": "" if calls else content, "calls": calls, "reason": reason}
+
+
+def colour_of(url: str) -> str:
+    """The colour of a PNG's first pixel, if it is pure red or blue, or another one. Raises ValueError, zlib.error."""
+    png = base64.b64decode(url.partition(",")[2])
+    _, found, data = png.partition(b"IDAT")
+    if not found:
+        raise ValueError("cannot identify image file")
+    first = zlib.decompressobj().decompress(data)[1:]
+    return {(255, 0, 0): "Red", (0, 0, 255): "Blue"}.get((first[0], first[1], first[2]), "Grey")
+
+
+def halves(text: str) -> list[str]:
+    """A text in two pieces; none of nothing."""
+    return [piece for piece in (text[: len(text) // 2], text[len(text) // 2 :]) if piece]
+
+
+def chat(model: str, spoken: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {"id": f"chatcmpl-tool-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(spoken["calls"])
+    ]
+    message = {"role": "assistant", "content": spoken["content"], "reasoning": spoken["reasoning"], "tool_calls": calls}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": spoken["reason"]}],
+        "usage": spoken["usage"],
+    }
+
+
+def response(model: str, spoken: dict[str, Any]) -> dict[str, Any]:
+    texts = (("reasoning", "reasoning_text", spoken["reasoning"]), ("message", "output_text", spoken["content"]))
+    counts = spoken["usage"]
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "model": model,
+        "status": "incomplete" if spoken["reason"] == "length" else "completed",
+        "output": [{"type": item, "content": [{"type": part, "text": text}]} for item, part, text in texts],
+        "usage": {
+            "input_tokens": counts["prompt_tokens"],
+            "output_tokens": counts["completion_tokens"],
+            "total_tokens": counts["total_tokens"],
+        },
+    }
+
+
 class Handler(BaseHTTPRequestHandler):
-    """vLLM's completions, models and metrics endpoints."""
+    """vLLM's completions, chats, responses, models and metrics endpoints."""
 
     protocol_version = "HTTP/1.1"
     model = ""
@@ -92,12 +173,82 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             self._refuse(400, str(error))
             return
-        if request["model"] != self.model:
+        if self.path != "/v1/completions":
+            self._talk(request)
+        elif request["model"] != self.model:
             self._refuse(404, f"The model `{request['model']}` does not exist.")
         elif not isinstance(request["max_tokens"], int) or len(request["prompt"]) > LONGEST_TOK:
             self._refuse(400, "a wrong type, or a prompt that is too long")
         else:
             self.complete(request)
+
+    def _talk(self, request: dict[str, Any]) -> None:
+        """Answer in a chat, or as /v1/responses."""
+        if request["model"] != self.model:
+            self._refuse(404, f"The model `{request['model']}` does not exist.")
+            return
+        try:
+            spoken = self.speak(request)
+        except (ValueError, zlib.error) as error:
+            self._refuse(400, f"Failed to load image: {error}")
+            return
+        if self.path == "/v1/responses":
+            self.respond(request, spoken)
+        elif request.get("stream"):
+            self.start_stream()
+            for document in self.pieces(request, spoken):
+                self.event(json.dumps(document))
+            self.event("[DONE]")
+        else:
+            self._answer(200, chat(self.model, spoken))
+
+    def speak(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What it says: thoughts, content and calls, why it ends, and its counts."""
+        spoken = said_to(request)
+        most: int = request.get("max_tokens") or request["max_output_tokens"]
+        tokens = len(f"{spoken['reasoning']} {spoken['content']}".split()) + 8 * len(spoken["calls"])
+        if tokens > most:
+            spoken |= {"reasoning": "I", "content": "", "calls": [], "reason": "length"}
+            tokens = most
+        prompt_tokens = self.prompt_tok(request)
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+        return spoken | {"usage": usage}
+
+    def prompt_tok(self, request: dict[str, Any]) -> int:
+        """A token for each word."""
+        return 3 + sum(len(str(message["content"]).split()) for message in messages_of(request))
+
+    def pieces(self, request: dict[str, Any], spoken: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of a chat's stream."""
+        whole = chat(self.model, spoken) | {"object": "chat.completion.chunk"}
+        usage = whole.pop("usage")
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        deltas += [{"reasoning": piece} for piece in halves(spoken["reasoning"])]
+        deltas += [{"content": piece} for piece in halves(spoken["content"])]
+        for index, call in enumerate(whole["choices"][0]["message"]["tool_calls"]):
+            name = {"id": call["id"], "type": "function", "index": index, "function": {"name": call["function"]["name"]}}
+            deltas.append({"content": None, "tool_calls": [name]})
+            for piece in halves(call["function"]["arguments"]):
+                deltas.append({"content": None, "tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        for delta in deltas:
+            yield whole | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+        yield whole | {"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": spoken["reason"]}]}
+        if request.get("stream_options"):
+            yield whole | {"choices": [], "usage": usage}
+
+    def respond(self, request: dict[str, Any], spoken: dict[str, Any]) -> None:
+        whole = response(self.model, spoken)
+        if not request.get("stream"):
+            self._answer(200, whole)
+            return
+        self.start_stream()
+        self.event(
+            json.dumps({"type": "response.created", "response": whole | {"status": "in_progress", "output": [], "usage": None}})
+        )
+        for kind, text in (("reasoning_text", spoken["reasoning"]), ("output_text", spoken["content"])):
+            for piece in halves(text):
+                self.event(json.dumps({"type": f"response.{kind}.delta", "delta": piece}))
+        self.event(json.dumps({"type": f"response.{whole['status']}", "response": whole}))
 
     def complete(self, request: dict[str, Any]) -> None:
         """Answer a request that is right."""
@@ -114,10 +265,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def stream(self, request: dict[str, Any], text: str, tokens: int) -> None:
         """Send the text with the first token, and end at the asked length or when the client has gone."""
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream; charset=utf-8")
-        self.send_header("connection", "close")
-        self.end_headers()
+        self.start_stream()
         whole = completion(self.model, text, tokens)
         try:
             for token in range(tokens):
@@ -131,8 +279,13 @@ class Handler(BaseHTTPRequestHandler):
             self.event("[DONE]")
         except ConnectionError:
             return
-        finally:
-            self.close_connection = True
+
+    def start_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream; charset=utf-8")
+        self.send_header("connection", "close")
+        self.end_headers()
+        self.close_connection = True
 
     def event(self, data: str) -> None:
         self.wfile.write(f"data: {data}\n\n".encode())

@@ -99,8 +99,23 @@ def test_a_contract_that_is_left_out_or_is_asked_for_in_part_is_reported(documen
     recipe = Recipe.model_validate(document | {"contract": True})
     plan = plans(document | {"contract": True}, engine)[0]
     assert difference(plan, recipe) == ""
-    for contract in (None, Contract(time_limit_s=7.0), Contract(not_asked={"contract_stop": "it fails"})):
+    changes = (
+        None,
+        Contract(time_limit_s=7.0),
+        Contract(not_asked={"contract_stop": "it fails"}),
+        Contract(capabilities=["chat"]),
+    )
+    for contract in changes:
         assert "contract: not as" in difference(plan.model_copy(update={"contract": contract}), recipe)
+
+
+def test_a_promise_that_is_left_out_is_reported(document: Document, engine: EngineEnvironment) -> None:
+    promising = document | {"capabilities": ["chat", "tools"]}
+    plan, recipe = plans(promising, engine)[0], Recipe.model_validate(promising)
+    assert difference(plan, recipe) == ""
+    assert plan.contract is not None
+    fewer = plan.contract.model_copy(update={"capabilities": ["chat"]})
+    assert "contract: not as" in difference(plan.model_copy(update={"contract": fewer}), recipe)
 
 
 def test_a_load_at_a_rate_is_that_of_the_recipe(document: Document, engine: EngineEnvironment) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.directions import CONTRACT
+from tests.directions import CAPABILITIES, CONTRACT
 from tests.fakes.vllm import VERSION, make_engine
 from tests.recipes import Document, reference
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity, content_digest
@@ -21,7 +21,7 @@ from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, new_run_id, plan_cells
 from vllm_qualify.plan.choice import Choice, select
-from vllm_qualify.plan.gates import SMOKE_GATES, judged_by
+from vllm_qualify.plan.gates import SMOKE_GATES, contract_of, judged_by
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
@@ -647,6 +647,35 @@ def test_a_recipe_that_asks_for_the_contract_has_each_of_its_checks_as_a_gate(
     plan = only(plan_cells(loaded(document), Choice(profile="throughput"), Engines(engine=engine), CPU))
     assert labels(plan.gates) == [*SMOKE_GATES, "smoke_golden", *CONTRACT, *SCORES]
     assert judged_by(plan, loaded(document).recipe) == plan
+
+
+def test_a_promise_asks_for_the_contract_with_its_checks(document: Document, engine: EngineEnvironment) -> None:
+    document["capabilities"] = ["chat", "reasoning"]
+    plan = only(plan_cells(loaded(document), Choice(profile="throughput"), Engines(engine=engine), CPU))
+    promised = [*CAPABILITIES["chat"], *CAPABILITIES["reasoning"]]
+    assert labels(plan.gates) == [*SMOKE_GATES, "smoke_golden", *CONTRACT, *promised, *SCORES]
+    assert judged_by(plan, loaded(document).recipe) == plan
+
+
+@pytest.mark.parametrize(("promised", "checks"), [(["chat"], CAPABILITIES["chat"]), ([], None)])
+def test_a_variant_can_promise_something_else(
+    promised: list[str], checks: list[str] | None, document: Document, engine: EngineEnvironment
+) -> None:
+    document["capabilities"] = ["chat", "tools"]
+    document["variants"]["fp8"]["capabilities"] = promised
+    plan = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), Engines(engine=engine), CPU))
+    asked = [check.name for check in plan.contract.checks] if plan.contract else None
+    assert asked == (None if checks is None else [*CONTRACT, *checks])
+
+
+def test_what_an_engine_does_not_offer_is_left_out_only_of_what_is_promised() -> None:
+    recipe = Recipe.model_validate(reference() | {"capabilities": ["chat"]})
+    trt = recipe.variants["bf16"].model_copy(update={"engine": "tensorrt-llm"})
+    for capabilities, there in ((["chat"], False), (["chat", "vision"], True)):
+        contract = contract_of(recipe.model_copy(update={"capabilities": capabilities}), trt)
+        assert contract is not None
+        assert ("contract_vision_broken" in contract.not_asked) == there
+        assert "contract_hang_up" in contract.not_asked
 
 
 def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine: EngineEnvironment) -> None:

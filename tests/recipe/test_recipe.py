@@ -58,6 +58,12 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
     ("path", "value", "place", "message"),
     [
         ("accuracy.0.num_fewshots", 5, "accuracy.0.num_fewshots", "unknown key"),
+        ("capabilities", ["chat", "vison"], "capabilities.1", "Input should be 'chat', 'tools', 'parallel_tools'"),
+        ("capabilities", "chat", "capabilities", "Input should be a valid list"),
+        ("capabilities", ["tools"], "capabilities", "tools needs chat beside it"),
+        ("capabilities", ["parallel_tools", "chat"], "capabilities", "parallel_tools needs tools beside it"),
+        ("capabilities", ["chat", "tools", "chat"], "capabilities", "chat is there more than once"),
+        ("variants.bf16.capabilities", ["vision"], "variants.bf16.capabilities", "vision needs chat beside it"),
         (f"{LOAD}.max_concurency", 5, f"{LOAD}.max_concurency", "max_concurrency"),
         ("smoke.prompt", ..., "smoke.prompt", "required"),
         ("accuracy.0.num_fewshot", "5", "accuracy.0.num_fewshot", "valid integer, got '5'"),

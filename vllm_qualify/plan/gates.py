@@ -3,7 +3,7 @@
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import pick
-from vllm_qualify.recipe.contract import Contract
+from vllm_qualify.recipe.contract import Contract, checks_of
 from vllm_qualify.recipe.gates import Gate, Minimum, Waiver
 from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
 from vllm_qualify.recipe.recipe import Profile, Recipe, Serving
@@ -64,10 +64,13 @@ def smoke_gates(variant: Variant) -> list[Gate]:
 
 
 def contract_of(recipe: Recipe, variant: Variant) -> Contract | None:
-    """What of the API's contract a variant's server is asked; None if the recipe asks for none of it."""
-    if not recipe.contract:
+    """What of the API's contract a variant's server is asked; None if the recipe asks for none of it and promises nothing."""
+    promised = recipe.capabilities if variant.capabilities is None else variant.capabilities
+    if not (recipe.contract or promised):
         return None
-    return Contract(not_asked=dict(KINDS[variant.engine].not_offered), time_limit_s=recipe.smoke.time_limit_s)
+    asked = {check.name for check in checks_of(promised)}
+    not_asked = {name: why for name, why in KINDS[variant.engine].not_offered.items() if name in asked}
+    return Contract(capabilities=promised, not_asked=not_asked, time_limit_s=recipe.smoke.time_limit_s)
 
 
 def contract_gates(contract: Contract | None) -> list[Gate]:

@@ -1,19 +1,47 @@
 """The checks of the API's contract."""
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator
 
 from vllm_qualify.recipe.values import Frozen, Seconds
 
+Capability = Literal["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"]
+# What must be promised beside a capability: without it, its checks could not be understood.
+NEEDS: dict[Capability, Capability] = {
+    "tools": "chat",
+    "parallel_tools": "tools",
+    "reasoning": "chat",
+    "json_schema": "chat",
+    "vision": "chat",
+    "responses": "chat",
+}
+
+
+def _promises(capabilities: list[Capability]) -> list[Capability]:
+    twice = next((each for each in capabilities if capabilities.count(each) > 1), None)
+    if twice:
+        raise ValueError(f"{twice} is there more than once")
+    for each in capabilities:
+        if each in NEEDS and NEEDS[each] not in capabilities:
+            raise ValueError(f"{each} needs {NEEDS[each]} beside it")
+    return capabilities
+
+
+Capabilities = Annotated[list[Capability], AfterValidator(_promises)]
+
 
 class ContractCheck(NamedTuple):
-    """A yes-or-no check. Its `name` is that of its metric."""
+    """A yes-or-no check. Its `name` is that of its metric. Without a `capability` it is a part of every contract."""
 
     name: str
     meaning: str
+    capability: Capability | None = None
 
 
-def _check(name: str, meaning: str) -> ContractCheck:
-    return ContractCheck(f"contract_{name}", meaning)
+def _check(name: str, meaning: str, capability: Capability | None = None) -> ContractCheck:
+    return ContractCheck(f"contract_{name}", meaning, capability)
 
 
 CHECKS = (
@@ -33,17 +61,51 @@ CHECKS = (
     _check("alive", "after these errors the server still gives the same text"),
     _check("hang_up", "a client that hangs up frees its place: the server stops its request"),
     _check("many", "64 requests at once all get their reply"),
+    _check("chat", "a chat's reply has text, a finish reason and usage counts that agree", "chat"),
+    _check("chat_stream", "a chat's stream at temperature 0 has the plain reply's text", "chat"),
+    _check("chat_stream_usage", "a chat's stream that is asked for usage ends with the plain reply's counts", "chat"),
+    _check("chat_stream_end", "a chat's stream has one finish reason, and `[DONE]` is its end", "chat"),
+    _check("chat_turns", "what user and model said before is in the prompt: it grows with each", "chat"),
+    _check("chat_system", "the system prompt is in the prompt: it grows with it", "chat"),
+    _check("chat_end", "the reply to a short question ends by itself, by `stop`", "chat"),
+    _check("tools_auto", "a question for a tool gets a call of it, whose arguments are JSON and fit its schema", "tools"),
+    _check("tools_stream", "its stream has the same call", "tools"),
+    _check("tools_none", "with `tool_choice: none` no tool is called", "tools"),
+    _check("tools_required", "with `tool_choice: required` a tool is called also where none is needed", "tools"),
+    _check("tools_named", "a tool that is named is called, also where another one fits better", "tools"),
+    _check("tools_result", "a tool's result is in the prompt, and gets a reply", "tools"),
+    _check("parallel_tools", "a question for two calls gets both in one reply", "parallel_tools"),
+    _check("parallel_tools_stream", "its stream has the same calls", "parallel_tools"),
+    _check("reasoning", "thoughts are apart from the content, and neither is empty", "reasoning"),
+    _check("reasoning_stream", "the same in a stream", "reasoning"),
+    _check("reasoning_tags", "no tag of thoughts is left in the content", "reasoning"),
+    _check("json_object", "a reply that must be a JSON object is one", "json_schema"),
+    _check("json_schema", "a reply that must fit a JSON schema fits it, also if the question asks for another", "json_schema"),
+    _check("vision", "the colour of a picture is named, for two pictures", "vision"),
+    _check("vision_two", "the colours of two pictures in one question are named", "vision"),
+    _check("vision_broken", "a picture that is broken gets an error of status 4xx, and the next one its colour", "vision"),
+    _check("responses", "/v1/responses gives a whole reply with text, and usage counts that agree", "responses"),
+    _check("responses_stream", "its stream at temperature 0 has the plain reply's text and counts, and ends", "responses"),
 )
 NAMES = tuple(check.name for check in CHECKS)
 
 
-class Contract(Frozen):
-    """What of its contract a cell's server is asked. `not_asked` has the other checks, each with its reason."""
+def checks_of(capabilities: Collection[Capability]) -> list[ContractCheck]:
+    """The checks of every contract, and those of these capabilities."""
+    return [check for check in CHECKS if check.capability is None or check.capability in capabilities]
 
+
+class Contract(Frozen):
+    """What of its contract a cell's server is asked: what everyone relies on, and what `capabilities` promise.
+
+    `not_asked` has the checks among them that are left out, each with its reason.
+    """
+
+    capabilities: list[Capability] = []
     not_asked: dict[str, str] = {}
     time_limit_s: Seconds = 120.0
 
     @property
     def checks(self) -> list[ContractCheck]:
         """The checks that are asked."""
-        return [check for check in CHECKS if check.name not in self.not_asked]
+        return [check for check in checks_of(self.capabilities) if check.name not in self.not_asked]

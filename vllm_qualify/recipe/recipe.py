@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from vllm_qualify.recipe.anchor import NamedAnchor
+from vllm_qualify.recipe.contract import Capabilities
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1
 from vllm_qualify.recipe.serving import Arguments, Variant
@@ -118,6 +119,11 @@ class Recipe(Frozen):
     smoke: Smoke = Field(description="the fixed prompt")
     contract: bool = Field(
         default=False, description="whether each server is asked for the API's contract; every check of it is then a gate"
+    )
+    capabilities: Capabilities = Field(
+        default=[],
+        description="what every server offers beyond completions. Each promise adds its checks to the contract, which is then"
+        " asked for without `contract` too. All need `chat` beside them, and `parallel_tools` needs `tools`",
     )
     accuracy: list[Accuracy] = Field(min_length=1, description="the lm-eval tasks")
     likelihood: Likelihood | None = Field(default=None, description="texts whose likelihood is compared with the baseline's")

@@ -8,6 +8,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from vllm_qualify.recipe.contract import Capabilities
 from vllm_qualify.recipe.environment import check_name
 from vllm_qualify.recipe.values import Frozen, Name, Text
 
@@ -198,6 +199,9 @@ class Variant(Arguments):
         default=[], description="the GPU types that can serve it, like Blackwell's for NVFP4; empty is all of the recipe's"
     )
     profiles: list[Name] = Field(default=[], description="the profiles that it is for; empty is all")
+    capabilities: Capabilities | None = Field(
+        default=None, description="what its servers offer beyond completions, in place of the recipe's `capabilities`"
+    )
     vllm: VersionRange | None = Field(
         default=None, description="the versions of vLLM that can serve it, like `>=0.15`; none is all"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.directions import CONTRACT
+from tests.directions import CAPABILITIES, CONTRACT
 from tests.evidence.contract.server import MODEL, Healthy, failing, measured, serving, unknown
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.evidence.contract import asking
@@ -225,7 +225,7 @@ def test_no_evidence_is_invalid(tmp_path: Path) -> None:
 
 def test_what_an_engine_does_not_offer_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     not_asked = dict(KINDS["tensorrt-llm"].not_offered)
-    assert set(not_asked) < set(CONTRACT)
+    assert set(not_asked) < {*CONTRACT, *CAPABILITIES["vision"]}
     contract = ALL.model_copy(update={"not_asked": not_asked})
     with serving(Healthy) as url:
         rows = measured(url, tmp_path / "contract", contract, monkeypatch)

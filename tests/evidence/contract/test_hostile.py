@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.directions import CONTRACT
+from tests.directions import CAPABILITIES, CONTRACT
 from tests.evidence.contract.server import Healthy, failing, measured, serving, unknown
 from tests.fakes.vllm import TOKEN_S
 from tests.faults.test_registry import dripping
@@ -38,6 +38,81 @@ def saying(body: bytes, kind: str = "application/json", status: int = 200) -> ty
 
 def deep() -> bytes:
     return b"[" * 200_000
+
+
+PROMISED = {name.removeprefix("contract_") for checks in CAPABILITIES.values() for name in checks}
+# Only what the capabilities add.
+PROMISES = Contract(
+    capabilities=["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"],
+    not_asked=dict.fromkeys(CONTRACT, "of another test"),
+    time_limit_s=20,
+)
+USAGE = b'"usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}'
+
+
+def message(text: bytes) -> bytes:
+    """A chat's reply with this message."""
+    choice = b'{"index": 0, "finish_reason": "stop", "message": %s}' % text
+    return b'{"object": "chat.completion", "model": "reference", "choices": [%s], %s}' % (choice, USAGE)
+
+
+def chunk(delta: bytes) -> bytes:
+    """A stream of one chunk, with this delta."""
+    choice = b'{"index": 0, "finish_reason": "stop", "delta": %s}' % delta
+    return b'data: {"object": "chat.completion.chunk", "choices": [%s]}\n\ndata: [DONE]\n\n' % choice
+
+
+def call(arguments: bytes) -> bytes:
+    function = b'{"name": "get_weather", "arguments": "%s"}' % arguments
+    return b'{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": %s}]}' % function
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"<html>welcome</html>", "text/html"),
+        (b"null", "application/json"),
+        (deep(), "application/json"),
+        (message(b'{"role": "user", "content": ""}'), "application/json"),
+        (message(b'{"role": "assistant", "content": {"a": 1}}'), "application/json"),
+        (message(b'{"role": "assistant", "tool_calls": {"0": null}}'), "application/json"),
+        (message(call(deep())), "application/json"),
+        (message(call(b'{\\"city\\": NaN}')), "application/json"),
+        (message(call(b"\\ud800")), "application/json"),
+        (b'{"object": "response", "output": [{"type": 7}], "usage": {}}', "application/json"),
+        (chunk(b'{"tool_calls": [{"index": 99999999999999999999, "function": {"arguments": "}"}}]}'), "text/event-stream"),
+        (chunk(b'{"tool_calls": [{"index": -1, "id": "\\u001b", "function": null}]}'), "text/event-stream"),
+        (chunk(b'{"content": %s}' % deep()), "text/event-stream"),
+        (b'data: {"type": "response.completed"}\n\n', "text/event-stream"),
+    ],
+    ids=[
+        "html",
+        "null",
+        "deep",
+        "role",
+        "content",
+        "calls",
+        "deep arguments",
+        "nan",
+        "surrogate",
+        "response",
+        "far index",
+        "codes",
+        "deep chunk",
+        "no response",
+    ],
+)
+def test_nonsense_breaks_every_promise_with_a_sentence(
+    body: bytes, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(saying(body, kind)) as url:
+        rows = measured(url, tmp_path / "contract", PROMISES, monkeypatch)
+    # By its form it can be a reply without a call, or a stream that ends.
+    assert PROMISED - failing(rows) <= {"tools_none", "chat_end", "chat_stream_end"}
+    assert unknown(rows) == set()
+    for row in rows.values():
+        assert len(row.finding) < 600
+        assert row.finding.isprintable()
 
 
 @pytest.mark.parametrize(

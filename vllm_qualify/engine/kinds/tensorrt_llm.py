@@ -84,6 +84,7 @@ KIND = EngineKind(
         "contract_bad_body": FLAT_ERRORS,
         "contract_unknown_model": FLAT_ERRORS,
         "contract_alive": "none of the requests that it must refuse is asked",
+        "contract_vision_broken": FLAT_ERRORS,
         "contract_hang_up": "its metrics page does not count the requests that run",
     },
     config=_config,

@@ -4,7 +4,9 @@ Replies are compared with each other, and a server's sums depend on what it comp
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +15,10 @@ from pydantic import JsonValue
 
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.server import Server
-from vllm_qualify.evidence.contract.exchange import COMPLETIONS, Book, Exchange, Request, exchanged, hung_up
+from vllm_qualify.evidence.contract.asked import Asked
+from vllm_qualify.evidence.contract.capabilities.probe import LONG_TOK, Body, Probe, request_name
+from vllm_qualify.evidence.contract.capabilities.table import most_requests, probes_of
+from vllm_qualify.evidence.contract.exchange import COMPLETIONS, RESPONSES, Book, Exchange, Request, exchanged, hung_up
 from vllm_qualify.evidence.contract.replies import BrokenError, Completion, MissingError, Models, Said
 from vllm_qualify.recipe.contract import Contract
 
@@ -65,7 +70,8 @@ def measure_contract(server: Server, contract: Contract, prompt: str, folder: Pa
         ReleaseError: the server has ended.
     """
     asker = Asker(server, contract, prompt, Book(folder))
-    for part in (_plain, _sampled, _refused, _hang_up, _at_once):
+    probes: list[Callable[[Asker], None]] = [partial(_attempts, probe=probe) for probe in probes_of(contract.capabilities)]
+    for part in (_plain, _sampled, _refused, _hang_up, *probes, _at_once):
         if asker.book.silent < MOST_SILENT:
             part(asker)
             server.check_alive()
@@ -73,11 +79,41 @@ def measure_contract(server: Server, contract: Contract, prompt: str, folder: Pa
 
 def longest_s(contract: Contract) -> float:
     """The most that all requests may take, in s; those at once take as long as one."""
-    return MOST_REQUESTS * contract.time_limit_s + FREED_WITHIN_S
+    return (MOST_REQUESTS + most_requests(contract.capabilities)) * contract.time_limit_s + FREED_WITHIN_S
+
+
+def _attempts(asker: Asker, probe: Probe) -> None:
+    """Ask one attempt of a probe after another until one holds."""
+    if probe.check not in asker.is_asked:
+        return
+    asked = Asked(asker.said, asker.server.served_model_name, KINDS[asker.server.kind])
+    for name, attempt in probe.names():
+        plain = probe.plain_name(name)
+        if plain is not None and plain not in asker.said:
+            continue
+        for word, body in attempt.items():
+            if asker.book.silent >= MOST_SILENT:
+                return
+            asker.send(Request(name=request_name(name, word), path=probe.path, body=_completed(asker, probe, body)))
+        try:
+            probe.holds(asked, name)
+        except (BrokenError, MissingError):
+            continue
+        return
+
+
+def _completed(asker: Asker, probe: Probe, body: Body) -> dict[str, JsonValue]:
+    """A probe's body with the model, temperature 0, and no longer a reply than half of what fits."""
+    most_key = "max_output_tokens" if probe.path == RESPONSES else "max_tokens"
+    most_tok = max(1, min(probe.tokens, (_longest_tok(asker) or 2 * LONG_TOK) // 2))
+    return {"model": asker.server.served_model_name, most_key: most_tok, "temperature": 0, **body}
 
 
 def _plain(asker: Asker) -> None:
+    """What most checks start from: the models, and a plain reply."""
     asker.get("models", "/v1/models")
+    if not asker.is_asked & {"completion", "stream", "stream_usage", "stream_end", "max_tokens", "stop", "alive"}:
+        return
     asker.ask("plain")
     asker.ask("stream", stream=True, stream_options={"include_usage": True})
     asker.ask("one", max_tokens=1)
@@ -92,9 +128,11 @@ def _plain(asker: Asker) -> None:
 
 def _sampled(asker: Asker) -> None:
     """Engines refuse several choices at temperature 0, where all are the same."""
-    for name in ("sampled", "sampled again"):
-        asker.ask(name, max_tokens=FEW, temperature=1, seed=7, n=2)
-    asker.ask("logprobs", max_tokens=FEW, logprobs=1)
+    if asker.is_asked & {"n", "seed"}:
+        for name in ("sampled", "sampled again"):
+            asker.ask(name, max_tokens=FEW, temperature=1, seed=7, n=2)
+    if "logprobs" in asker.is_asked:
+        asker.ask("logprobs", max_tokens=FEW, logprobs=1)
 
 
 def _refused(asker: Asker) -> None:
@@ -168,5 +206,7 @@ def counted(page: str, names: tuple[str, ...]) -> float | None:
 
 
 def _at_once(asker: Asker) -> None:
+    if "many" not in asker.is_asked:
+        return
     with ThreadPoolExecutor(MANY) as pool:
         list(pool.map(lambda number: asker.ask(f"at once {number}", max_tokens=FEW), range(1, MANY + 1)))

@@ -5,44 +5,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vllm_qualify.engine.kinds.base import EngineKind
+from vllm_qualify.evidence.contract.asked import Asked, check_end, need, number
 from vllm_qualify.evidence.contract.asking import MANY, counted
+from vllm_qualify.evidence.contract.capabilities import table
 from vllm_qualify.evidence.contract.exchange import EXCHANGES, read_exchanges
-from vllm_qualify.evidence.contract.replies import (
-    DONE,
-    BrokenError,
-    Chunk,
-    Completion,
-    MissingError,
-    Models,
-    Refusal,
-    Said,
-    Usage,
-    parsed,
-    shown,
-)
+from vllm_qualify.evidence.contract.replies import BrokenError, Chunk, MissingError, Models, Said, check_refused, shown
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
 from vllm_qualify.recipe.contract import Contract
 
 # A log-probability is at most 0; the last digits of a sum can be above.
 ROUNDING = 1e-6
-
-
-class Asked:
-    """What the checks read: what was said, by a server of this name and kind."""
-
-    def __init__(self, said: Said, model: str, kind: EngineKind) -> None:
-        self.said, self.model, self.kind = said, model, kind
-
-    def completion(self, name: str) -> Completion:
-        """A completion of the served model. Raises BrokenError, MissingError."""
-        reply = self.said.read(name, Completion)
-        if reply.model != self.model:
-            raise BrokenError(f"the reply to '{name}' is of the model {shown(reply.model)}")
-        check_usage(name, reply.usage)
-        return reply
-
-    def text(self, name: str) -> str:
-        return self.completion(name).choices[0].text
 
 
 def parse_contract(folder: Path, contract: Contract, model: str, kind: EngineKind) -> list[Measurement]:
@@ -67,16 +39,6 @@ def _measured(metric: str, asked: Asked, source: str) -> Measurement:
     return valid(metric, 1.0, source, sample_count=1)
 
 
-def check_usage(name: str, usage: Usage) -> None:
-    if usage.total_tokens != usage.prompt_tokens + usage.completion_tokens:
-        raise BrokenError(f"the usage counts of '{name}' do not agree: {usage}")
-
-
-def need(holds: object, sentence: str) -> None:
-    if not holds:
-        raise BrokenError(sentence)
-
-
 def _models(asked: Asked) -> None:
     names = [card.id for card in asked.said.read("models", Models).data]
     need(asked.model in names, f"/v1/models lists {shown(', '.join(names))}, and not the served model")
@@ -85,16 +47,9 @@ def _models(asked: Asked) -> None:
 def _completion(asked: Asked) -> None:
     reply = asked.completion("plain")
     need(reply.choices[0].text.strip(), "the reply has no text")
-    most = _number(asked.said, "plain", "max_tokens")
+    most = number(asked.said, "plain", "max_tokens")
     tokens = reply.usage.completion_tokens
     need(0 < tokens <= most, f"the reply has {tokens} tokens of at most {most}")
-
-
-def _number(said: Said, name: str, key: str) -> int:
-    value = said.sent(name).get(key)
-    if not isinstance(value, int):
-        raise MissingError(f"the request '{name}' has no {key}")
-    return value
 
 
 def _stream(asked: Asked) -> None:
@@ -110,18 +65,12 @@ def _stream_usage(asked: Asked) -> None:
 
 
 def _stream_end(asked: Asked) -> None:
-    events = asked.said.events("stream")
-    need(events and events[-1] == DONE and events.count(DONE) == 1, f"the stream does not end with {DONE}")
     chunks = asked.said.chunks("stream", Chunk)
-    reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
-    need(
-        reasons and reasons[-1] is not None and reasons.count(None) == len(reasons) - 1,
-        f"the chunks' finish reasons are {shown(str(reasons))}: the last one alone must have one",
-    )
+    check_end(asked.said.events("stream"), [choice.finish_reason for chunk in chunks for choice in chunk.choices])
 
 
 def _max_tokens(asked: Asked) -> None:
-    reply, most = asked.completion("one"), _number(asked.said, "one", "max_tokens")
+    reply, most = asked.completion("one"), number(asked.said, "one", "max_tokens")
     reason = reply.choices[0].finish_reason
     need(
         reason == "length" and reply.usage.completion_tokens == most,
@@ -143,7 +92,7 @@ def _stop(asked: Asked) -> None:
 
 
 def _n(asked: Asked) -> None:
-    wanted = _number(asked.said, "sampled", "n")
+    wanted = number(asked.said, "sampled", "n")
     indices = sorted(choice.index for choice in asked.completion("sampled").choices)
     need(indices == list(range(wanted)), f"{wanted} choices were asked for, and those of the indices {indices} came")
 
@@ -179,12 +128,7 @@ def _logprobs(asked: Asked) -> None:
 def _refusal(*names: str) -> Callable[[Asked], None]:
     def check(asked: Asked) -> None:
         for name in names:
-            exchange = asked.said.exchange(name)
-            need(
-                exchange.status is not None and 400 <= exchange.status < 500,
-                f"the request '{name}' got HTTP {exchange.status}, and not a status 4xx: {shown(exchange.reply)}",
-            )
-            parsed(name, exchange.reply, Refusal)
+            check_refused(asked.said, name)
 
     return check
 
@@ -196,7 +140,7 @@ def _alive(asked: Asked) -> None:
 
 def _hang_up(asked: Asked) -> None:
     need("data:" in asked.said.answered("hung up").reply, "the stream that was to be hung up did not begin")
-    most = _number(asked.said, "hung up", "max_tokens")
+    most = number(asked.said, "hung up", "max_tokens")
     running, generated = (
         [counted(asked.said.answered(f"metrics {when}").reply, asked.kind.counters[name]) for when in ("before", "after")]
         for name in ("running", "generation_tokens")
@@ -209,8 +153,8 @@ def _hang_up(asked: Asked) -> None:
 
 
 def _many(asked: Asked) -> None:
-    for number in range(1, MANY + 1):
-        need(asked.text(f"at once {number}").strip(), f"reply {number} of {MANY} at once has no text")
+    for each in range(1, MANY + 1):
+        need(asked.text(f"at once {each}").strip(), f"reply {each} of {MANY} at once has no text")
 
 
 HOLDS: Mapping[str, Callable[[Asked], None]] = {
@@ -230,4 +174,5 @@ HOLDS: Mapping[str, Callable[[Asked], None]] = {
     "contract_alive": _alive,
     "contract_hang_up": _hang_up,
     "contract_many": _many,
+    **table.HOLDS,
 }

@@ -15,7 +15,7 @@ from vllm_qualify.recipe.values import CountOrNone, Frozen
 EXCHANGES = "exchanges.jsonl"
 # The longest reply that is asked for has some kilobytes; a page of metrics some hundred.
 MOST_BYTES = 2**20
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 
 class Request(Frozen):

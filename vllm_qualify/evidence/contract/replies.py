@@ -92,6 +92,9 @@ class Said:
     def __init__(self, exchanges: Mapping[str, Exchange]) -> None:
         self._exchanges = exchanges
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._exchanges
+
     def exchange(self, name: str) -> Exchange:
         """Raises MissingError if there is no whole reply."""
         exchange = self._exchanges.get(name)
@@ -147,3 +150,12 @@ def parsed(name: str, text: str, form: type[F]) -> F:
 def shown(text: str) -> str:
     """The begin of a text, in quotes."""
     return repr(text[:SHOWN]) + ("…" if len(text) > SHOWN else "")
+
+
+def check_refused(said: Said, name: str) -> None:
+    """Raises BrokenError unless the request got an error of OpenAI's form and of a status 4xx."""
+    exchange = said.exchange(name)
+    if exchange.status is None or not 400 <= exchange.status < 500:
+        got = f"HTTP {exchange.status}, and not a status 4xx"
+        raise BrokenError(f"the request '{name}' got {got}: {shown(exchange.reply)}")
+    parsed(name, exchange.reply, Refusal)

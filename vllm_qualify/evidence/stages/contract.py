@@ -30,8 +30,9 @@ def _contract(plan: CellPlan) -> Contract:
 def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
     if plan.contract is None:
         return {}
+    promised = {"capabilities": ", ".join(plan.contract.capabilities)} if plan.contract.capabilities else {}
     not_asked = {f"not asked: {name}": reason for name, reason in plan.contract.not_asked.items()}
-    return {"contract": not_asked}
+    return {"contract": promised | not_asked}
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:

@@ -1,0 +1,1 @@
+"""The checks of each capability that a recipe can promise."""

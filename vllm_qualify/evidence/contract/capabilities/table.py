@@ -1,0 +1,33 @@
+"""Which probes belong to which capability, in the order in which they are asked."""
+
+from collections.abc import Callable, Collection, Mapping
+
+from vllm_qualify.evidence.contract.asked import Asked
+from vllm_qualify.evidence.contract.capabilities import chat, json_schema, reasoning, responses, tools, vision
+from vllm_qualify.evidence.contract.capabilities.probe import Probe
+from vllm_qualify.recipe.contract import Capability
+
+PROBES: Mapping[Capability, tuple[Probe, ...]] = {
+    "chat": chat.PROBES,
+    "tools": tools.PROBES,
+    "parallel_tools": tools.PARALLEL,
+    "reasoning": reasoning.PROBES,
+    "json_schema": json_schema.PROBES,
+    "vision": vision.PROBES,
+    "responses": responses.PROBES,
+}
+
+
+def probes_of(capabilities: Collection[Capability]) -> list[Probe]:
+    return [probe for capability, probes in PROBES.items() if capability in capabilities for probe in probes]
+
+
+def most_requests(capabilities: Collection[Capability]) -> int:
+    """How many requests there are if no attempt but the last holds."""
+    return sum(len(attempt) for probe in probes_of(capabilities) for attempt in probe.attempts)
+
+
+HOLDS: Mapping[str, Callable[[Asked], None]] = {
+    **{f"contract_{probe.check}": probe.judge for probes in PROBES.values() for probe in probes},
+    **{f"contract_{check}": holds for check, holds in {**chat.OF_OTHERS, **reasoning.OF_OTHERS}.items()},
+}
