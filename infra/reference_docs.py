@@ -28,6 +28,7 @@ from pydantic.fields import FieldInfo
 from vllm_qualify.evidence.sequential import FALSE_FAIL_OF_RELEASE, FALSE_PASS
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks
 from vllm_qualify.recipe import serving, values
+from vllm_qualify.recipe.contract import CHECKS
 from vllm_qualify.recipe.gates import KINDS, BaseGate, Verdict, Waiver, refused_in_recipes
 from vllm_qualify.recipe.metrics import (
     CONTRACT_METRICS,
@@ -114,7 +115,16 @@ REPORT_KEYS = {
 }
 # Gates that every cell has, or that another key of the recipe asks for. No recipe names them.
 BY_THEMSELVES = (*SMOKE_METRICS, *CONTRACT_METRICS, NCCL_INFINIBAND)
-ASKED_FOR = {"smoke_golden": "the variant has a `smoke_golden`", NCCL_INFINIBAND: "the GPU type has `network: infiniband`"}
+ASKED_FOR = {
+    "smoke_golden": "the variant has a `smoke_golden`",
+    NCCL_INFINIBAND: "the GPU type has `network: infiniband`",
+    **{
+        check.name: f"`capabilities` has `{check.capability}`"
+        if check.capability
+        else "`contract` is true, or `capabilities` has any"
+        for check in CHECKS
+    },
+}
 
 TYPES = {
     "name": "lower-case letters, digits, `.`, `_` and `-`; begins with a letter or a digit; at most 100 characters",

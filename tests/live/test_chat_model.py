@@ -1,0 +1,117 @@
+"""The chat model on the real engine: it keeps its contract, and each copy with a defect fails the check that is for it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from infra.reference_chat import variants
+from tests.directions import CONTRACT
+from tests.evidence.contract.server import failing, unknown
+from tests.recipes import Document, write
+from vllm_qualify.engine.launch import Launch, find_engines, read_machine
+from vllm_qualify.engine.start import serve
+from vllm_qualify.evidence.contract.asking import measure_contract
+from vllm_qualify.evidence.contract.checks import parse_contract
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.plan.cells import plan_cells
+from vllm_qualify.plan.choice import Choice
+from vllm_qualify.recipe.contract import Capability, Contract
+from vllm_qualify.recipe.loading import load_recipe
+
+CHAT = Path(variants.__file__).parent
+pytestmark = pytest.mark.engine
+Server = dict[str, object]
+EVERY: list[Capability] = ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "responses"]
+# A reply that never ends is cut at half of it.
+SHORT: Server = {"max-model-len": 256}
+TOOLS = {"tools_auto", "tools_stream", "parallel_tools", "parallel_tools_stream"}
+
+
+def recipe(folder: Path, model: Path, server: Server) -> Path:
+    """The chat model's recipe, of another copy of it, with these options."""
+    document: Document = YAML(typ="safe").load((CHAT / "reference-chat.yaml").read_text())
+    document["variants"]["bf16"]["model"] = str(model)
+    document["gpu_types"]["cpu"]["server"] |= server
+    for name, file in document["accuracy"][0]["questions"].items():
+        document["accuracy"][0]["questions"][name] = str((CHAT / file).resolve())
+    return write(document, folder / "mine.yaml")
+
+
+def asked(folder: Path, model: Path, server: Server, contract: Contract | None = None) -> dict[str, Measurement]:
+    """Serve it as a run does, and ask for its contract alone; by default all that the recipe promises."""
+    engines = find_engines(Launch())
+    loaded = load_recipe(str(recipe(folder, model, server)))
+    (plan,) = plan_cells(loaded, Choice(), engines, read_machine(engines.engine, "cpu"))
+    wanted = contract or plan.contract
+    assert wanted is not None
+    evidence = folder / "contract"
+    evidence.mkdir()
+    with serve(plan.server, folder, print) as running:
+        measure_contract(running, wanted, plan.smoke.prompt, evidence)
+    rows = parse_contract(evidence, wanted, plan.server.served_model_name, plan.server.engine_kind)
+    return {row.metric: row for row in rows}
+
+
+def said(rows: dict[str, Measurement]) -> dict[str, str]:
+    """Why each check that does not hold does not."""
+    return {name: row.finding or row.invalid_because or "" for name, row in rows.items() if row.value != 1.0}
+
+
+def test_the_chat_model_keeps_all_that_it_promises(tmp_path: Path) -> None:
+    rows = asked(tmp_path, CHAT / "model", {})
+    assert said(rows) == {}
+    assert len(rows) == 38
+
+
+def nothing(_: Path) -> None:
+    """The weights are right; the recipe is wrong."""
+
+
+@pytest.mark.parametrize(
+    ("defect", "server", "capabilities", "own", "others"),
+    [
+        (variants.broken_template, {}, ["chat"], {"chat_turns"}, set()),
+        (variants.lost_turns, {}, ["chat"], {"chat_turns"}, set()),
+        # One start for both parsers: what one of them spoils, the other does not.
+        (
+            nothing,
+            {"tool-call-parser": "pythonic", "reasoning-parser": "granite"},
+            EVERY,
+            TOOLS | {"reasoning", "reasoning_stream", "reasoning_tags"},
+            {"tools_required", "tools_named", "json_object", "json_schema"},
+        ),
+        (variants.wrong_end_token, {}, ["chat"], {"chat_end"}, set()),
+        (
+            variants.endless_thinking,
+            {},
+            ["chat", "reasoning"],
+            {"chat_end", "reasoning", "reasoning_stream"},
+            {"reasoning_tags"},
+        ),
+        (variants.answer_in_thinking, {}, ["chat", "reasoning"], {"reasoning", "reasoning_stream"}, {"reasoning_tags"}),
+    ],
+    ids=[
+        "broken-template",
+        "lost-turns",
+        "wrong-parsers",
+        "wrong-end-token",
+        "endless-thinking",
+        "answer-in-thinking",
+    ],
+)
+def test_a_copy_with_a_defect_fails_the_check_for_it(
+    defect: Callable[[Path], None],
+    server: Server,
+    capabilities: list[Capability],
+    own: set[str],
+    others: set[str],
+    tmp_path: Path,
+) -> None:
+    model = variants.copied(CHAT / "model", tmp_path / "model")
+    defect(model)
+    contract = Contract(capabilities=capabilities, not_asked=dict.fromkeys(CONTRACT, "of the whole model's test"))
+    rows = asked(tmp_path, model, SHORT | server, contract)
+    assert unknown(rows) == set(), said(rows)
+    assert own <= failing(rows) <= own | others, said(rows)
