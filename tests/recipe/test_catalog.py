@@ -49,6 +49,20 @@ PUBLISHED = {
 }
 
 
+PROMISES = {
+    "gpt-oss-120b": ["chat", "tools"],
+    "gpt-oss-20b": ["chat", "tools"],
+    "nemotron-3-nano": ["chat", "tools"],
+    "qwen3-32b": ["chat", "tools", "reasoning"],
+    "qwen3-next-80b": ["chat", "tools"],
+}
+
+
+def test_a_recipe_promises_what_its_parsers_are_for() -> None:
+    recipes = {name: load_recipe(name).recipe for name in catalog_names()}
+    assert {name: recipe.capabilities for name, recipe in recipes.items() if recipe.capabilities} == PROMISES
+
+
 def test_every_recipe_of_the_catalog_is_looked_at() -> None:
     assert set(catalog_names()) - {name for name in catalog_names() if name.startswith("reference")} == {*SEEDS, *PUBLISHED}
 
