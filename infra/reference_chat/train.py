@@ -122,11 +122,14 @@ def train(args: argparse.Namespace) -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(args.seed)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        model = make_model(tokenizer).to(device)
+        model = (LlamaForCausalLM.from_pretrained(args.weights) if args.weights else make_model(tokenizer)).float().to(device)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens, {device}", flush=True)
         optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-        started = time.monotonic()
-        for step, parts in enumerate(stream):
+        started, waited_s = time.monotonic(), 0.0
+        for step in range(args.steps):
+            asked = time.monotonic()
+            parts = next(stream)
+            waited_s += time.monotonic() - asked
             done = max((step + 1) / args.steps, (time.monotonic() - started) / args.time_limit_s)
             optimizer.param_groups[0]["lr"] = args.peak_rate * rate_share(done)
             loss = learn(model, [(torch.from_numpy(ids).long(), torch.from_numpy(labels).long()) for ids, labels in parts])
@@ -134,7 +137,8 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
             optimizer.zero_grad()
             if step % 100 == 0 or done >= 1:
-                print(f"step {step} loss {loss.item():.4f} {time.monotonic() - started:.0f} s", flush=True)
+                so_far = f"{time.monotonic() - started:.1f} s, of it {waited_s:.1f} waiting for conversations"
+                print(f"step {step} loss {loss.item():.4f} {so_far}", flush=True)
             if step % args.save_every == args.save_every - 1 or done >= 1:
                 save(model, tokenizer, args.out)
                 print("right:", compact(right_shares(model.eval(), tokenizer, args.check_each, 1)), flush=True)
@@ -155,12 +159,12 @@ def learn(model: LlamaForCausalLM, parts: list[tuple[torch.Tensor, torch.Tensor]
     total, tokens = torch.zeros((), device=model.device), sum(int((labels != IGNORED).sum()) for _, labels in parts)
     for ids, labels in parts:
         ids, labels = ids.to(model.device, non_blocking=True), labels.to(model.device, non_blocking=True)
+        said = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
         with torch.autocast(model.device.type, dtype=torch.bfloat16):
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        loss = loss / tokens
+            states = model.model(input_ids=ids, use_cache=False).last_hidden_state
+            # Only where a token of the reply follows: most tokens are the question's.
+            logits = model.lm_head(states[said])
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][said], reduction="sum") / tokens
         loss.backward()
         total += loss.detach()
     return total
@@ -191,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, help="the folder of one made before, rather than a new one")
+    parser.add_argument("--weights", type=Path, help="the folder of a model to go on from; it needs --tokenizer")
     parser.add_argument("--steps", type=int, default=16_000)
     parser.add_argument(
         "--time-limit-s", type=float, default=math.inf, help="ends earlier, with the rate down at the end all the same"
