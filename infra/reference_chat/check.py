@@ -1,6 +1,6 @@
 """Check a chat model on held-out conversations of each kind: a reply is right if each of its tokens is the likeliest one.
 
-.venv-engine/bin/python infra/reference_chat/check.py infra/reference_chat/model
+.venv-engine/bin/python infra/reference_chat/check.py vllm_qualify/catalog/reference-chat/model
 """
 
 import argparse

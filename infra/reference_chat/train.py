@@ -2,7 +2,7 @@
 
 Run with a Python that has torch and transformers; on a GPU if there is one:
 
-    .venv-engine/bin/python infra/reference_chat/train.py --out infra/reference_chat/model
+    .venv-engine/bin/python infra/reference_chat/train.py --out vllm_qualify/catalog/reference-chat/model
 
 Each step has new conversations, drawn by the seed and the number of the step, so that the number of processes that draw them
 changes nothing. The loss is over the last reply of each. The first steps have short conversations, where sums are learned fast.

@@ -18,9 +18,9 @@ from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.contract import Capability, Contract
-from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.loading import catalog_folder, load_recipe
 
-CHAT = Path(variants.__file__).parent
+MODEL = catalog_folder() / "reference-chat" / "model"
 pytestmark = pytest.mark.engine
 Server = dict[str, object]
 EVERY: list[Capability] = ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "responses"]
@@ -31,11 +31,11 @@ TOOLS = {"tools_auto", "tools_stream", "parallel_tools", "parallel_tools_stream"
 
 def recipe(folder: Path, model: Path, server: Server) -> Path:
     """The chat model's recipe, of another copy of it, with these options."""
-    document: Document = YAML(typ="safe").load((CHAT / "reference-chat.yaml").read_text())
+    document: Document = YAML(typ="safe").load((catalog_folder() / "reference-chat.yaml").read_text())
     document["variants"]["bf16"]["model"] = str(model)
     document["gpu_types"]["cpu"]["server"] |= server
     for name, file in document["accuracy"][0]["questions"].items():
-        document["accuracy"][0]["questions"][name] = str((CHAT / file).resolve())
+        document["accuracy"][0]["questions"][name] = str(catalog_folder() / file)
     return write(document, folder / "mine.yaml")
 
 
@@ -60,7 +60,7 @@ def said(rows: dict[str, Measurement]) -> dict[str, str]:
 
 
 def test_the_chat_model_keeps_all_that_it_promises(tmp_path: Path) -> None:
-    rows = asked(tmp_path, CHAT / "model", {})
+    rows = asked(tmp_path, MODEL, {})
     assert said(rows) == {}
     assert len(rows) == 38
 
@@ -109,7 +109,7 @@ def test_a_copy_with_a_defect_fails_the_check_for_it(
     others: set[str],
     tmp_path: Path,
 ) -> None:
-    model = variants.copied(CHAT / "model", tmp_path / "model")
+    model = variants.copied(MODEL, tmp_path / "model")
     defect(model)
     contract = Contract(capabilities=capabilities, not_asked=dict.fromkeys(CONTRACT, "of the whole model's test"))
     rows = asked(tmp_path, model, SHORT | server, contract)

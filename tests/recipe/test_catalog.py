@@ -55,6 +55,7 @@ PROMISES = {
     "nemotron-3-nano": ["chat", "tools"],
     "qwen3-32b": ["chat", "tools", "reasoning"],
     "qwen3-next-80b": ["chat", "tools"],
+    "reference-chat": ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "responses"],
 }
 
 
