@@ -19,6 +19,7 @@ from tasks.measure import (
     measure_accuracy,
     measure_likelihood,
     measure_load,
+    measure_soak,
     measure_speculation,
     measure_sweep,
     serve_cells,
@@ -208,6 +209,8 @@ def measure(served: Served, run: Run, first: Run, store: str) -> None:
         measure_speculation(served, run, store)
     if run.plan.sweep:
         measure_sweep(served, run, store)
+    if run.plan.soak:
+        measure_soak(served, run, store)
 
 
 def decided(published: Published, request: QualifyRelease) -> Published:

@@ -180,6 +180,17 @@ def measure_sweep(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "sweep", store, lambda: stages.sweep_stage(served, run.plan, run.evidence, teller()))
 
 
+@step("soak", "soak {run.plan.cell.id}", once=True, limit_s=of_plan("soak"))
+def measure_soak(served: Served, run: Run, store: str) -> StageEvidence:
+    plan, tell = run.plan, line_teller()
+
+    def measure() -> StageEvidence:
+        tell(estimate.line_before_soak(plan))
+        return stages.soak_stage(served, plan, run.evidence, tell)
+
+    return _once(run, "soak", store, measure)
+
+
 def _once(run: Run, stage: Stage, store: str, measure: Callable[[], StageEvidence]) -> StageEvidence:
     """The run's stage. If the run does not have it yet, it is measured and kept in the store."""
     return run.stage(stage) or save(run, measure(), store)

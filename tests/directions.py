@@ -93,5 +93,11 @@ LOWER_IS_BETTER = {
     "answer_nll_nat_per_tok",
     "text_nll_nat_per_tok",
     "slo_cost_usd_mtok",
+    "soak_host_memory_growth_mib_h",
+    "soak_gpu_memory_growth_mib_h",
+    "soak_ttft_growth_pct_h",
+    "soak_tpot_growth_pct_h",
+    "soak_itl_growth_pct_h",
+    "soak_failed_share",
     *(f"{time}_{at}_ms" for time in ("ttft", "tpot", "itl", "e2el") for at in ("mean", "p50", "p90", "p99")),
 }

@@ -57,6 +57,7 @@ MEASURES = [
     "load",
     "speculation",
     "sweep",
+    "soak",
     "warm starts",
     "further start",
 ]

@@ -10,7 +10,7 @@ from vllm_qualify.evidence.stages import longest_s
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan, TaskPlan
 from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.metrics import Stage
-from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, Smoke, Sweep
+from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, Smoke, Soak, Sweep
 
 # Two hours for what is no wait, and for a store that does not answer; the start of a server with ten minutes for the question
 # to the engine and five for its end; an order with five answers of Docker Engine and three of the server.
@@ -85,6 +85,10 @@ def test_the_contract_takes_one_limit_for_each_request_and_one_for_those_at_once
 def test_a_promise_takes_one_limit_for_each_request_of_its_attempts() -> None:
     # A chat has a reply, a stream, three requests for its turns, two for its system prompt and three attempts to end.
     assert waits("contract", planned(contract=Contract(capabilities=["chat"], time_limit_s=40.0))) == (20 + 10) * 40 + 10
+
+
+def test_a_soak_is_its_minutes_and_runs_before_and_at_its_end() -> None:
+    assert waits("soak", planned(soak=Soak(soak_min=90.0, soak_share=0.5))) == 5400 + 3 * REPEAT
 
 
 def test_the_server_stage_is_its_warm_starts() -> None:

@@ -10,7 +10,7 @@ from vllm_qualify.evidence.stages import TABLE, on_the_server, parse_unfinished,
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import METRICS, STAGES, Stage
-from vllm_qualify.recipe.workload import Fit, Likelihood, Sweep
+from vllm_qualify.recipe.workload import Fit, Likelihood, Soak, Sweep
 
 COMPARED = gate_of(metric="ttft_p50_ms", max_worsening=0.05, unit="fraction")
 ALWAYS: list[Stage] = ["serve", "smoke", "accuracy", "load"]
@@ -36,6 +36,7 @@ def test_every_stage_is_in_the_table_in_its_order() -> None:
     [
         (lambda plan: plan, [], []),
         (lambda plan: plan.model_copy(update={"sweep": Sweep(concurrencies=[1])}), ["sweep"], ["sweep"]),
+        (lambda plan: plan.model_copy(update={"soak": Soak(soak_min=1.0, soak_share=0.5)}), ["soak"], ["soak"]),
         (drafting, ["speculation"], ["speculation"]),
         (lambda plan: plan.model_copy(update={"starts": 2, "gates": [*plan.gates, COMPARED]}), ["starts"], []),
         (lambda plan: plan.model_copy(update={"starts": 1, "gates": [*plan.gates, COMPARED]}), [], []),
@@ -43,7 +44,7 @@ def test_every_stage_is_in_the_table_in_its_order() -> None:
         (lambda plan: plan.model_copy(update={"fit": Fit(max_num_seqs=True)}), ["fit"], []),
         (lambda plan: plan.model_copy(update={"likelihood": LikelihoodPlan(settings=Likelihood())}), [], []),
     ],
-    ids=["plain", "sweep", "draft", "starts", "one start", "compares nothing", "fit", "likelihood without a baseline"],
+    ids=["plain", "sweep", "soak", "draft", "starts", "one start", "compares nothing", "fit", "likelihood without a baseline"],
 )
 def test_the_plan_tells_which_stages_are_part_of_its_run(
     change: Callable[[CellPlan], CellPlan], more: list[Stage], on_server: list[Stage]

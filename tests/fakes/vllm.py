@@ -2,7 +2,8 @@
 
 `make_engine` writes it as an engine environment. The environment variable TORCH_FAKE_VLLM, a name that a recipe may set, picks
 how it behaves: `healthy`, `dies` (at once), `tells` (its environment, and dies), `hangs` (never answers), `sick` (every
-completion is an error), `forgetful` (another text each time). TORCH_FAKE_VLLM_SERVES is a model that it says it serves,
+completion is an error), `forgetful` (another text each time), `leaks` (it keeps memory of each completion, and each makes the
+next ones later). TORCH_FAKE_VLLM_SERVES is a model that it says it serves,
 whatever its file says. The contract test in tests/live holds its answers to those of the real server.
 """
 
@@ -11,6 +12,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -31,7 +33,7 @@ METRICS = """\
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="reference"} 0.0
 # TYPE vllm:generation_tokens counter
-vllm:generation_tokens_total{engine="0",model_name="reference"} 0.0
+vllm:generation_tokens_total{engine="0",model_name="reference"} GENERATED
 # TYPE vllm:num_preemptions counter
 vllm:num_preemptions_total{engine="0",model_name="reference"} 0.0
 # TYPE vllm:prefix_cache_queries counter
@@ -40,6 +42,9 @@ vllm:prefix_cache_queries_total{engine="0",model_name="reference"} 0.0
 vllm:prefix_cache_hits_total{engine="0",model_name="reference"} 0.0
 """
 ANSWERED = count()
+# What a leaking server keeps of each completion, and by how much each delays the next ones.
+LEAK_BYTES, LEAK_S = 100_000, 20e-6
+LEAKED: list[bytes] = []
 LONGEST_TOK = 2048
 # How long a streamed token takes: a client that hangs up is noticed at one of the next.
 TOKEN_S = 0.001
@@ -156,12 +161,13 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     model = ""
     behaviour = "healthy"
+    server: "FakeServer"
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             self._answer(200, models(self.model))
         else:
-            self._send(200, METRICS.encode(), "text/plain")
+            self._send(200, METRICS.replace("GENERATED", f"{self.server.generated}.0").encode(), "text/plain")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -252,13 +258,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def complete(self, request: dict[str, Any]) -> None:
         """Answer a request that is right."""
-        text = " It is 7." if self.behaviour == "healthy" else f" It is {next(ANSWERED)}."
+        text = f" It is {next(ANSWERED)}." if self.behaviour == "forgetful" else " It is 7."
+        if self.behaviour == "leaks":
+            LEAKED.append(b"x" * LEAK_BYTES)
+            time.sleep(LEAK_S * len(LEAKED))  # it takes ever longer
         stops = [stop for stop in request.get("stop", []) if stop in text]
         text, reason = (text.partition(stops[0])[0], "stop") if stops else (text, "length")
         tokens = request["max_tokens"]
         if request.get("stream"):
             self.stream(request, text, tokens)
             return
+        self.server.count(tokens * request.get("n", 1))
         likely = bool(request.get("logprobs"))
         choices = [choice(text, tokens, reason, index, likely) for index in range(request.get("n", 1))]
         self._answer(200, completion(self.model, text, tokens, choices))
@@ -269,6 +279,7 @@ class Handler(BaseHTTPRequestHandler):
         whole = completion(self.model, text, tokens)
         try:
             for token in range(tokens):
+                self.server.count(1)
                 part = choice(text if token == 0 else "", 1, "length") | (
                     {} if token == tokens - 1 else {"finish_reason": None}
                 )
@@ -311,6 +322,12 @@ class Handler(BaseHTTPRequestHandler):
 class FakeServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
+    generated = 0
+    counting = threading.Lock()
+
+    def count(self, tokens: int) -> None:
+        with self.counting:
+            self.generated += tokens
 
     def handle_error(self, *_: object) -> None:
         """A client may go at any time."""

@@ -15,7 +15,7 @@ from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.conformity import difference
 from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.recipe import Approval, Recipe
-from vllm_qualify.recipe.workload import Likelihood
+from vllm_qualify.recipe.workload import Likelihood, Soak
 
 __all__ = ["document", "engine", "gpu_engine"]
 
@@ -65,6 +65,7 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda _: {"approval": Approval(automatic=True, valid_days=3650)}, "approval: not as"),
         (lambda plan: {"smoke": plan.smoke.model_copy(update={"prompt": "1"})}, "smoke and accuracy settings"),
         (lambda _: {"starts": 1}, "starts: not as"),
+        (lambda _: {"soak": Soak(soak_min=1.0, soak_share=0.5)}, "soak: not as"),
         (lambda _: {"accuracy": []}, "smoke and accuracy settings"),
         (lambda _: {"likelihood": None}, "likelihood settings"),
         (lambda _: {"likelihood": LikelihoodPlan(settings=Likelihood(num_answers=1))}, "likelihood settings"),

@@ -20,7 +20,7 @@ from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_kept, stag
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.metrics import Stage
-from vllm_qualify.recipe.workload import Likelihood
+from vllm_qualify.recipe.workload import Likelihood, Soak
 from vllm_qualify.runs.folder import Run, lacking, start_run
 from vllm_qualify.runs.stored import reuse_stages, save_finished
 
@@ -286,7 +286,19 @@ def without_contract(plan: CellPlan) -> CellPlan:
     return plan.model_copy(update={"gates": gates, "contract": None})
 
 
-EVERY: list[Stage] = ["fit", "serve", "smoke", "contract", "accuracy", "likelihood", "load", "speculation", "sweep", "starts"]
+EVERY: list[Stage] = [
+    "fit",
+    "serve",
+    "smoke",
+    "contract",
+    "accuracy",
+    "likelihood",
+    "load",
+    "speculation",
+    "sweep",
+    "soak",
+    "starts",
+]
 JUDGED: list[Stage] = ["fit", "accuracy", "load", "speculation", "sweep", "starts"]
 KNOWN = BetweenStarts(label="ttft_p50_ms", variance=1e-4, noise=1e-5, freedom=7.0, runs=["run-1"])
 CHANGES: dict[str, tuple[Change, list[Stage]]] = {
@@ -308,7 +320,8 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "questions": (of_task(num_concurrent=3), ["accuracy", "likelihood", "starts"]),
     "texts": (scoring(LikelihoodPlan(settings=Likelihood(), texts_sha256="0" * 64)), ["likelihood"]),
     "number of scored answers": (scoring(LikelihoodPlan(settings=Likelihood(num_answers=3))), ["likelihood"]),
-    "load": (of("load", num_prompts=41), ["fit", "load", "speculation", "sweep", "starts"]),
+    "load": (of("load", num_prompts=41), ["fit", "load", "speculation", "sweep", "soak", "starts"]),
+    "soak": (lambda plan: plan.model_copy(update={"soak": Soak(soak_min=9.0, soak_share=0.5)}), ["soak"]),
     "warm starts": (lambda plan: plan.model_copy(update={"warm_starts": 3}), ["serve"]),
     "starts": (lambda plan: plan.model_copy(update={"starts": 3}), ["accuracy", "load", "starts"]),
     "known starts": (lambda plan: plan.model_copy(update={"between": [KNOWN]}), ["accuracy", "load", "starts"]),

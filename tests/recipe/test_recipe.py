@@ -51,6 +51,8 @@ CPU = "gpu_types.cpu"
 PROFILE = f"{CPU}.profiles.balanced"
 LOAD = f"{PROFILE}.load"
 OF_FILE: Document = {"prompts": "prompts.jsonl", "output_len": 8, "num_warmups": 0}
+OF_TRACE: Document = {"trace": "trace.jsonl", "num_warmups": 0, "window": "whole"}
+OF_SOAK: Document = {"metric": "soak_host_memory_growth_mib_h", "maximum": 50, "unit": "MiB/h"}
 FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
 
 
@@ -152,6 +154,16 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
             [{"metric": "prefix_hit_share", "minimum": 0.5, "unit": "fraction"}],
             "(top level)",
             "a gate on prefix_hit_share needs prompts that begin alike",
+        ),
+        (f"{PROFILE}.soak_min", 0, f"{PROFILE}.soak_min", "greater than 0"),
+        (f"{PROFILE}.soak_share", 0.5, PROFILE, "soak_share is of a soak: give soak_min"),
+        (PROFILE, {"load": OF_TRACE, "soak_min": 1}, PROFILE, "a trace has times of its own: give it another profile"),
+        (f"{PROFILE}.gates", [OF_SOAK], "(top level)", "the gate on soak_host_memory_growth_mib_h needs 'soak_min'"),
+        (
+            PROFILE,
+            {"load": FOLLOWING, "soak_min": 1, "gates": [OF_SOAK | {"metric": "soak_gpu_memory_growth_mib_h"}]},
+            "(top level)",
+            "has no GPU for the gate on soak_gpu_memory_growth_mib_h",
         ),
         (
             f"{PROFILE}.gates",

@@ -43,8 +43,8 @@ def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
         ),
         "the gates": (ours.gates, theirs.gates),
         "the load": (
-            (ours.load, ours.workload, ours.sweep, ours.fit),
-            (theirs.load, theirs.workload, theirs.sweep, theirs.fit),
+            (ours.load, ours.workload, ours.sweep, ours.fit, ours.soak),
+            (theirs.load, theirs.workload, theirs.sweep, theirs.fit, theirs.soak),
         ),
         "how often the server is started": (ours.starts, theirs.starts),
         "the questions": ([task.settings for task in ours.accuracy], [task.settings for task in theirs.accuracy]),

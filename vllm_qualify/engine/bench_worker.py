@@ -162,12 +162,17 @@ class Watch:
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_EVERY_S):
-            self.samples.append((round(self._offset_s + time.monotonic(), 3), _used_s()))
+            self.samples.append(self._now())
+
+    def _now(self) -> tuple[float, float]:
+        return round(self._offset_s + time.monotonic(), 3), _used_s()
 
     def ended(self) -> dict[str, object]:
         """Stop sampling. A sample is a pair: the time in s since 1970, and the CPU seconds used by then."""
         self._over.set()
         self._thread.join()
+        # A command may be shorter than the time between two samples.
+        self.samples.append(self._now())
         most_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"cpu_s": self.samples, "max_rss_mib": most_kib // 1024}
 

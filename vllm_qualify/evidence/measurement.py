@@ -86,7 +86,8 @@ class Measurement(Frozen):
         is_share = metric is not None and metric.unit in ("fraction", "bool")
         is_difference = metric is not None and metric.compared_unit != "fraction"
         least = -math.inf if is_difference else -1.0
-        return (least if self.against is not None else 0.0, 1.0 if is_share else math.inf)
+        least_itself = -math.inf if metric is not None and metric.is_growth else 0.0
+        return (least if self.against is not None else least_itself, 1.0 if is_share else math.inf)
 
     @model_validator(mode="after")
     def _value_or_reason(self) -> Self:

@@ -31,6 +31,15 @@ def line_before(plan: CellPlan, evidence: Path) -> str:
     return f"load: {repeats} of about {repeat_s:.0f} s, {why}: {times}{_budget(plan.load)}{_starts(plan)}"
 
 
+def line_before_soak(plan: CellPlan) -> str:
+    """The line before a soak. Raises ValueError for a cell without one."""
+    if plan.soak is None:
+        raise ValueError("the profile has no soak")
+    clients, rate = plan.soak.of(plan.load)
+    at = f"{clients} client{'s' if clients > 1 else ''}" if rate is None else f"{rate:g} req/s"
+    return f"soak: {taken(plan, plan.soak.duration_s)}, with {at}"
+
+
 def line_before_start(plan: CellPlan, number: int, gates: Sequence[Gate]) -> str:
     """The line before a further start of the server: for which gates, and of how many starts."""
     waiting = ", ".join(gate.label for gate in gates)

@@ -14,7 +14,7 @@ from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.recipe.values import Count, Frozen, Name, NotNegative, Positive
-from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, LoadSettings, Smoke, Sweep
+from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, LoadSettings, Smoke, Soak, Sweep
 
 
 class Release(Frozen):
@@ -168,6 +168,7 @@ class CellPlan(Frozen):
     load: Load
     prompts: Path | None = None
     sweep: Sweep | None = None
+    soak: Soak | None = None
     fit: Fit | None = None
     workload: LoadSettings | None = None
     warm_starts: int = 0

@@ -130,6 +130,7 @@ def _plan(
         load=load_plan(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),
         prompts=workload_file(loaded, profile.load),
         sweep=profile.sweep,
+        soak=profile.soak,
         fit=profile.fit,
         workload=profile.load if profile.fit else None,
         warm_starts=serving.warm_starts,

@@ -62,6 +62,8 @@ def _measured(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile
         yield "likelihood settings"
     if (plan.fit, plan.sweep) != (profile.fit, profile.sweep):
         yield "fit and sweep"
+    if plan.soak != profile.soak:
+        yield "soak"
     if any(gate.is_over_starts for gate in plan.gates) and plan.starts != serving.starts:
         yield "starts"
     if not _is_load_of(plan, profile):

@@ -7,7 +7,18 @@ from typing import Literal, get_args
 from vllm_qualify.recipe import contract
 
 Stage = Literal[
-    "fit", "baseline", "serve", "smoke", "contract", "accuracy", "likelihood", "load", "speculation", "sweep", "starts"
+    "fit",
+    "baseline",
+    "serve",
+    "smoke",
+    "contract",
+    "accuracy",
+    "likelihood",
+    "load",
+    "speculation",
+    "sweep",
+    "soak",
+    "starts",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 Direction = Literal["higher", "lower"]
@@ -17,7 +28,8 @@ Direction = Literal["higher", "lower"]
 class Metric:
     """A metric. `direction` says which way is better. `unit` is the unit of value, interval and bound.
 
-    `is_score`: lm-eval's tasks give each answer this score, by filter. A percentile has its `quantile`.
+    `is_score`: lm-eval's tasks give each answer this score, by filter. A percentile has its `quantile`. `is_growth`: it may be
+    negative.
     """
 
     name: str
@@ -27,6 +39,7 @@ class Metric:
     meaning: str
     is_score: bool = False
     quantile: float | None = None
+    is_growth: bool = False
 
     @property
     def is_only_compared(self) -> bool:
@@ -75,6 +88,10 @@ SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
 GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
 PREFIX_HIT_SHARE = "prefix_hit_share"
+HOST_GROWTH, GPU_GROWTH = "soak_host_memory_growth_mib_h", "soak_gpu_memory_growth_mib_h"
+FAILED_SHARE = "soak_failed_share"
+# The growths of a soak's latencies, by bench's names of the latencies.
+LATENCY_GROWTHS = {name: f"soak_{name}_growth_pct_h" for name in ("ttft", "tpot", "itl")}
 ACCEPTANCE_BATCH1, SAME_TEXT = "acceptance_length_batch1_tok", "speculative_same_text"
 # vLLM's own counters that decide whether a load is valid, by the names in its source. On /metrics each ends in `_total`.
 PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS = "vllm:num_preemptions", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"
@@ -136,6 +153,13 @@ _DECLARED = (
     Metric(SLO_RATE, "sweep", "req/s", "higher", "highest rate of requests that meets the sweep's SLO"),
     Metric(SLO_GOODPUT, "sweep", "req/s", "higher", "requests in time per second, at the most that meets the sweep's SLO"),
     Metric(SLO_COST, "sweep", "usd/Mtok", "lower", "price of a million output tokens, at the most that meets the sweep's SLO"),
+    Metric(HOST_GROWTH, "soak", "MiB/h", "lower", "growth of the resident memory of the server's processes", is_growth=True),
+    Metric(GPU_GROWTH, "soak", "MiB/h", "lower", "growth of the used memory of the server's GPUs together", is_growth=True),
+    *(
+        Metric(growth, "soak", "%/h", "lower", f"growth of the {_LATENCIES[name]}, in percent of its mean", is_growth=True)
+        for name, growth in LATENCY_GROWTHS.items()
+    ),
+    Metric(FAILED_SHARE, "soak", "fraction", "lower", "share of the soak's requests that failed"),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}

@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 from vllm_qualify.recipe.anchor import NamedAnchor
 from vllm_qualify.recipe.contract import Capabilities
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1
+from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1
 from vllm_qualify.recipe.serving import Arguments, Variant
-from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Seconds, TaskName, Text
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, Likelihood, LoadSettings, Smoke, Sweep
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Positive, Seconds, TaskName, Text
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, Likelihood, LoadSettings, Smoke, Soak, Sweep
 
 # More starts of a server would hardly make a verdict more certain, and each takes minutes.
 MOST_STARTS = 10
@@ -43,7 +43,25 @@ class Profile(Arguments):
     load: LoadSettings = Field(description="the workload")
     sweep: Sweep | None = Field(default=None, description="the same workload at other levels")
     fit: Fit | None = Field(default=None, description="server arguments that are searched for on the machine")
+    soak_min: Positive | None = Field(
+        default=None, description="how long the server is soaked at part load, in minutes, after its loads"
+    )
+    soak_share: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
+        default=0.5, description="the part of the load's clients, or of its rate, with which it is soaked"
+    )
     gates: Gates = Field(default=[], description="gates of this profile, beside those of the recipe")
+
+    @property
+    def soak(self) -> Soak | None:
+        return Soak(soak_min=self.soak_min, soak_share=self.soak_share) if self.soak_min else None
+
+    @model_validator(mode="after")
+    def _soak_has_a_load(self) -> Self:
+        if self.soak_min and self.load.trace:
+            raise ValueError("a soak sends its requests evenly, and a trace has times of its own: give it another profile")
+        if not self.soak_min and "soak_share" in self.model_fields_set:
+            raise ValueError("soak_share is of a soak: give soak_min, its minutes")
+        return self
 
     @model_validator(mode="after")
     def _fit_finds_what_is_open(self) -> Self:
@@ -251,6 +269,18 @@ class Recipe(Frozen):
             if not profile.load.shares_prefixes and any(g.metric == PREFIX_HIT_SHARE for g in self.gates_of(profile)):
                 needed = "prompts that begin alike: 'shared_prefix_len', 'prompts', 'trace' or 'api: chat'"
                 raise ValueError(f"a gate on {PREFIX_HIT_SHARE} needs {needed}")
+        return self
+
+    @model_validator(mode="after")
+    def _growths_have_a_soak(self) -> Self:
+        for gpu_type, serving in self.gpu_types.items():
+            for name, profile in serving.profiles.items():
+                gated = [gate.metric for gate in self.gates_of(profile) if METRICS[gate.metric].stage == "soak"]
+                if gated and not profile.soak:
+                    needed = "'soak_min', the minutes of the soak"
+                    raise ValueError(f"the gate on {gated[0]} needs {needed}, in gpu_types.{gpu_type}.profiles.{name}")
+                if gpu_type == "cpu" and GPU_GROWTH in gated:
+                    raise ValueError(f"gpu_types.cpu.profiles.{name} has no GPU for the gate on {GPU_GROWTH}")
         return self
 
     @model_validator(mode="after")

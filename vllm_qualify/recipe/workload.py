@@ -357,6 +357,22 @@ class Sweep(Frozen):
         return self
 
 
+class Soak(Frozen):
+    """A part of the load for a long time. The part is a share of its clients or of its rate."""
+
+    soak_min: Positive
+    soak_share: Positive
+
+    @property
+    def duration_s(self) -> float:
+        return 60 * self.soak_min
+
+    def of(self, load: Load) -> tuple[int, float | None]:
+        """The clients, at least one, and the rate in req/s, if the load has one."""
+        rate = None if load.request_rate is None else self.soak_share * load.request_rate
+        return max(1, math.floor(self.soak_share * load.max_concurrency)), rate
+
+
 class Fit(Frozen):
     """Server options of a profile that are searched for on the machine before the cell is qualified. At least one is set."""
 

@@ -205,6 +205,7 @@ def _workload(plan: CellPlan) -> dict[str, Any]:
         "likelihood": _scored(plan.likelihood),
         "load": _dumped(plan.load),
         "sweep": _dumped(plan.sweep),
+        "soak": _dumped(plan.soak),
         "fit": _dumped(plan.fit),
         "price_usd_gpu_hour": plan.price_usd_gpu_hour,
     }
@@ -333,6 +334,9 @@ def _unlike(a: CellPlan, b: CellPlan) -> Iterator[Unlike]:
     if a.sweep and b.sweep and a.price_usd_gpu_hour != b.price_usd_gpu_hour:
         prices = f"{_or_none(a.price_usd_gpu_hour)} and {_or_none(b.price_usd_gpu_hour)}"
         yield Unlike(stages=["sweep"], metric=SLO_COST, because=f"a GPU's price an hour was {prices}")
+    if a.soak and b.soak and a.soak != b.soak:
+        other = changed_settings(_dumped(a.soak), _dumped(b.soak))
+        yield Unlike(stages=["soak"], because=f"the soak was another one: {_in_words(other)}")
     yield from _unlike_texts(a, b)
     yield from _unlike_tasks(a, b)
 

@@ -224,8 +224,14 @@ def _shared(folder: Path, settings: Load, counted: Counted, kind: EngineKind) ->
 
 
 def _samples_of(folder: Path, number: int) -> tuple[Totals, Totals]:
-    before, after = (_samples((folder / f"metrics-{number}-{when}.txt").read_text()) for when in ("before", "after"))
-    return before, after
+    samples, _ = counters_of(*(folder / f"metrics-{number}-{when}.txt" for when in ("before", "after")))
+    return samples
+
+
+def counters_of(before: Path, after: Path) -> tuple[tuple[Totals, Totals], Counted]:
+    """The counters of two pages: by name and labels, and their totals. Raises one of UNUSABLE."""
+    one, other = (_samples(page.read_text()) for page in (before, after))
+    return (one, other), Counted(_totals(one), _totals(other))
 
 
 def _was_emptied(reset: Path) -> bool:

@@ -13,6 +13,7 @@ from vllm_qualify.evidence.stages.likelihood import LIKELIHOOD
 from vllm_qualify.evidence.stages.load import LOAD
 from vllm_qualify.evidence.stages.serve import SERVE
 from vllm_qualify.evidence.stages.smoke import SMOKE
+from vllm_qualify.evidence.stages.soak import SOAK
 from vllm_qualify.evidence.stages.speculation import SPECULATION
 from vllm_qualify.evidence.stages.stage import StageKind
 from vllm_qualify.evidence.stages.starts import STARTS
@@ -20,7 +21,7 @@ from vllm_qualify.evidence.stages.sweep import SWEEP
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import Stage
 
-_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, CONTRACT, ACCURACY, LIKELIHOOD, LOAD, SPECULATION, SWEEP, STARTS)
+_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, CONTRACT, ACCURACY, LIKELIHOOD, LOAD, SPECULATION, SWEEP, SOAK, STARTS)
 TABLE: dict[Stage, StageKind] = {kind.name: kind for kind in _IN_ORDER}
 # What a stage does besides its waits: parsing at each look, copying, hashing. And keeping it in a store that does not answer:
 # five tries of a quarter of an hour each, with their waits 80 minutes.

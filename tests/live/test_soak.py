@@ -1,0 +1,86 @@
+"""A soak by the real bench: a server that leaks is caught, and one that does not passes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.vllm import make_engine
+from tests.report.builder import passed_report
+from vllm_qualify.engine.bench import Bench, staying
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.launch import read_machine
+from vllm_qualify.engine.server import Client, ServerPlan
+from vllm_qualify.engine.start import serve
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.serving import Served, watched
+from vllm_qualify.evidence.stages import parse, soak_stage
+from vllm_qualify.judge.verdict import is_decided, surely_misses
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.gates import gate_of
+from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.recipe.workload import Load, Soak
+
+pytestmark = pytest.mark.engine
+MODEL = str(catalog_folder() / "reference" / "model")
+LOAD = Load(input_len=16, output_len=4, max_concurrency=4, num_prompts=20, num_warmups=0, time_limit_s=120.0)
+SOAK = Soak(soak_min=0.45, soak_share=0.25)
+# 10 MiB in this soak, and a time that becomes half as long again.
+GATES = [
+    gate_of(metric="soak_host_memory_growth_mib_h", maximum=1500.0, unit="MiB/h"),
+    gate_of(metric="soak_ttft_growth_pct_h", maximum=7500.0, unit="%/h"),
+    gate_of(metric="soak_failed_share", maximum=0.05, unit="fraction"),
+]
+
+
+def planned(folder: Path, behaviour: str) -> CellPlan:
+    """A cell whose server is a stand-in."""
+    engine = EngineEnvironment(python=make_engine(folder / "engine") / "bin" / "python")
+    server = ServerPlan(
+        engine=engine,
+        model=MODEL,
+        revision=None,
+        served_model_name="reference",
+        arguments={"max-num-seqs": 8},
+        environment={"TORCH_FAKE_VLLM": behaviour},
+        startup_timeout_s=30,
+    )
+    plan = passed_report().plan
+    cell = plan.cell.model_copy(update={"gpu_type": "cpu"})
+    changes = {"server": server, "cell": cell, "load": LOAD, "soak": SOAK, "gates": GATES, "watched": True, "prompts": None}
+    return plan.model_copy(update=changes | {"fingerprint": read_machine(engine, "cpu"), "baseline": None})
+
+
+@pytest.fixture(scope="module")
+def bench(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """The real engine's bench, for both servers."""
+    client = Client(program=str(engine.vllm), python=str(engine.python), url="", model=MODEL, paths=[Path(MODEL)])
+    with staying(client, tmp_path_factory.mktemp("bench") / "bench.log") as each:
+        yield each
+
+
+def soaked(behaviour: str, bench: Bench, folder: Path) -> list[Measurement]:
+    """The stage's measurements, which are the same when they are read again."""
+    plan, evidence = planned(folder, behaviour), folder / "evidence"
+    at_server = evidence / "serve"
+    at_server.mkdir(parents=True)
+    with serve(plan.server, at_server, print) as server, watched(server, plan, at_server):
+        asking = bench.model_copy(update={"client": bench.client.model_copy(update={"url": server.url})})
+        stage = soak_stage(Served(server=server, bench=asking), plan, evidence, print)
+    assert parse("soak", plan, evidence) == stage.measurements
+    return stage.measurements
+
+
+def test_a_server_that_leaks_is_caught(bench: Bench, tmp_path: Path) -> None:
+    rows = soaked("leaks", bench, tmp_path)
+    assert [surely_misses(gate, rows) for gate in GATES] == [True, True, False]
+
+
+def test_a_server_that_does_not_leak_passes(bench: Bench, tmp_path: Path) -> None:
+    """Its times depend on what else the machine does, and only may not count as grown."""
+    rows = soaked("healthy", bench, tmp_path)
+    assert {row.metric: row.invalid_because for row in rows if row.invalid_because} == {}
+    assert [surely_misses(gate, rows) for gate in GATES] == [False, False, False]
+    memory, _, failed = GATES
+    assert is_decided(memory, rows)
+    assert is_decided(failed, rows)
