@@ -1,6 +1,7 @@
 """Recipe drift, on the tables that versions of vLLM made of themselves."""
 
 import pytest
+from pydantic import JsonValue
 
 from vllm_qualify.drift.finding import Finding, changed_defaults, check_server, refusal
 from vllm_qualify.errors import CallerError, HostError
@@ -272,3 +273,46 @@ def test_a_flag_without_the_option_that_it_requires_is_a_problem() -> None:
     off: ServerArguments = {"enable-log-outputs": True, "no-enable-log-requests": True}
     assert [each.kind for each in check_server(off, {}, table_of("0.12.0"))] == ["missing-option"]
     assert check_server({"no-enable-log-outputs": True}, {}, table_of("0.12.0")) == []
+
+
+# Published options of vllm-project/recipes: models/thinkingmachines/Inkling.yaml, models/deepseek-ai/DeepSeek-V4-Flash.yaml.
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"kernel-config": {"enable_flashinfer_autotune": "False"}},
+        {"attention-config": {"use_fp4_indexer_cache": "True"}},
+        {"speculative-config": {"method": "ngram", "num_speculative_tokens": "4"}},
+        {"compilation-config": {"cudagraph_capture_sizes": ["1", "2"]}},
+    ],
+)
+def test_text_that_vllm_reads_as_a_boolean_or_a_number_is_no_finding(server: ServerArguments) -> None:
+    assert check_server(server, {}, table_of("0.26.0")) == []
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"kernel-config": {"enable_flashinfer_autotune": "maybe"}},
+        {"attention-config": {"use_fp4_indexer_cache": 2}},
+        {"speculative-config": {"method": "ngram", "num_speculative_tokens": "four"}},
+        {"speculative-config": {"method": "ngram", "num_speculative_tokens": "0"}},
+        {"compilation-config": {"cudagraph_capture_sizes": ["1.5"]}},
+    ],
+)
+def test_other_text_stays_a_bad_value(server: ServerArguments) -> None:
+    assert [finding.kind for finding in check_server(server, {}, table_of("0.26.0"))] == ["bad-value"]
+
+
+@pytest.mark.parametrize("config", [{"use_inductor": False}, {"pass_config": {"enable_nothing": True}}])
+def test_a_field_that_a_version_ignores_is_only_reported(config: dict[str, JsonValue]) -> None:
+    """The classes of 0.12 take any field; models/inclusionAI/Ring-1T-FP8.yaml of vllm-project/recipes has the first."""
+    (finding,) = check_server({"compilation-config": config}, {}, table_of("0.12.0"))
+    assert (finding.kind, finding.is_problem) == ("ignored-field", False)
+    (finding,) = check_server({"compilation-config": config}, {}, table_of("0.16.0"))
+    assert finding.is_problem
+
+
+@pytest.mark.parametrize("version", versions())
+def test_every_table_has_its_registries(version: str) -> None:
+    assert all(table_of(version).registries.values())
+    assert "hermes" in table_of(version).registries["tool-call-parser"]

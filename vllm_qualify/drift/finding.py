@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from jsonschema import Draft202012Validator
 from pydantic import JsonValue
 
+from vllm_qualify.drift.lax import errors_of
 from vllm_qualify.recipe.metrics import COUNTERS_READ
 from vllm_qualify.recipe.serving import Environment, ServerArguments
 from vllm_qualify.recipe.tables import EngineTable, ModelKind, Option, Schema
@@ -22,6 +22,7 @@ FindingKind = Literal[
     "unregistered-name",
     "missing-option",
     "unknown-field",
+    "ignored-field",
     "unknown-environment",
     "unknown-metric",
     "refused",
@@ -30,7 +31,7 @@ FindingKind = Literal[
     "runs-code",
     "trusts-code",
 ]
-NOTES = ("perhaps-refused", "changed-default", "trusts-code")
+NOTES = ("ignored-field", "perhaps-refused", "changed-default", "trusts-code")
 # Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters
 # of an option, and takes a second value of an option for the model: findings about these count, whatever the parser says.
 OF_THE_PARSER = ("unknown-field",)
@@ -65,7 +66,7 @@ WORDS = {
 
 
 class Finding(Frozen):
-    """One difference. A changed default, a refusal by another build and allowed code are only reported; others are problems."""
+    """One difference. Those of the kinds in NOTES are only reported; others are problems."""
 
     kind: FindingKind
     name: str
@@ -196,7 +197,7 @@ def _of_option(name: str, value: JsonValue, table: EngineTable) -> Iterator[Find
         hint = _nearest(plain, table.options)
         yield Finding(kind="unknown-option", name=name, told=f"vLLM {table.version} has no option --{plain}{hint}")
     elif path or (fields is not None and isinstance(_as_mapping(value), dict)):
-        yield from _of_config(plain, _nested(path, value), fields or {}, table)
+        yield from _of_config(plain, option, _nested(path, value), fields or {}, table)
     elif isinstance(value, list) and len(value) > 1 and not option.several:
         yield Finding(kind="spare-value", name=name, told=f"--{name} {_short(value)}: it takes one value")
     else:
@@ -275,25 +276,35 @@ def _problem_of_number(number: JsonValue, option: Option, table: EngineTable) ->
     return problems[0] if problems and all(problems) else None
 
 
-def _of_config(name: str, value: dict[str, JsonValue], fields: dict[str, Schema], table: EngineTable) -> Iterator[Finding]:
+def _of_config(
+    name: str, option: Option, value: dict[str, JsonValue], fields: dict[str, Schema], table: EngineTable
+) -> Iterator[Finding]:
+    kind: FindingKind = "ignored-field" if _class_of(option, table) in table.ignoring else "unknown-field"
     for field, inner in value.items():
+        place = f"{name}.{field}"
         if field not in fields:
-            problem = f"--{name} has no field {field} in vLLM {table.version}{_nearest(field, fields)}"
-            yield Finding(kind="unknown-field", name=f"{name}.{field}", told=problem)
+            ignored = ", and ignores it" if kind == "ignored-field" else ""
+            problem = f"--{name} has no field {field} in vLLM {table.version}{ignored}{_nearest(field, fields)}"
+            yield Finding(kind=kind, name=place, told=problem)
         elif refusal := _first_error(inner, fields[field]):
-            yield Finding(kind="bad-value", name=f"{name}.{field}", told=f"--{name}.{field} {_short(inner)}: {refusal}")
+            yield Finding(kind="bad-value", name=place, told=f"--{place} {_short(inner)}: {refusal}")
+        elif spare := _first_error(inner, _closed(fields[field])):
+            told = f"--{place} {_short(inner)}: vLLM {table.version} ignores a field: {spare}"
+            yield Finding(kind="ignored-field", name=place, told=told)
 
 
 def _config_of(option: Option, table: EngineTable) -> dict[str, Schema] | None:
-    """The fields of a `…_config` option's class, looked up by its name: `compilation_config` is a CompilationConfig."""
+    return table.configs.get(_class_of(option, table))
+
+
+def _class_of(option: Option, table: EngineTable) -> str:
+    """The class of a `…_config` option by its name: `compilation_config` is a CompilationConfig. Empty if there is none."""
     wanted = option.destination.replace("_", "")
-    return next((fields for name, fields in table.configs.items() if name.lower() == wanted), None)
+    return next((name for name in table.configs if name.lower() == wanted), "")
 
 
 def _first_error(value: JsonValue, schema: Schema) -> str | None:
-    if schema is None:
-        return None
-    errors = sorted(Draft202012Validator(_closed(schema)).iter_errors(value), key=lambda error: list(map(str, error.path)))
+    errors = [] if schema is None else errors_of(value, schema)
     return _in_words(errors[0]) if errors else None
 
 
@@ -304,7 +315,7 @@ def _in_words(error: Any) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema without unknown fields: vLLM's dataclasses refuse those, but their schemas do not say so."""
+    """The schema, with an error for each unknown field. A class that ignores such fields has a schema that allows them."""
     if isinstance(schema, dict):
         closed = {name: _closed(inner) for name, inner in schema.items()}
         is_class = "properties" in schema and "additionalProperties" not in schema

@@ -12,13 +12,15 @@ else to its standard output:
      "metrics": ["vllm:num_requests_running", …],
      "registries": {"tool-call-parser": ["hermes", …], "reasoning-parser": […], "kv-transfer-config.kv_connector": […], …},
      "required": {"enable-auto-tool-choice": "tool-call-parser", …},
+     "ignoring": ["CompilationConfig", …],
      "resolved": {"dense": {"enable-prefix-caching": true, …}, "hybrid": {…}},
      "servers": [{"parsed": true, "unnamed": ["…", …], "refused": "…" or null, "unclear": "…" or null}, …]}
 
 Schemas are JSON Schema. pydantic makes them from vLLM's own annotations, so they have choices, types and ranges. `resolved` has
 the value of each option that is left out, for one model of each kind on a GPU; it is empty without `resolve`. `registries` has
 the names under which parts are registered, by the option or field that takes such a name. `required` has the flags that
-`vllm serve` refuses without another option, which it names.
+`vllm serve` refuses without another option, which it names. `ignoring` has the configuration classes that ignore a field which
+they do not have, as all of 0.12 do; the others refuse it.
 
 A server is `{"config": "…", "environment": {…}, "device": {…} or null}`: the text of its config file, and the GPU's name,
 compute capability, memory and count, or null for a CPU. vLLM reads the config file and makes its whole configuration from it,
@@ -154,9 +156,20 @@ def encoded(value: Any) -> Any:
 
 def configs() -> dict[str, Any]:
     """The fields of every configuration class, each with its schema and its default."""
+    return {name: fields(cls) for name, cls in config_classes().items()}
+
+
+def ignoring() -> list[str]:
+    """The configuration classes that ignore a field which they do not have: pydantic does, where a class does not forbid it."""
+    made_by_pydantic = {name: cls for name, cls in config_classes().items() if hasattr(cls, "__pydantic_fields__")}
+    settings = {name: getattr(cls, "__pydantic_config__", None) or {} for name, cls in made_by_pydantic.items()}
+    return sorted(name for name, given in settings.items() if given.get("extra", "ignore") == "ignore")
+
+
+def config_classes() -> dict[str, type]:
     module: Any = importlib.import_module("vllm.config")
     classes = {name: getattr(module, name) for name in dir(module)}
-    return {name: fields(cls) for name, cls in classes.items() if isinstance(cls, type) and dataclasses.is_dataclass(cls)}
+    return {name: cls for name, cls in classes.items() if isinstance(cls, type) and dataclasses.is_dataclass(cls)}
 
 
 def fields(cls: type) -> dict[str, Any]:
@@ -513,6 +526,7 @@ def knowledge(parser: argparse.ArgumentParser) -> dict[str, Any]:
         "metrics": metrics(Path(str(vllm.__file__)).parent),
         "registries": registries(),
         "required": required(parser),
+        "ignoring": ignoring(),
     }
 
 

@@ -36,7 +36,8 @@ class EngineTable(Frozen):
 
     `resolved` has, for each kind of model on a GPU, the values that vLLM gives to options that are left out. `registries`
     has, by the option or the field that takes a name, the names that are registered; it is empty in a table made before
-    they were asked for. `required` has the flags that need another option.
+    they were asked for. `required` has the flags that need another option. `ignoring` has the configuration classes that
+    ignore fields that they do not have; the others refuse them.
     """
 
     version: str
@@ -46,6 +47,7 @@ class EngineTable(Frozen):
     metrics: list[str]
     registries: dict[str, list[str]] = {}
     required: dict[str, str] = {}
+    ignoring: list[str] = []
     resolved: dict[ModelKind, dict[str, JsonValue]] = {}
 
 
