@@ -411,3 +411,15 @@ def test_a_table_without_registries_leaves_registered_names_unknown(tmp_path: Pa
     assert [each.finding.kind for each in named.problems] == ["unregistered-name"]
     unnamed = checked(loaded, Candidate(version="0.32.0", table=table.model_copy(update={"registries": {}})), tmp_path)
     assert (unnamed.problems, unnamed.unknown) == ([], [UNREGISTERED, UNASKED])
+
+
+def test_a_table_does_not_know_whether_a_file_is_there(tmp_path: Path) -> None:
+    """models/deepseek-ai/DeepSeek-R1.yaml of vllm-project/recipes names this one, which no wheel of vLLM has."""
+    candidate = Candidate(version="0.32.0", table=table_of("0.32.0"))
+    file = checked(
+        recipe_with(tmp_path, {"chat-template": "examples/tool_chat_template_deepseekr1.jinja"}), candidate, tmp_path
+    )
+    assert (file.fits, file.problems, file.unjudged) == (None, [], len(file.cells))
+    assert "examples/tool_chat_template_deepseekr1.jinja, which --chat-template names" in file.unknown[0]
+    text = checked(recipe_with(tmp_path, {"chat-template": "{{ messages }}"}), candidate, tmp_path)
+    assert text.fits is True

@@ -261,7 +261,11 @@ def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path, check
         same = candidate.version == candidate.table.version
         newer = [] if same else [f"what changed after vLLM {candidate.table.version}, whose table this is"]
         no_names = [] if candidate.table.registries else [UNREGISTERED]
-        return Checked(candidate.version, cells, _by_finding(findings), [*newer, *no_names, UNASKED])
+        files = _files(subjects)
+        unknown = [f"whether there is a file {path}, which --{name} names: a table does not say" for name, path in files]
+        unjudged = {cell for of in files.values() for cell in of}
+        told = [*newer, *no_names, *unknown, UNASKED]
+        return Checked(candidate.version, cells, _by_finding(findings), told, len(unjudged))
     answer, judgements = ask(candidate, subjects, cache, check=check)
     findings = [(subject.cell, _findings(subject, judgements.get(subject.cell), answer)) for subject in subjects]
     why = _unjudged(subjects, judgements)
@@ -269,6 +273,18 @@ def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path, check
         f"whether options refuse each other, for {len(of)} of {len(cells)} cells: {because}" for because, of in why.items()
     ]
     return Checked(candidate.version, cells, _by_finding(findings), unknown, sum(map(len, why.values())))
+
+
+def _files(subjects: Sequence[Subject]) -> dict[tuple[str, str], list[str]]:
+    """The files that options name, each with its cells. vLLM's parser refuses a chat template whose file is not there."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for subject in subjects:
+        for name in KINDS[VLLM].files:
+            value = subject.server.arguments.get(name)
+            # vLLM takes text with one of these for the template itself.
+            if isinstance(value, str) and value and not any(letter in value for letter in "{}\n"):
+                cells.setdefault((name, value), []).append(subject.cell)
+    return cells
 
 
 def _by_table(subject: Subject, table: EngineTable) -> list[Finding]:
