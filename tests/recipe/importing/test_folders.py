@@ -48,6 +48,8 @@ def test_of_several_files_for_one_gpu_type_the_first_is_imported_and_a_note_says
 def test_the_gpu_type_is_the_one_that_the_products_name_tells() -> None:
     assert gpu_type_of("NVIDIA GeForce RTX 4090", "8.9") == GPU_TYPES["rtx_4090_2x"]
     assert gpu_type_of("NVIDIA GeForce RTX 5090", "12.0") == GPU_TYPES["rtx_5090"] == GPU_TYPES["rtx_5090_2x"]
+    assert gpu_type_of("NVIDIA GB10", "12.1") == GPU_TYPES["dgx_spark_gb10"] == "gb10"
+    assert gpu_type_of("NVIDIA GB300", "10.3") == GPU_TYPES["dgx_station_gb300"] == "gb300"
     assert fingerprint_of(None).gpu_type == GPU_TYPES["xeon5"] == GPU_TYPES["xeon6"]
 
 
@@ -70,3 +72,15 @@ def test_each_model_of_a_folder_is_a_variant(second: Document, names: list[str],
     assert list(recipe.variants) == names
     assert resolved(recipe, "b200") == ("Org/Other-Model", {"seed": 1}, {})
     assert resolved(recipe, "h200") == ("Org/A-Model", {}, {})
+
+
+def test_a_models_own_file_has_its_recommended_command(tmp_path: Path) -> None:
+    command = published_document("--seed", "3", hardware="h100") | {"by_hardware": {"h100": "/Org/A-Model/hw/h100.json"}}
+    result = imported(written({"hf_id": "Org/A-Model", "recommended_command": command}, tmp_path, "A-Model.json"))
+    assert resolved(result.recipe, "h100") == ("Org/A-Model", {"seed": 3}, {})
+
+
+def test_a_models_own_file_without_a_command_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CallerError) as error:
+        imported(written({"hf_id": "Org/A-Model", "recommended_command": {}}, tmp_path, "A-Model.json"))
+    assert "recommended_command" in error.value.place

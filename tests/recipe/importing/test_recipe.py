@@ -40,14 +40,14 @@ def test_the_gate_is_the_one_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "load"),
     [
-        ([], (1024, 64, 320, 1)),
-        (["--max-num-seqs", "512"], (1024, 512, 2560, 12)),
-        (["--max-num-seqs", "8"], (1024, 8, 40, 0)),
-        (["--max-num-seqs", "1k"], (1024, 64, 320, 1)),
+        ([], (1024, 64, 320, 20)),
+        (["--max-num-seqs", "512"], (1024, 512, 2560, 20)),
+        (["--max-num-seqs", "1"], (1024, 1, 5, 5)),
+        (["--max-num-seqs", "1k"], (1024, 64, 320, 20)),
         (["--no-enable-prefix-caching"], (1024, 64, 320, 20)),
-        (["--max-model-len", "1024"], (480, 64, 320, 1)),
-        (["--max-model-len", "8"], (1, 64, 320, 1)),
-        (["--max-model-len", "auto"], (1024, 64, 320, 1)),
+        (["--max-model-len", "1024"], (480, 64, 320, 20)),
+        (["--max-model-len", "8"], (1, 64, 320, 20)),
+        (["--max-model-len", "auto"], (1024, 64, 320, 20)),
     ],
 )
 def test_the_load_fits_the_server(words: list[str], load: tuple[int, int, int, int], tmp_path: Path) -> None:
@@ -55,6 +55,29 @@ def test_the_load_fits_the_server(words: list[str], load: tuple[int, int, int, i
     ours = recipe.gpu_types["h200"].profiles["balanced"].load
     assert (ours.input_len, ours.max_concurrency, ours.num_prompts, ours.num_warmups) == load
     assert ours.output_len == ours.input_len
+
+
+@pytest.mark.parametrize(
+    ("words", "capabilities"),
+    [
+        ([], []),
+        (["--reasoning-parser", "qwen3"], ["chat", "reasoning"]),
+        (["--tool-call-parser", "hermes", "--enable-auto-tool-choice"], ["chat", "tools"]),
+        (["--tool-call-parser", "hermes"], []),
+        (
+            ["--tool-call-parser", "hermes", "--enable-auto-tool-choice", "--reasoning-parser", "qwen3"],
+            ["chat", "tools", "reasoning"],
+        ),
+    ],
+)
+def test_published_parsers_are_promises(words: list[str], capabilities: list[str], tmp_path: Path) -> None:
+    assert import_words(tmp_path, *words).recipe.capabilities == capabilities
+
+
+def test_only_what_all_gpu_types_have_is_promised(tmp_path: Path) -> None:
+    written(published_document("--reasoning-parser", "qwen3"), tmp_path)
+    written(published_document(hardware="h100"), tmp_path, "h100.json")
+    assert imported(tmp_path).recipe.capabilities == []
 
 
 def test_the_written_recipe_loads_and_says_where_it_comes_from(tmp_path: Path) -> None:

@@ -293,3 +293,40 @@ def test_of_a_folders_json_only_the_variants_own_is_the_yamls(tmp_path: Path) ->
     assert list(result.recipe.gpu_types) == ["h200"]
     assert "left out rtx_5090.json: it has the variant 'int4'" in result.notes
     assert "b200: the YAML is meant for it, and the JSON has no command to import" in result.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "vllm", "note"),
+    [
+        ({}, None, ""),
+        ({"model__min_vllm_version": "0.20.1"}, ">=0.20.1", ""),
+        ({"model__min_vllm_version": "0.20.1", "variants__default__min_vllm_version": "0.22"}, ">=0.22", ""),
+        ({"model__min_vllm_version": "nightly"}, None, "the YAML asks for vLLM nightly, which is no released version"),
+        (
+            {"model__min_vllm_version": "0.20.1, !=0.21"},
+            None,
+            "the YAML asks for vLLM 0.20.1, !=0.21, which is no released version",
+        ),
+    ],
+)
+def test_the_oldest_vllm_is_the_variants_range(changes: Document, vllm: str | None, note: str, tmp_path: Path) -> None:
+    result = imported(repository(tmp_path, model_document(**changes)))
+    assert result.recipe.variants["default"].vllm == vllm
+    assert [each for each in result.notes if "vLLM" in each] == ([note] if note else [])
+
+
+def test_keys_that_are_unknown_here_are_named(tmp_path: Path) -> None:
+    changes = {
+        "routing": 1,
+        "model__speed": 2,
+        "variants__default__kv_budget": 3,
+        "variants__other__kv_budget": 3,
+        "features__tools__args": [],
+        "features__tools__after": 4,
+        "strategy_overrides__single_node_tp__hint": 5,
+    }
+    result = imported(repository(tmp_path, model_document(**changes)))
+    (note,) = (each for each in result.notes if "unknown here" in each)
+    assert note.endswith(
+        ": routing, model.speed, variants.default.kv_budget, features.tools.after, strategy_overrides.single_node_tp.hint"
+    )

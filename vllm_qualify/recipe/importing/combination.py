@@ -1,5 +1,6 @@
 """A model's YAML, together with its published JSON if that is available."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,32 @@ from vllm_qualify.recipe.importing.assembly import assembled
 from vllm_qualify.recipe.importing.commands import Command, Gathered, Translated, expressible, translated
 from vllm_qualify.recipe.importing.documents import InexpressibleError, Node, read_yaml
 from vllm_qualify.recipe.importing.published import gathered_json, label
+
+# The keys of vllm-project/recipes that are read here, or that say nothing of a server's command, by their place.
+_KNOWN = {
+    "": (
+        *("meta", "model", "dependencies", "features", "opt_in_features", "variants", "compatible_strategies"),
+        *("kv_offload_support", "hardware_overrides", "strategy_overrides", "guide", "omni", "strategy_min_gpus"),
+        *("default_strategy", "strategy_hardware", "hardware_notes", "hardware_opt_in_features"),
+    ),
+    "model": (
+        *("model_id", "min_vllm_version", "architecture", "parameter_count", "active_parameters", "context_length"),
+        *("base_args", "base_env", "docker_image", "install", "docker_source", "nightly_required", "supports_dcp"),
+        "flashinfer_autotune",
+    ),
+    "variants.*": (
+        *("precision", "vram_minimum_gb", "description", "extra_args", "model_id", "hardware_overrides", "label"),
+        *("supported_hardware", "precision_hardware", "extra_env", "tp", "default_modes", "min_vllm_version", "docker_image"),
+    ),
+    "features.*": (
+        *("description", "args", "default_mode", "modes", "hardware_overrides", "hardware", "strategies", "label", "companion"),
+    ),
+    "strategy_overrides.*": (
+        *("tp", "hardware_overrides", "prefill", "decode", "extra_args", "env", "vllm_args", "extra_env", "router"),
+        "pool_modes",
+    ),
+}
+_RELEASE = re.compile(r"\d+(\.\d+)+")
 
 
 def gathered_yaml(source: Path, variant: str, published: Path | None) -> Gathered:
@@ -23,18 +50,23 @@ def gathered_yaml(source: Path, variant: str, published: Path | None) -> Gathere
     if variant not in model["variants"].mapping():
         known = ", ".join(model["variants"].mapping()) or "none"
         raise CallerError(f"there is no variant '{variant}'", f"variants: {known}", place=model["variants"].place)
-    notes = list(_notes(model, variant))
+    oldest = _oldest_vllm(model, variant)
+    notes = list(_notes(model, variant, oldest))
+    oldest = oldest if oldest and _RELEASE.fullmatch(oldest) else None
     by_yaml = assembled(model, variant, repository)
     by_json = _by_json(source, model, variant, [published] if published else [repository / "api", repository / "public"])
     if by_json:
         differences = by_note((name, _difference(by_json.commands, command_of)) for name, command_of in by_yaml)
         return Gathered(
-            f"{by_json.label}, variant {variant} of {label(source)}", by_json.commands, [*notes, *by_json.notes, *differences]
+            f"{by_json.label}, variant {variant} of {label(source)}",
+            by_json.commands,
+            [*notes, *by_json.notes, *differences],
+            oldest,
         )
     commands, left_out = expressible(by_yaml)
     if not commands:
         raise model["variants"][variant].refused("a variant that is meant for no GPU type of ours", "choose another variant")
-    return Gathered(f"{label(source)}, variant {variant}", commands, [*notes, *left_out])
+    return Gathered(f"{label(source)}, variant {variant}", commands, [*notes, *left_out], oldest)
 
 
 def by_note(notes: Iterable[tuple[str, str]]) -> list[str]:
@@ -64,14 +96,30 @@ def _repository(source: Path) -> Path:
     return folder.parent
 
 
-def _notes(model: Node, variant: str) -> Iterator[str]:
+def _oldest_vllm(model: Node, variant: str) -> str | None:
+    own = model["variants"][variant]["min_vllm_version"]
+    version = own if own else model["model"]["min_vllm_version"]
+    return version.word() if version else None
+
+
+def _notes(model: Node, variant: str, oldest_vllm: str | None) -> Iterator[str]:
     others = [name for name in model["variants"].mapping() if name != variant]
     if others:
         yield f"the YAML has other variants, for recipes of their own: {', '.join(others)}"
-    own = model["variants"][variant]["min_vllm_version"]
-    version = own if own else model["model"]["min_vllm_version"]
-    if version:
-        yield f"the YAML asks for vLLM {version.word()} or later"
+    if oldest_vllm and not _RELEASE.fullmatch(oldest_vllm):
+        yield f"the YAML asks for vLLM {oldest_vllm}, which is no released version"
+    if unknown := list(_unknown_keys(model, variant)):
+        yield f"the YAML has keys that are unknown here, and nothing was made of them: {', '.join(unknown)}"
+
+
+def _unknown_keys(model: Node, variant: str) -> Iterator[str]:
+    """The places of keys that vllm-project/recipes has come to have since; of the variants, this one's."""
+    for place, known in _KNOWN.items():
+        name, _, of_each = place.partition(".")
+        outer = model[name] if name else model
+        parts = [part for key, part in outer.items() if name != "variants" or key == variant] if of_each else [outer]
+        for part in parts:
+            yield from (".".join([*part.keys, key]) for key in part.mapping() if key not in known)
 
 
 def _by_json(source: Path, model: Node, variant: str, roots: list[Path]) -> Gathered | None:

@@ -71,11 +71,12 @@ class Translated:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The content of a source: its name, one command for each GPU type, and notes for the reader."""
+    """The content of a source: its name, one command for each GPU type, notes for the reader, and the oldest vLLM for it."""
 
     label: str
     commands: list[Translated]
     notes: list[str]
+    oldest_vllm: str | None = None
 
 
 def expressible(sources: Iterable[tuple[str, Callable[[], Command]]]) -> tuple[list[Translated], list[str]]:

@@ -105,11 +105,13 @@ def _as_recipe(gathered: Gathered, gate: dict[str, Any], source: Path) -> Import
     names = _variant_names(served, source)
     served_name = next((one.served_model_name for one in served if one.served_model_name), name)
     notes = [(one.command.gpu_type, note) for one in served for note in [*one.notes, _other_name(one, served_name)]]
+    promised = _capabilities(served)
     document = {
         "name": name,
         "description": f"{served[0].model} as vllm-project/recipes serves it.",
         "served_model_name": served_name,
-        "variants": {variant: _variant(one) for one, variant in zip(served, names, strict=True)},
+        **({"capabilities": promised} if promised else {}),
+        "variants": {variant: _variant(one, gathered.oldest_vllm) for one, variant in zip(served, names, strict=True)},
         "gpu_types": {one.command.gpu_type: _serving(one, variant) for one, variant in zip(served, names, strict=True)},
         "smoke": {"prompt": "San Francisco is a", "max_tokens": 20},
         "accuracy": [{"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319}],
@@ -160,8 +162,18 @@ def _variant_names(served: list[Translated], source: Path) -> list[str]:
     return names
 
 
-def _variant(one: Translated) -> dict[str, Any]:
-    return {"model": one.model} | ({"revision": one.revision} if one.revision else {})
+def _capabilities(served: list[Translated]) -> list[str]:
+    """What the published parsers are for, if every command has them."""
+    every = [one.arguments for one in served]
+    tools = all("tool-call-parser" in each and each.get("enable-auto-tool-choice") is True for each in every)
+    reasoning = all("reasoning-parser" in each for each in every)
+    named = {"chat": tools or reasoning, "tools": tools, "reasoning": reasoning}
+    return [name for name, promised in named.items() if promised]
+
+
+def _variant(one: Translated, oldest_vllm: str | None) -> dict[str, Any]:
+    of_model = {"model": one.model} | ({"revision": one.revision} if one.revision else {})
+    return of_model | ({"vllm": f">={oldest_vllm}"} if oldest_vllm else {})
 
 
 def _serving(one: Translated, variant: str) -> dict[str, Any]:
@@ -179,14 +191,12 @@ def _load(arguments: ServerArguments) -> dict[str, int]:
     longest = _whole(arguments.get("max-model-len")) or math.inf
     length = int(max(1, min(_LENGTH, (longest - _LENGTH_MARGIN) // 2)))
     prompts = LEAST_PROMPTS_PER_CLIENT * concurrency
-    # Warm-ups repeat one prompt. With prefix caching, more than 1 % of hits would make the load's measurements invalid.
-    warmups = _WARMUPS if arguments.get("no-enable-prefix-caching") is True else min(_WARMUPS, prompts // 200)
     return {
         "input_len": length,
         "output_len": length,
         "max_concurrency": concurrency,
         "num_prompts": prompts,
-        "num_warmups": warmups,
+        "num_warmups": min(_WARMUPS, prompts),
     }
 
 

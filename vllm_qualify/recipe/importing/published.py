@@ -17,6 +17,8 @@ _IN_ITS_PLACE = re.compile(
 def gathered_json(source: Path, variant: str | None = None) -> Gathered:
     """The command of a file, or the commands of a folder `<org>/<repo>` or `<org>/<repo>/hw`.
 
+    A model's own file `<org>/<repo>.json` has its command under `recommended_command`.
+
     For a folder, `variant` chooses one variant's commands. There may be none.
 
     Raises:
@@ -24,7 +26,9 @@ def gathered_json(source: Path, variant: str | None = None) -> Gathered:
         InexpressibleError: no recipe can express it; for a folder, if this holds for every file.
     """
     if not source.is_dir():
-        return Gathered(label(source), [translated(_command(read_json(source)))], [])
+        document = read_json(source)
+        recommended = document["recommended_command"]
+        return Gathered(label(source), [translated(_command(recommended if recommended else document))], [])
     folder = source / "hw" if (source / "hw").is_dir() else source
     files = sorted(folder.glob("*.json"))
     if not files:

@@ -13,12 +13,12 @@ from vllm_qualify.recipe.values import Frozen
 
 _WIDTH = 128
 _COMMENTS = {
+    "capabilities": "What the published parsers are for. Each adds checks of the API's contract, which gate the release.",
     "gpu_types": (
         "Arguments and environment are the published ones, all of them and no others. The rest of a GPU type is not the "
         "source's. The timeout is the seed recipes': compiling a large model alone can take more than half an hour. The load "
         "is plain: at max-num-seqs where that is given and else at 64 requests, with five times as many prompts; raise "
-        "num_prompts if a repeat is shorter than min_duration_s. Warm-ups are few where prefixes are cached: they repeat one "
-        "prompt, and more than 1 % of cache hits makes the measurements invalid. No gates on speed: the source has no numbers."
+        "num_prompts if a repeat is shorter than min_duration_s. No gates on speed: the source has no numbers."
     ),
     "smoke": "Not the source's: the seed recipes' prompt.",
     "accuracy": "Not the source's: all of gsm8k, as for the seed recipes.",
