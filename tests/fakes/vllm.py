@@ -78,6 +78,10 @@ def completion(model: str, text: str, tokens: int, choices: list[dict[str, Any]]
     }
 
 
+def metrics(generated_tok: int) -> str:
+    return METRICS.replace("GENERATED", f"{generated_tok}.0")
+
+
 # --- chats
 
 
@@ -167,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             self._answer(200, models(self.model))
         else:
-            self._send(200, METRICS.replace("GENERATED", f"{self.server.generated}.0").encode(), "text/plain")
+            self._send(200, metrics(self.server.generated).encode(), "text/plain")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
