@@ -39,6 +39,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, value)
     document = reference()
     document["variants"]["bf16"]["environment"] = {"VLLM_OURS": "recipe"}
+    del document["gpu_types"]["cpu"]["environment"]["OMP_NUM_THREADS"]
     return write(document, tmp_path / "recipe.yaml")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.lm_eval_files import Asked, hashed, right_but
@@ -240,6 +240,8 @@ def test_no_random_change_of_a_file_changes_an_answer(
 ) -> None:
     """The samples, or lm-eval's scores of them, but not both so that they agree."""
     changes, order, fields = changed
+    # Two scores could change places: the scores of both files would agree.
+    assume(sum(key == "exact_match" for _, key, _ in changes) < 2)
     rows = [dict(row) for row in ROWS]
     for number, key, other in changes:
         rows[number][key] = other
