@@ -47,7 +47,7 @@ def test_false_alarms_stay_near_what_is_meant_where_neighbours_are_alike() -> No
 
 
 def test_a_slope_is_found() -> None:
-    """One whose rise over the series is 5 standard deviations of a value."""
+    """The series rises by 5 standard deviations of its noise from its first value to its last."""
     rise = np.arange(ROUNDS) * 5 / ROUNDS
     found = false_alarms(by_waves, lambda random: alike(random, 0.3) + rise, 5)
     assert found > 0.99

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.evidence.contract.shapes import shape
 from tests.fakes import vllm as fake
 from tests.qualified import COMMAND, Qualified, processes_of, run
 from tests.recipes import reference, write
@@ -136,12 +137,3 @@ def test_the_stand_in_answers_as_the_real_server_does(approved: Qualified) -> No
     fakes = {sample.name for family in text_string_to_metric_families(fake.metrics(0)) for sample in family.samples}
     # prefix caching is off in the reference recipe, and with it its counters
     assert {name for name in fakes if "prefix_cache" not in name} <= names
-
-
-def shape(value: object, place: str = "") -> dict[str, type]:
-    """The type of every value by its place; None fits nothing else."""
-    if isinstance(value, dict):
-        return {key: kind for name, inner in value.items() for key, kind in shape(inner, f"{place}.{name}").items()}
-    if isinstance(value, list):
-        return {key: kind for inner in value for key, kind in shape(inner, f"{place}[]").items()}
-    return {place: type(value)}

@@ -264,8 +264,8 @@ def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path, check
         files = _files(subjects)
         unknown = [f"whether there is a file {path}, which --{name} names: a table does not say" for name, path in files]
         unjudged = {cell for of in files.values() for cell in of}
-        told = [*newer, *no_names, *unknown, UNASKED]
-        return Checked(candidate.version, cells, _by_finding(findings), told, len(unjudged))
+        unjudged_notes = [*newer, *no_names, *unknown, UNASKED]
+        return Checked(candidate.version, cells, _by_finding(findings), unjudged_notes, len(unjudged))
     answer, judgements = ask(candidate, subjects, cache, check=check)
     findings = [(subject.cell, _findings(subject, judgements.get(subject.cell), answer)) for subject in subjects]
     why = _unjudged(subjects, judgements)
@@ -276,7 +276,7 @@ def _check(subjects: Sequence[Subject], candidate: Candidate, cache: Path, check
 
 
 def _files(subjects: Sequence[Subject]) -> dict[tuple[str, str], list[str]]:
-    """The files that options name, each with its cells. vLLM's parser refuses a chat template whose file is not there."""
+    """The files that options name, each with its cells. vLLM refuses a chat template that is not there."""
     cells: dict[tuple[str, str], list[str]] = {}
     for subject in subjects:
         for name in KINDS[VLLM].files:

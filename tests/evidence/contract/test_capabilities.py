@@ -86,7 +86,7 @@ class Speaks(Healthy):
     """It says something else, where `changed` says what."""
 
     def changed(self, request: Document, spoken: Document) -> Document:
-        raise NotImplementedError
+        raise NotImplementedError  # each broken server below has its own
 
     def speak(self, request: Document) -> Document:
         spoken = super().speak(request)
@@ -368,8 +368,8 @@ def test_a_model_that_calls_no_tool_at_once_gets_another_question(tmp_path: Path
 def test_thoughts_that_must_be_asked_for_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class ThinksIfTold(Speaks):
         def changed(self, request: Document, _spoken: Document) -> Document:
-            told = request.get("chat_template_kwargs", {}).get("thinking")
-            return {} if told else {"reasoning": ""}
+            thinking = request.get("chat_template_kwargs", {}).get("thinking")
+            return {} if thinking else {"reasoning": ""}
 
     rows = rows_of(ThinksIfTold, tmp_path, monkeypatch)
     assert (failing(rows), unknown(rows)) == (set(), set())
