@@ -1122,6 +1122,13 @@ def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path) -> No
     assert [each["--result-filename"] for each in all_options] == ["bench-1.json", "bench-2.json", "bench-3.json"]
 
 
+def test_the_profiles_name_is_in_all_seeds() -> None:
+    settings = SETTINGS.model_copy(update={"seeded_by": "latency", "seed": 3})
+    measured = options(command_of(CLIENT, "reference", settings, "", 2))
+    warm_up = options(warm_up_command(CLIENT, "reference", settings, 2))
+    assert (measured["--seed"], warm_up["--seed"]) == (str(1035020360), str(2**31 + 1035020360))
+
+
 def test_a_tokenizer_with_code_of_its_own_is_trusted_as_by_the_server(tmp_path: Path) -> None:
     trusting = CLIENT.model_copy(update={"trust_remote_code": True})
     assert "--trust-remote-code" in command_of(trusting, "reference", SETTINGS, str(tmp_path), 1)

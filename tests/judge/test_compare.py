@@ -694,6 +694,7 @@ def test_in_turns_it_does_not_matter_how_it_was_measured_then(evidence: Path, ch
 def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is_compared() -> None:
     others: dict[str, object] = {"repeats": 9, "most_repeats": 9, "min_duration_s": 1.0, "time_limit_s": 9.0}
     others |= {"time_budget_s": 99.0, "slo": Slo(ttft_ms=5.0), "prompts": "moved.jsonl", "trace": "moved.jsonl"}
+    others |= {"seeded_by": "another"}
     compared = {"input_len", "output_len", "length_spread", "shared_prefix_len", "prompts_sha256", "api"}
     compared |= {"max_concurrency", "request_rate", "burstiness", "trace_speed", "num_prompts", "num_warmups", "seed", "window"}
     assert {*others, *compared} == Load.model_fields.keys()

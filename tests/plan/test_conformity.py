@@ -37,6 +37,12 @@ def test_nor_on_a_gpu(document: Document, gpu_engine: EngineEnvironment) -> None
     assert [difference(plan, Recipe.model_validate(document)) for plan in plans(document, gpu_engine, H200)] == [""]
 
 
+def test_a_plan_of_an_older_version_asked_the_prompts_of_its_seed_alone(document: Document, engine: EngineEnvironment) -> None:
+    for plan in plans(document, engine):
+        older = plan.load.model_copy(update={"seeded_by": None})
+        assert difference(plan.model_copy(update={"load": older}), Recipe.model_validate(document)) == ""
+
+
 def test_a_budget_of_time_and_a_fit_are_no_difference(document: Document, engine: EngineEnvironment) -> None:
     profile = document["gpu_types"]["cpu"]["profiles"]["latency"]
     profile["fit"] = {"max_num_seqs": True}
@@ -70,6 +76,7 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda _: {"likelihood": None}, "likelihood settings"),
         (lambda _: {"likelihood": LikelihoodPlan(settings=Likelihood(num_answers=1))}, "likelihood settings"),
         (lambda plan: {"load": plan.load.model_copy(update={"num_prompts": 5})}, "load settings"),
+        (lambda plan: {"load": plan.load.model_copy(update={"seeded_by": "another"})}, "load settings"),
         (lambda plan: served(plan, arguments=plan.server.arguments | {"max-model-len": 7}), "server options"),
         (lambda plan: served(plan, environment={"VLLM_X": "1"}), "environment variables"),
         (lambda plan: served(plan, signed_by="another"), "publisher's key"),

@@ -82,6 +82,18 @@ def test_by_default_every_profile_of_the_machines_type_with_its_default_variant(
     assert [plan.cell.id for plan in plans] == ["reference/bf16/cpu/latency", "reference/bf16/cpu/throughput"]
 
 
+def test_profiles_with_one_seed_ask_other_prompts(document: Document, engine: EngineEnvironment) -> None:
+    """A server that they share would have the prompts in its cache."""
+    latency, throughput = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
+    assert latency.load.seed == throughput.load.seed == 0
+    # The first 8 bytes of `printf latency | sha256sum`, without what is over 2^31; the same on each machine.
+    assert [latency.load.bench_seed(repeat) for repeat in (1, 2)] == [1035020356, 1035020357]
+    assert abs(latency.load.bench_seed(1) - throughput.load.bench_seed(1)) > 5_000_000
+    other = latency.load.model_copy(update={"seed": 7})
+    assert other.bench_seed(1) == 1035020363
+    assert 0 <= latency.load.model_copy(update={"seed": 2**40}).bench_seed(1) < 2**31
+
+
 def test_another_machine_has_its_own_profiles_and_default_variant(document: Document, gpu_engine: EngineEnvironment) -> None:
     plan = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
     assert plan.cell.id == "reference/fp8/h200/balanced"

@@ -278,6 +278,7 @@ OTHERWISE: dict[str, Any] = {
     "num_prompts": 2048,
     "prompts": "other.jsonl",
     "prompts_sha256": "ab" * 32,
+    "seeded_by": "another",
 }
 
 

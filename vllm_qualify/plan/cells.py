@@ -127,7 +127,9 @@ def _plan(
         contract=contract_of(recipe, variant),
         accuracy=accuracy,
         likelihood=likelihood_plan(loaded, recipe.likelihood, server, gates),
-        load=load_plan(loaded, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"),
+        load=load_plan(
+            loaded, profile_name, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"
+        ),
         prompts=workload_file(loaded, profile.load),
         sweep=profile.sweep,
         soak=profile.soak,
@@ -221,7 +223,7 @@ def fitted(plan: CellPlan, options: ServerArguments) -> CellPlan:
     load = plan.workload.of(clients, prompts_needed(plan.workload, plan.gates)) if plan.workload else plan.load
     changes = {
         "server": server,
-        "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256}),
+        "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256, "seeded_by": plan.load.seeded_by}),
         "undrafted": _undrafted(server, plan.fingerprint),
         "accuracy": [
             task.model_copy(update={"num_concurrent": num_concurrent(task.settings, server)}) for task in plan.accuracy

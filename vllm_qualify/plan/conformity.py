@@ -73,6 +73,8 @@ def _measured(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile
 def _is_load_of(plan: CellPlan, profile: Profile) -> bool:
     if plan.fit:
         return plan.workload is not None and _lasting(plan.workload) == _lasting(profile.load)
+    if plan.load.seeded_by not in (None, plan.cell.profile):
+        return False
     load = profile.load
     if load.trace and load.num_prompts is None:
         # How many requests a trace has only its file knows.
@@ -82,7 +84,7 @@ def _is_load_of(plan: CellPlan, profile: Profile) -> bool:
 
 
 def _lasting(load: Workload) -> dict[str, object]:
-    return load.model_dump(exclude={"time_budget_s", "prompts_sha256"})
+    return load.model_dump(exclude={"time_budget_s", "prompts_sha256", "seeded_by"})
 
 
 def _served(plan: CellPlan, selection: Selection, recipe: Recipe) -> Iterator[str]:

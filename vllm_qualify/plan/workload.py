@@ -71,15 +71,19 @@ def likelihood_plan(
     return LikelihoodPlan(settings=settings, texts=texts, texts_sha256=digest)
 
 
-def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
-    """The load of a profile on a server.
+def load_plan(loaded: LoadedRecipe, name: str, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
+    """The load of the profile of this name on a server.
 
     Raises:
         CallerError: the number of clients is unknown, prompts are too few, or requests are longer than the server takes.
         HostError: the file of prompts is not there.
     """
-    if profile.load.trace:
-        return _trace_plan(loaded, profile.load, gates, server, place)
+    make = _trace_plan if profile.load.trace else _load_plan
+    return make(loaded, profile, gates, server, place).model_copy(update={"seeded_by": name})
+
+
+def _load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
+    """Raises as `load_plan`."""
     clients, option = profile.load.clients(most_clients(server, profile.fit)), server.engine_kind.concurrency
     if clients is None:
         raise CallerError(
@@ -101,8 +105,9 @@ def load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server:
     return load.model_copy(update={"prompts_sha256": _digest_of(prompts, load)}) if prompts else load
 
 
-def _trace_plan(loaded: LoadedRecipe, settings: LoadSettings, gates: list[Gate], server: ServerPlan, place: str) -> Load:
+def _trace_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
     """Raises as `load_plan`."""
+    settings = profile.load
     file = loaded.path(str(settings.trace))
     read = read_trace(file, most=settings.num_prompts, speed=settings.trace_speed)
     trace, count = read.trace, len(read.trace.requests)

@@ -1,17 +1,20 @@
 """The requests to a server: the smoke prompt, lm-eval's tasks, texts to be scored, the load, and the searches beside it."""
 
+import hashlib
 import math
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from vllm_qualify.recipe.metrics import METRICS, least_prompts, least_requests
-from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Positive, Seconds, Share, TaskName, Text
+from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Name, Positive, Seconds, Share, TaskName, Text
 
 # The first is for a steady state, the second for a whole run with its ramp-up and tail.
 LEAST_PROMPTS_PER_CLIENT, LEAST_OF_WHOLE_RUN = 5, 1
 # The `max_concurrency` of a load without clients. A load at a rate is planned so many times as long as it must last.
 UNLIMITED, OPEN_MARGIN = 1, 1.25
+# Bench takes seeds below 2**32. Those of measured prompts are below this, and those of warm-ups so much higher.
+SEEDS = 2**31
 # A baseline answers each question at least this often. With fewer answers, its own noise dominates a comparison.
 LEAST_REPETITIONS = 4
 
@@ -169,7 +172,9 @@ class Workload(Frozen):
     )
     min_duration_s: Seconds = Field(default=60.0, description="a repeat that is shorter makes the load measurements `invalid`")
     seed: CountOrNone = Field(
-        default=0, description="of the first repeat; each further one adds 1, so that no random prompt comes twice"
+        default=0,
+        description="of the first repeat; each further one adds 1, so that no random prompt comes twice. The profile's name"
+        " shifts them all, so that no profile asks the prompts of another one",
     )
     time_limit_s: Seconds = Field(default=3600.0, description="for each repeat")
     slo: Slo | None = Field(default=None, description="what a request must meet to count for `goodput_req_s`")
@@ -294,12 +299,21 @@ class Load(Workload):
     """One `vllm bench serve` workload with all its settings known. `prompts_sha256` is the hash of the file's content.
 
     An open load has no limit of requests at once: its `max_concurrency` is UNLIMITED, and means nothing. Of a trace,
-    `prompts_sha256` is its digest, which does not depend on the form of its file.
+    `prompts_sha256` is its digest, which does not depend on the form of its file. `seeded_by` is the profile's name; None in a
+    plan of an older version, which asked the prompts of `seed` alone.
     """
 
     max_concurrency: Count
     num_prompts: Count
     prompts_sha256: str | None = None
+    seeded_by: Name | None = None
+
+    def bench_seed(self, repeat: int) -> int:
+        """Bench's seed of a repeat, below SEEDS. Profiles that share a server share no prompt, whatever their seeds are."""
+        at = self.seed + repeat - 1
+        if self.seeded_by is None:
+            return at
+        return (int.from_bytes(hashlib.sha256(self.seeded_by.encode()).digest()[:8]) + at) % SEEDS
 
     @model_validator(mode="after")
     def _enough_prompts(self) -> Self:

@@ -20,14 +20,12 @@ from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.replay import TRACE, trace_of
 from vllm_qualify.evidence.load.result import BESIDE, RESET
 from vllm_qualify.recipe.traces.trace import Trace
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.workload import SEEDS, Load
 
 # Bench's names of the two interfaces, and their paths.
 APIS = {"completions": ("openai", "/v1/completions"), "chat": ("openai-chat", "/v1/chat/completions")}
 
 
-# Bench's seed of a repeat's warm-up is its own and so much more. Bench takes seeds below 2**32.
-WARM_UP_SEEDS = 2**31
 # Before each prompt of a file that is asked in a warm-up. What begins otherwise has no block of a prefix cache in common.
 WARM_UP_OPENING = "Warm-up: "
 
@@ -175,7 +173,7 @@ def run_repeat(
     into = benches.results_folder(driven.bench)
     trace, prompts = driven.trace, driven.prompts
     if trace:
-        prompts = benches.give_text(driven.bench, "trace.jsonl", trace.for_bench(settings.seed + number - 1))
+        prompts = benches.give_text(driven.bench, "trace.jsonl", trace.for_bench(settings.bench_seed(number)))
     command = command_of(client, server.served_model_name, settings, into, number, prompts, request_rate, trace)
     _warm_up(driven, settings, folder / f"warm-up-{number}.log", number)
     _forget_prefixes(server, folder / f"reset-{number}.txt")
@@ -250,7 +248,7 @@ def command_of(
         *("--num-prompts", str(settings.num_prompts)),
         *paced,
         # Each repeat has its own seed: the same prompts again would measure the prefix cache.
-        *("--seed", str(settings.seed + repeat - 1)),
+        *("--seed", str(settings.bench_seed(repeat))),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
         *(("--goodput", *(f"{name}:{limit}" for name, limit in settings.slo.wanted.items())) if settings.slo else ()),
         *("--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", f"bench-{repeat}.json"),
@@ -263,7 +261,7 @@ def warm_up_command(client: Client, model: str, settings: Load, repeat: int, pro
         *_asking(client, model, settings, prompts),
         *("--num-prompts", str(settings.num_warmups)),
         *("--max-concurrency", str(settings.max_concurrency)),
-        *("--seed", str(WARM_UP_SEEDS + settings.seed + repeat - 1)),
+        *("--seed", str(SEEDS + settings.bench_seed(repeat))),
     ]
 
 
