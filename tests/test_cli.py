@@ -332,7 +332,7 @@ def test_a_recipe_that_fits_a_version_ends_with_0(version: str) -> None:
     done = command("recipe", "check", "nemotron-3-nano", "--vllm", version, "--gpu-type", "h200")
     assert done.returncode == 0, done.stderr
     assert f"vLLM {version}, " in done.stdout
-    assert done.stdout.rstrip().endswith("fits")
+    assert done.stdout.rstrip().endswith(": fits, with 1 note"), "it trusts its model's code"
 
 
 def test_a_recipe_that_does_not_fit_ends_with_1_and_every_problem(tmp_path: Path, document: Document) -> None:
@@ -347,7 +347,8 @@ def test_a_recipe_that_does_not_fit_ends_with_1_and_every_problem(tmp_path: Path
     for name in ("enable_noop", "--max-num-sequences", "VLLM_USE_FLASHINFER_MOE_FP8"):
         assert name in done.stdout
     body = json.loads(command("recipe", "check", file, "--vllm", "0.32.0", "--json").stdout)
-    assert {finding["kind"] for finding in body["findings"]} == {"unknown-option", "bad-value", "unknown-environment"}
+    kinds = {finding["kind"]: finding["is_problem"] for finding in body["findings"]}
+    assert kinds == {"unknown-option": True, "bad-value": True, "unknown-environment": False}
     assert body["fits"] is False
 
 

@@ -81,7 +81,7 @@ def test_a_problem_names_its_cells(tmp_path: Path) -> None:
     assert problem.startswith("problem  unknown-option")
     assert problem.endswith("[every cell]")
     assert "a table does not say" in unknown
-    assert verdict == "vLLM 0.32.0, 4 cells: does not fit: 1 problems"
+    assert verdict == "vLLM 0.32.0, 4 cells: does not fit: 1 problem"
     assert json.loads(result.as_json())["findings"][0]["cells"] == finding.cells
 
 

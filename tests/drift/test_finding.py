@@ -4,6 +4,7 @@ import pytest
 from pydantic import JsonValue
 
 from vllm_qualify.drift.finding import Finding, changed_defaults, check_server, refusal
+from vllm_qualify.drift.probe import variables_read
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.serving import Environment, ServerArguments
@@ -71,8 +72,26 @@ def test_each_problem_of_the_guides_settings_is_named_at_the_newest_version() ->
     }
     for old in ("enable_fi_allreduce_fusion", "enable_attn_fusion", "enable_noop"):
         assert old in findings["compilation-config.pass_config"].told
-    assert "would only warn" in findings["VLLM_FLASHINFER_MOE_BACKEND"].told
-    assert all(finding.is_problem for finding in findings.values())
+    assert findings["VLLM_FLASHINFER_MOE_BACKEND"].told.endswith(
+        "does not read VLLM_FLASHINFER_MOE_BACKEND, so it has no effect"
+    )
+    assert [name for name, finding in findings.items() if finding.is_problem] == ["compilation-config.pass_config"]
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_an_unknown_variable_is_a_note_unless_the_server_refuses_it(version: str) -> None:
+    """vllm/envs.py, validate_environ: without the flag it warns. 0.12 has no such flag."""
+    table, environment = table_of(version), {"VLLM_NO_SUCH_VARIABLE": "1", "NCCL_NO_SUCH_VARIABLE": "1"}
+    (note,) = check_server({}, environment, table)
+    assert (note.kind, note.name, note.is_problem) == ("unknown-environment", "VLLM_NO_SUCH_VARIABLE", False)
+    strict = check_server({"fail-on-environ-validation": True}, environment, table)
+    kinds = {finding.kind for finding in strict if finding.is_problem}
+    assert kinds == {"unknown-option" if version == OLDEST else "refused-environment"}
+
+
+def test_a_variable_that_vllm_reads_without_listing_it_has_an_effect() -> None:
+    """0.12 reads it in vllm/model_executor/layers/batch_invariant.py alone."""
+    assert check_server({}, {"VLLM_BATCH_INVARIANT": "1"}, table_of("0.12.0")) == []
 
 
 @pytest.mark.parametrize(
@@ -316,3 +335,19 @@ def test_a_field_that_a_version_ignores_is_only_reported(config: dict[str, JsonV
 def test_every_table_has_its_registries(version: str) -> None:
     assert all(table_of(version).registries.values())
     assert "hermes" in table_of(version).registries["tool-call-parser"]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_read"),
+    [
+        ('os.environ["VLLM_A"]', True),
+        ('os.environ.get("VLLM_A", "0")', True),
+        ('environment = os.getenv(\n    "VLLM_A"\n)', True),
+        ('if "VLLM_A" in os.environ: pass', True),
+        ('os.environ["VLLM_A"] = "1"', False),
+        ('print("os.environ has no VLLM_A")', False),
+        ('mine.get("VLLM_A")', False),
+    ],
+)
+def test_a_variable_counts_where_the_source_reads_it(source: str, is_read: bool) -> None:
+    assert variables_read(f"import os\n{source}\n") == ({"VLLM_A"} if is_read else set())

@@ -76,12 +76,14 @@ class Checked(NamedTuple):
             yield f"{state:<8} {each.finding.kind:<20} {each.finding.told}  [{self._of(each.cells)}]"
         yield from (f"{'unknown':<8} {what}" for what in self.unknown)
         yield from (f"{'left out':<8} {what}" for what in self.left_out)
-        yield f"vLLM {self.version}, {len(self.cells)} cells: {self._verdict()}"
+        yield f"vLLM {self.version}, {_counted(len(self.cells), 'cell')}: {self._verdict()}"
 
     def _verdict(self) -> str:
         if self.problems:
-            return f"does not fit: {len(self.problems)} problems"
-        return f"no problem found, {self.unjudged} cells not judged to the end" if self.unjudged else "fits"
+            return f"does not fit: {_counted(len(self.problems), 'problem')}"
+        if self.unjudged:
+            return f"no problem found, {_counted(self.unjudged, 'cell')} not judged to the end"
+        return f"fits, with {_counted(len(self.findings), 'note')}" if self.findings else "fits"
 
     def _of(self, cells: list[str]) -> str:
         if len(cells) == len(self.cells):
@@ -96,6 +98,10 @@ class Checked(NamedTuple):
         ]
         answer = {"vllm": self.version, "fits": self.fits, "cells": self.cells, "findings": findings}
         return json.dumps(answer | {"unknown": self.unknown, "left_out": self.left_out}, indent=2)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def check_recipe(

@@ -24,6 +24,7 @@ FindingKind = Literal[
     "unknown-field",
     "ignored-field",
     "unknown-environment",
+    "refused-environment",
     "unknown-metric",
     "refused",
     "perhaps-refused",
@@ -31,15 +32,20 @@ FindingKind = Literal[
     "runs-code",
     "trusts-code",
 ]
-NOTES = ("ignored-field", "perhaps-refused", "changed-default", "trusts-code")
+NOTES = ("ignored-field", "unknown-environment", "perhaps-refused", "changed-default", "trusts-code")
 # Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters
 # of an option, and takes a second value of an option for the model: findings about these count, whatever the parser says.
 OF_THE_PARSER = ("unknown-field",)
 OF_THE_SERVER = (*OF_THE_PARSER, "bad-value")
-ABOUT_THE_SERVER = (*OF_THE_SERVER, "unknown-option", "spare-value", "unnamed-option", "unregistered-name", "missing-option")
+ABOUT_THE_SERVER = (
+    *(*OF_THE_SERVER, "unknown-option", "spare-value", "unnamed-option", "unregistered-name", "missing-option"),
+    "refused-environment",
+)
 # The models that a default is for, if it differs by the kind of model.
 MODELS: dict[ModelKind, str] = {"dense": ", for models with attention only", "hybrid": ", for models with Mamba layers"}
 OURS = "VLLM_"
+# The flag with which vLLM refuses environment variables that it does not know, which it else only warns of.
+STRICT_ENVIRONMENT = "fail-on-environ-validation"
 # An option that takes a registered name → the one that may register more names, by code that a table does not know.
 PLUGINS = {
     "tool-call-parser": "tool-parser-plugin",
@@ -81,7 +87,7 @@ def check_server(server: ServerArguments, environment: Environment, table: Engin
     """Options, values and environment names that this vLLM does not accept, in the recipe's order; then missing counters."""
     options = [finding for name, value in server.items() for finding in _of_option(name, value, table)]
     together = [*_given_twice(server, table), *_of_registries(server, table), *_of_required(server, table)]
-    return [*options, *together, *_of_environment(environment, table), *_of_metrics(table)]
+    return [*options, *together, *_of_environment(server, environment, table), *_of_metrics(table)]
 
 
 def refusal(words: str, version: str, is_of_this_build: bool) -> Finding:
@@ -323,13 +329,12 @@ def _closed(schema: Any) -> Any:
     return [_closed(inner) for inner in schema] if isinstance(schema, list) else schema
 
 
-def _of_environment(environment: Environment, table: EngineTable) -> list[Finding]:
-    """Unknown names, only among vLLM's own: other programs read the rest. vLLM itself would only warn."""
+def _of_environment(server: ServerArguments, environment: Environment, table: EngineTable) -> list[Finding]:
+    """Unknown names, only among vLLM's own: other programs read the rest. vLLM serves all the same, if no flag forbids it."""
     unknown = [name for name in environment if name.startswith(OURS) and name not in table.environment]
-    return [
-        Finding(kind="unknown-environment", name=name, told=f"vLLM {table.version} does not read {name}, and would only warn")
-        for name in unknown
-    ]
+    kind: FindingKind = "refused-environment" if _given(server, STRICT_ENVIRONMENT, table) is True else "unknown-environment"
+    what = f"and --{STRICT_ENVIRONMENT} refuses it" if kind == "refused-environment" else "so it has no effect"
+    return [Finding(kind=kind, name=name, told=f"vLLM {table.version} does not read {name}, {what}") for name in unknown]
 
 
 def _of_metrics(table: EngineTable) -> list[Finding]:

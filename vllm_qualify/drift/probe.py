@@ -52,6 +52,7 @@ from pathlib import Path
 from typing import Any
 
 METRIC_PREFIX = "vllm:"
+VARIABLE_PREFIX = "VLLM_"
 # Where versions have the registry of tool parsers, the newest first.
 TOOL_PARSERS = ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.factory"
@@ -219,6 +220,36 @@ def metrics(package: Path) -> list[str]:
             names = (value for value in constants if isinstance(value, str) and value.startswith(METRIC_PREFIX))
             names_read |= {name for name in names if name.removeprefix(METRIC_PREFIX).replace("_", "").isalnum()}
     return sorted(names_read)
+
+
+def variables(package: Path) -> list[str]:
+    """The environment variables of vLLM: those of its list, and those that its source reads without it."""
+    envs: Any = importlib.import_module("vllm.envs")
+    read_in = {name for path in package.rglob("*.py") for name in variables_read(path.read_text("utf-8", errors="replace"))}
+    return sorted({*envs.environment_variables, *read_in})
+
+
+def variables_read(source: str) -> set[str]:
+    """The names in `os.environ["VLLM_…"]`, `os.environ.get("VLLM_…")`, `os.getenv("VLLM_…")` and `"VLLM_…" in os.environ`."""
+    if VARIABLE_PREFIX not in source or not re.search("environ|getenv", source):
+        return set()
+    names = {constant_of(place) for node in ast.walk(ast.parse(source)) for place in places_of_a_name(node)}
+    return {name for name in names if name.startswith(VARIABLE_PREFIX)}
+
+
+def places_of_a_name(node: ast.AST) -> list[ast.expr]:
+    match node:
+        case ast.Subscript(value=ast.Attribute(attr="environ"), slice=place, ctx=ast.Load()):
+            return [place]
+        case ast.Compare(left=place, comparators=[ast.Attribute(attr="environ")]):
+            return [place]
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="environ")) | ast.Attribute(attr="getenv"), args=[place, *_]):
+            return [place]
+    return []
+
+
+def constant_of(node: ast.expr) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def registries() -> dict[str, list[str]]:
@@ -518,12 +549,12 @@ def answer_on(device: dict[str, Any] | None, is_home: bool, servers: list[dict[s
 
 def knowledge(parser: argparse.ArgumentParser) -> dict[str, Any]:
     vllm: Any = importlib.import_module("vllm")
-    envs: Any = importlib.import_module("vllm.envs")
+    package = Path(str(vllm.__file__)).parent
     return {
         "options": accepted_options(parser),
         "configs": configs(),
-        "environment": sorted(envs.environment_variables),
-        "metrics": metrics(Path(str(vllm.__file__)).parent),
+        "environment": variables(package),
+        "metrics": metrics(package),
         "registries": registries(),
         "required": required(parser),
         "ignoring": ignoring(),
