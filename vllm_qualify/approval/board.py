@@ -15,7 +15,7 @@ from typing import Any, Literal
 from jinja2 import Template
 
 from vllm_qualify.approval.layout import BOARD_KEY, day
-from vllm_qualify.approval.lines import Lines, lines_of
+from vllm_qualify.approval.lines import Lines, lines_of, newest_lines
 from vllm_qualify.approval.pages import BEGIN, Page, address, page_template, read_page, write_page
 from vllm_qualify.approval.row import Brief, BriefApproval, BriefReport, Index, Standing
 from vllm_qualify.publish.store import Store
@@ -31,13 +31,16 @@ BoardState = Standing | Literal["never qualified"]
 def write_board(store: Store, lines: Lines, changed: Collection[str] = (), *, after: int = 0) -> None:
     """Draw the board, unless the store has one of this revision of the index or of a newer one. Raises as `write_page`.
 
+    What is drawn is the newest index in the store, or `lines` if that is not older.
+
     A row of the board that is there stays if it says the same revision of its cell: the others alone are drawn. `changed` are
     the only cells in which this revision differs from the one before; then the board of that one gets new rows of these, and no
     other row is read. `after` is the revision that others are about to draw: this call lets them.
     """
 
     def draw(there: bytes) -> bytes:
-        return (changed and _with_new_rows(lines, there, changed)) or _drawn(lines, there)
+        shown = newest_lines(store, lines)
+        return (changed and shown is lines and _with_new_rows(lines, there, changed)) or _drawn(shown, there)
 
     write_page(store, BOARD_KEY, BOARD, lines.revision, draw, after=after)
 

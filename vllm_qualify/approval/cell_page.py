@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_qualify.approval.chain_chart import chart_of
-from vllm_qualify.approval.layout import cell_page_key
+from vllm_qualify.approval.layout import cell_index_key, cell_page_key
 from vllm_qualify.approval.pages import Texts, address, data_of, page_template, read_page, rounded, write_page
-from vllm_qualify.approval.row import ReportLine, Row
+from vllm_qualify.approval.row import ReportLine, Row, parse_row
 from vllm_qualify.publish.bundle import Score, Summary
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.secrets import plain
 
 CELL_PAGE = "the cell's page"
@@ -18,8 +18,24 @@ TO_ROOT = "../" * 5
 
 
 def write_cell_page(store: Store, row: Row) -> None:
-    """Draw a cell's page, unless the store has one of this revision or of a newer one. Raises as `write_page`."""
-    write_page(store, cell_page_key(row.cell), CELL_PAGE, row.revision, lambda _: render_cell_page(row).encode())
+    """Draw a cell's page, unless the store has one of this revision or of a newer one. Raises as `write_page`.
+
+    What is drawn is the newest index of the cell in the store, or `row` if that is not older.
+    """
+
+    def draw(_: bytes) -> bytes:
+        return render_cell_page(_newest(store, row)).encode()
+
+    write_page(store, cell_page_key(row.cell), CELL_PAGE, row.revision, draw)
+
+
+def _newest(store: Store, own: Row) -> Row:
+    """What is no index of this cell is passed over: its next writer reports it."""
+    try:
+        there = parse_row(store.get(cell_index_key(own.cell)), own.cell)
+    except (MissingObjectError, ValueError):
+        return own
+    return there if there.revision > own.revision else own
 
 
 def page_revision(store: Store, cell: str) -> int:

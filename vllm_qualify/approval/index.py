@@ -28,11 +28,11 @@ from vllm_qualify.approval.layout import (
 )
 from vllm_qualify.approval.lines import Lines, lines_with, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Pointer, read_pointer
-from vllm_qualify.approval.row import Brief, ChainLink, Index, ReportLine, Row, Standing, brief
+from vllm_qualify.approval.row import Brief, ChainLink, Index, ReportLine, Row, Standing, brief, parse_row
 from vllm_qualify.approval.waiting import wait_for_index, waiting_rows
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import Manifest, UnreadableError, read_manifest
-from vllm_qualify.publish.layout import earlier_layout, is_run_id, manifest_key
+from vllm_qualify.publish.layout import earlier_layout, manifest_key
 from vllm_qualify.publish.order import Numbered, is_newer, order
 from vllm_qualify.publish.store import ChangedError, MissingObjectError, Store, swapped
 
@@ -313,15 +313,11 @@ def _stored_row(store: Store, cell: str) -> _StoredRow:
     except MissingObjectError:
         return _StoredRow(None, None, page_revision(store, cell))
     try:
-        known = Row.model_validate_json(body)
+        known = parse_row(body, cell)
     except ValidationError as error:
         raise _no_index(error, store.locate(key)) from error
-    if known.cell != cell:
-        raise StoreError("the index of another cell", _DELETE, store.locate(key))
-    named = [*known.coming, *known.unreadable, *(line.run_id for line in known.reports)]
-    named += [known.baseline.run_id] if known.baseline else []
-    if not all(map(is_run_id, named)):
-        raise StoreError("an index that names what is no run", _DELETE, store.locate(key))
+    except ValueError as error:
+        raise StoreError(str(error), _DELETE, store.locate(key)) from error
     return _StoredRow(known, tag, known.revision)
 
 

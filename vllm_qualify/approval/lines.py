@@ -8,7 +8,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
+from vllm_qualify.approval.layout import INDEX_KEY
 from vllm_qualify.approval.row import INDEX_VERSION, Brief, Index
+from vllm_qualify.publish.store import MissingObjectError, Store
 
 # A name in runs of plain characters, which is four times as fast as one character after the other.
 _LINE = rb'\n\{"cell":("[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"),"revision":([0-9]{1,18})[,}][^\n]*+'
@@ -71,7 +75,7 @@ def lines_with(cells: Iterable[Brief], revision: int = 0) -> Lines:
 
 def write_lines(lines: Lines) -> bytes:
     text = memoryview(lines.text)[: -1 if lines.text else 0]
-    return b"".join([b'{"index_version":%d,"revision":%d,"cells":[' % (INDEX_VERSION, lines.revision), text, b"\n]}"])
+    return b"".join([_head(lines.revision), text, b"\n]}"])
 
 
 def parse_lines(body: bytes) -> Lines:
@@ -81,6 +85,27 @@ def parse_lines(body: bytes) -> Lines:
         # Somebody else wrote it: as another document of the same content, or none.
         return lines_of(Index.model_validate_json(body))
     return Lines(int(match[1]), match[2] + b"," if match[2] else b"")
+
+
+def newest_lines(store: Store, own: Lines) -> Lines:
+    """The index in the store if it is newer than `own`; else that. What is no index is passed over: its next writer reports it.
+
+    Raises StoreError if it cannot be read.
+    """
+    try:
+        body = store.get(INDEX_KEY)
+    except MissingObjectError:
+        return own
+    if body.startswith(_head(own.revision)):
+        return own
+    try:
+        return max(own, parse_lines(body), key=lambda lines: lines.revision)
+    except ValidationError:
+        return own
+
+
+def _head(revision: int) -> bytes:
+    return b'{"index_version":%d,"revision":%d,"cells":[' % (INDEX_VERSION, revision)
 
 
 def _line(cell: Brief) -> bytes:

@@ -1,4 +1,7 @@
-"""What the board and the pages of cells share. Each tells the revision that it shows, and never gives way to an older one."""
+"""What the board and the pages of cells share. Each tells the revision that it shows, and never gives way to an older one.
+
+A writer draws a page twice at most: docs/design/0025 says why.
+"""
 
 import base64
 import hashlib
@@ -39,7 +42,10 @@ class Page(NamedTuple):
 
 
 def write_page(store: Store, key: str, what: str, revision: int, draw: Callable[[bytes], bytes], *, after: int = 0) -> None:
-    """Draw a page, unless the store has one of this revision or of a newer one. `draw` is given the one that is there.
+    """Draw a page, unless the store has one of this revision or of a newer one.
+
+    `draw` is given the page that is there, and draws the newest index that the store has by now. So whoever loses to two
+    others finds a page that is new enough: the second of them read the index when this writer's change was in it.
 
     `after` is the revision that others are about to draw. It is waited for, a third of a second at most: they may have died.
 

@@ -7,6 +7,7 @@ from vllm_qualify.approval.pointer import Entry
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.bundle import ReleaseTry, Score, Summary
+from vllm_qualify.publish.layout import is_run_id
 from vllm_qualify.publish.order import Numbered
 from vllm_qualify.recipe.values import Count, Frozen
 
@@ -80,6 +81,17 @@ class Row(Frozen):
         if self.last is None:
             return self.reports[0] if self.reports else None
         return next((line for line in self.reports if line.run_id == self.last.run_id), None)
+
+
+def parse_row(body: bytes, cell: str) -> Row:
+    """The index of this cell. Raises ValueError, of which ValidationError is one, if it is not."""
+    row = Row.model_validate_json(body)
+    if row.cell != cell:
+        raise ValueError("the index of another cell")
+    named = [*row.coming, *row.unreadable, *(line.run_id for line in row.reports)]
+    if not all(map(is_run_id, [*named, *([row.baseline.run_id] if row.baseline else [])])):
+        raise ValueError("an index that names what is no run")
+    return row
 
 
 class BriefApproval(Frozen):
