@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,13 @@ def read_json(path: Path) -> Node:
 
 
 def read_yaml(path: Path) -> Node:
-    return _read(path, load_yaml, "YAML")
+    return _read(path, _yaml, "YAML")
+
+
+@lru_cache(maxsize=32)
+def _yaml(text: str) -> Any:
+    """The document, which no caller changes: every variant of every model has the same taxonomy and strategies."""
+    return load_yaml(text)
 
 
 def _read(path: Path, parse: Callable[[str], Any], form: str) -> Node:
