@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,9 +42,9 @@ def recipes_of(folder: Path, *models: list[str]) -> Path:
     return folder
 
 
-def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, dict[str, int]], str]:
+def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
     text = capsys.readouterr().out
-    figures: dict[str, dict[str, int]] = json.loads(text.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(text.splitlines()[-1])
     return figures, text
 
 
