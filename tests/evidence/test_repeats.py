@@ -27,23 +27,22 @@ def ts() -> np.ndarray:
     return t_of(np.random.default_rng(1).standard_normal((RUNS, 10)))
 
 
-def crossed(ts: np.ndarray, looks: range, alpha: float, taken: range | None = None, *, late: bool = False) -> float:
+def crossed(ts: np.ndarray, looks: range, alpha: float, taken: range | None = None) -> float:
     """In what share of the runs t is above its critical value at a look, of all or of those that are taken."""
     above = np.zeros(len(ts), dtype=bool)
     for count in taken or looks:
         if count >= 2:
-            above |= ts[:, count - 2] > stats.t.isf(level(looks, count, alpha, late=late), count - 1)
+            above |= ts[:, count - 2] > stats.t.isf(level(looks, count, alpha), count - 1)
     return float(above.mean())
 
 
-@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("least", [1, 2, 3, 5, 10])
 @pytest.mark.parametrize("gates", [1, 4, 12])
-def test_the_error_over_all_looks_is_the_level(ts: np.ndarray, least: int, gates: int, late: bool) -> None:
+def test_the_error_over_all_looks_is_the_level(ts: np.ndarray, least: int, gates: int) -> None:
     alpha = 0.05 / gates
     # three standard errors of the simulation, and a hundredth for the integration
     allowed = 3 * math.sqrt(alpha / RUNS) + 0.01 * alpha
-    assert crossed(ts, range(least, 11), alpha, late=late) == pytest.approx(alpha, abs=allowed)
+    assert crossed(ts, range(least, 11), alpha) == pytest.approx(alpha, abs=allowed)
 
 
 @pytest.mark.parametrize("least", [3, 5])
@@ -84,12 +83,6 @@ def test_a_plan_for_more_repeats_spends_most_before_them() -> None:
     assert [spent(count, 10) for count in (5, 10)] == [0.5, 1]
     assert [spent(count, 20) for count in (5, 10, 15, 20)] == pytest.approx([0.4, 0.8, 0.9, 1])
     assert spent(3, 3) == 1
-
-
-def test_fail_spends_its_chance_later() -> None:
-    """By hand: the share is 1/2 and 1, or 4/5 and 1; to the power of 1.5 it is itself times its root."""
-    assert [spent(count, 10, late=True) for count in (5, 10)] == pytest.approx([0.5 * math.sqrt(0.5), 1])
-    assert [spent(count, 20, late=True) for count in (10, 20)] == pytest.approx([0.8 * math.sqrt(0.8), 1])
 
 
 @pytest.mark.parametrize("most", [10, 12, 20, 32])

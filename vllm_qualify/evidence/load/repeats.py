@@ -35,8 +35,6 @@ LEAST_REPEATS = 2
 CELLS = 150
 # A plan for more than so many repeats spends this share of its chance until then.
 USUAL, EARLY = 10, 0.8
-# The power of the share that `fail` spends: with 1, too few slow loads are caught; with 2, each of them costs more repeats.
-LATE = 1.5
 
 
 class _State(NamedTuple):
@@ -61,7 +59,7 @@ def repeat_sides(direction: Direction, levels: Levels, looks: range, count: int,
     used, planned = count - left_out, range(looks.start - left_out, looks.stop - left_out)
     if count not in looks or used < LEAST_REPEATS:
         return None
-    return sides_of(direction, level(planned, used, levels.false_pass), level(planned, used, levels.false_fail, late=True))
+    return sides_of(direction, level(planned, used, levels.false_pass), level(planned, used, levels.false_fail))
 
 
 def interval_over_looks(
@@ -88,22 +86,18 @@ def interval_over_looks(
     return around(value, max(each.lower for each in intervals), min(each.upper for each in intervals))
 
 
-def spent(count: int, most: int, *, late: bool = False) -> float:
+def spent(count: int, most: int) -> float:
     """The share of the chance of an error that is spent after `count` of at most so many repeats.
-
-    `late` is for `fail`: the share to the power of LATE (the power family of Kim & DeMets 1987, Biometrika 74). A load that is
-    surely too slow ends early all the same, and the last look has more left for one that is somewhat slower (docs/design/0030).
 
     A plan for more than USUAL repeats is for what is noisy, or has many gates. Most releases are decided before, with looks
     that are nearly those of a plan for USUAL repeats.
     """
-    share = count / most
-    if most > USUAL:
-        share = EARLY * count / USUAL if count <= USUAL else EARLY + (1 - EARLY) * (count - USUAL) / (most - USUAL)
-    return share**LATE if late else share
+    if most <= USUAL:
+        return count / most
+    return EARLY * count / USUAL if count <= USUAL else EARLY + (1 - EARLY) * (count - USUAL) / (most - USUAL)
 
 
-def level(looks: range, count: int, alpha: float, *, late: bool = False) -> float:
+def level(looks: range, count: int, alpha: float) -> float:
     """The one-sided level of Student's t after `count` repeats: `alpha` is the chance that t exceeds it at any of the looks.
 
     Raises:
@@ -113,18 +107,18 @@ def level(looks: range, count: int, alpha: float, *, late: bool = False) -> floa
     if count not in range(first, most + 1) or not 0 < alpha < 0.5:
         raise ValueError("a look is after as many repeats as planned, two or more, and alpha lies between 0 and 0.5")
     # In ascending order, so that each state finds the one before it in the cache.
-    return [_state(first, most, repeats, alpha, late).level for repeats in range(first, count + 1)][-1]
+    return [_state(first, most, repeats, alpha).level for repeats in range(first, count + 1)][-1]
 
 
 @lru_cache(maxsize=4096)
-def _state(first: int, most: int, count: int, alpha: float, late: bool) -> _State:
+def _state(first: int, most: int, count: int, alpha: float) -> _State:
     if count == first:
-        level = alpha * spent(first, most, late=late)
+        level = alpha * spent(first, most)
         edges = _edges(count, level)
         above = special.stdtr(count - 1, -math.sqrt(count - 1) * np.tan(edges))
     else:
-        before = _state(first, most, count - 1, alpha, late)
-        more = spent(count, most, late=late) - spent(count - 1, most, late=late)
+        before = _state(first, most, count - 1, alpha)
+        more = spent(count, most) - spent(count - 1, most)
         level = _spending(before, count, alpha * more)
         edges = _edges(count, level)
         above = before.masses @ _above(before.ratios, count - 1, math.sqrt(count) * np.sin(edges))
