@@ -116,7 +116,7 @@ def reach(alpha: float, variances: Array, chances: Array) -> float:
     # A little more than the normal distribution with the largest of them, for rounding.
     most = -float(special.ndtri(alpha)) + 1e-6
     # If most of the variances are 0, an error above 0 may be rarer than `alpha`.
-    return 0.0 if excess(0.0) <= 0 else scale * float(optimize.brentq(excess, 0.0, most, xtol=1e-9))
+    return 0.0 if excess(0.0) <= 0 else scale * float(optimize.brentq(excess, 0.0, most, xtol=1e-13, rtol=1e-9))
 
 
 def reach_of(alpha: float, variance: float, weight: float, between: Between | None) -> float:
