@@ -44,7 +44,9 @@ from vllm_qualify.evidence.load.steady import UnsteadyError
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.evidence.stages import parse_unfinished
+from vllm_qualify.judge.verdict import surely_misses
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
 from vllm_qualify.recipe.workload import Load, Slo
 
@@ -89,6 +91,7 @@ NEEDED = {"p90": 44, "p99": 459}
 # Student's t with 1 degree of freedom, one-sided: of 96 % for the bound that decides `pass`, of 95 % for that of `fail`.
 T_OF_PASS, T_OF_FAIL = 7.915815, 6.313752
 PREEMPTIONS, HITS = "vllm:num_preemptions_total", "prefix_hit_share"
+PEAK = "peak_output_chunks_per_s"
 FULL = [8] * 39
 # Between two chunks that are read at once, in s.
 SHORT = 1e-6
@@ -159,6 +162,7 @@ def by_metric(
     rows = {each.metric: each for each in parse_load(folder, settings, levels, VLLM, ARGUMENTS, watched)}
     assert settings.shares_prefixes or HITS not in rows
     rows.pop(HITS, None)
+    rows.pop(PEAK, None)
     assert list(rows) == [name for name in REPEATS if settings.slo or name != "goodput_req_s"]
     return rows
 
@@ -575,6 +579,84 @@ def test_goodput_in_one_of_two_repeats_is_their_mean(folder: Path) -> None:
     assert row.interval.lower < 11.812912920718851 / 2 < row.interval.upper
 
 
+# --- Throughput per GPU, and bench's peak
+
+
+def test_the_throughput_per_gpu_is_over_the_servers_gpus(folder: Path) -> None:
+    rows = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS, gpus=4)}
+    for name in ("output", "total"):
+        whole, each = rows[f"{name}_throughput_tok_s"], rows[f"{name}_throughput_tok_s_gpu"]
+        assert whole.value is not None
+        assert each.unit == "tok/s/GPU"
+        assert each.value == pytest.approx(whole.value / 4)
+        assert each.repeats == pytest.approx([value / 4 for value in whole.repeats])
+        assert each.interval is not None
+        assert whole.interval is not None
+        assert (each.interval.lower, each.interval.upper) == pytest.approx((whole.interval.lower / 4, whole.interval.upper / 4))
+        assert (each.traced_to, each.sample_count) == (whole.traced_to, whole.sample_count)
+
+
+def test_it_is_invalid_with_the_load_and_absent_without_a_gpu(folder: Path) -> None:
+    names = {"output_throughput_tok_s_gpu", "total_throughput_tok_s_gpu"}
+    assert not names & {each.metric for each in parse_load(folder, SETTINGS, LEVELS)}
+    change(folder, completed=39, failed=1)
+    rows = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS, gpus=4)}
+    assert all("1 failed" in (rows[name].invalid_because or "") for name in names)
+    (folder / "bench-2.json").write_text("{")
+    assert names <= {each.metric for each in parse_load(folder, SETTINGS, LEVELS, gpus=4)}
+
+
+def second_of_each_chunk(result: Document) -> list[int]:
+    first = min(result["start_times"])
+    times = zip(result["start_times"], result["ttfts"], result["itls"], strict=True)
+    return [int(start + ttft + sum(gaps[:at]) - first) for start, ttft, gaps in times for at in range(len(gaps) + 1)]
+
+
+def test_the_peak_is_benchs_own_and_that_of_its_requests(folder: Path) -> None:
+    """The captured repeats last less than a second: so in one of them is every chunk. Times four, they last longer."""
+    row = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}[PEAK]
+    assert row.repeats == [320, 320]
+    for repeat in (1, 2):
+        scale(folder, repeat, 4.0)
+        result = json.loads((folder / f"bench-{repeat}.json").read_text())
+        counts = np.bincount(second_of_each_chunk(result))
+        assert len(counts) > 2
+        change(folder, repeat, max_output_tokens_per_s=float(counts.max()))
+    row = {each.metric: each for each in parse_load(folder, SETTINGS.model_copy(update={"slo": None}), LEVELS)}[PEAK]
+    assert row.unit == "chunk/s"
+    assert row.value is not None
+    assert row.value < 200
+    assert row.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
+
+
+@pytest.mark.parametrize(
+    ("told", "because"),
+    [
+        (321.0, "repeat 2: max_output_tokens_per_s is 321.0, and by its requests 320"),
+        (math.nan, "repeat 2: max_output_tokens_per_s is nan, and by its requests 320"),
+        ("320", "repeat 2: max_output_tokens_per_s is 320, and by its requests 320"),
+        (..., "repeat 2: max_output_tokens_per_s is None, and by its requests 320"),
+    ],
+)
+def test_a_peak_that_the_requests_do_not_show_is_invalid_alone(folder: Path, told: Any, because: str) -> None:
+    change(folder, max_output_tokens_per_s=told)
+    rows = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}
+    assert rows[PEAK].invalid_because == because
+    assert rows["output_throughput_tok_s"].value is not None
+
+
+def test_a_peak_under_its_bound_fails(folder: Path) -> None:
+    row = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}[PEAK]
+    gates = [gate_of(metric=PEAK, minimum=minimum, unit="chunk/s") for minimum in (0.8 * 320, 1.2 * 320)]
+    assert [surely_misses(gate, [row]) for gate in gates] == [False, True]
+
+
+def test_an_older_bench_has_no_peak(folder: Path) -> None:
+    for repeat in (1, 2):
+        change(folder, repeat, max_output_tokens_per_s=...)
+    assert PEAK not in {each.metric for each in parse_load(folder, SETTINGS, LEVELS)}
+
+
 # --- Speculative decoding
 
 
@@ -967,7 +1049,7 @@ def test_clients_that_have_to_wait_are_no_problem(folder: Path, watched: Path, a
     for repeat in ENDS:
         queue(watched, repeat)
     rows = parse_load(folder, SETTINGS, LEVELS, VLLM, arguments, watched)
-    assert [each.metric for each in rows if each.value is not None] == MEASURED
+    assert [each.metric for each in rows if each.value is not None and each.metric != PEAK] == MEASURED
 
 
 @pytest.mark.parametrize("name", [SCRAPES, HOST_SAMPLES])

@@ -40,7 +40,7 @@ from vllm_qualify.judge.compare import (
 from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.plan.cell import Baseline, BetweenStarts, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, Stage
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, Stage
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.workload import Accuracy, Load, Slo, Smoke
 
@@ -576,14 +576,14 @@ def in_turns(gates: Sequence[Gate], **changes: Any) -> CellPlan:
     return cell_plan(gates, beside=server_plan(), **changes)
 
 
-def keep_history(evidence: Path, folder: Path, settings: Load = LOAD) -> None:
+def keep_history(evidence: Path, folder: Path, settings: Load = LOAD, gpus: int = 0) -> None:
     """What was measured in a folder at the baseline's own time, as a run leaves it."""
     stage = StageEvidence(
         stage="load",
         started_at=datetime(2026, 3, 1, 8, tzinfo=UTC),
         duration_s=8.0,
         files=[EvidenceFile(path="load/bench-1.json", sha256="0" * 64, size=1)],
-        measurements=figures.parse_load(folder, settings, levels_of([])),
+        measurements=figures.parse_load(folder, settings, levels_of([]), gpus=gpus),
     )
     (evidence / "baseline").mkdir(parents=True, exist_ok=True)
     (evidence / "baseline" / LOAD_STAGE).write_text(stage.model_dump_json(indent=2))
@@ -813,7 +813,7 @@ def test_a_repeat_of_0_is_not_so_many_times_worse(evidence: Path) -> None:
 # --- Each metric's direction
 
 
-REPEATS, PROMPTS, CLIENTS = 2, 620, 4
+REPEATS, PROMPTS, CLIENTS = 3, 620, 4
 # Just enough requests for a 99th percentile, and an SLO that all of them meet.
 LONG = Load(
     input_len=5,
@@ -830,7 +830,8 @@ LONG = Load(
 ACCEPTED = 2.5
 # Half of each prompt is the same in all of them, of which so much was in the server's prefix cache.
 ASKED_TOK, CACHED = 6_200, 0.4
-OF_LOAD = [metric.name for metric in METRICS.values() if metric.stage == "load"]
+# A peak counts whole chunks in whole seconds: tests/evidence/test_load.py has its direction.
+OF_LOAD = [metric.name for metric in METRICS.values() if metric.stage == "load" and metric.name != PEAK_CHUNKS]
 SCORES = [metric.name for metric in METRICS.values() if metric.is_score]
 
 
@@ -842,10 +843,10 @@ def slowed(by: float) -> dict[str, Any]:
 def write_load(folder: Path, slower: float) -> Path:
     """What bench would leave of a server with a draft model that is so many times slower, and drafts and remembers as badly.
 
-    The second repeat is slower by a trace, so that there is some noise.
+    The others are slower than the first by a trace, so that there is some noise.
     """
     folder.mkdir(parents=True)
-    for repeat, trace in enumerate((1.0, 1.0001), start=1):
+    for repeat, trace in enumerate((1.0, 1.0001, 1.00005), start=1):
         result = slowed(slower * trace)
         result["start_times"] = [1000 * repeat + start for start in result["start_times"]]
         requests = steady.requests_of(result, CLIENTS)
@@ -873,13 +874,15 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """By how much slower the candidate is: its measurements, and its comparisons in turns and with a history, by metric."""
     gates = [worsening_gate(name) for name in OF_LOAD]
     rows: Compared = {}
+    on_two_gpus = server_plan().model_copy(update={"gpus": [0, 1]})
     then = write_load(tmp_path_factory.mktemp("then") / "load", 1.0)
     for slower in (1.0, 1.2, 1 / 1.2):
         evidence = tmp_path_factory.mktemp("evidence")
         write_load(evidence / "load", slower)
         shutil.copytree(then, evidence / "load" / result.BESIDE)
-        keep_history(evidence, then, LONG)
-        beside, history = in_turns(gates, load=LONG), cell_plan(gates, load=LONG)
+        keep_history(evidence, then, LONG, gpus=2)
+        about = {"load": LONG, "server": on_two_gpus}
+        beside, history = cell_plan(gates, beside=on_two_gpus, **about), cell_plan(gates, **about)
         ours = parse_unfinished("load", beside, evidence)
         rows[slower] = {
             "absolute": {each.metric: each for each in ours},

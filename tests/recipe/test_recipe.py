@@ -167,6 +167,12 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         ),
         (
             f"{PROFILE}.gates",
+            [{"metric": "output_throughput_tok_s_gpu", "minimum": 1, "unit": "tok/s/GPU"}],
+            "(top level)",
+            "has no GPU for the gate on output_throughput_tok_s_gpu",
+        ),
+        (
+            f"{PROFILE}.gates",
             [{"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}],
             "(top level)",
             "the workload's 'slo'",

@@ -88,6 +88,9 @@ SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
 GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
 PREFIX_HIT_SHARE = "prefix_hit_share"
+# Throughputs over the number of the server's GPUs, each with the one that it is made of.
+PER_GPU = {f"{name}_throughput_tok_s_gpu": f"{name}_throughput_tok_s" for name in ("output", "total")}
+PEAK_CHUNKS = "peak_output_chunks_per_s"
 HOST_GROWTH, GPU_GROWTH = "soak_host_memory_growth_mib_h", "soak_gpu_memory_growth_mib_h"
 FAILED_SHARE = "soak_failed_share"
 # The growths of a soak's latencies, by bench's names of the latencies.
@@ -137,6 +140,18 @@ _DECLARED = (
     Metric("request_throughput_req_s", "load", "req/s", "higher", "requests completed per second"),
     Metric("output_throughput_tok_s", "load", "tok/s", "higher", "output tokens per second"),
     Metric("total_throughput_tok_s", "load", "tok/s", "higher", "input and output tokens per second"),
+    *(
+        Metric(name, "load", "tok/s/GPU", "higher", f"{whole} over the number of the server's GPUs")
+        for name, whole in PER_GPU.items()
+    ),
+    Metric(
+        PEAK_CHUNKS,
+        "load",
+        "chunk/s",
+        "higher",
+        "most chunks of replies in one of the seconds since the first request. Bench calls it `max_output_tokens_per_s`, but a"
+        " chunk can have several tokens",
+    ),
     *(
         Metric(f"{name}_{statistic}_ms", "load", "ms", "lower", f"{meaning}, {wording}", quantile=quantile)
         for name, meaning in _LATENCIES.items()

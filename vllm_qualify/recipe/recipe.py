@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from vllm_qualify.recipe.anchor import NamedAnchor
 from vllm_qualify.recipe.contract import Capabilities
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
-from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1
+from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PER_GPU, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1
 from vllm_qualify.recipe.serving import Arguments, Variant
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Positive, Seconds, TaskName, Text
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, Likelihood, LoadSettings, Smoke, Soak, Sweep
@@ -279,8 +279,15 @@ class Recipe(Frozen):
                 if gated and not profile.soak:
                     needed = "'soak_min', the minutes of the soak"
                     raise ValueError(f"the gate on {gated[0]} needs {needed}, in gpu_types.{gpu_type}.profiles.{name}")
-                if gpu_type == "cpu" and GPU_GROWTH in gated:
-                    raise ValueError(f"gpu_types.cpu.profiles.{name} has no GPU for the gate on {GPU_GROWTH}")
+        return self
+
+    @model_validator(mode="after")
+    def _gates_on_gpus_have_gpus(self) -> Self:
+        serving = self.gpu_types.get("cpu")
+        for name, profile in serving.profiles.items() if serving else ():
+            for gate in self.gates_of(profile):
+                if gate.metric in (GPU_GROWTH, *PER_GPU):
+                    raise ValueError(f"gpu_types.cpu.profiles.{name} has no GPU for the gate on {gate.metric}")
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.ended import end_of
 from vllm_qualify.evidence.load.problems import hit_share, problems_of
 from vllm_qualify.evidence.load.repeats import interval_over_looks
-from vllm_qualify.evidence.load.result import BESIDE, KEYS, Repeat, Steady, count_of, key_of, read_repeat
+from vllm_qualify.evidence.load.result import BESIDE, KEYS, Repeat, Steady, count_of, key_of, peak_chunks, read_repeat
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
     Interval,
@@ -24,7 +24,7 @@ from vllm_qualify.evidence.measurement import (
     valid,
 )
 from vllm_qualify.evidence.sequential import Levels, Sides
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PREFIX_HIT_SHARE, least_requests
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, PER_GPU, PREFIX_HIT_SHARE, least_requests
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
 from vllm_qualify.recipe.workload import Load
 
@@ -62,6 +62,7 @@ def parse_load(
     arguments: ServerArguments | None = None,
     watched: Path | None = None,
     model: str | None = None,
+    gpus: int = 0,
 ) -> list[Measurement]:
     """One measurement per load metric, over the steady state of every repeat. All are invalid if any repeat is.
 
@@ -70,6 +71,7 @@ def parse_load(
     `folder` is the stage's or its BESIDE. `kind` and `arguments` are the server's: kinds name their counters differently, and a
     feature that a server does not count must be switched off. `watched` is the folder with what was watched of the server, None
     if nothing was. `model` is the name that the server serves it by; None leaves the file's own unchecked.
+    `gpus` is how many the server has; 0 on a CPU, whose throughput has no share for each.
 
     If the budget ended a load before the first look, its values have no interval.
     """
@@ -81,7 +83,8 @@ def parse_load(
         ended, why_not = end_of(folder.parent if folder.name == BESIDE else folder, count, settings)
         steady_states, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched, model)
         if problems := why_not + _turns_problems(folder, count) + problems:
-            names = [*_names(settings, repeats), *([PREFIX_HIT_SHARE] if _shares(folder, settings, repeats, kind) else [])]
+            hits = [PREFIX_HIT_SHARE] if _shares(folder, settings, repeats, kind) else []
+            names = [*_names(settings, repeats, gpus), *hits]
             return [invalid(name, "; ".join(problems), source) for name in names]
         if problem := first_repeat_problem([each.values[OUTPUT] for each in steady_states]):
             repeats, steady_states = repeats[1:], steady_states[1:]
@@ -90,18 +93,19 @@ def parse_load(
             source += ", the requests' start times from their latencies"
         source += WHOLE if settings.window == "whole" else ""
         over, because = OverLooks(levels, settings.looks, count, count - len(repeats)), ended.because if ended else None
-        measured = [_measurement(name, repeats, steady_states, over, source) for name in _names(settings, repeats)]
+        measured = [_measurement(name, repeats, steady_states, over, source, gpus) for name in _names(settings, repeats, gpus)]
         measured += _hits(folder, place, settings, repeats, kind, over)
         return [row if row.invalid_because else row.model_copy(update={"ended_because": because}) for row in measured]
     except UNUSABLE as error:
-        return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in _names(settings, [])]
+        return [invalid(name, f"bench left no usable result: {in_words(error)}", source) for name in _names(settings, [], gpus)]
 
 
-def _names(settings: Load, repeats: Sequence[Repeat]) -> list[str]:
-    """The metrics of a load: goodput only with an SLO, the acceptance length only for a server with a draft model."""
+def _names(settings: Load, repeats: Sequence[Repeat], gpus: int) -> list[str]:
+    """The metrics of a load: goodput only with an SLO, and some only where bench tells them, as of a draft model."""
     names = [metric.name for metric in METRICS.values() if metric.stage == STAGE and metric.name not in NOT_OF_ONE_SERVER]
-    drafted = any(isinstance(repeat.about, dict) and KEYS[ACCEPTANCE] in repeat.about for repeat in repeats)
-    unasked = {PREFIX_HIT_SHARE, *(() if settings.slo else (GOODPUT,)), *(() if drafted else (ACCEPTANCE,))}
+    told = {key for repeat in repeats if isinstance(repeat.about, dict) for key in repeat.about}
+    unasked = {PREFIX_HIT_SHARE, *(() if settings.slo else (GOODPUT,)), *(() if gpus else PER_GPU)}
+    unasked |= {name for name in (ACCEPTANCE, PEAK_CHUNKS) if KEYS[name] not in told}
     return [name for name in names if name not in unasked]
 
 
@@ -154,11 +158,14 @@ def first_repeat_problem(values: Sequence[float]) -> str | None:
 
 
 def _measurement(
-    name: str, repeats: Sequence[Repeat], steady_states: Sequence[Steady], over: OverLooks, source: str
+    name: str, repeats: Sequence[Repeat], steady_states: Sequence[Steady], over: OverLooks, source: str, gpus: int
 ) -> Measurement:
-    traced_to = [repeat.line_of(key_of(name)) for repeat in repeats]
+    whole = PER_GPU.get(name, name)
+    traced_to = [repeat.line_of(key_of(whole)) for repeat in repeats]
     if name == ACCEPTANCE:
         return _acceptance(repeats, over, source, traced_to)
+    if name == PEAK_CHUNKS:
+        return _peak(repeats, over, source, traced_to)
     least, needed = min(each.requests for each in steady_states), least_requests(name)
     if least < needed:
         where = "whole run" if source.endswith(WHOLE) else "steady state"
@@ -168,7 +175,7 @@ def _measurement(
     untold = [f"repeat {repeat.number}: {each.untold[name]}" for repeat, each in pairs if name in each.untold]
     if untold:
         return invalid(name, "; ".join(untold), source, traced_to=traced_to)
-    values = [each.values[name] for each in steady_states]
+    values = [each.values[whole] / (gpus if name in PER_GPU else 1) for each in steady_states]
     others = {"sample_count": sum(each.requests for each in steady_states), "traced_to": traced_to}
     if name == GOODPUT and 0 in values:
         return _goodput_with_none(steady_states, over, source, **others)
@@ -183,6 +190,26 @@ def _acceptance(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_
         return invalid(ACCEPTANCE, because, source, traced_to=traced_to)
     count = sum(int(repeat.about["completed"]) for repeat in repeats)
     return _over_repeats(ACCEPTANCE, values, over, source, sample_count=count, traced_to=traced_to)
+
+
+def _peak(repeats: Sequence[Repeat], over: OverLooks, source: str, traced_to: list[str]) -> Measurement:
+    """Bench's peak of chunks, over all of every repeat, if its requests show it too."""
+    counted = list[float]()
+    for repeat in repeats:
+        try:
+            count, told = _chunks_of(repeat), repeat.about.get(KEYS[PEAK_CHUNKS])
+        except UNUSABLE as error:
+            return invalid(PEAK_CHUNKS, f"repeat {repeat.number}: {in_words(error)}", source, traced_to=traced_to)
+        if told != count:
+            because = f"repeat {repeat.number}: {KEYS[PEAK_CHUNKS]} is {told}, and by its requests {count}"
+            return invalid(PEAK_CHUNKS, because, source, traced_to=traced_to)
+        counted.append(count)
+    samples = sum(int(repeat.about["completed"]) for repeat in repeats)
+    return _over_repeats(PEAK_CHUNKS, counted, over, source, sample_count=samples, traced_to=traced_to)
+
+
+def _chunks_of(repeat: Repeat) -> int:
+    return repeat.remembered("peak", lambda: peak_chunks(repeat.result))
 
 
 def _hits(

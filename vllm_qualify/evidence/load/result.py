@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from vllm_qualify.evidence.load import steady
 from vllm_qualify.evidence.memory import Memory, digest_together
-from vllm_qualify.recipe.metrics import GOODPUT
+from vllm_qualify.recipe.metrics import GOODPUT, PEAK_CHUNKS
 from vllm_qualify.recipe.workload import Load
 
 RESET = "/reset_prefix_cache"
@@ -21,6 +23,7 @@ KEYS = {
     "total_throughput_tok_s": "total_token_throughput",
     GOODPUT: "request_goodput",
     "acceptance_length_tok": "spec_decode_acceptance_length",
+    PEAK_CHUNKS: "max_output_tokens_per_s",
 }
 # How far bench's own figures may differ from those of its requests. Only rounding is between them, except that older versions
 # end a chat's reply with the chunk that has its usage.
@@ -29,6 +32,8 @@ CONTRADICTION_ALLOWED, OF_CHATS_ALLOWED, OF_CHATS = 1e-6, 0.01, ("tpot", "e2el")
 BESIDE = "beside"
 # The long ones of bench's lists: a number for each token, and each reply's text.
 LONG_LISTS = ("itls", "generated_texts")
+# No repeat lasts so many seconds.
+MOST_S = 10_000_000
 # The results remembered for a file are small. No load has more repeats.
 RESULTS = Memory(files=256)
 
@@ -146,6 +151,20 @@ def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> 
     untold = steady.untold(window, settings.slo)
     values = {name: value for name, value in steady.figures_of(window, settings.slo).items() if name not in untold}
     return Steady(values, window.count, requests.rebuilt, untold)
+
+
+def peak_chunks(result: dict[str, Any]) -> int:
+    """The most chunks of a result's replies in one second, of those that begin with the first request's start, as bench counts.
+
+    Raises one of UNUSABLE.
+    """
+    starts, ttfts = (np.asarray(result[name], dtype=float) for name in ("start_times", "ttfts"))
+    # Summed up one after another, as bench does: else rounding could move a chunk into the next second.
+    came = [np.cumsum([first, *gaps]) for first, gaps in zip(starts + ttfts, result["itls"], strict=True)]
+    seconds = np.concatenate(came) - starts.min()
+    if not ((seconds >= 0) & (seconds < MOST_S)).all():
+        raise ValueError("its times to a token are no times")
+    return int(np.bincount(seconds.astype(int)).max())
 
 
 def _allowed(name: str, settings: Load) -> float:

@@ -68,13 +68,15 @@ def parse_beside(plan: CellPlan, evidence: Path) -> list[Measurement]:
     if plan.beside is None:
         return []
     folder, server, name = evidence / "load" / result.BESIDE, plan.beside, plan.beside.served_model_name
-    return figures.parse_load(folder, plan.load, levels_for(plan), server.kind, server.arguments, None, name)
+    about = (server.kind, server.arguments, None, name)
+    return figures.parse_load(folder, plan.load, levels_for(plan), *about, gpus=len(server.gpus))
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     folder, server, name = evidence / "load", plan.server, plan.server.served_model_name
     samples = watched_in(folder, evidence / "serve") if plan.watched else None
-    return figures.parse_load(folder, plan.load, levels_for(plan), server.kind, server.arguments, samples, name)
+    about = (server.kind, server.arguments, samples, name)
+    return figures.parse_load(folder, plan.load, levels_for(plan), *about, gpus=len(server.gpus))
 
 
 def _longest_s(plan: CellPlan) -> float:
