@@ -474,6 +474,16 @@ def test_a_board_with_several_new_rows_is_the_board_as_a_whole(store: Store) -> 
     assert drawn.replace(b">seen<", b">model-5<").decode() == render_board(Index.model_validate_json(write_lines(at(2, 2))))
 
 
+def test_a_cell_that_was_never_qualified_gets_its_row(store: Store) -> None:
+    """The board has a row for it already, and the one that comes makes another gap."""
+    cells = [f"model/bf16/{pair}" for pair in ("h100/batch", "h100/chat", "h200/chat", "h200/batch", "b200/chat")]
+    for revision, count in ((1, 3), (3, 4), (5, 5)):
+        index = Index(revision=revision, cells=[brief(Row(cell=cell, revision=1)) for cell in sorted(cells[:count])])
+        write_board(store, lines_of(index))
+        assert store.get(BOARD_KEY).decode() == render_board(index)
+        assert store.get(BOARD_KEY).count(b'data-revision="0"') == {3: 1, 4: 0, 5: 1}[count]
+
+
 class Counting(Wrapped):
     """Counts the boards that are written, and lets another write one when the board was read as often as `after` says."""
 

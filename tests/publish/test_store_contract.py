@@ -561,6 +561,21 @@ def test_a_lock_that_is_never_freed_is_busy(tmp_path: Path, monkeypatch: pytest.
     swap(store, b"1 2", tag)
 
 
+def test_who_waits_for_a_lock_in_vain_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer swapped the object, and still holds its lock, or a third one does."""
+    store, other = open_store(tmp_path.as_uri()), open_store(tmp_path.as_uri())
+    old = swapped(store, b"old", None)
+    swap(other, b"new", old)
+    monkeypatch.setattr(directory, "LOCK_WAIT_S", 0.05)
+    [lock] = (tmp_path / ".locks").iterdir()
+    with open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        for late in (old, None):
+            with pytest.raises(ChangedError):
+                swap(store, b"late", late)
+    assert store.get(POINTER) == b"new"
+
+
 @pytest.mark.parametrize(("place", "step"), [("os", "open"), ("os", "fsync"), ("os", "replace"), ("fcntl", "flock")])
 def test_a_failed_swap_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, step: str) -> None:
     store = open_store(tmp_path.as_uri())

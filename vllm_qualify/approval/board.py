@@ -5,6 +5,7 @@ It has one row for each cell, which leads to the page of the cell.
 
 import hashlib
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -38,9 +39,13 @@ def write_board(store: Store, lines: Lines, changed: Collection[str] = (), *, af
     other row is read. `after` is the revision that others are about to draw: this call lets them.
     """
 
-    def draw(there: bytes) -> bytes:
+    def draw(there: Page | None) -> bytes:
         shown = newest_lines(store, lines)
-        return (changed and shown is lines and _with_new_rows(lines, there, changed)) or _drawn(shown, there)
+        if there is None:
+            return _drawn(shown, b"")
+        is_the_one_before = shown is lines and there.revision == lines.revision - 1
+        cells = (is_the_one_before and changed) or _changed_cells(shown, there.body)
+        return (cells and _with_new_rows(shown, there, cells)) or _drawn(shown, there.body)
 
     write_page(store, BOARD_KEY, BOARD, lines.revision, draw, after=after)
 
@@ -78,12 +83,20 @@ def _drawn(lines: Lines, there: bytes) -> bytes:
     return b"\n".join([_filled(head, lines.revision, len(rows)), *rows, _filled(tail, lines.revision, len(rows))])
 
 
-def _with_new_rows(lines: Lines, there: bytes, cells: Collection[str]) -> bytes | None:
-    """The board of the revision before with new rows for these cells; None if it is another, or has not one row for each."""
+def _changed_cells(lines: Lines, there: bytes) -> Collection[str]:
+    """The cells of which the board has an older row. None if it has other cells than the index: not only rows are new then."""
+    shown = [row for row in _ROWS.findall(there) if row[1] != b"0"]
+    known = lines.plain_revisions()
+    if [cell for cell, _ in shown] != [cell for cell, _ in known]:
+        return ()
+    return [cell.decode() for (cell, revision), (_, old) in zip(known, shown, strict=True) if revision != old]
+
+
+def _with_new_rows(lines: Lines, page: Page, cells: Collection[str]) -> bytes | None:
+    """An older board with new rows for these cells; None if it is of another form, or has not one row for each."""
+    there = page.body
     (head, tail, _), count = _frame(), there.count(b"\n" + _ROW)
-    before, after = (
-        [_filled(part, revision, count) for part in (head, tail)] for revision in (lines.revision - 1, lines.revision)
-    )
+    before, after = ([_filled(part, revision, count) for part in (head, tail)] for revision in (page.revision, lines.revision))
     places = sorted((_place_of_row(there, cell), cell) for cell in cells)
     if not all(place for place, _ in places) or not there.startswith(before[0]) or not there.endswith(before[1]):
         return None
@@ -112,6 +125,7 @@ def _filled(part: bytes, revision: int, count: int) -> bytes:
 
 _MARKED = {name: f"@{name}@".encode() for name in ("revision", "count", "rows", "form")}
 _ROW, _OF_REVISION, _ROW_ENDS = b'<tr role="row" data-cell="', b'" data-revision="', b"</tr>"
+_ROWS = re.compile(rb'\n%b([^"\n]*)%b([0-9]{1,18})"' % (_ROW, _OF_REVISION))
 
 
 @cache

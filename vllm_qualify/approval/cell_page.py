@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_qualify.approval.chain_chart import chart_of
 from vllm_qualify.approval.layout import cell_index_key, cell_page_key
-from vllm_qualify.approval.pages import Texts, address, data_of, page_template, read_page, rounded, write_page
+from vllm_qualify.approval.pages import Page, Texts, address, data_of, page_template, read_page, rounded, write_page
 from vllm_qualify.approval.row import ReportLine, Row, parse_row
 from vllm_qualify.publish.bundle import Score, Summary
 from vllm_qualify.publish.store import MissingObjectError, Store
@@ -23,7 +23,7 @@ def write_cell_page(store: Store, row: Row) -> None:
     What is drawn is the newest index of the cell in the store, or `row` if that is not older.
     """
 
-    def draw(_: bytes) -> bytes:
+    def draw(_: Page | None) -> bytes:
         return render_cell_page(_newest(store, row)).encode()
 
     write_page(store, cell_page_key(row.cell), CELL_PAGE, row.revision, draw)

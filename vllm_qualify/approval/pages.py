@@ -41,7 +41,11 @@ class Page(NamedTuple):
     body: bytes
 
 
-def write_page(store: Store, key: str, what: str, revision: int, draw: Callable[[bytes], bytes], *, after: int = 0) -> None:
+Draw = Callable[[Page | None], bytes]
+"""Gives the new page, by the one that is there."""
+
+
+def write_page(store: Store, key: str, what: str, revision: int, draw: Draw, *, after: int = 0) -> None:
     """Draw a page, unless the store has one of this revision or of a newer one.
 
     `draw` is given the page that is there, and draws the newest index that the store has by now. So whoever loses to two
@@ -61,9 +65,9 @@ def write_page(store: Store, key: str, what: str, revision: int, draw: Callable[
             time.sleep(random.uniform(pause_s / 2, pause_s))  # so that those who wait do not all look at once
             there = read_page(store, key, what)
         if not there:
-            store.swap(key, draw(b""), TYPES[".html"], None)
+            store.swap(key, draw(None), TYPES[".html"], None)
         elif there.revision < revision:
-            store.swap(key, draw(there.body), TYPES[".html"], there.tag)
+            store.swap(key, draw(there), TYPES[".html"], there.tag)
 
     swapped(attempt, what, "try again later", store.locate(key))
 

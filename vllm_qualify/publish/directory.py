@@ -157,13 +157,16 @@ class DirectoryStore:
                 raise missing(str(path)) from None
 
     def _swap(self, path: Path, body: bytes, tag: str | None) -> None:
-        with _as_store_errors(path), self._locked(path):
-            if self._tag_of(path) != tag:
-                raise changed(str(path))
+        with _as_store_errors(path), self._locked(path, lambda: self._require_tag(path, tag)):
+            self._require_tag(path, tag)
             if tag is None:
                 _write_first(path, body)
             else:
                 _write(path, body, _replace)
+
+    def _require_tag(self, path: Path, tag: str | None) -> None:
+        if self._tag_of(path) != tag:
+            raise changed(str(path))
 
     def _tag_of(self, path: Path) -> str | None:
         try:
@@ -174,11 +177,12 @@ class DirectoryStore:
         return last.tag if there == last.body else _tag(there)
 
     @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
+    def _locked(self, path: Path, look: Callable[[], None]) -> Iterator[None]:
+        """While others hold the lock, `look` is called, which may raise: who is too late need not wait for it."""
         lock = self._root / ".locks" / _tag(str(path.relative_to(self._root)).encode())
         lock.parent.mkdir(parents=True, exist_ok=True)
         with open(lock, "ab") as file:
-            _wait_for(file, path)
+            _wait_for(file, path, look)
             yield
 
 
@@ -186,7 +190,7 @@ def _tag(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _wait_for(file: BinaryIO, path: Path) -> None:
+def _wait_for(file: BinaryIO, path: Path, look: Callable[[], None]) -> None:
     until, pause_s = time.monotonic() + LOCK_WAIT_S, LOCK_POLL_S
     while True:
         try:
@@ -195,6 +199,7 @@ def _wait_for(file: BinaryIO, path: Path) -> None:
             if time.monotonic() > until:
                 problem = f"{path} has been locked by another writer for {LOCK_WAIT_S:.0f} s"
                 raise StoreBusyError(problem, "try again later, or find the process that hangs", PLACE) from None
+        look()
         time.sleep(pause_s)  # another writer holds the lock only while it writes a small file
         pause_s = min(2 * pause_s, LONGEST_LOCK_POLL_S)
 
