@@ -82,6 +82,10 @@ def test_the_contract_takes_one_limit_for_each_request_and_one_for_those_at_once
     assert waits("contract", planned(contract=Contract(time_limit_s=40.0))) == 20 * 40 + 10
 
 
+def test_each_alias_takes_one_limit_more() -> None:
+    assert waits("contract", planned(contract=Contract(aliases=["a", "b"], time_limit_s=40.0))) == (20 + 2) * 40 + 10
+
+
 def test_a_promise_takes_one_limit_for_each_request_of_its_attempts() -> None:
     # A chat has a reply, a stream, three requests for its turns, two for its system prompt and three attempts to end.
     assert waits("contract", planned(contract=Contract(capabilities=["chat"], time_limit_s=40.0))) == (20 + 10) * 40 + 10

@@ -56,14 +56,14 @@ def change_body(answer: Document, how: Change) -> None:
 
 def failing(folder: Path, golden: str | None = GOLDEN) -> list[str]:
     """The checks that do not hold; every one of them has to have a value."""
-    rows = parse_smoke(folder, SETTINGS, "reference", golden)
+    rows = parse_smoke(folder, SETTINGS, ["reference"], golden)
     assert all(measurement.invalid_because is None for measurement in rows)
     assert all(measurement.value in (0.0, 1.0) for measurement in rows)
     return [measurement.metric for measurement in rows if measurement.value == 0.0]
 
 
 def assert_invalid(folder: Path, message: str) -> None:
-    rows = parse_smoke(folder, SETTINGS, "reference", GOLDEN)
+    rows = parse_smoke(folder, SETTINGS, ["reference"], GOLDEN)
     assert [measurement.metric for measurement in rows] == CHECKS
     for measurement in rows:
         assert measurement.value is None
@@ -71,7 +71,7 @@ def assert_invalid(folder: Path, message: str) -> None:
 
 
 def test_the_captured_replies_hold_every_check() -> None:
-    rows = parse_smoke(CAPTURED, SETTINGS, "reference", GOLDEN)
+    rows = parse_smoke(CAPTURED, SETTINGS, ["reference"], GOLDEN)
     assert [(each.metric, each.value, each.unit, each.sample_count) for each in rows] == [
         (metric, 1.0, "bool", 2) for metric in CHECKS
     ]
@@ -85,7 +85,7 @@ def test_the_captured_request_is_the_one_that_is_asked() -> None:
 
 
 def test_without_a_golden_text_there_is_no_golden_check() -> None:
-    rows = parse_smoke(CAPTURED, SETTINGS, "reference", None)
+    rows = parse_smoke(CAPTURED, SETTINGS, ["reference"], None)
     assert [measurement.metric for measurement in rows] == CHECKS[:-1]
 
 
@@ -95,8 +95,9 @@ def test_a_reply_that_is_not_the_golden_text_fails_that_check(golden: str) -> No
 
 
 def test_a_server_of_another_name_fails_the_identity() -> None:
-    rows = parse_smoke(CAPTURED, SETTINGS, "llama", GOLDEN)
-    assert {each.metric: each.value for each in rows}["smoke_model_identity"] == 0.0
+    for names in (["llama"], ["reference", "an-alias"]):
+        rows = parse_smoke(CAPTURED, SETTINGS, names, GOLDEN)
+        assert {each.metric: each.value for each in rows}["smoke_model_identity"] == 0.0
 
 
 @pytest.mark.parametrize(

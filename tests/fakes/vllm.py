@@ -50,8 +50,8 @@ LONGEST_TOK = 2048
 TOKEN_S = 0.001
 
 
-def models(model: str) -> dict[str, Any]:
-    return {"object": "list", "data": [{"id": model, "object": "model", "max_model_len": LONGEST_TOK}]}
+def models(*names: str) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": name, "object": "model", "max_model_len": LONGEST_TOK} for name in names]}
 
 
 def refusal(status: int, message: str) -> dict[str, Any]:
@@ -164,12 +164,13 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     model = ""
+    aliases: tuple[str, ...] = ()
     behaviour = "healthy"
     server: "FakeServer"
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            self._answer(200, models(self.model))
+            self._answer(200, models(self.model, *self.aliases))
         else:
             self._send(200, metrics(self.server.generated).encode(), "text/plain")
 
@@ -185,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         if self.path != "/v1/completions":
             self._talk(request)
-        elif request["model"] != self.model:
+        elif request["model"] not in (self.model, *self.aliases):
             self._refuse(404, f"The model `{request['model']}` does not exist.")
         elif not isinstance(request["max_tokens"], int) or len(request["prompt"]) > LONGEST_TOK:
             self._refuse(400, "a wrong type, or a prompt that is too long")

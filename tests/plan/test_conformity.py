@@ -84,6 +84,7 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda _: {"baseline_variant": "regressed"}, "baseline's variant"),
         (released, "model and engine"),
         (lambda plan: served(plan, served_model_name="another"), "served model name"),
+        (lambda plan: served(plan, aliases=["another"]), "served model name"),
         (lambda plan: served(plan, memory_limit_gib=1.0), "memory limit"),
         (lambda _: {"baseline_variant": "worse"}, "baseline's variant"),
         (lambda plan: {"cell": plan.cell.model_copy(update={"profile": "easy"})}, "the recipe has no profile 'easy'"),

@@ -429,6 +429,29 @@ def test_a_variant_that_does_not_fit_its_recipe_is_refused(tmp_path: Path, docum
     assert message in raised.value.problem
 
 
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        (["a", "a"], "aliases: a is a name of the model more than once"),
+        (["NAME"], "is a name of the model more than once"),
+        (["--api-key"], "aliases: '--api-key' begins with a dash, so the engine would read it as an option"),
+        ([""], "at least 1 character"),
+    ],
+)
+def test_aliases_that_are_no_names_are_refused(tmp_path: Path, aliases: list[str], message: str) -> None:
+    document = reference()
+    served = document["served_model_name"]
+    document["aliases"] = [served if alias == "NAME" else alias for alias in aliases]
+    with pytest.raises(CallerError, match=re.escape(message)):
+        load_recipe(str(write(document, tmp_path / "recipe.yaml")))
+
+
+def test_a_recipe_with_aliases_has_no_variant_of_tensorrt_llm(tmp_path: Path) -> None:
+    document = limited({"engine": "tensorrt-llm"}) | {"aliases": ["a"]}
+    with pytest.raises(CallerError, match="a server of tensorrt-llm has one name"):
+        load_recipe(str(write(document, tmp_path / "recipe.yaml")))
+
+
 # --- workloads
 
 

@@ -7,6 +7,7 @@ from vllm_qualify.approval.published import read_run
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.kept import is_the_same
 from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.serving import Environment, ServerArguments
 
 
 def covering(store: Store, plan: CellPlan, today: date, renew_days: int) -> Entry | str:
@@ -30,6 +31,10 @@ def covering(store: Store, plan: CellPlan, today: date, renew_days: int) -> Entr
     return pointer.last if is_the_same(plan, approved) else f"what was approved differs: {', '.join(differing(plan, approved))}"
 
 
+def _configured(plan: CellPlan) -> tuple[ServerArguments, Environment, list[str]]:
+    return plan.server.arguments, plan.server.environment, plan.server.aliases
+
+
 def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
     """The inputs in which two plans of one cell differ, in words."""
     release, other = ours.cell.release, theirs.cell.release
@@ -38,8 +43,8 @@ def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
         "the model's revision": (release.revision, other.revision),
         "the machine or its driver": (ours.fingerprint.id, theirs.fingerprint.id),
         "the server's configuration": (
-            (ours.server.arguments, ours.server.environment, ours.server.inherited, ours.server.draft_digest),
-            (theirs.server.arguments, theirs.server.environment, theirs.server.inherited, theirs.server.draft_digest),
+            (*_configured(ours), ours.server.inherited, ours.server.draft_digest),
+            (*_configured(theirs), theirs.server.inherited, theirs.server.draft_digest),
         ),
         "the gates": (ours.gates, theirs.gates),
         "the load": (

@@ -62,6 +62,7 @@ class ServerPlan(Frozen):
     are the repositories and files that shape its replies, each pinned: the model itself, if it is the hub's, is the first.
     `signed_by` is the key (PEM) of the model's publisher, if its files must be those that this key signed. `inherited` are
     variables of the orchestrator's own environment that tune a server run as a process, beside those of its `environment`.
+    `aliases` are names under which it offers the model too.
     """
 
     engine: Engine
@@ -78,6 +79,7 @@ class ServerPlan(Frozen):
     parts: list[Part] = []
     signed_by: str | None = None
     inherited: Environment = {}
+    aliases: list[str] = []
 
     def part(self, option: str) -> Part | None:
         """What an option names, if it is not the model's own."""
@@ -90,6 +92,11 @@ class ServerPlan(Frozen):
         if self.revision is None or self.part(MODEL):
             return parts
         return [Part(option=MODEL, name=self.model, revision=self.revision), *parts]
+
+    @property
+    def names(self) -> list[str]:
+        """The names under which it offers the model."""
+        return [self.served_model_name, *self.aliases]
 
     @property
     def engine_kind(self) -> EngineKind:
@@ -167,6 +174,7 @@ class ServerPlan(Frozen):
             name=self.served_model_name,
             host="0.0.0.0" if self.in_container else HOST,  # noqa: S104  (Docker publishes it on 127.0.0.1 only)
             port=SERVED_PORT if self.in_container else port,
+            aliases=tuple(self.aliases),
         )
 
     def config(self, port: int) -> ServerArguments:

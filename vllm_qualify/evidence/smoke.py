@@ -42,14 +42,17 @@ def _answer(method: str, url: str, limit_s: float, **body: Any) -> dict[str, Any
     return {"status": answer.status_code, "body": answer.text}
 
 
-def parse_smoke(folder: Path, settings: Smoke, model: str, golden: str | None) -> list[Measurement]:
-    """The smoke measurements, 1.0 or 0.0 each, from what `measure` wrote; all invalid if a reply is missing or not JSON."""
+def parse_smoke(folder: Path, settings: Smoke, names: list[str], golden: str | None) -> list[Measurement]:
+    """The smoke measurements, 1.0 or 0.0 each, from what `measure` wrote; all invalid if a reply is missing or not JSON.
+
+    `names` are the model's, the one that was asked for first.
+    """
     source = f"{folder.name}/{REPLIES}"
     wanted = [name for name in SMOKE_METRICS if golden is not None or name != "smoke_golden"]
     try:
         models = _body(json.loads((folder / MODELS).read_text()))
         replies = [_body(answer) for answer in json.loads((folder / REPLIES).read_text())["answers"]]
-        holds = _checks(models, replies, settings, model, golden)
+        holds = _checks(models, replies, settings, names, golden)
     except UNUSABLE as error:
         return [invalid(name, f"no usable reply: {in_words(error)}", source) for name in wanted]
     return [valid(name, float(holds[name]), source, sample_count=len(replies)) for name in wanted]
@@ -65,7 +68,7 @@ def _body(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checks(
-    models: dict[str, Any], replies: list[dict[str, Any]], settings: Smoke, model: str, golden: str | None
+    models: dict[str, Any], replies: list[dict[str, Any]], settings: Smoke, names: list[str], golden: str | None
 ) -> dict[str, bool]:
     texts = [reply["choices"][0]["text"] for reply in replies]
     if len(texts) != ASKS:
@@ -73,7 +76,7 @@ def _checks(
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError("a reply is empty")
     return {
-        "smoke_model_identity": [m["id"] for m in models["data"]] == [model] and all(r["model"] == model for r in replies),
+        "smoke_model_identity": [m["id"] for m in models["data"]] == names and all(r["model"] == names[0] for r in replies),
         "smoke_finish_reason": all(_finish_reason_fits(reply, settings) for reply in replies),
         "smoke_usage": all(_usage_fits(reply["usage"], settings) for reply in replies),
         "smoke_determinism": len(set(texts)) == 1,

@@ -95,7 +95,7 @@ def _served(plan: CellPlan, selection: Selection, recipe: Recipe) -> Iterator[st
         yield "model and engine"
     if _is_commit(variant.revision) and plan.cell.release.revision != variant.revision:
         yield "revision"
-    if server.served_model_name != recipe.served_model_name:
+    if (server.served_model_name, server.aliases) != (recipe.served_model_name, recipe.aliases):
         yield "served model name"
     if server.memory_limit_gib != selection.serving.memory_limit_gib:
         yield "memory limit"

@@ -70,7 +70,8 @@ def contract_of(recipe: Recipe, variant: Variant) -> Contract | None:
         return None
     asked = {check.name for check in checks_of(promised)}
     not_asked = {name: why for name, why in KINDS[variant.engine].not_offered.items() if name in asked}
-    return Contract(capabilities=promised, not_asked=not_asked, time_limit_s=recipe.smoke.time_limit_s)
+    limit_s = recipe.smoke.time_limit_s
+    return Contract(capabilities=promised, not_asked=not_asked, aliases=recipe.aliases, time_limit_s=limit_s)
 
 
 def contract_gates(contract: Contract | None) -> list[Gate]:

@@ -47,6 +47,7 @@ def server_plan(
         kind=variant.engine,
         draft_digest=content_digest(draft) if draft else None,
         signed_by=variant.signed_by,
+        aliases=loaded.recipe.aliases,
         inherited={} if LAUNCHERS[engine.launcher].from_image else _inherited(environment),
     )
 

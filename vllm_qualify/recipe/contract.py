@@ -45,7 +45,7 @@ def _check(name: str, meaning: str, capability: Capability | None = None) -> Con
 
 
 CHECKS = (
-    _check("models", "/v1/models lists the served model"),
+    _check("models", "/v1/models lists the served model by all of its names, and each gets a reply"),
     _check("completion", "a completion has text, a finish reason and usage counts that agree"),
     _check("stream", "a stream at temperature 0 has the text of the plain reply"),
     _check("stream_usage", "a stream that is asked for usage ends with the plain reply's counts"),
@@ -98,11 +98,12 @@ def checks_of(capabilities: Collection[Capability]) -> list[ContractCheck]:
 class Contract(Frozen):
     """What of its contract a cell's server is asked: what everyone relies on, and what `capabilities` promise.
 
-    `not_asked` has the checks among them that are left out, each with its reason.
+    `not_asked` has the checks among them that are left out, each with its reason. `aliases` are further names of the model.
     """
 
     capabilities: list[Capability] = []
     not_asked: dict[str, str] = {}
+    aliases: list[str] = []
     time_limit_s: Seconds = 120.0
 
     @property

@@ -129,6 +129,11 @@ class Recipe(Frozen):
     name: Name = Field(description="first part of the cell's id, and of the report's place in the store")
     description: Text = Field(description="one sentence for people")
     served_model_name: Text = Field(description="the name under which the server offers the model")
+    aliases: list[Text] = Field(
+        default=[],
+        description="more names under which the server offers the model. The smoke test and the contract hold it to all of"
+        " them. TensorRT-LLM takes none",
+    )
     variants: dict[Name, Variant] = Field(min_length=1, description="the sets of weights")
     gpu_types: dict[Name, Serving] = Field(
         min_length=1,
@@ -162,6 +167,20 @@ class Recipe(Frozen):
                 raise ValueError(
                     f"gpu_types.{gpu_type}.default_variant '{serving.default_variant}' is not among the variants: {known}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _aliases_are_names(self) -> Self:
+        names = [self.served_model_name, *self.aliases]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"aliases: {', '.join(twice)} is a name of the model more than once")
+        like_options = [name for name in self.aliases if name.startswith("-")]
+        if like_options:
+            raise ValueError(f"aliases: '{like_options[0]}' begins with a dash, so the engine would read it as an option")
+        other = next((variant.engine for variant in self.variants.values() if not variant.of_vllm), None)
+        if self.aliases and other:
+            raise ValueError(f"aliases: a server of {other} has one name, and a variant of this recipe is for it")
         return self
 
     @model_validator(mode="after")

@@ -42,6 +42,37 @@ def test_the_stand_in_keeps_all_of_it(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
+# --- aliases
+
+NAMED = ALL.model_copy(update={"aliases": ["gpt", "Org/A-Model"]})
+
+
+class Named(Healthy):
+    aliases = ("gpt", "Org/A-Model")
+
+
+class SilentAlias(Named):
+    def complete(self, request: Document) -> None:
+        super().complete(request | ({"stop": [" "]} if request["model"] == "Org/A-Model" else {}))
+
+
+@pytest.mark.parametrize(
+    ("server", "finding"),
+    [
+        (Named, ""),
+        (Healthy, "and not the alias 'gpt'"),
+        (SilentAlias, "the reply to a request for 'Org/A-Model' has no text"),
+    ],
+)
+def test_every_alias_is_listed_and_answers(
+    server: type[Healthy], finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(server) as url:
+        row = measured(url, tmp_path / "contract", NAMED, monkeypatch)["contract_models"]
+    assert row.value == (0.0 if finding else 1.0)
+    assert finding in row.finding
+
+
 # --- servers that break one part
 
 

@@ -53,12 +53,15 @@ def test_the_gpu_type_is_the_one_that_the_products_name_tells() -> None:
     assert fingerprint_of(None).gpu_type == GPU_TYPES["xeon5"] == GPU_TYPES["xeon6"]
 
 
-def test_a_recipe_has_one_served_name_for_all_gpu_types(tmp_path: Path) -> None:
+def test_a_recipe_has_the_served_names_of_all_gpu_types(tmp_path: Path) -> None:
     written(published_document("--served-model-name", "one"), tmp_path)
     written(published_document("--served-model-name", "two", hardware="h100"), tmp_path, "h100.json")
     result = imported(tmp_path)
-    assert result.recipe.served_model_name == "two"
-    assert result.notes == ["h200: dropped --served-model-name one: the recipe has two"]
+    assert (result.recipe.served_model_name, result.recipe.aliases) == ("two", ["one"])
+    assert result.notes == [
+        "h100: published as two, and served under all of two, one, as every GPU type is",
+        "h200: published as one, and served under all of two, one, as every GPU type is",
+    ]
 
 
 @pytest.mark.parametrize(

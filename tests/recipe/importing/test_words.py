@@ -22,7 +22,6 @@ def test_words_become_server_arguments(words: list[str], arguments: ServerArgume
     [
         (["--host", "gpu7"], "dropped --host gpu7: vllm-qualify chooses where the server listens"),
         (["--port=9000"], "dropped --port 9000"),
-        (["--served_model_name", "a", "b"], "dropped --served-model-name b: a recipe has one served_model_name"),
         (["--api-key", "abc"], "dropped --api-key: "),
         (["--revision", "main", "--tokenizer-revision", "main"], "--revision main became the variant's revision"),
         (["--seed", "1", "--seed", "2"], "--seed is given before --seed"),
@@ -44,6 +43,48 @@ def test_what_vllm_qualify_sets_is_no_argument_of_the_recipe(tmp_path: Path) -> 
     assert recipe.gpu_types["h200"].server == {}
     assert recipe.served_model_name == "s"
     assert recipe.variants["fp8"].revision == "abc"
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], ["a-model"]),
+        (["--served-model-name", "a"], ["a"]),
+        (["--served_model_name", "a", "b", "Org/C"], ["a", "b", "Org/C"]),
+        (["--served-model-name", "a", "b", "a"], ["a", "b"]),
+        (["--served-model-name", "a", "--served-model-name", "b"], ["b"]),
+    ],
+)
+def test_every_published_name_is_kept(words: list[str], names: list[str], tmp_path: Path) -> None:
+    recipe = import_words(tmp_path, *words).recipe
+    assert [recipe.served_model_name, *recipe.aliases] == names
+
+
+@pytest.mark.parametrize(
+    ("image", "vllm"),
+    [
+        ("vllm/vllm-openai:v0.25.0", ">=0.25.0"),
+        ("docker.io/vllm/vllm-openai:v0.25.0-cu129", ">=0.25.0"),
+        ("vllm/vllm-openai-cpu:v0.25", ">=0.25"),
+        (f"vllm/vllm-openai:v0.25.0@sha256:{'a' * 64}", ">=0.25.0"),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm/vllm-openai:nightly-4c626633159887b0f2c962058c17c78f1434556d", None),
+        ("vllm/vllm-openai:v0.25.0rc1", None),
+        ("vllm/vllm-openai:gemma4-0505-cu129", None),
+        ("evil/vllm-openai:v0.25.0", None),
+        (..., None),
+    ],
+)
+def test_the_published_image_says_the_oldest_vllm_of_json(image: str, vllm: str | None, tmp_path: Path) -> None:
+    recipe = imported(written(published_document(docker_image=image), tmp_path)).recipe
+    assert recipe.variants["fp8"].vllm == vllm
+
+
+def test_of_several_images_of_a_variant_the_newest_version_counts(tmp_path: Path) -> None:
+    for hardware, version in (("h100", "v0.9.2"), ("h200", "v0.25.0"), ("b200", "v0.22.1")):
+        document = published_document(hardware=hardware, docker_image=f"vllm/vllm-openai:{version}")
+        written(document, tmp_path, f"{hardware}.json")
+    assert imported(tmp_path).recipe.variants["fp8"].vllm == ">=0.25.0"
 
 
 @pytest.mark.parametrize("argv", [["--model", "Org/A-Model", "--seed", "1"], ["--seed=1", "--model=Org/A-Model"]])

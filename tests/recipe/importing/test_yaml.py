@@ -300,6 +300,8 @@ def test_of_a_folders_json_only_the_variants_own_is_the_yamls(tmp_path: Path) ->
     [
         ({}, None, ""),
         ({"model__min_vllm_version": "0.20.1"}, ">=0.20.1", ""),
+        ({"model__min_vllm_version": "0.20.1", "model__docker_image": "vllm/vllm-openai:v0.25.0"}, ">=0.20.1", ""),
+        ({"model__docker_image": "vllm/vllm-openai:v0.25.0"}, ">=0.25.0", ""),
         ({"model__min_vllm_version": "0.20.1", "variants__default__min_vllm_version": "0.22"}, ">=0.22", ""),
         ({"model__min_vllm_version": "nightly"}, None, "the YAML asks for vLLM nightly, which is no released version"),
         (

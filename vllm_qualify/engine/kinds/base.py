@@ -41,7 +41,8 @@ Totals = Mapping[str, float]
 class ServedModel(NamedTuple):
     """The settings that a server of any kind gets. A model of the hub has a revision; local weights have none.
 
-    `tokenizer_revision` is the commit of the repository that has the tokenizer; None if a folder has it.
+    `tokenizer_revision` is the commit of the repository that has the tokenizer; None if a folder has it. `aliases` are further
+    names beside `name`.
     """
 
     model: str
@@ -50,6 +51,7 @@ class ServedModel(NamedTuple):
     name: str
     host: str
     port: int
+    aliases: tuple[str, ...] = ()
 
 
 Identity = Mapping[str, str | None]

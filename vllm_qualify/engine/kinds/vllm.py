@@ -32,7 +32,7 @@ _WITHOUT_HITS = 'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_
 def _config(served: ServedModel, options: ServerArguments) -> ServerArguments:
     ours: ServerArguments = {
         "model": served.model,
-        "served-model-name": [served.name],
+        "served-model-name": [served.name, *served.aliases],
         "host": served.host,
         "port": served.port,
     }

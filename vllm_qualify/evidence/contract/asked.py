@@ -7,11 +7,16 @@ from vllm_qualify.evidence.contract.chats import Chat, ChatChunk, Spoken, said_a
 from vllm_qualify.evidence.contract.replies import DONE, BrokenError, Completion, MissingError, Said, Usage, shown
 
 
-class Asked:
-    """What the checks read: what was said, by a server of this name and kind."""
+def of_alias(alias: str) -> str:
+    """The name of the request to an alias of the model."""
+    return f"as {alias}"
 
-    def __init__(self, said: Said, model: str, kind: EngineKind) -> None:
-        self.said, self.model, self.kind = said, model, kind
+
+class Asked:
+    """What the checks read: what was said, by a server of this name and kind, with these aliases."""
+
+    def __init__(self, said: Said, model: str, kind: EngineKind, aliases: Sequence[str] = ()) -> None:
+        self.said, self.model, self.kind, self.aliases = said, model, kind, aliases
 
     def completion(self, name: str) -> Completion:
         """A completion of the served model. Raises BrokenError, MissingError."""

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.server import Server
-from vllm_qualify.evidence.contract.asked import Asked
+from vllm_qualify.evidence.contract.asked import Asked, of_alias
 from vllm_qualify.evidence.contract.capabilities.probe import LONG_TOK, Body, Probe, request_name
 from vllm_qualify.evidence.contract.capabilities.table import most_requests, probes_of
 from vllm_qualify.evidence.contract.exchange import COMPLETIONS, RESPONSES, Book, Exchange, Request, exchanged, hung_up
@@ -79,7 +79,8 @@ def measure_contract(server: Server, contract: Contract, prompt: str, folder: Pa
 
 def longest_s(contract: Contract) -> float:
     """The most that all requests may take, in s; those at once take as long as one."""
-    return (MOST_REQUESTS + most_requests(contract.capabilities)) * contract.time_limit_s + FREED_WITHIN_S
+    requests = MOST_REQUESTS + len(contract.aliases) + most_requests(contract.capabilities)
+    return requests * contract.time_limit_s + FREED_WITHIN_S
 
 
 def _attempts(asker: Asker, probe: Probe) -> None:
@@ -112,6 +113,8 @@ def _completed(asker: Asker, probe: Probe, body: Body) -> dict[str, JsonValue]:
 def _plain(asker: Asker) -> None:
     """What most checks start from: the models, and a plain reply."""
     asker.get("models", "/v1/models")
+    for alias in asker.contract.aliases if "models" in asker.is_asked else ():
+        asker.ask(of_alias(alias), model=alias)
     if not asker.is_asked & {"completion", "stream", "stream_usage", "stream_end", "max_tokens", "stop", "alive"}:
         return
     asker.ask("plain")

@@ -5,11 +5,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vllm_qualify.engine.kinds.base import EngineKind
-from vllm_qualify.evidence.contract.asked import Asked, check_end, need, number
+from vllm_qualify.evidence.contract.asked import Asked, check_end, need, number, of_alias
 from vllm_qualify.evidence.contract.asking import MANY, counted
 from vllm_qualify.evidence.contract.capabilities import table
 from vllm_qualify.evidence.contract.exchange import EXCHANGES, read_exchanges
-from vllm_qualify.evidence.contract.replies import BrokenError, Chunk, MissingError, Models, Said, check_refused, shown
+from vllm_qualify.evidence.contract.replies import (
+    BrokenError,
+    Chunk,
+    Completion,
+    MissingError,
+    Models,
+    Said,
+    check_refused,
+    shown,
+)
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
 from vllm_qualify.recipe.contract import Contract
 
@@ -21,7 +30,7 @@ def parse_contract(folder: Path, contract: Contract, model: str, kind: EngineKin
     """The measurement of each check that is asked, 1.0 or 0.0, from what `measure_contract` wrote."""
     source = f"{folder.name}/{EXCHANGES}"
     try:
-        asked = Asked(Said(read_exchanges(folder)), model, kind)
+        asked = Asked(Said(read_exchanges(folder)), model, kind, contract.aliases)
     except UNUSABLE as error:
         return [invalid(check.name, f"no usable exchanges: {in_words(error)}", source) for check in contract.checks]
     return [_measured(check.name, asked, source) for check in contract.checks]
@@ -42,6 +51,11 @@ def _measured(metric: str, asked: Asked, source: str) -> Measurement:
 def _models(asked: Asked) -> None:
     names = [card.id for card in asked.said.read("models", Models).data]
     need(asked.model in names, f"/v1/models lists {shown(', '.join(names))}, and not the served model")
+    for alias in asked.aliases:
+        need(alias in names, f"/v1/models lists {shown(', '.join(names))}, and not the alias {shown(alias)}")
+        # Whether the reply names the alias or the model's first name is the engine's choice.
+        reply = asked.said.read(of_alias(alias), Completion)
+        need(reply.choices[0].text.strip(), f"the reply to a request for {shown(alias)} has no text")
 
 
 def _completion(asked: Asked) -> None:

@@ -25,7 +25,7 @@ def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    return smoke.parse_smoke(evidence / "smoke", plan.smoke, plan.server.served_model_name, plan.smoke_golden)
+    return smoke.parse_smoke(evidence / "smoke", plan.smoke, plan.server.names, plan.smoke_golden)
 
 
 SMOKE = StageKind(

@@ -144,7 +144,8 @@ def server_inputs(server: ServerPlan) -> dict[str, Any]:
     """The parts of a server's plan that determine its measurements."""
     # A local model is identified by its content: on another host it may have another path.
     without = NOT_OF_THE_SERVER | ({"model"} if server.is_local else set())
-    return server.model_dump(mode="json", exclude=without) | {"gpus": len(server.gpus)}
+    inputs = server.model_dump(mode="json", exclude=without | ({"aliases"} if not server.aliases else set()))
+    return inputs | {"gpus": len(server.gpus)}
 
 
 def comparing_inputs(plan: CellPlan) -> list[Any]:

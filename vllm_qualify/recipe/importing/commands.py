@@ -59,12 +59,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Translated:
-    """A command, translated into the parts of a recipe."""
+    """A command, translated into the parts of a recipe. `served_names` are those of --served-model-name, if it is given."""
 
     command: Command
     model: str
     revision: str | None
-    served_model_name: str | None
+    served_names: list[str]
     arguments: ServerArguments
     notes: list[str]
 
@@ -119,13 +119,13 @@ def translated(command: Command) -> Translated:
     model = _model(words, arguments, origin)
     _check_options(arguments, origin)
     revision = _revision(arguments, origin, notes)
-    served_model_name = _served_model_name(arguments, notes)
+    served_names = _served_names(arguments)
     for name in [name for name in _DROPPED if name in arguments]:
         value = arguments.pop(name)
         shown = "" if name in _SECRET else f" {_as_words(value)}".rstrip()
         notes.append(f"dropped --{name}{shown}: {_DROPPED[name]}")
     notes += [f"the image must have what --{name} {_as_words(arguments[name])} names" for name in _FILES if name in arguments]
-    return Translated(command, model, revision, served_model_name, arguments, notes)
+    return Translated(command, model, revision, served_names, arguments, notes)
 
 
 def _check_placeholders(command: Command) -> None:
@@ -163,13 +163,11 @@ def _revision(arguments: ServerArguments, origin: Node, notes: list[str]) -> str
     return _as_words(revision)
 
 
-def _served_model_name(arguments: ServerArguments, notes: list[str]) -> str | None:
-    """The served name, if there is one. Of several, a recipe can have only the first, which vLLM itself uses for the model."""
+def _served_names(arguments: ServerArguments) -> list[str]:
+    """The published names, the model's first one first. Without a name, vLLM itself takes the model's."""
     given = arguments.pop("served-model-name", "")
-    names = _as_words(given).split(" ") if isinstance(given, list) else [_as_words(given)]
-    if len(names) > 1:
-        notes.append(f"dropped --served-model-name {' '.join(names[1:])}: a recipe has one served_model_name")
-    return names[0] or None
+    names = list(map(str, given)) if isinstance(given, list) else [_as_words(given)]
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def _as_words(value: JsonValue) -> str:

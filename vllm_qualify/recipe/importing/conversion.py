@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
 from pydantic import JsonValue, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -26,6 +27,9 @@ FILTERS = ("strict-match", "flexible-extract")
 _LENGTH, _LENGTH_MARGIN = 1024, 64
 _CONCURRENCY, _WARMUPS = 64, 20
 _STARTUP_TIMEOUT_S = 3600
+_IMAGE = re.compile(
+    r"(?:docker\.io/)?vllm/vllm-openai(?:-[a-z0-9]+)?:v(\d+\.\d+(?:\.\d+)?)(?:-[\w.-]+)?(?:@sha256:[0-9a-f]{64})?"
+)
 
 
 def import_recipe(
@@ -103,15 +107,16 @@ def _as_recipe(gathered: Gathered, gate: dict[str, Any], source: Path) -> Import
     served = gathered.commands
     name = _name(served[0].model, source)
     names = _variant_names(served, source)
-    served_name = next((one.served_model_name for one in served if one.served_model_name), name)
-    notes = [(one.command.gpu_type, note) for one in served for note in [*one.notes, _other_name(one, served_name)]]
+    served_names = list(dict.fromkeys(each for one in served for each in one.served_names)) or [name]
+    notes = [(one.command.gpu_type, note) for one in served for note in [*one.notes, _other_names(one, served_names)]]
     promised = _capabilities(served)
     document = {
         "name": name,
         "description": f"{served[0].model} as vllm-project/recipes serves it.",
-        "served_model_name": served_name,
+        "served_model_name": served_names[0],
+        **({"aliases": served_names[1:]} if served_names[1:] else {}),
         **({"capabilities": promised} if promised else {}),
-        "variants": {variant: _variant(one, gathered.oldest_vllm) for one, variant in zip(served, names, strict=True)},
+        "variants": {name: _variant(of, gathered.oldest_vllm) for name, of in _by_name(names, served).items()},
         "gpu_types": {one.command.gpu_type: _serving(one, variant) for one, variant in zip(served, names, strict=True)},
         "smoke": {"prompt": "San Francisco is a", "max_tokens": 20},
         "accuracy": [{"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319}],
@@ -125,10 +130,11 @@ def _as_recipe(gathered: Gathered, gate: dict[str, Any], source: Path) -> Import
     )
 
 
-def _other_name(one: Translated, served_name: str) -> str:
-    """A note if the command's served name is not the recipe's, which has one name for all GPU types."""
-    own = one.served_model_name
-    return "" if own in (None, served_name) else f"dropped --served-model-name {own}: the recipe has {served_name}"
+def _other_names(one: Translated, names: list[str]) -> str:
+    """A note if the command is published with other names than the recipe, which has all names for every GPU type."""
+    if not one.served_names or one.served_names == names:
+        return ""
+    return f"published as {', '.join(one.served_names)}, and served under all of {', '.join(names)}, as every GPU type is"
 
 
 def _validated(document: dict[str, Any], source: Path) -> Recipe:
@@ -171,9 +177,24 @@ def _capabilities(served: list[Translated]) -> list[str]:
     return [name for name, promised in named.items() if promised]
 
 
-def _variant(one: Translated, oldest_vllm: str | None) -> dict[str, Any]:
-    of_model = {"model": one.model} | ({"revision": one.revision} if one.revision else {})
-    return of_model | ({"vllm": f">={oldest_vllm}"} if oldest_vllm else {})
+def _by_name(names: list[str], served: list[Translated]) -> dict[str, list[Translated]]:
+    """The commands of each variant."""
+    return {name: [one for one, own in zip(served, names, strict=True) if own == name] for name in names}
+
+
+def _variant(commands: list[Translated], oldest_vllm: str | None) -> dict[str, Any]:
+    """The variant's model, and the oldest vLLM for it: the source's own word, else the newest version among its images."""
+    model, revision = commands[0].model, commands[0].revision
+    of_images = [version for one in commands if (version := _version_of(one.command.image))]
+    oldest = oldest_vllm or max(of_images, key=Version, default=None)
+    of_model = {"model": model} | ({"revision": revision} if revision else {})
+    return of_model | ({"vllm": f">={oldest}"} if oldest else {})
+
+
+def _version_of(image: str | None) -> str | None:
+    """The version in the tag of vLLM's image, as in vllm/vllm-openai:v0.25.0-cu129; None for `latest` and other tags."""
+    match = _IMAGE.fullmatch(image or "")
+    return match[1] if match else None
 
 
 def _serving(one: Translated, variant: str) -> dict[str, Any]:
