@@ -6,10 +6,11 @@ The two stores of a kind are measured in turns, and a ratio is one of medians: s
 small store has one cell for ten reports, as the large one. `list_s` is `approved list`. The last line is one JSON object.
 Approvals are timed without the evidence being judged again, which takes seconds and depends on no store.
 
-`publishers` is the slowest of 16 that begin together in the large store, over one alone in a store as large: the median of 16
-who begin together too, each in a store of its own. So the waiting for this machine's cores is in both. `publishers_cpu` is the
-same of the cores' time that each needed, `publishers_idle` is over one publisher on the idle machine. Each is the worst of 5
-turns.
+16 publishers begin together in the large store, in 5 turns. `publishers_ratio` is the slowest of all by the clock, over the
+median of one alone on the idle machine. It says something only where each has a core: `cores` is how many there are.
+`publishers_apart_ratio` is fair on any machine: it is over the median of 16 who begin together too, each in a store of its own,
+so the waiting for cores is in both. `publishers_cpu_ratio` is the most of the cores' time that one needed, over one alone.
+The times of the slowest, and of the one that needed most, are there for each turn.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
+from operator import truediv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -108,19 +110,46 @@ def list_s(store: Store) -> float:
     return min(_seconds(lambda: matrix(store, today)) for _ in range(3))
 
 
-def at_once(url: str, given: Template, cells: int) -> dict[str, float]:
-    """16 publishers who begin together: in turns all in the large store, and each in a store of its own."""
+class Took(NamedTuple):
+    """How long a publication took, by the clock and of the cores' time."""
+
+    wall_s: float
+    cpu_s: float
+
+
+class Turn(NamedTuple):
+    """The publications of 16 in one store, of 16 with a store each, and of one alone."""
+
+    together: list[Took]
+    apart: list[Took]
+    alone: Took
+
+
+def at_once(url: str, given: Template, cells: int) -> Iterator[Turn]:
+    """16 publishers who begin together: in turns all in the large store, each in a store of its own, and one alone."""
     places = [numbered_cell(number % cells) for number in range(PUBLISHERS)]
     shared = [f"{url}/many"] * PUBLISHERS
     own = [f"{url}/own-{number}" for number in range(PUBLISHERS)]
     for name, cell in zip(own, places, strict=True):
         _copy(open_store(shared[0]), open_store(name), cell)
-    turns = [(_publish_together(given, shared, places), _publish_together(given, own, places)) for _ in range(TURNS)]
-    alone = [_publish_together(given, shared[:1], places[:1])[0] for _ in range(TURNS)]
+    for _ in range(TURNS):
+        alone = _publish_together(given, shared[:1], places[:1])[0]
+        yield Turn(_publish_together(given, shared, places), _publish_together(given, own, places), alone)
+
+
+def publisher_figures(turns: list[Turn]) -> dict[str, object]:
+    """The ratios are the worst of all turns."""
+    slowest_s, most_cpu_s = ([max(map(figure, turn.together)) for turn in turns] for figure in (_wall_s, _cpu_s))
+    alone_s, alone_cpu_s = (statistics.median(figure(turn.alone) for turn in turns) for figure in (_wall_s, _cpu_s))
+    apart_s = [statistics.median(map(_wall_s, turn.apart)) for turn in turns]
     return {
-        "publishers": max(_ratio("shared", together, "a store each", apart, _wall_s) for together, apart in turns),
-        "publishers_cpu": max(_ratio("shared, cores", together, "a store each", apart, _cpu_s) for together, apart in turns),
-        "publishers_idle": max(_ratio("shared", together, "one alone", alone, _wall_s) for together, _ in turns),
+        "publishers_ratio": round(max(slowest_s) / alone_s, 2),
+        "publishers_apart_ratio": round(max(map(truediv, slowest_s, apart_s)), 2),
+        "publishers_cpu_ratio": round(max(most_cpu_s) / alone_cpu_s, 2),
+        "alone_ms": _ms(alone_s),
+        "alone_cpu_ms": _ms(alone_cpu_s),
+        "slowest_ms": list(map(_ms, slowest_s)),
+        "most_cpu_ms": list(map(_ms, most_cpu_s)),
     }
 
 
@@ -132,31 +161,19 @@ def _copy(store: Store, own: Store, cell: str) -> None:
         own.put_new(key, store.get(key), JSON)
 
 
-def _wall_s(took: "StoreTimes") -> float:
+def _wall_s(took: Took) -> float:
     return took.wall_s
 
 
-def _cpu_s(took: "StoreTimes") -> float:
+def _cpu_s(took: Took) -> float:
     return took.cpu_s
 
 
-def _ratio(
-    name: str, many: list["StoreTimes"], other: str, each: list["StoreTimes"], figure: Callable[["StoreTimes"], float]
-) -> float:
-    """The slowest of those who share the store over the median of the others."""
-    times, usual = list(map(figure, many)), statistics.median(map(figure, each))
-    print(f"{name:14} {1000 * min(times):.0f} to {1000 * max(times):.0f} ms, {other} {1000 * usual:.0f} ms", flush=True)
-    return round(max(times) / usual, 2)
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 1)
 
 
-class StoreTimes(NamedTuple):
-    """How long a publication took, by the clock and of the cores' time."""
-
-    wall_s: float
-    cpu_s: float
-
-
-def _publish_together(given: Template, urls: list[str], cells: list[str]) -> list[StoreTimes]:
+def _publish_together(given: Template, urls: list[str], cells: list[str]) -> list[Took]:
     """One report of each cell, in its store, each by a process of its own. No report may be lost."""
     made, fork = [_new(cell) for cell in cells], get_context("fork")
     begin, answers = fork.Barrier(len(cells)), []
@@ -165,7 +182,7 @@ def _publish_together(given: Template, urls: list[str], cells: list[str]) -> lis
         fork.Process(target=_publisher, args=(begin, end, url, given, each)).start()
         end.close()
         answers.append(answer)
-    took = [StoreTimes(*answer.recv()) for answer in answers]
+    took = [Took(*answer.recv()) for answer in answers]
     for url, (cell, run_id) in zip(urls, made, strict=True):
         _require(open_store(url), cell, run_id)
     return took
@@ -215,7 +232,7 @@ def _radosgw(folder: Path) -> Iterator[str]:
 KINDS: Mapping[str, Callable[[Path], object]] = {"directory": _directory, "radosgw": _radosgw}
 
 
-def measure(url: str, folder: Path, few: int, many: int, cells: int) -> dict[str, float]:
+def measure(url: str, folder: Path, few: int, many: int, cells: int) -> dict[str, object]:
     """All figures of one kind of store."""
     new_key(folder / "key.pem")
     key, given = private_key((folder / "key.pem").read_text()), report_template(folder)
@@ -225,7 +242,8 @@ def measure(url: str, folder: Path, few: int, many: int, cells: int) -> dict[str
         took_s = _seconds(partial(fill, filled[name].store, given, reports, count, key))
         print(f"{reports} reports of {count} cells were made in {took_s:.0f} s", flush=True)
     costs = compare_stores(filled["few"], filled["many"], given, key)
-    return costs | {"list_s": round(list_s(filled["many"].store), 2)} | at_once(url, given, cells)
+    listed_s = round(list_s(filled["many"].store), 2)
+    return {**costs, "list_s": listed_s, **publisher_figures(list(at_once(url, given, cells)))}
 
 
 def main() -> None:
@@ -235,7 +253,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=1000, help="of the large store")
     parser.add_argument("--stores", nargs="+", choices=KINDS, default=list(KINDS))
     given = parser.parse_args()
-    results = {}
+    results: dict[str, object] = {"cores": len(os.sched_getaffinity(0))}
     for kind in given.stores:
         with TemporaryDirectory(prefix="vllm-qualify-scale-") as name, KINDS[kind](Path(name) / "store") as url:
             print(f"# {kind}", flush=True)
