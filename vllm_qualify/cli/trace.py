@@ -32,17 +32,33 @@ def trace_check(
 
 @trace_app.command("make", epilog=EXIT_CODES)
 def trace_make(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines: OpenTelemetry's spans, or an access log.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="OpenTelemetry's spans or an access log in JSON lines, or conversations.")
+    ],
     out: Annotated[Path, typer.Option(help="The trace that is written.")],
     fields: Annotated[
         str | None,
         typer.Option(metavar="TIME,INPUT,OUTPUT", help="Of an access log: its keys for the time and the numbers of tokens."),
     ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of conversations, as in ShareGPT's files: a model's folder, or its tokenizer.json, to count tokens."
+        ),
+    ] = None,
+    rate: Annotated[float, typer.Option(min=1e-6, help="Of conversations: how many begin per second, at random times.")] = 1.0,
+    turns_apart_s: Annotated[float, typer.Option(min=0, help="Of conversations: from one turn to the next, in s.")] = 10.0,
+    most: Annotated[int | None, typer.Option("--num-conversations", min=1, help="Only so many, the first ones.")] = None,
 ) -> None:
     """Make a trace of what production keeps: times and numbers of tokens, without texts and without names."""
     from vllm_qualify.errors import CallerError, writing
     from vllm_qualify.recipe.traces.making import Fields, make_trace
 
+    if fields is not None and tokenizer is not None:
+        raise CallerError("a log has its numbers of tokens", "leave out --fields or --tokenizer", "--tokenizer")
+    if tokenizer is not None:
+        _of_conversations(file, out, tokenizer, most, rate, turns_apart_s)
+        return
     names = [name.strip() for name in fields.split(",")] if fields is not None else None
     if names is not None and (len(names) != len(Fields._fields) or not all(names)):
         raise CallerError(
@@ -52,3 +68,15 @@ def trace_make(
     with writing(str(out)):
         out.write_text(made.body)
     typer.echo(f"{out}: {made.requests:,} requests; {made.left_out:,} lines or spans that generated nothing were left out")
+
+
+def _of_conversations(file: Path, out: Path, tokenizer: Path, most: int | None, rate: float, turns_apart_s: float) -> None:
+    from vllm_qualify.engine.environment import find_engine
+    from vllm_qualify.engine.tokens import count_tokens
+    from vllm_qualify.errors import writing
+    from vllm_qualify.recipe.traces.conversations import Pace, make_chats
+
+    made = make_chats(file, lambda texts: count_tokens(find_engine(), tokenizer, texts), Pace(rate, turns_apart_s), most)
+    with writing(str(out)):
+        out.write_text(made.body)
+    typer.echo(f"{out}: {made.requests:,} requests; {made.left_out:,} conversations without a reply were left out")
