@@ -23,6 +23,7 @@ from vllm_qualify.evidence.serving import Served, see_the_same
 from vllm_qualify.evidence.serving import serving as serve
 from vllm_qualify.judge import compare, estimate, stopping
 from vllm_qualify.plan.cells import fitted
+from vllm_qualify.plan.generation import generation_warnings
 from vllm_qualify.plan.parts import check_unchanged
 from vllm_qualify.publish.kept import Reuse, keep
 from vllm_qualify.publish.stores import open_store
@@ -42,13 +43,18 @@ def of_plan(stage: Stage) -> Limit:
 
 
 def answered(runs: list[Run], question: Question) -> None:
-    """Wait until the engine has accepted the recipe. What it could not check is noted in the runs' plans.
+    """Wait until the engine has accepted the recipe. What it could not check is noted in the runs' plans, and warnings.
+
+    Now the model is on this machine, with the file that the warnings are about.
 
     Raises:
         RecipeError, HostError: as `Question.ask`.
     """
     for run in runs:
-        start_run(run.plan.model_copy(update={"unasked": question.unasked}))
+        warnings = generation_warnings(run.plan.server, run.plan.cell.release.engine.version)
+        for warning in warnings:
+            get_run_logger().warning(f"{run.plan.cell.id}: {warning}")
+        start_run(run.plan.model_copy(update={"unasked": question.unasked, "warnings": warnings}))
 
 
 @contextmanager

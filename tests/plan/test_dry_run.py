@@ -176,6 +176,23 @@ def test_it_says_how_often_the_server_may_be_started(starts: int, is_shown: bool
         assert (line in script.splitlines()) is (is_shown and compares)
 
 
+def test_it_warns_of_what_the_models_own_file_does_to_replies(tmp_path: Path) -> None:
+    document = reference()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "generation_config.json").write_text('{"max_new_tokens": 512}')
+    document["variants"]["bf16"]["model"] = str(tmp_path / "model")
+    loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=tmp_path)
+    choice = Choice(gpu_type="cpu", variant="bf16")
+    (script,) = scripts(loaded, choice, DOCKER, None, Path("/runs"), "0.16.0")
+    (warning,) = [line for line in script.splitlines() if line.startswith("# Warning: ")]
+    assert "max_new_tokens 512, where vLLM 0.16.0 ends every reply" in warning
+    document["gpu_types"]["cpu"]["server"]["generation-config"] = "vllm"
+    loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=tmp_path)
+    (script,) = scripts(loaded, choice, DOCKER, None, Path("/runs"), "0.16.0")
+    assert "# Warning" not in script
+
+
 def test_nothing_is_written(tmp_path: Path) -> None:
     list(scripts(load_recipe("llama-3.3-70b"), Choice(gpu_type="h200"), DOCKER, None, tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()

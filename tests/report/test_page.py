@@ -300,6 +300,14 @@ def test_what_changed_is_reported(compared_page: str) -> None:
     assert [missing for missing in expected if missing not in text] == []
 
 
+def test_warnings_are_shown_and_stay_text() -> None:
+    report = compared_report()
+    plan = report.plan.model_copy(update={"warnings": [f"the model samples {SCRIPT}"]})
+    read = Reader(render_page(report.model_copy(update={"plan": plan}), page_link))
+    assert f"Warning: the model samples {SCRIPT}" in read.text
+    assert "script" not in {tag for tag, _ in read.elements}
+
+
 def test_hostile_words_of_a_comparison_stay_text(compared_page: str) -> None:
     read = Reader(compared_page)
     assert not {"script", "img", "red"} & {tag for tag, _ in read.elements}

@@ -57,6 +57,15 @@ def test_nothing_is_cut_off(not_approved: Report, width: int) -> None:
         assert _without_spaces(text) in _without_spaces(shown)
 
 
+@pytest.mark.parametrize("width", [40, 120])
+def test_a_warning_is_shown_without_control_codes(approved: Report, width: int) -> None:
+    plan = approved.plan.model_copy(update={"warnings": ["top_p 0.9\x1b[31m changes what clients get"]})
+    shown = _shown(approved.model_copy(update={"plan": plan}), width)
+    assert re.search(r"Warning:top_p0\.9.{0,12}changeswhatclientsget", _without_spaces(shown))
+    assert "\x1b" not in shown
+    assert "Warning:" not in _shown(approved, width)
+
+
 def test_the_heading_is_the_outcome_and_the_cell(approved: Report, not_approved: Report) -> None:
     assert _shown(approved, 80).splitlines()[0] == "PASSED  llama-3.1-8b/fp8/h200/throughput"
     assert _shown(not_approved, 80).splitlines()[0] == "NOT PASSED  llama-3.1-8b/fp8/h200/throughput"

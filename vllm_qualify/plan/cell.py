@@ -154,6 +154,7 @@ class CellPlan(Frozen):
     - `tries` are the earlier runs of this release in this cell that the store shows, the oldest first.
     - `between` is what the store shows of how much starts and days differ, by metric.
     - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
+    - `warnings` say what the model's own generation_config.json does to replies.
     """
 
     run_id: str
@@ -178,6 +179,7 @@ class CellPlan(Frozen):
     pulled_s: float | None = None
     watched: bool = False
     unasked: list[str] = []
+    warnings: list[str] = []
     code: list[str] = []
     gates: list[Gate]
     waivers: list[Waiver] = []

@@ -15,6 +15,7 @@ from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.cell import Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.plan.choice import Choice, Selection, repository_of, select
 from vllm_qualify.plan.gates import anchor_of, contract_of, gates_of, waivers_of
+from vllm_qualify.plan.generation import generation_warnings
 from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import check_memory_limit, server_plan
 from vllm_qualify.plan.workload import (
@@ -140,6 +141,7 @@ def _plan(
         price_usd_gpu_hour=serving.price_usd_gpu_hour,
         undrafted=None if profile.load.is_open else _undrafted(server, machine),
         watched=True,
+        warnings=generation_warnings(server, release.engine.version),
         code=[*code_of_server(server.arguments, server.environment), *_of_tasks(accuracy)],
         gates=gates,
         baseline_variant=variant.baseline or selection.variant_name,

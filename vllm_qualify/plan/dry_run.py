@@ -15,6 +15,7 @@ from vllm_qualify.engine.server import CONFIG_FILE, Engine, ServerPlan, config_t
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cells import new_run_id
 from vllm_qualify.plan.choice import Choice, Selection, select
+from vllm_qualify.plan.generation import generation_warnings
 from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.tables import parse_version, versions
@@ -92,7 +93,7 @@ def _script(
     run = new_run_id()
     config = runs / run / "evidence" / "serve" / CONFIG_FILE
     command = launcher_of(engine).shell_command(plan, config, port, {"run": run, "cell": cell})
-    notes = [*_notes(plan, branch), *_starts(loaded, selection, profile)]
+    notes = [*_notes(plan, branch), *_starts(loaded, selection, profile), *_warnings(plan, version)]
     return "\n".join([f"# {cell}", *notes, *_write_config(plan, config, port), command])
 
 
@@ -109,6 +110,10 @@ def _starts(loaded: LoadedRecipe, selection: Selection, profile: str) -> list[st
     if selection.serving.starts == 1 or not any(gate.is_over_starts for gate in gates):
         return []
     return [f"# The server is started up to {selection.serving.starts} times, for the gates against the baseline."]
+
+
+def _warnings(plan: ServerPlan, version: str) -> list[str]:
+    return [f"# Warning: {warning}." for warning in generation_warnings(plan, version)]
 
 
 def _fetching(part: Part) -> str:

@@ -40,6 +40,8 @@ def show_report(report: Report, console: Console, page: str | None) -> None:
     if rows:
         _print_gates(rows, console)
     _print_reasons(rows, console)
+    for warning in report.plan.warnings:
+        _print_wrapped(_text(f"Warning: {warning}", console, "yellow"), console)
     _print_sweep(report, console)
     if page is not None:
         # Never wrapped, so that a path or an address can be copied as a whole.

@@ -1,0 +1,139 @@
+"""A model's generation_config.json that caps, penalizes or samples: what is said of it, and where it is found."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.plan.generation import LENGTH, MOST_BYTES, PENALTIES, REMEDY, SAMPLING, generation_warnings
+from vllm_qualify.recipe.loading import catalog_folder
+
+OLD, NEW = "0.16.0", "0.33.0+cpu"
+COMMIT = "a" * 40
+SAMPLES = {"bos_token_id": 151643, "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+
+
+def plan(model: str, revision: str | None = None, **changes: Any) -> ServerPlan:
+    settings = {"served_model_name": "m", "arguments": {}, "environment": {}, "startup_timeout_s": 1.0} | changes
+    return ServerPlan(engine=EngineEnvironment(python=Path("python3")), model=model, revision=revision, **settings)
+
+
+def saved(folder: Path, config: object) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "generation_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "said"),
+    [
+        ({"max_new_tokens": 512}, OLD, "max_new_tokens 512, where vLLM 0.16.0 ends every reply, whatever a request asks for"),
+        ({"max_new_tokens": 512}, NEW, "max_new_tokens 512, where replies to requests without max_tokens end"),
+        ({"max_new_tokens": 512}, "", "max_new_tokens 512, which before vLLM 0.17 ends every reply there"),
+        (
+            SAMPLES,
+            OLD,
+            "temperature 0.6, top_k 20, top_p 0.95, for requests that do not set it; vllm-qualify asks at",
+        ),
+        ({"min_p": 0.1}, NEW, "min_p 0.1, for requests"),
+        ({"repetition_penalty": 1.05}, OLD, "repetition_penalty 1.05, which changes every reply, scores and loads too"),
+        ({"presence_penalty": 0.5}, NEW, "presence_penalty 0.5, which changes every reply"),
+    ],
+)
+def test_each_kind_of_setting_is_told_with_its_effect_and_the_remedy(
+    config: object, version: str, said: str, tmp_path: Path
+) -> None:
+    (warning,) = generation_warnings(plan(saved(tmp_path / "model", config)), version)
+    assert warning.startswith("the model's generation_config.json has ")
+    assert said in warning
+    assert warning.endswith(f"; {REMEDY}")
+
+
+@pytest.mark.parametrize(
+    ("config", "version"),
+    [
+        ({"eos_token_id": 2, "do_sample": False, "transformers_version": "5.0"}, NEW),
+        ({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}, NEW),
+        ({"temperature": None, "top_p": "0.9", "max_new_tokens": True}, NEW),
+        ({"presence_penalty": 0.5}, OLD),
+        ('{"temperature": NaN}', NEW),
+    ],
+)
+def test_what_changes_nothing_is_not_told(config: object, version: str, tmp_path: Path) -> None:
+    assert generation_warnings(plan(saved(tmp_path / "model", config)), version) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, ["temperature", "max_new_tokens"]),
+        ({"generation-config": "auto"}, ["temperature", "max_new_tokens"]),
+        ({"generation-config": "vllm"}, []),
+        ({"generation-config": "org/another-repository"}, []),
+        ({"hf-config-path": "org/another-repository"}, []),
+        ({"override-generation-config": {"temperature": 0.3}}, ["max_new_tokens"]),
+        ({"override-generation-config": '{"temperature": 0.3, "max_new_tokens": 9}'}, []),
+        ({"override-generation-config": "no JSON"}, ["temperature", "max_new_tokens"]),
+    ],
+)
+def test_it_is_told_of_what_the_server_reads(arguments: dict[str, Any], told: list[str], tmp_path: Path) -> None:
+    model = saved(tmp_path / "model", {"temperature": 0.6, "max_new_tokens": 512})
+    warnings = generation_warnings(plan(model, arguments=arguments), NEW)
+    assert {name for name in ("temperature", "max_new_tokens") if any(f"has {name} " in line for line in warnings)} == set(told)
+
+
+def test_a_folder_that_is_named_is_read_in_place_of_the_models(tmp_path: Path) -> None:
+    model = saved(tmp_path / "model", {"temperature": 0.6})
+    named = saved(tmp_path / "other", {"top_p": 0.5})
+    (warning,) = generation_warnings(plan(model, arguments={"generation-config": named}), NEW)
+    assert "has top_p 0.5" in warning
+
+
+def test_it_is_found_in_the_hubs_cache_by_commit_and_by_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--org--model"
+    assert generation_warnings(plan("org/model", COMMIT), NEW) == []
+    saved(cached / "snapshots" / COMMIT, SAMPLES)
+    assert generation_warnings(plan("org/model", "main"), NEW) == []
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    assert len(generation_warnings(plan("org/model", COMMIT), NEW)) == 1
+    assert generation_warnings(plan("org/model", "main"), NEW) == generation_warnings(plan("org/model", COMMIT), NEW)
+
+
+@pytest.mark.parametrize("config", ["[" * 100_000, "[]", "{", '"temperature"', " " * MOST_BYTES + "{}", "\x00"])
+def test_a_file_that_is_none_is_said_to_be_none(config: str, tmp_path: Path) -> None:
+    (warning,) = generation_warnings(plan(saved(tmp_path / "model", config)), NEW)
+    assert warning == "the model's generation_config.json is no JSON object that vLLM could read"
+
+
+def test_another_engine_reads_no_such_file(tmp_path: Path) -> None:
+    model = saved(tmp_path / "model", SAMPLES)
+    assert generation_warnings(plan(model, kind="tensorrt-llm"), "1.3") == []
+
+
+# What vLLM takes of a file that has every key; the second argument is the file's folder.
+TAKEN = """
+import json, sys
+from vllm.config import ModelConfig
+made = ModelConfig(model=sys.argv[1], generation_config=sys.argv[2], skip_tokenizer_init=True)
+json.dump(made.get_diff_sampling_param(), open(f"{sys.argv[2]}/taken.json", "w"))
+"""
+
+
+@pytest.mark.engine
+def test_the_real_vllm_takes_these_settings_of_the_file_and_no_others_that_change_texts(
+    engine: EngineEnvironment, tmp_path: Path
+) -> None:
+    names = [*SAMPLING, *PENALTIES, LENGTH]
+    others = ["num_beams", "length_penalty", "typical_p", "no_repeat_ngram_size", "min_new_tokens", "max_length"]
+    folder = saved(tmp_path / "own", dict.fromkeys([*names, *others], 3))
+    model = str(catalog_folder() / "reference" / "model")
+    subprocess.run([engine.python, "-I", "-c", TAKEN, model, folder], check=True, capture_output=True, timeout=300)
+    taken = json.loads((tmp_path / "own" / "taken.json").read_text())
+    assert taken.keys() - {"max_tokens"} == {*SAMPLING, *PENALTIES}
+    assert taken["max_tokens"] == 3

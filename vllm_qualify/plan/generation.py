@@ -1,0 +1,129 @@
+"""What a model's own `generation_config.json` does to requests, where vLLM reads it: a warning before anything is measured.
+
+vLLM takes it with `--generation-config auto`, its default, for what a request does not say (vllm/config/model.py,
+`get_diff_sampling_param`). The requests of vllm-qualify say their temperature, 0, and how many tokens they want: those of the
+smoke test, of lm-eval's `local-completions` and of `vllm bench serve --temperature 0`. So temperature, top_k, top_p and min_p
+change what clients get, and none of the scores and loads. Penalties change both. A `max_new_tokens` was a cap on every request
+before vLLM 0.17, and since then it is the default of those that name no length (`get_max_tokens` of its entry points).
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from vllm_qualify.engine.hub import cache_folder, folder_name
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.recipe.serving import VLLM
+
+NAME = "generation_config.json"
+OPTION, OVERRIDE = "generation-config", "override-generation-config"
+REMEDY = f"`{OPTION}: vllm` among the server's arguments leaves the file aside"
+# The values that change nothing.
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+NEWER_PENALTIES, PENALTIES_SINCE = ("presence_penalty", "frequency_penalty"), Version("0.31")
+LENGTH = "max_new_tokens"
+DEFAULT_LENGTH_SINCE = Version("0.17")
+MOST_BYTES = 1_000_000
+
+
+def generation_warnings(server: ServerPlan, version: str) -> list[str]:
+    """What the model's file changes in replies, in words; none if the file is not on this machine, or vLLM does not read it.
+
+    `version` is vLLM's, or empty if it is not known yet.
+    """
+    file = _file(server)
+    if server.kind != VLLM or file is None or not file.is_file():
+        return []
+    known = _parsed(version)
+    values = _values(file) if file.stat().st_size <= MOST_BYTES else None
+    if values is None:
+        return [f"the model's {NAME} is no JSON object that vLLM could read"]
+    own = {name: value for name, value in values.items() if name not in _overridden(server)}
+    lines = [*_of_length(own, known), *_of_penalties(own, known), *_of_sampling(own)]
+    return [f"the model's {NAME} has {line}; {REMEDY}" for line in lines]
+
+
+def _file(server: ServerPlan) -> Path | None:
+    """Where the file would be on this machine; None if the server reads no such file, or that of another repository."""
+    named = server.arguments.get(OPTION, "auto")
+    if named == "vllm" or "hf-config-path" in server.arguments:
+        return None
+    if named != "auto":
+        return Path(str(named), NAME) if Path(str(named)).is_absolute() else None
+    if server.revision is None:
+        return Path(server.model, NAME)
+    folder = cache_folder() / folder_name(server.model)
+    return folder / "snapshots" / _commit(folder / "refs" / server.revision, server.revision) / NAME
+
+
+def _commit(branch: Path, revision: str) -> str:
+    """The commit that the cache has of a branch; else the revision, which is a commit."""
+    try:
+        return branch.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return revision
+
+
+def _values(file: Path) -> dict[str, float] | None:
+    """The file's numbers; None if it is no JSON object."""
+    try:
+        document: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    return {name: value for name, value in document.items() if _is_number(value)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _overridden(server: ServerPlan) -> set[str]:
+    """The names that the recipe itself sets."""
+    given: Any = server.arguments.get(OVERRIDE, {})
+    try:
+        given = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return set()
+    return {str(name).partition(".")[0] for name in given} if isinstance(given, dict) else set()
+
+
+def _parsed(version: str) -> Version | None:
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return None
+
+
+def _of_length(own: dict[str, float], version: Version | None) -> list[str]:
+    if LENGTH not in own:
+        return []
+    if version is None:
+        effect = "which before vLLM 0.17 ends every reply there, and since then those to requests without max_tokens"
+    elif version < DEFAULT_LENGTH_SINCE:
+        effect = f"where vLLM {version} ends every reply, whatever a request asks for, so that a load of longer ones is invalid"
+    else:
+        effect = "where replies to requests without max_tokens end; all requests of vllm-qualify have one"
+    return [f"{LENGTH} {own[LENGTH]:g}, {effect}"]
+
+
+def _of_penalties(own: dict[str, float], version: Version | None) -> list[str]:
+    is_newer = version is None or version >= PENALTIES_SINCE
+    read = {name: PENALTIES[name] for name in PENALTIES if is_newer or name not in NEWER_PENALTIES}
+    given = _unlike(own, read)
+    return [f"{given}, which changes every reply, scores and loads too, also at temperature 0"] if given else []
+
+
+def _of_sampling(own: dict[str, float]) -> list[str]:
+    given = _unlike(own, SAMPLING)
+    why = "for requests that do not set it; vllm-qualify asks at temperature 0, so its scores and loads do not show this"
+    return [f"{given}, {why}"] if given else []
+
+
+def _unlike(own: dict[str, float], neutral: dict[str, float]) -> str:
+    return ", ".join(f"{name} {own[name]:g}" for name, value in neutral.items() if own.get(name, value) != value)
