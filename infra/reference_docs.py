@@ -121,7 +121,7 @@ ASKED_FOR = {
     **{
         check.name: f"`capabilities` has `{check.capability}`"
         if check.capability
-        else "`contract` is true, or `capabilities` has any"
+        else "`contract` is not false; with TensorRT-LLM, `contract` is true or `capabilities` has any"
         for check in CHECKS
     },
 }

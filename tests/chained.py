@@ -95,7 +95,7 @@ class Cell:
         asked.write(folder, right_but(range(lost)), asked.steps[:steps])
         (folder.parent / MACHINE).write_text(plan.fingerprint.model_dump_json())
         asked.keep_answers(folder, folder / "answers.jsonl")
-        others: tuple[Stage, ...] = ("serve", "smoke", "load")
+        others: tuple[Stage, ...] = ("serve", "smoke", "contract", "load")
         for stage in others:
             (run.evidence / stage).mkdir()
             (run.evidence / stage / "note.txt").write_text("nothing of it is judged here\n")

@@ -86,7 +86,7 @@ def test_a_stage_that_hangs_ends_with_its_server_and_leaves_the_evidence_so_far(
     assert raised.value.place == "load"
     (folder,) = runs_folder().iterdir()
     run = Run(folder=folder)
-    assert [stage.stage for stage in run.stages()] == ["smoke", "accuracy"]
+    assert [stage.stage for stage in run.stages()] == ["smoke", "contract", "accuracy"]
     assert any(f"evidence so far: {run.evidence}" in note for note in raised.value.__notes__)
     assert "'load' did not end within 2 s" in (folder / "failure.html").read_text().replace("&#39;", "'")
 

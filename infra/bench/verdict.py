@@ -83,6 +83,7 @@ def recipe(folder: Path, *, sequential: bool) -> Path:
     task["questions"] = {"test": str(test), "shots": str(reference / "train.jsonl")}
     document["gates"] = [gate for gate in document["gates"] if "minimum" in gate]
     del document["likelihood"]
+    document["contract"] = False  # by hand it is not asked
     document["gpu_types"]["cpu"]["starts"] = 1
     profile = document["gpu_types"]["cpu"]["profiles"]["balanced"]
     profile["load"] |= LOAD | {"repeats": REPEATS, "most_repeats": REPEATS}

@@ -29,7 +29,7 @@ HELD = "VLLM_QUALIFY_TEST_HELD"
 RUN = "PREFECT__FLOW_RUN_ID"
 POLL_S = 0.1
 # Where a run can be held. A server is started again wherever something is missing; all others are done once.
-STARTS, DONE_ONCE = "serve", ["smoke", "accuracy", "load", "judge", "publish", "approve"]
+STARTS, DONE_ONCE = "serve", ["smoke", "contract", "accuracy", "load", "judge", "publish", "approve"]
 
 
 @flow(name="qualify-host", validate_parameters=True)

@@ -25,7 +25,7 @@ from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.runs.folder import Run
 
-STEPS = {"smoke": "smoke_test", "accuracy": "measure_accuracy", "load": "measure_load"}
+STEPS = {"smoke": "smoke_test", "contract": "check_contract", "accuracy": "measure_accuracy", "load": "measure_load"}
 
 
 def kill(server: Server) -> None:

@@ -18,6 +18,7 @@ from vllm_qualify.engine.launch import Engines, Launch
 from vllm_qualify.engine.launchers.process import process_environment
 from vllm_qualify.engine.server import OFFLINE, gpu_count
 from vllm_qualify.errors import CallerError, HostError, RecipeError
+from vllm_qualify.evidence.stages import wanted
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, new_run_id, plan_cells
 from vllm_qualify.plan.choice import Choice, select
@@ -646,19 +647,28 @@ def labels(gates: list[Gate]) -> list[str]:
 def test_smoke_gates_are_always_there_and_come_first(document: Document, engine: EngineEnvironment) -> None:
     latency, throughput = plan_cells(loaded(document), Choice(), Engines(engine=engine), CPU)
     smoke = [*SMOKE_GATES, "smoke_golden"]
-    assert labels(latency.gates) == [*smoke, *SCORES, "ttft_p50_ms"]
-    assert labels(throughput.gates) == [*smoke, *SCORES]
+    assert labels(latency.gates) == [*smoke, *CONTRACT, *SCORES, "ttft_p50_ms"]
+    assert labels(throughput.gates) == [*smoke, *CONTRACT, *SCORES]
     for gate in latency.gates[: len(smoke)]:
         assert (gate.bound, gate.unit) == (1.0, "bool")
 
 
-def test_a_recipe_that_asks_for_the_contract_has_each_of_its_checks_as_a_gate(
-    document: Document, engine: EngineEnvironment
+@pytest.mark.parametrize(("written", "checks"), [({}, CONTRACT), ({"contract": True}, CONTRACT), ({"contract": False}, [])])
+def test_each_check_of_the_contract_is_a_gate_unless_the_recipe_leaves_it_out(
+    written: dict[str, bool], checks: list[str], document: Document, engine: EngineEnvironment
 ) -> None:
-    document["contract"] = True
+    document |= written
     plan = only(plan_cells(loaded(document), Choice(profile="throughput"), Engines(engine=engine), CPU))
-    assert labels(plan.gates) == [*SMOKE_GATES, "smoke_golden", *CONTRACT, *SCORES]
+    assert labels(plan.gates) == [*SMOKE_GATES, "smoke_golden", *checks, *SCORES]
+    assert ("contract" in wanted(plan)) == bool(checks)
     assert judged_by(plan, loaded(document).recipe) == plan
+
+
+@pytest.mark.parametrize(("written", "is_asked"), [({}, False), ({"contract": True}, True), ({"capabilities": ["chat"]}, True)])
+def test_tensorrt_llm_is_asked_for_the_contract_only_where_the_recipe_says_so(written: Document, *, is_asked: bool) -> None:
+    recipe = Recipe.model_validate(reference() | written)
+    trt = recipe.variants["bf16"].model_copy(update={"engine": "tensorrt-llm"})
+    assert (contract_of(recipe, trt) is not None) == is_asked
 
 
 def test_a_promise_asks_for_the_contract_with_its_checks(document: Document, engine: EngineEnvironment) -> None:
@@ -669,15 +679,15 @@ def test_a_promise_asks_for_the_contract_with_its_checks(document: Document, eng
     assert judged_by(plan, loaded(document).recipe) == plan
 
 
-@pytest.mark.parametrize(("promised", "checks"), [(["chat"], CAPABILITIES["chat"]), ([], None)])
+@pytest.mark.parametrize(("promised", "checks"), [(["chat"], CAPABILITIES["chat"]), ([], [])])
 def test_a_variant_can_promise_something_else(
-    promised: list[str], checks: list[str] | None, document: Document, engine: EngineEnvironment
+    promised: list[str], checks: list[str], document: Document, engine: EngineEnvironment
 ) -> None:
     document["capabilities"] = ["chat", "tools"]
     document["variants"]["fp8"]["capabilities"] = promised
     plan = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), Engines(engine=engine), CPU))
-    asked = [check.name for check in plan.contract.checks] if plan.contract else None
-    assert asked == (None if checks is None else [*CONTRACT, *checks])
+    assert plan.contract is not None
+    assert [check.name for check in plan.contract.checks] == [*CONTRACT, *checks]
 
 
 def test_what_an_engine_does_not_offer_is_left_out_only_of_what_is_promised() -> None:
@@ -693,7 +703,7 @@ def test_what_an_engine_does_not_offer_is_left_out_only_of_what_is_promised() ->
 def test_without_a_golden_text_nothing_is_held_to_it(document: Document, engine: EngineEnvironment) -> None:
     plan = only(plan_cells(loaded(document), Choice(variant="fp8", profile="throughput"), Engines(engine=engine), CPU))
     assert plan.smoke_golden is None
-    assert labels(plan.gates) == [*SMOKE_GATES, *SCORES]
+    assert labels(plan.gates) == [*SMOKE_GATES, *CONTRACT, *SCORES]
 
 
 # --- the network between nodes
@@ -704,7 +714,7 @@ def test_infiniband_is_a_gate_of_its_own_and_makes_nccl_tell(document: Document,
     document["gpu_types"]["h200"]["network"] = "infiniband"
     plan = only(plan_cells(loaded(document), Choice(), Engines(engine=gpu_engine), H200))
     assert plan.server.environment == plain.server.environment | {"NCCL_DEBUG": "INFO"}
-    assert labels(plan.gates) == [*SMOKE_GATES, "nccl_infiniband", *SCORES]
+    assert labels(plan.gates) == [*SMOKE_GATES, *CONTRACT, "nccl_infiniband", *SCORES]
     assert judged_by(plain, loaded(document).recipe).gates == plan.gates
     assert judged_by(plan, loaded(document).recipe) == plan
 

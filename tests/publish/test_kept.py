@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from vllm_qualify.plan.cells import new_run_id, within_budget
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_kept, stage_key
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.gates import gate_of
+from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.recipe.metrics import Stage
 from vllm_qualify.recipe.workload import Likelihood, Soak
 from vllm_qualify.runs.folder import Run, lacking, start_run
@@ -329,6 +329,20 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), ["fit", "accuracy", "likelihood", *JUDGED[2:]]),
     "tries": (lambda plan: plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}), JUDGED),
 }
+
+
+def test_a_waiver_of_a_check_of_the_contract_measures_nothing_again(plan: CellPlan) -> None:
+    waiver = Waiver(
+        gate="contract_seed",
+        gpu_type="cpu",
+        variant="bf16",
+        profile="balanced",
+        owner="Ada",
+        reason="known",
+        expires=date(2100, 1, 1),
+    )
+    other = plan.model_copy(update={"waivers": [waiver]})
+    assert {stage for stage in EVERY if stage_key(stage, plan) != stage_key(stage, other)} == set()
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -214,6 +214,10 @@ GOODPUT = {"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}
         (with_load_gate(GOODPUT, slo={}), "at least one of ttft_ms"),
         (with_waiver(gate="exact_match"), "there is no gate 'exact_match' to be waived; there are: exact_match (gsm8k"),
         (with_waiver(variant="fp8"), "is for cpu/fp8/balanced, which the recipe does not have"),
+        (with_waiver(gate="contract_chat"), "there is no gate 'contract_chat'"),
+        (with_waiver(gate="contract_seed") | {"contract": False}, "there is no gate 'contract_seed'"),
+        (with_waiver(gate="smoke_determinism"), "there is no gate 'smoke_determinism'"),
+        (reference() | {"contract": False, "capabilities": ["chat"]}, "capabilities are checked by the API's contract"),
         (with_waiver(expires="soon"), "valid date"),
         (with_waiver(owner=""), "at least 1 character"),
     ],
@@ -225,7 +229,14 @@ def test_what_does_not_go_together_is_one_clear_error(tmp_path: Path, document: 
 
 
 @pytest.mark.parametrize(
-    "document", [with_load_gate(P99, num_prompts=918), with_load_gate(GOODPUT, slo={"ttft_ms": 200.0}), with_waiver()]
+    "document",
+    [
+        with_load_gate(P99, num_prompts=918),
+        with_load_gate(GOODPUT, slo={"ttft_ms": 200.0}),
+        with_waiver(),
+        with_waiver(gate="contract_seed"),
+        with_waiver(gate="contract_chat") | {"capabilities": ["chat"]},
+    ],
 )
 def test_what_goes_together_is_taken(tmp_path: Path, document: Document) -> None:
     assert load_recipe(str(write(document, tmp_path / "mine.yaml"))).recipe.name == "reference"

@@ -66,6 +66,7 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         ("capabilities", ["parallel_tools", "chat"], "capabilities", "parallel_tools needs tools beside it"),
         ("capabilities", ["chat", "tools", "chat"], "capabilities", "chat is there more than once"),
         ("variants.bf16.capabilities", ["vision"], "variants.bf16.capabilities", "vision needs chat beside it"),
+        ("contract", "maybe", "contract", "valid boolean"),
         (f"{LOAD}.max_concurency", 5, f"{LOAD}.max_concurency", "max_concurrency"),
         ("smoke.prompt", ..., "smoke.prompt", "required"),
         ("accuracy.0.num_fewshot", "5", "accuracy.0.num_fewshot", "valid integer, got '5'"),

@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.report.builder import HOSTILE, MARKUP, SCRIPT, compared_report, detailed_report, image_report
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
+from vllm_qualify.recipe.gates import Minimum, Verdict
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_report
 
@@ -137,6 +138,21 @@ def test_a_console_without_unicode_gets_ascii(not_approved: Report) -> None:
 def test_the_page_is_one_unbroken_line_or_not_reported(approved: Report) -> None:
     assert f"Page: {PAGE}\n" in _shown(approved, 80)
     assert "Page" not in _shown(approved, 80, page=None)
+
+
+def test_checks_of_the_contract_have_one_row_but_those_that_are_not_kept(approved: Report) -> None:
+    """Sixteen rows of `yes` would hide what was measured."""
+    (one, *_) = (each for each in approved.judgement.gates if each.gate.metric == "smoke_usage")
+    verdicts: dict[str, Verdict] = {"contract_stop": "pass", "contract_seed": "fail", "contract_many": "pass"}
+    checks = [
+        one.model_copy(update={"gate": Minimum(metric=name, minimum=1.0, unit="bool"), "verdict": verdict})
+        for name, verdict in verdicts.items()
+    ]
+    judgement = approved.judgement.model_copy(update={"gates": [*approved.judgement.gates, *checks]})
+    shown = _shown(approved.model_copy(update={"judgement": judgement}), 120)
+    assert re.search(r"^contract \(2 checks\) .* pass\s*$", shown, re.MULTILINE)
+    assert re.search(r"^contract_seed .* fail\s*$", shown, re.MULTILINE)
+    assert "contract_stop" not in shown
 
 
 def test_a_report_without_gates_is_reported_plainly(approved: Report) -> None:

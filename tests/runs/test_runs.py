@@ -47,7 +47,7 @@ SERVED = {"server.yaml": "model: reference\n", "server.log": "INFO: ready\n", "s
 
 def captured_plan(folder: Path) -> CellPlan:
     """The reference recipe with the settings that the captured evidence was made with, and gates that it passes."""
-    document = reference() | {"contract": True}
+    document = reference()
     document["accuracy"][0] |= {"num_questions": 8, "num_fewshot": 1, "max_gen_toks": 48}
     document["gates"] = [document["gates"][0] | {"filter": "flexible-extract", "minimum": 0.1}]
     load = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}

@@ -64,12 +64,13 @@ def smoke_gates(variant: Variant) -> list[Gate]:
 
 
 def contract_of(recipe: Recipe, variant: Variant) -> Contract | None:
-    """What of the API's contract a variant's server is asked; None if the recipe asks for none of it and promises nothing."""
-    promised = recipe.capabilities if variant.capabilities is None else variant.capabilities
-    if not (recipe.contract or promised):
+    """What of the API's contract a variant's server is asked; None if it is asked for nothing."""
+    promised, kind = recipe.promised(variant), KINDS[variant.engine]
+    is_asked = kind.is_held_to_contract if recipe.contract is None else recipe.contract
+    if not (is_asked or promised):
         return None
     asked = {check.name for check in checks_of(promised)}
-    not_asked = {name: why for name, why in KINDS[variant.engine].not_offered.items() if name in asked}
+    not_asked = {name: why for name, why in kind.not_offered.items() if name in asked}
     limit_s = recipe.smoke.time_limit_s
     return Contract(capabilities=promised, not_asked=not_asked, aliases=recipe.aliases, time_limit_s=limit_s)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from vllm_qualify.recipe.anchor import NamedAnchor
-from vllm_qualify.recipe.contract import Capabilities
+from vllm_qualify.recipe.contract import Capabilities, Capability, checks_of
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
 from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PER_GPU, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1
 from vllm_qualify.recipe.serving import Arguments, Variant
@@ -140,13 +140,15 @@ class Recipe(Frozen):
         description="how the model is served on each GPU type: `h100`, `h200`, `b200`, …, `cpu`, as NVML reports them",
     )
     smoke: Smoke = Field(description="the fixed prompt")
-    contract: bool = Field(
-        default=False, description="whether each server is asked for the API's contract; every check of it is then a gate"
+    contract: bool | None = Field(
+        default=None,
+        description="whether each server is asked for the API's contract; every check of it is then a gate. By default vLLM's"
+        " are; TensorRT-LLM's only with `true` or `capabilities`",
     )
     capabilities: Capabilities = Field(
         default=[],
-        description="what every server offers beyond completions. Each promise adds its checks to the contract, which is then"
-        " asked for without `contract` too. All need `chat` beside them, and `parallel_tools` needs `tools`",
+        description="what every server offers beyond completions. Each promise adds its checks to the contract. All need"
+        " `chat` beside them, and `parallel_tools` needs `tools`",
     )
     accuracy: list[Accuracy] = Field(min_length=1, description="the lm-eval tasks")
     likelihood: Likelihood | None = Field(default=None, description="texts whose likelihood is compared with the baseline's")
@@ -181,6 +183,14 @@ class Recipe(Frozen):
         other = next((variant.engine for variant in self.variants.values() if not variant.of_vllm), None)
         if self.aliases and other:
             raise ValueError(f"aliases: a server of {other} has one name, and a variant of this recipe is for it")
+        return self
+
+    @model_validator(mode="after")
+    def _promises_are_checked(self) -> Self:
+        promises = {"": self.capabilities} | {f"variants.{name}.": each.capabilities for name, each in self.variants.items()}
+        place = next((f"{place}capabilities" for place, promised in promises.items() if promised), None)
+        if self.contract is False and place:
+            raise ValueError(f"{place} are checked by the API's contract: leave them out, or 'contract: false'")
         return self
 
     @model_validator(mode="after")
@@ -317,9 +327,14 @@ class Recipe(Frozen):
             if cell not in set(self.cells()):
                 raise ValueError(f"the waiver of {waiver.gate} is for {'/'.join(cell)}, which the recipe does not have")
             labels = [gate.label for gate in self.gates_of(self.gpu_types[waiver.gpu_type].profiles[waiver.profile])]
-            if waiver.gate not in labels:
-                raise ValueError(f"there is no gate '{waiver.gate}' to be waived; there are: {'; '.join(labels)}")
+            if waiver.gate not in (*labels, *self._checks(self.variants[waiver.variant])):
+                problem = f"there is no gate '{waiver.gate}' to be waived; there are: {'; '.join(labels)}"
+                raise ValueError(f"{problem}; and each check of the contract that is asked")
         return self
+
+    def _checks(self, variant: Variant) -> list[str]:
+        """The checks of the contract that a variant's server is asked, if its engine is held to them."""
+        return [] if self.contract is False else [check.name for check in checks_of(self.promised(variant))]
 
     @model_validator(mode="after")
     def _baselines_exist(self) -> Self:
@@ -327,6 +342,10 @@ class Recipe(Frozen):
             if variant.baseline:
                 _check_known(f"variants.{name}.baseline", [variant.baseline], self.variants)
         return self
+
+    def promised(self, variant: Variant) -> list[Capability]:
+        """What a variant's server offers beyond completions."""
+        return self.capabilities if variant.capabilities is None else variant.capabilities
 
     def gates_of(self, profile: Profile) -> list[Gate]:
         """The gates of the recipe and of one of its profiles, each score with its task."""

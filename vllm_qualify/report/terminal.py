@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import JsonValue
 from rich.cells import cell_len
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_qualify.recipe.gates import Verdict
+from vllm_qualify.recipe.metrics import CONTRACT_METRICS
 from vllm_qualify.report import head, words
 from vllm_qualify.report.diff import Change, ChangeKind, Moved, ReportDiff, Side, Trend, VerdictChange
 from vllm_qualify.report.model import Report
@@ -38,7 +40,7 @@ def show_report(report: Report, console: Console, page: str | None) -> None:
     rows = words.gate_rows(report.judgement)
     _print_head(report, console)
     if rows:
-        _print_gates(rows, console)
+        _print_gates(_kept_as_one(rows), console)
     _print_reasons(rows, console)
     for warning in report.plan.warnings:
         _print_wrapped(_text(f"Warning: {warning}", console, "yellow"), console)
@@ -170,6 +172,15 @@ def _print_head(report: Report, console: Console) -> None:
     decided = ", ".join(head.deciding(report))
     tally = words.tally(report.judgement) + (f". Decided by {decided}" if decided else "")
     _print_wrapped(_text(tally, console), console)
+
+
+def _kept_as_one(rows: Sequence[GateRow]) -> list[GateRow]:
+    """The rows with one in place of all checks of the API's contract that are kept: there are 16 and more of them."""
+    kept = [row for row in rows if row.gate in CONTRACT_METRICS and row.verdict == "pass"]
+    if len(kept) < 2:
+        return list(rows)
+    one = replace(kept[0], gate=f"contract ({len(kept)} checks)")
+    return [one if row is kept[0] else row for row in rows if row not in kept[1:]]
 
 
 def _print_gates(rows: Sequence[GateRow], console: Console) -> None:

@@ -157,7 +157,8 @@ class EngineKind:
     - `identities` gives what it says in its log that it serves, once for each of its processes that says so; None if its log
       does not say it.
     - `failures` are signs in its log besides those that all kinds share; they come before those.
-    - `not_offered` are the checks of the API's contract that it cannot meet, each with the reason.
+    - With `is_held_to_contract` its servers are asked for the API's contract, unless a recipe says otherwise. `not_offered` are
+      the checks of it that it cannot meet, each with the reason.
     """
 
     name: EngineName
@@ -188,6 +189,7 @@ class EngineKind:
     start_log: StartLog | None = None
     identities: Callable[[str], list[Identity]] | None = None
     failures: tuple[Sign, ...] = ()
+    is_held_to_contract: bool = False
     not_offered: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -175,4 +175,5 @@ KIND = EngineKind(
     queue_remedy="raise max-num-batched-tokens or gpu-memory-utilization, or use more GPUs",
     start_log=START_LOG,
     identities=_identities,
+    is_held_to_contract=True,
 )

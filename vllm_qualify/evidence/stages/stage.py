@@ -13,7 +13,7 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import writing
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, describe, in_words, invalid
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.metrics import METRICS, Stage
+from vllm_qualify.recipe.metrics import CONTRACT_METRICS, METRICS, Stage
 from vllm_qualify.secrets import redact_files
 
 Commands = list[list[str]]
@@ -157,6 +157,6 @@ def judging_inputs(plan: CellPlan) -> list[Any]:
     """The inputs that decide when enough was measured."""
     # What the API's contract asks of a server decides nothing about the other stages.
     gates = [gate.model_dump(mode="json") for gate in plan.judged if METRICS[gate.metric].stage != "contract"]
-    waived = sorted((waiver.gate, str(waiver.expires)) for waiver in plan.waivers)
+    waived = sorted((waiver.gate, str(waiver.expires)) for waiver in plan.waivers if waiver.gate not in CONTRACT_METRICS)
     compared = [each.run_id if each else None for each in (plan.baseline, plan.anchor)]
     return [gates, waived, compared, plan.establishes, plan.unpassed]

@@ -121,7 +121,7 @@ def refused_in_recipes(metric: Metric) -> str | None:
     if metric.stage == "smoke":
         return "smoke always gates by itself; leave it out"
     if metric.stage == "contract":
-        return "the API's contract gates by itself; set 'contract: true' or 'capabilities', and leave this out"
+        return "the API's contract gates by itself; leave this out"
     if metric.name == NCCL_INFINIBAND:
         return f"{metric.name} gates by itself where a GPU type has `network: infiniband`; leave it out"
     if metric.stage == "serve":
