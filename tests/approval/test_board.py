@@ -21,9 +21,9 @@ from tests.approval.test_actions import Wrapped
 from tests.report.builder import CONTROL, IMAGE, SCRIPT
 from vllm_qualify.approval.actions import approve, revoke
 from vllm_qualify.approval.board import NEVER, BoardState, read_board, render_board, write_board
-from vllm_qualify.approval.cell_page import render_cell_page
+from vllm_qualify.approval.cell_page import render_cell_page, write_cell_page
 from vllm_qualify.approval.index import index_problem, make_again, read_index, write_index
-from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, cell_index_key, cell_page_key
+from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, JSON, cell_index_key, cell_page_key
 from vllm_qualify.approval.lines import Lines, lines_of, lines_with, parse_lines, write_lines
 from vllm_qualify.approval.pointer import Entry, Revocation, revocation
 from vllm_qualify.approval.published import PublishedRun
@@ -426,6 +426,39 @@ def test_of_many_writers_the_newest_index_stays(store: Store) -> None:
 
 
 OTHER = CELL.replace("fp8", "bf16")
+
+
+def row_at(revision: int, cell: str = CELL) -> Row:
+    return Row(cell=cell, revision=revision, reports=[line("20260314T092653Z-abcdef")])
+
+
+def indexes(revision: int) -> dict[str, bytes]:
+    return {
+        INDEX_KEY: write_lines(lines_of(index_of(revision))),
+        cell_index_key(CELL): row_at(revision).model_dump_json().encode(),
+    }
+
+
+def pages_drawn_at_3(store: Store, there: dict[str, bytes]) -> list[str]:
+    """The board and the cell's page of one who wrote revision 3 of their indexes, while the store has others by now."""
+    for key, body in there.items():
+        store.swap(key, body, JSON, None)
+    write_board(store, lines_of(index_of(3)))
+    write_cell_page(store, row_at(3))
+    return [store.get(key).decode() for key in (BOARD_KEY, cell_page_key(CELL))]
+
+
+@pytest.mark.parametrize("revision", [2, 3, 9])
+def test_a_page_shows_the_newest_index(store: Store, revision: int) -> None:
+    newest = max(revision, 3)
+    drawn = pages_drawn_at_3(store, indexes(revision))
+    assert drawn == [render_board(index_of(newest)), render_cell_page(row_at(newest))]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", row_at(9, OTHER).model_dump_json().encode()])
+def test_what_is_no_index_by_now_is_passed_over(store: Store, body: bytes) -> None:
+    drawn = pages_drawn_at_3(store, dict.fromkeys(indexes(3), body))
+    assert drawn == [render_board(index_of(3)), render_cell_page(row_at(3))]
 
 
 def lines_at(revision: int, other: int) -> Lines:

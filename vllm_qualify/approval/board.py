@@ -84,7 +84,7 @@ def _drawn(lines: Lines, there: bytes) -> bytes:
 
 
 def _changed_cells(lines: Lines, there: bytes) -> Collection[str]:
-    """The cells of which the board has an older row. None if it has other cells than the index: not only rows are new then."""
+    """The cells of which the board has an older row. Empty if its cells are not those of the index: all is drawn then."""
     shown = [row for row in _ROWS.findall(there) if row[1] != b"0"]
     known = lines.plain_revisions()
     if [cell for cell, _ in shown] != [cell for cell, _ in known]:
