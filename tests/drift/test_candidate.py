@@ -132,8 +132,35 @@ def test_a_candidate_that_is_none_is_reported(given: tuple[str | None, str | Non
 
 @pytest.mark.parametrize("choice", [{"gpu_type": "h100"}, {"variant": "fp8"}, {"profile": "turbo"}])
 def test_a_choice_of_nothing_is_reported(choice: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(CallerError, match="nothing of this choice"):
+    (chosen,) = choice.values()
+    with pytest.raises(CallerError, match=f"the recipe has nothing of {chosen} for vLLM 0.32.0"):
         checked(load_recipe("reference"), find_candidate("0.32.0", None, None, silent), tmp_path, **choice)
+
+
+def test_a_recipe_for_newer_versions_says_which(tmp_path: Path) -> None:
+    document = reference()
+    document["variants"] = {"bf16": document["variants"]["bf16"] | {"vllm": ">=0.25"}}
+    document["gates"] = document["gates"][:1]
+    loaded = load_recipe(str(write(document, tmp_path / "mine.yaml")))
+    with pytest.raises(CallerError, match="the recipe has nothing for vLLM 0.20.0") as raised:
+        checked(loaded, find_candidate("0.20.0", None, None, silent), tmp_path)
+    assert raised.value.remedy == "the variant 'bf16' is for vLLM >=0.25"
+
+
+def test_code_that_several_gpu_types_run_is_one_note_with_their_cells(tmp_path: Path) -> None:
+    document = reference()
+    cpu = document["gpu_types"]["cpu"]
+    trusting = cpu | {"server": cpu["server"] | {"trust-remote-code": True}}
+    document["gpu_types"] = {"cpu": cpu, "h100": trusting, "h200": trusting}
+    loaded = load_recipe(str(write(document, tmp_path / "mine.yaml")))
+    result = check_recipe(loaded, Choice(variant="bf16"), find_candidate("0.32.0", None, None, silent), tmp_path)
+    (problem,) = result.problems
+    assert problem.finding.told == "h100, h200 server.trust-remote-code: the model's own Python code runs in the server"
+    assert problem.cells == ["reference/bf16/h100/balanced", "reference/bf16/h200/balanced"]
+    (elsewhere,) = check_recipe(
+        loaded, Choice(variant="bf16", gpu_type="cpu"), find_candidate("0.32.0", None, None, silent), tmp_path
+    ).problems
+    assert elsewhere.cells == ["reference/bf16/cpu/balanced"], "a run refuses the whole recipe"
 
 
 # --- asked, by a stand-in
@@ -255,7 +282,10 @@ def test_an_answer_that_leaves_something_open_is_not_kept(stand_in: Candidate, t
     result = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
     assert result.unknown == ["whether options refuse each other, for 4 of 4 cells: no hub"]
     assert result.fits is None, "there is no finding, and not everything could be checked"
-    assert list(result.lines())[-1] == "vLLM 0.32.0+cpu, 4 cells: no problem found, 4 cells not judged to the end"
+    assert (
+        list(result.lines())[-1]
+        == "vLLM 0.32.0+cpu, 4 cells: no problem found, but 4 cells not judged to the end: see what is unknown"
+    )
     assert json.loads(result.as_json())["fits"] is None
     assert not (tmp_path / "cache").exists()
 

@@ -1,6 +1,7 @@
 """Whether a version of vLLM accepts a recipe's or a plan's servers."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -82,7 +83,7 @@ class Checked(NamedTuple):
         if self.problems:
             return f"does not fit: {_counted(len(self.problems), 'problem')}"
         if self.unjudged:
-            return f"no problem found, {_counted(self.unjudged, 'cell')} not judged to the end"
+            return f"no problem found, but {_counted(self.unjudged, 'cell')} not judged to the end: see what is unknown"
         return f"fits, with {_counted(len(self.findings), 'note')}" if self.findings else "fits"
 
     def _of(self, cells: list[str]) -> str:
@@ -154,7 +155,23 @@ def _not_fetched(subjects: Sequence[Subject]) -> Iterator[str]:
 
 def _of_code(loaded: LoadedRecipe, cells: list[str], allow_code: bool) -> list[FindingOfCells]:
     is_allowed = allow_code or is_of_the_catalog(loaded)
-    return [FindingOfCells(drift.runs_code(line, is_allowed=is_allowed), cells) for line in code_of(loaded)]
+    return [
+        FindingOfCells(drift.runs_code(line, is_allowed=is_allowed), [cell for cell in cells if cell in of] or cells)
+        for line, of in _by_line(code_of(loaded), cells).items()
+    ]
+
+
+def _by_line(lines: list[str], cells: list[str]) -> dict[str, list[str]]:
+    """The lines, each with its cells. Those that differ in their GPU type alone become one."""
+    parts = [re.fullmatch(r"gpu_types\.([^.]+)\.(.*)", line, re.DOTALL) for line in lines]
+    types: dict[str, list[str]] = {}
+    for line, part in zip(lines, parts, strict=True):
+        types.setdefault(part[2] if part else line, []).extend([part[1]] if part else [])
+    return {_place(of) + line: [cell for cell in cells if not of or cell.split("/")[2] in of] for line, of in types.items()}
+
+
+def _place(gpu_types: list[str]) -> str:
+    return f"gpu_types.{gpu_types[0]}." if len(gpu_types) == 1 else f"{', '.join(gpu_types)} " if gpu_types else ""
 
 
 def check_plans(plans: Sequence[CellPlan], cache: Path, check: Callable[[], None] = lambda: None) -> list[str]:
@@ -219,9 +236,11 @@ def _subjects(loaded: LoadedRecipe, choice: Choice, candidate: Candidate, left_o
             count += 1
             yield _subject(loaded, selection, profile, candidate)
     if not count:
+        chosen = " and ".join(value for value in (choice.gpu_type, choice.variant, choice.profile) if value)
+        problem = f"the recipe has nothing{f' of {chosen}' if chosen else ''} for vLLM {candidate.version}"
         known = f"it has the GPU types {', '.join(recipe.gpu_types)} and the variants {', '.join(recipe.variants)}"
-        problem = f"the recipe has nothing of this choice for vLLM {candidate.version}"
-        raise CallerError(problem, "; ".join([known, *left_out]), "RECIPE")
+        remedy = "; ".join(left_out) if left_out and not chosen else "; ".join([known, *left_out])
+        raise CallerError(problem, remedy, "RECIPE")
 
 
 def _subject(loaded: LoadedRecipe, selection: Selection, profile: str, candidate: Candidate) -> Subject:

@@ -166,7 +166,7 @@ def _of_registries(server: ServerArguments, table: EngineTable) -> Iterator[Find
         option = table.options[path.partition(".")[0]]
         is_none = name == "" or (name.lower() == "none" and option.type == READS_NONE)
         if not is_none and not {name, name.lower()} & set(known):
-            problem = f"vLLM {table.version} has registered no such name{_nearest(name, known)}"
+            problem = f"vLLM {table.version} knows no such name{_nearest(name, known)}"
             yield Finding(kind="unregistered-name", name=path, told=f"--{path} {_short(name)}: {problem}")
 
 

@@ -134,7 +134,7 @@ def test_where_yaml_and_json_differ_the_json_is_believed_and_a_note_says_so(tmp_
     file.write_text(json.dumps(document))
     result = imported(yaml)
     assert result.recipe.gpu_types["h200"].server["max-num-seqs"] == 7
-    assert "h200: the YAML differs from the JSON, which was believed: max-num-seqs, VLLM_X" in result.notes
+    assert "h200: the YAML differs from the JSON, which is used, in max-num-seqs, VLLM_X" in result.notes
 
 
 @pytest.mark.engine

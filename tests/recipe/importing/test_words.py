@@ -24,9 +24,9 @@ def test_words_become_server_arguments(words: list[str], arguments: ServerArgume
         (["--port=9000"], "dropped --port 9000"),
         (["--api-key", "abc"], "dropped --api-key: "),
         (["--revision", "main", "--tokenizer-revision", "main"], "--revision main became the variant's revision"),
-        (["--seed", "1", "--seed", "2"], "--seed is given before --seed"),
+        (["--seed", "1", "--seed", "2"], "--seed is given more than once"),
         (["--max-model-len auto"], "--max-model-len and its value are one word in the source"),
-        (["--chat-template", "a.jinja"], "the image must have what --chat-template a.jinja names"),
+        (["--chat-template", "a.jinja"], "--chat-template names a.jinja, which the image must have"),
     ],
 )
 def test_what_is_not_taken_word_by_word_is_reported(words: list[str], note: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.importing.assembly import assembled
-from vllm_qualify.recipe.importing.commands import Command, Gathered, Translated, expressible, translated
+from vllm_qualify.recipe.importing.commands import GPU_TYPES, Command, Gathered, Translated, expressible, translated
 from vllm_qualify.recipe.importing.documents import InexpressibleError, Node, read_yaml
 from vllm_qualify.recipe.importing.published import gathered_json, label
 
@@ -56,7 +56,9 @@ def gathered_yaml(source: Path, variant: str, published: Path | None) -> Gathere
     by_yaml = assembled(model, variant, repository)
     by_json = _by_json(source, model, variant, [published] if published else [repository / "api", repository / "public"])
     if by_json:
-        differences = by_note((name, _difference(by_json.commands, command_of)) for name, command_of in by_yaml)
+        differences = by_note(
+            (name, _difference(by_json.commands, GPU_TYPES[name], command_of)) for name, command_of in by_yaml
+        )
         return Gathered(
             f"{by_json.label}, variant {variant} of {label(source)}",
             by_json.commands,
@@ -133,17 +135,17 @@ def _by_json(source: Path, model: Node, variant: str, roots: list[Path]) -> Gath
     return gathered if gathered and gathered.commands else None
 
 
-def _difference(commands: list[Translated], command_of: Callable[[], Command]) -> str:
-    """A note where the YAML differs from the JSON, which is used; empty if they agree."""
+def _difference(commands: list[Translated], gpu_type: str, command_of: Callable[[], Command]) -> str:
+    """A note where the YAML differs from the JSON, which is used; empty if they agree, or neither has a command."""
+    published = next((one for one in commands if one.command.gpu_type == gpu_type), None)
     try:
         own = translated(command_of())
     except InexpressibleError as error:
-        return f"not compared with the YAML: {error.problem}"
-    published = next((one for one in commands if one.command.gpu_type == own.command.gpu_type), None)
+        return f"not compared with the YAML: {error.problem}" if published else ""
     if published is None:
         return "the YAML is meant for it, and the JSON has no command to import"
     keys = _differing(own, published)
-    return f"the YAML differs from the JSON, which was believed: {', '.join(keys)}" if keys else ""
+    return f"the YAML differs from the JSON, which is used, in {', '.join(keys)}" if keys else ""
 
 
 def _differing(one: Translated, other: Translated) -> list[str]:

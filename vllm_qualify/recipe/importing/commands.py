@@ -124,7 +124,7 @@ def translated(command: Command) -> Translated:
         value = arguments.pop(name)
         shown = "" if name in _SECRET else f" {_as_words(value)}".rstrip()
         notes.append(f"dropped --{name}{shown}: {_DROPPED[name]}")
-    notes += [f"the image must have what --{name} {_as_words(arguments[name])} names" for name in _FILES if name in arguments]
+    notes += [f"--{name} names {_as_words(arguments[name])}, which the image must have" for name in _FILES if name in arguments]
     return Translated(command, model, revision, served_names, arguments, notes)
 
 

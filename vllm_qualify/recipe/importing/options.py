@@ -120,7 +120,8 @@ def _arguments(options: list[_Option], origin: Node, notes: list[str]) -> Server
             raise origin.refused(f"--{name} more than once: vLLM would keep every value")
         for key in earlier:
             del arguments[key]
-            notes.append(f"--{key} is given before --{name}: vLLM takes the last one, and so does this recipe")
+            both = f"--{key} and then --{name} are given" if key != name else f"--{key} is given more than once"
+            notes.append(f"{both}: vLLM takes the last one, and so does this recipe")
         arguments[name] = value
     return arguments
 
