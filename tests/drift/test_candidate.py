@@ -142,7 +142,7 @@ def test_a_recipe_for_newer_versions_says_which(tmp_path: Path) -> None:
     document["variants"] = {"bf16": document["variants"]["bf16"] | {"vllm": ">=0.25"}}
     document["gates"] = document["gates"][:1]
     loaded = load_recipe(str(write(document, tmp_path / "mine.yaml")))
-    with pytest.raises(CallerError, match="the recipe has nothing for vLLM 0.20.0") as raised:
+    with pytest.raises(CallerError, match=r"the recipe has nothing for vLLM 0\.20\.0") as raised:
         checked(loaded, find_candidate("0.20.0", None, None, silent), tmp_path)
     assert raised.value.remedy == "the variant 'bf16' is for vLLM >=0.25"
 

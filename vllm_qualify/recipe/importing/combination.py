@@ -56,9 +56,7 @@ def gathered_yaml(source: Path, variant: str, published: Path | None) -> Gathere
     by_yaml = assembled(model, variant, repository)
     by_json = _by_json(source, model, variant, [published] if published else [repository / "api", repository / "public"])
     if by_json:
-        differences = by_note(
-            (name, _difference(by_json.commands, GPU_TYPES[name], command_of)) for name, command_of in by_yaml
-        )
+        differences = by_note((name, _difference(by_json.commands, GPU_TYPES[name], of)) for name, of in by_yaml)
         return Gathered(
             f"{by_json.label}, variant {variant} of {label(source)}",
             by_json.commands,
