@@ -17,7 +17,7 @@ from tests.evidence.commands import SERVER, STARTING
 from tests.fakes.openai_server import Book, serving
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
-from vllm_qualify.evidence.accuracy import Asking, loading, parse_task, prepare_task
+from vllm_qualify.evidence.accuracy import Asking, asked_again, loading, parse_task, prepare_task
 from vllm_qualify.evidence.answers import BLOCKS, read_answers
 from vllm_qualify.evidence.lm_eval_worker import _keep_templates
 from vllm_qualify.evidence.measurement import Measurement, share_interval
@@ -231,13 +231,14 @@ def test_prompts_are_made_before_the_server_answers(tmp_path: Path, data: tuple[
         assert "Building contexts" in lm_eval.process.log.read_text()
 
 
-def test_requests_that_fail_once_are_asked_again(
-    tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_once", [4, 1])
+def test_requests_that_fail_once_are_asked_again_and_counted(
+    at_once: int, tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "shhhhhhhh")
     progress_calls: list[tuple[int, int]] = []
     book = Book(QUESTIONS, failing=SOME, dropped=frozenset(list(QUESTIONS)[2:4]), once=True)
-    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
+    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data).model_copy(update={"num_concurrent": at_once})
     folder.mkdir(parents=True)
     (folder / "left of an earlier try").touch()
     with asked(book, plan, folder, progress_calls) as run:
@@ -245,8 +246,10 @@ def test_requests_that_fail_once_are_asked_again(
         for step in run.steps[:BLOCKS]:
             run.ask(step)
     assert by_filter(folder, plan)[STRICT].value == 1.0
-    assert progress_calls[-1] == (3, 3)
+    # One after another, lm-eval shows its progress now and then.
+    assert progress_calls[-1] == (3, 3) or (at_once == 1 and progress_calls[-1][1] == 3)
     assert sum(book.asked.values()) == 16
+    assert asked_again(folder, plan).startswith("4 requests failed, and lm-eval asked again: it tries each 3 times")
     assert {path.name for path in folder.iterdir()} >= {"task.json", "r1-b1"}
     assert not (folder / "left of an earlier try").exists()
     assert "shhhhhhhh" not in " ".join(run._run.lm_eval.command)

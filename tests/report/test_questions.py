@@ -120,6 +120,16 @@ def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
     assert dict(zip(scored.numbers, scored.theirs, strict=True))[11] == 0.5
 
 
+def test_requests_that_were_asked_again_are_reported(evidence: Path) -> None:
+    """A server that fails each third request would otherwise answer as well as one that fails none."""
+    first, *others = sorted((evidence / "accuracy" / "gsm8k").glob("r*-b*"))
+    (first / "tried.json").write_text('{"failed": 3, "most_tries": 3}')
+    for folder in others:
+        (folder / "tried.json").write_text('{"failed": 0, "most_tries": 3}')
+    (note,) = compared(evidence).notes
+    assert note.startswith("3 requests failed, and lm-eval asked again")
+
+
 def test_words_that_were_not_brought_are_missing_and_reported(tmp_path: Path) -> None:
     keep_baseline(tmp_path / "evidence", right_but([GAINED]))
     ask(tmp_path / "evidence", right_but([LOST]))

@@ -30,7 +30,18 @@ from vllm_qualify.engine.process import (
 from vllm_qualify.engine.server import Server, Starting
 from vllm_qualify.errors import HostError, RecipeError, writing
 from vllm_qualify.evidence.answers import Answer, Answered, QuestionBlock, finished, planned, read_answers, steps
-from vllm_qualify.evidence.lm_eval_worker import GENERATES, JOB, ORDER, TASK, Job, Order, TaskReply, write_whole
+from vllm_qualify.evidence.lm_eval_worker import (
+    GENERATES,
+    JOB,
+    ORDER,
+    TASK,
+    TRIED,
+    Job,
+    Order,
+    TaskReply,
+    Tried,
+    write_whole,
+)
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.plan.cell import TaskPlan
@@ -40,8 +51,8 @@ from vllm_qualify.recipe.values import Frozen
 STAGE = "accuracy"
 WORKER = "vllm_qualify.evidence.lm_eval_worker"
 LOG = "lm-eval.log"
-# lm-eval's own files of a step.
-WRITTEN = ("results_*.json", "samples_*.jsonl")
+# lm-eval's own files of a step, and what it did not count.
+WRITTEN = ("results_*.json", "samples_*.jsonl", TRIED)
 # The typed answers of a task, next to the raw files that they are read from.
 ANSWERS = "answers.jsonl"
 BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
@@ -265,6 +276,20 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
         return [invalid(metric, because, source, task=task.name) for metric in ("exact_match", TRUNCATED)]
     at = sides(METRICS[TRUNCATED].direction, levels, information, look)
     return [*rows, _truncated(answered, folder, finished(folder, task), at, source)]
+
+
+def asked_again(folder: Path, task: TaskPlan) -> str:
+    """In words, how many requests of a task failed and were asked again; empty if none did, or if an older run did not count.
+
+    Raises one of UNUSABLE: a file is not as it was written.
+    """
+    paths = [path for step in finished(folder, task) if (path := folder / step.folder / TRIED).exists()]
+    tried = [Tried.model_validate_json(path.read_bytes()) for path in paths]
+    failed = sum(each.failed for each in tried)
+    if not failed:
+        return ""
+    most = max(each.most_tries for each in tried)
+    return f"{failed:,} requests failed, and lm-eval asked again: it tries each {most} times at most, and keeps the reply"
 
 
 def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:

@@ -23,9 +23,11 @@ import httpx
 from ruamel.yaml import YAML
 
 from vllm_qualify.engine.letter_box import write_plain
-from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
 
-TASK, JOB, ORDER = "task.json", "job.json", "order"
+TASK, JOB, ORDER, TRIED = "task.json", "job.json", "order", "tried.json"
+# How often lm-eval asks at most for a reply whose request failed: its own default, here written down.
+MOST_TRIES = 3
 POLL_S = 0.02
 GENERATES = "generate_until"
 
@@ -51,6 +53,13 @@ class Order(Frozen):
     """A block of questions, by their place in the task's data."""
 
     questions: list[int]
+
+
+class Tried(Frozen):
+    """What lm-eval does not count itself: the requests of a block that failed and were asked again, and its limit of tries."""
+
+    failed: CountOrNone
+    most_tries: Count = MOST_TRIES
 
 
 class TaskReply(Frozen):
@@ -92,7 +101,7 @@ class _Worker:
         from lm_eval.utils import setup_logging
 
         setup_logging("INFO")
-        self.job, self.letter_box = job, letter_box
+        self.job, self.letter_box, self.failed = job, letter_box, 0
         # A manager without lm-eval's task names: to know them all, lm-eval reads 14,000 files.
         self.manager = TaskManager(include_defaults=False)
         _keep_templates()
@@ -175,7 +184,9 @@ class _Worker:
         task = self.job.task
         folder.mkdir()
         tracker = EvaluationTracker(output_path=str(folder / "results.json"))
+        self.failed = 0
         results = self._evaluate(order.questions, tracker)
+        write_whole(folder / TRIED, Tried(failed=self.failed))
         samples = results.pop("samples")
         tracker.save_results_aggregated(results=results, samples=samples)
         tracker.save_results_samples(task_name=task, samples=samples[task])
@@ -216,7 +227,26 @@ class _Worker:
         if model.tokenizer is not None:
             # All choices of a question share its prompt, and each call is a request to the server.
             model.tokenizer.encode = lru_cache(maxsize=64)(model.tokenizer.encode)
+        self._count_failed(model)
         return model
+
+    def _count_failed(self, model: Any) -> None:
+        """Count the calls that do not return: lm-eval asks again after each, and keeps only the last reply."""
+        call, call_at_once = model.model_call, model.amodel_call
+
+        def counted(*given: Any, **named: Any) -> Any:
+            self.failed += 1
+            reply = call(*given, **named)
+            self.failed -= 1
+            return reply
+
+        async def counted_at_once(*given: Any, **named: Any) -> Any:
+            self.failed += 1
+            reply = await call_at_once(*given, **named)
+            self.failed -= 1
+            return reply
+
+        model.model_call, model.amodel_call = counted, counted_at_once
 
     @cached_property
     def model_args(self) -> dict[str, Any]:
@@ -228,6 +258,7 @@ class _Worker:
             "max_gen_toks": self.job.max_gen_toks,
             # With its default of 300 s, lm-eval would give up a long answer and ask again.
             "timeout": self.job.timeout_s,
+            "max_retries": MOST_TRIES,
             **(self._without_tokens() if self._generates else self._servers_tokens()),
         }
 

@@ -11,6 +11,7 @@ from markupsafe import escape
 from pydantic import model_validator
 
 from vllm_qualify.evidence import answers
+from vllm_qualify.evidence.accuracy import asked_again
 from vllm_qualify.evidence.answers import Answer
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
 from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
@@ -155,8 +156,14 @@ def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, ro
         lost=counted.count("lost"),
         gained=counted.count("gained"),
         flips=kept,
-        notes=[*([problem] if problem else []), *([NOT_BROUGHT] if any(flip.theirs is None for flip in kept) else [])],
+        notes=list(_notes(problem, kept, asked_again(folder, task))),
     )
+
+
+def _notes(problem: str | None, flips: Sequence[Flip], failed: str) -> Iterator[str]:
+    yield from (note for note in (failed, problem) if note)
+    if any(flip.theirs is None for flip in flips):
+        yield NOT_BROUGHT
 
 
 def _by_question(answers: Iterable[Answer]) -> dict[int, list[Answer]]:
