@@ -96,6 +96,8 @@ LOWER_IS_BETTER = {
     "answer_nll_nat_per_tok",
     "text_nll_nat_per_tok",
     "slo_cost_usd_mtok",
+    "first_turn_ttft_p50_ms",
+    "later_turns_ttft_p50_ms",
     "soak_host_memory_growth_mib_h",
     "soak_gpu_memory_growth_mib_h",
     "soak_ttft_growth_pct_h",

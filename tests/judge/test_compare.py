@@ -40,7 +40,7 @@ from vllm_qualify.judge.compare import (
 from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.plan.cell import Baseline, BetweenStarts, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, Stage
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, TURN_TTFTS, Stage
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.workload import Accuracy, Load, Slo, Smoke
 
@@ -696,7 +696,17 @@ def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is
     others |= {"time_budget_s": 99.0, "slo": Slo(ttft_ms=5.0), "prompts": "moved.jsonl", "trace": "moved.jsonl"}
     others |= {"seeded_by": "another"}
     compared = {"input_len", "output_len", "length_spread", "shared_prefix_len", "prompts_sha256", "api"}
-    compared |= {"max_concurrency", "request_rate", "burstiness", "trace_speed", "num_prompts", "num_warmups", "seed", "window"}
+    compared |= {
+        "max_concurrency",
+        "request_rate",
+        "burstiness",
+        "trace_speed",
+        "num_prompts",
+        "num_warmups",
+        "seed",
+        "window",
+        "turns",
+    }
     assert {*others, *compared} == Load.model_fields.keys()
     then = LOAD.model_copy(update=others)
     assert load_differs(against(cell_plan([worsening_gate()]), load=then)) is None
@@ -830,8 +840,10 @@ LONG = Load(
 ACCEPTED = 2.5
 # Half of each prompt is the same in all of them, of which so much was in the server's prefix cache.
 ASKED_TOK, CACHED = 6_200, 0.4
-# A peak counts whole chunks in whole seconds: tests/evidence/test_load.py has its direction.
-OF_LOAD = [metric.name for metric in METRICS.values() if metric.stage == "load" and metric.name != PEAK_CHUNKS]
+# A peak counts whole chunks in whole seconds, and turns are of other loads.
+OF_LOAD = [
+    metric.name for metric in METRICS.values() if metric.stage == "load" and metric.name not in (PEAK_CHUNKS, *TURN_TTFTS)
+]
 SCORES = [metric.name for metric in METRICS.values() if metric.is_score]
 
 

@@ -279,6 +279,7 @@ OTHERWISE: dict[str, Any] = {
     "prompts": "other.jsonl",
     "prompts_sha256": "ab" * 32,
     "seeded_by": "another",
+    "turns": 4,
 }
 
 

@@ -8,10 +8,14 @@ exit code other than 0.
 `NAME.ahead` has the arguments of several later commands. While it has no order, it makes their prompts, in this order. The next
 such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and NAME.
 
+With `--metadata turns=N` the requests are chats of N turns: the next turn is sent when the reply has come, and has it. Bench
+sends and times each request as ever; only the messages in it are put together here (`_Turns`).
+
 Its further arguments are the starter's time, as `clock.handed_over` gives it: the samples of both can then be compared, even
 if the machine's clock is set meanwhile.
 """
 
+import asyncio
 import dis
 import json
 import os
@@ -28,6 +32,7 @@ from typing import Any
 MARK = "vllm-qualify: done"
 POLL_S, SAMPLE_EVERY_S = 0.02, 0.2
 HASH_SEED = "PYTHONHASHSEED"
+TURNS = "turns="
 # Prompts that are made ahead are kept in memory: about 100 MB of text.
 MOST_AHEAD_TOK = 20_000_000
 
@@ -93,6 +98,8 @@ class _Prompts:
         self.planned: list[list[str]] = []
         self._made: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {}
         self._running, self._is_ahead = "", False
+        # What a command with turns has replaced, until the next one.
+        self._functions: dict[str, Any] = {}
         serve: Any = sys.modules["vllm.benchmarks.serve"]
         self._can = _asks_for(serve, "get_samples")
         if self._can:
@@ -128,12 +135,56 @@ class _Prompts:
             for (_, put_back), state in zip(_random_numbers(), states, strict=True):
                 put_back(state)
             _say("vllm-qualify: with prompts made ahead")
-            return samples
+            return self._asked_in_turns(args, samples)
         samples = self._by_vllm(args, *others, **named)
         if not self._is_ahead:
-            return samples
+            return self._asked_in_turns(args, samples)
         self._made[self._running] = (samples, [state() for state, _ in _random_numbers()], dict(vars(args)))
         raise _MadeError
+
+    def _asked_in_turns(self, args: Any, samples: list[Any]) -> list[Any]:
+        """Have bench send the samples as turns of chats, if its options say so."""
+        given = getattr(args, "metadata", None) or []
+        turns = next((int(each.removeprefix(TURNS)) for each in given if each.startswith(TURNS)), 1)
+        functions: Any = getattr(sys.modules["vllm.benchmarks.serve"], "ASYNC_REQUEST_FUNCS", {})
+        functions.update(self._functions)
+        if turns > 1:
+            self._functions = {args.backend: functions[args.backend]}
+            functions[args.backend] = _Turns(samples, turns, functions[args.backend])
+        return samples
+
+
+class _Turns:
+    """Replaces a function of vLLM that sends a request. A request's messages are those of its chat so far, replies among them.
+
+    Requests come in rounds: first the first turn of every chat, then the second. So a chat's next turn waits for the chats
+    beside it, as for a person who reads. What all prompts begin with is the system's message.
+    """
+
+    def __init__(self, samples: list[Any], turns: int, ask: Callable[..., Any]) -> None:
+        self._chats, self._ask = len(samples) // turns, ask
+        self._system = _common_beginning([sample.prompt for sample in samples])
+        self._numbers = {sample.request_id: number for number, sample in enumerate(samples)}
+        self._said = [[{"role": "system", "content": self._system}] if self._system else [] for _ in range(self._chats)]
+        self._answered = [asyncio.Event() for _ in samples]
+
+    async def __call__(self, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        number = self._numbers[request_func_input.request_id]
+        before, said = number - self._chats, self._said[number % self._chats]
+        if before >= 0:
+            await self._answered[before].wait()
+        said.append({"role": "user", "content": request_func_input.prompt[len(self._system) :]})
+        # It replaces the messages that are made of the prompt.
+        request_func_input.extra_body = {**(request_func_input.extra_body or {}), "messages": list(said)}
+        output = await self._ask(request_func_input=request_func_input, session=session, pbar=pbar)
+        said.append({"role": "assistant", "content": output.generated_text})
+        self._answered[number].set()
+        return output
+
+
+def _common_beginning(texts: list[str]) -> str:
+    first, last = min(texts), max(texts)
+    return first[: next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))]
 
 
 def _asks_for(serve: Any, name: str) -> bool:

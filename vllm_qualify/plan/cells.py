@@ -139,7 +139,7 @@ def _plan(
         warm_starts=serving.warm_starts,
         starts=serving.starts if any(gate.is_over_starts for gate in gates) else 1,
         price_usd_gpu_hour=serving.price_usd_gpu_hour,
-        undrafted=None if profile.load.is_open else _undrafted(server, machine),
+        undrafted=None if profile.load.is_open or profile.load.turns > 1 else _undrafted(server, machine),
         watched=True,
         warnings=generation_warnings(server, release.engine.version),
         code=[*code_of_server(server.arguments, server.environment), *_of_tasks(accuracy)],

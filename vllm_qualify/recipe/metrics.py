@@ -90,6 +90,8 @@ GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "spec
 PREFIX_HIT_SHARE = "prefix_hit_share"
 # Throughputs over the number of the server's GPUs, each with the one that it is made of.
 PER_GPU = {f"{name}_throughput_tok_s_gpu": f"{name}_throughput_tok_s" for name in ("output", "total")}
+# The time to the first token of a chat's first turn, and of those after it.
+TURN_TTFTS = ("first_turn_ttft_p50_ms", "later_turns_ttft_p50_ms")
 PEAK_CHUNKS = "peak_output_chunks_per_s"
 HOST_GROWTH, GPU_GROWTH = "soak_host_memory_growth_mib_h", "soak_gpu_memory_growth_mib_h"
 FAILED_SHARE = "soak_failed_share"
@@ -156,6 +158,10 @@ _DECLARED = (
         Metric(f"{name}_{statistic}_ms", "load", "ms", "lower", f"{meaning}, {wording}", quantile=quantile)
         for name, meaning in _LATENCIES.items()
         for statistic, (wording, quantile) in _STATISTICS.items()
+    ),
+    *(
+        Metric(name, "load", "ms", "lower", f"time to first token of {what}, median", quantile=0.50)
+        for name, what in zip(TURN_TTFTS, ("chats' first turns", "chats' turns after the first"), strict=True)
     ),
     Metric(GOODPUT, "load", "req/s", "higher", "requests completed per second that met the workload's SLO"),
     Metric(PREFIX_HIT_SHARE, "load", "fraction", "higher", "share of the prompts that the server's prefix cache had"),

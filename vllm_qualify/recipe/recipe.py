@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from vllm_qualify.recipe.anchor import NamedAnchor
 from vllm_qualify.recipe.contract import Capabilities, Capability, checks_of
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
-from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PER_GPU, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1
+from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PER_GPU, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1, TURN_TTFTS
 from vllm_qualify.recipe.serving import Arguments, Variant
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Positive, Seconds, TaskName, Text
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, Likelihood, LoadSettings, Smoke, Soak, Sweep
@@ -69,6 +69,8 @@ class Profile(Arguments):
         if set_too:
             raise ValueError(f"fit finds {', '.join(set_too)}, and the server sets it too: leave one of the two out")
         searching = [name for name in ("sweep", "fit") if getattr(self, name)]
+        if self.load.turns > 1 and (searching or self.soak_min):
+            raise ValueError(f"{(*searching, 'soak')[0]} has loads of its own, without turns: give it a profile of its own")
         if self.load.is_open and searching:
             remedy = "give it a profile of its own, without the rate"
             raise ValueError(f"{searching[0]} searches with clients, and the load has times of its own: {remedy}")
@@ -298,6 +300,14 @@ class Recipe(Frozen):
             if not profile.load.shares_prefixes and any(g.metric == PREFIX_HIT_SHARE for g in self.gates_of(profile)):
                 needed = "prompts that begin alike: 'shared_prefix_len', 'prompts', 'trace' or 'api: chat'"
                 raise ValueError(f"a gate on {PREFIX_HIT_SHARE} needs {needed}")
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_there(self) -> Self:
+        for profile in self._profiles():
+            gated = [gate.metric for gate in self.gates_of(profile) if gate.metric in TURN_TTFTS]
+            if gated and profile.load.turns == 1:
+                raise ValueError(f"a gate on {gated[0]} needs chats of several 'turns'")
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from vllm_qualify.recipe.metrics import METRICS, least_prompts, least_requests
+from vllm_qualify.recipe.metrics import METRICS, TURN_TTFTS, least_prompts, least_requests
 from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Name, Positive, Seconds, Share, TaskName, Text
 
 # The first is for a steady state, the second for a whole run with its ramp-up and tail.
@@ -143,6 +143,11 @@ class Workload(Frozen):
     api: Literal["completions", "chat"] = Field(
         default="completions", description="how the server is asked; a chat has the server's own template"
     )
+    turns: Count = Field(
+        default=1,
+        description="of each chat: the next turn is sent when the reply to the one before has come, and has all that was said."
+        " `input_len` is what each turn adds, and `shared_prefix_len` the system prompt of all chats",
+    )
     request_rate: Positive | None = Field(
         default=None,
         description="requests per second, sent at random times whether or not others have ended; without it, each client sends"
@@ -208,7 +213,7 @@ class Workload(Frozen):
         if self.input_len is None:
             return None
         lengths = (math.ceil(length * (1 + self.length_spread)) for length in (self.input_len, self.output_len))
-        return self.shared_prefix_len + sum(lengths)
+        return self.shared_prefix_len + self.turns * sum(lengths)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -238,6 +243,16 @@ class Workload(Frozen):
             raise ValueError("bench sends a trace's prompts as tokens, which a chat does not take: leave 'api' out")
         if self.window != "whole":
             raise ValueError("a trace's calm and its bursts are all of it: set 'window: whole'")
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_of_chats(self) -> Self:
+        if self.turns == 1:
+            return self
+        if self.api != "chat" or self.input_len is None or self.request_rate is not None:
+            raise ValueError("'turns' are of chats with random prompts and clients: set 'api: chat', and give 'input_len'")
+        if self.window != "whole":
+            raise ValueError("prompts grow from turn to turn, so that there is no steady state: set 'window: whole'")
         return self
 
     @model_validator(mode="after")
@@ -274,7 +289,7 @@ class LoadSettings(Workload):
             lasting = LEAST_PROMPTS_PER_CLIENT * clients
         else:
             lasting = math.ceil(OPEN_MARGIN * self.request_rate * self.min_duration_s)
-        prompts = self.num_prompts or max(lasting, least_prompts)
+        prompts = self.num_prompts or self.turns * math.ceil(max(lasting, least_prompts, self.turns * clients) / self.turns)
         return Load.model_validate(self.model_dump() | {"max_concurrency": clients, "num_prompts": prompts})
 
     def clients(self, max_num_seqs: int | None) -> int | None:
@@ -319,6 +334,9 @@ class Load(Workload):
     def _enough_prompts(self) -> Self:
         if self.is_open:
             return self
+        if self.turns > 1 and (self.num_prompts % self.turns or self.num_prompts < self.turns * self.max_concurrency):
+            least = self.turns * self.max_concurrency
+            raise ValueError(f"num_prompts must be a multiple of turns, and {least} or more: each client has a chat or more")
         each = self.least_prompts_per_client
         least = each * self.max_concurrency
         if self.num_prompts < least:
@@ -365,8 +383,9 @@ class Sweep(Frozen):
             raise ValueError("give 'concurrencies', or an 'slo' to be met, or both")
         for name in self.slo:
             metric = METRICS.get(name)
-            if metric is None or metric.stage != "load" or metric.unit != "ms":
-                known = ", ".join(known for known, each in METRICS.items() if each.stage == "load" and each.unit == "ms")
+            if metric is None or metric.stage != "load" or metric.unit != "ms" or name in TURN_TTFTS:
+                of_loads = (known for known, each in METRICS.items() if each.stage == "load" and each.unit == "ms")
+                known = ", ".join(known for known in of_loads if known not in TURN_TTFTS)
                 raise ValueError(f"slo.{name} is not a latency of a load; known: {known}")
         return self
 

@@ -73,6 +73,7 @@ class Asked(NamedTuple):
             "max_concurrency": None if self.is_open else self.load.max_concurrency,
             **({"burstiness": self.load.burstiness} if self.is_open else {}),
             **({"model_id": self.model} if self.model is not None else {}),
+            **({"turns": str(self.load.turns)} if self.load.turns > 1 else {}),
         }
 
 
@@ -94,6 +95,7 @@ def result_problems(result: Result, asked: Asked, kind: EngineName, arguments: S
         *_uncounted(result, kind, arguments),
         *_acceptance(result),
         *(fidelity_problems(result, asked.trace) if asked.trace else ()),
+        *(_turns(result, asked.load) if asked.load.turns > 1 else ()),
     ]
 
 
@@ -287,6 +289,21 @@ def _span(result: Result, asked: Asked) -> Iterator[str]:
     at_once = _most_at_once(starts, ends)
     if not asked.is_open and at_once > asked.load.max_concurrency:
         yield f"{at_once} requests were under way at once, and max_concurrency is {asked.load.max_concurrency}"
+
+
+def _turns(result: Result, load: Load) -> Iterator[str]:
+    """Whether each turn of a chat began when the one before had ended, and had its prompt in it: requests come in rounds."""
+    if "start_times" not in result:
+        yield "this version of bench does not record when each request started, which turns need"
+        return
+    chats = load.num_prompts // load.turns
+    starts, ends = _stretches(result)
+    if early := int((~(starts[chats:] >= ends[:-chats] - ROUNDING_S)).sum()):
+        yield f"{early} turns began before the reply to the one before had come"
+    lengths = _numbers(result["input_lens"])
+    least = _least_tok((load.input_len or 0) * (1 - load.length_spread))
+    if short := int((~(lengths[chats:] - lengths[:-chats] >= least)).sum()):
+        yield f"{short} turns do not have the prompt of the one before in them, or this version of bench does not count it"
 
 
 def _longest_wait_s(rate: float, burstiness: float) -> float:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
+from vllm_qualify.engine.bench_worker import TURNS
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Client, Server
 from vllm_qualify.evidence.load.ended import ENDED, Ended
@@ -236,6 +237,7 @@ def command_of(
 
     With a rate, in requests per second, the number of requests under way has no limit, which would hold requests back unseen.
     `request_rate` goes before that of the load. A `trace` has its own times; `prompts` is then where the client finds it.
+    Typed by hand, the command of a load with turns asks each of them as a chat of its own: `bench_worker` puts chats together.
     """
     rate = settings.request_rate if request_rate is None else request_rate
     paced = ["--max-concurrency", str(settings.max_concurrency)]
@@ -251,6 +253,7 @@ def command_of(
         *("--seed", str(settings.bench_seed(repeat))),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
         *(("--goodput", *(f"{name}:{limit}" for name, limit in settings.slo.wanted.items())) if settings.slo else ()),
+        *(("--metadata", f"{TURNS}{settings.turns}") if settings.turns > 1 else ()),
         *("--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", f"bench-{repeat}.json"),
     ]
 

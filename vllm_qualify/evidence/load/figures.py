@@ -24,7 +24,7 @@ from vllm_qualify.evidence.measurement import (
     valid,
 )
 from vllm_qualify.evidence.sequential import Levels, Sides
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, PER_GPU, PREFIX_HIT_SHARE, least_requests
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, PER_GPU, PREFIX_HIT_SHARE, TURN_TTFTS, least_requests
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
 from vllm_qualify.recipe.workload import Load
 
@@ -105,6 +105,7 @@ def _names(settings: Load, repeats: Sequence[Repeat], gpus: int) -> list[str]:
     names = [metric.name for metric in METRICS.values() if metric.stage == STAGE and metric.name not in NOT_OF_ONE_SERVER]
     told = {key for repeat in repeats if isinstance(repeat.about, dict) for key in repeat.about}
     unasked = {PREFIX_HIT_SHARE, *(() if settings.slo else (GOODPUT,)), *(() if gpus else PER_GPU)}
+    unasked |= set(TURN_TTFTS if settings.turns == 1 else ())
     unasked |= {name for name in (ACCEPTANCE, PEAK_CHUNKS) if KEYS[name] not in told}
     return [name for name in names if name not in unasked]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vllm_qualify.evidence.load import steady
 from vllm_qualify.evidence.memory import Memory, digest_together
-from vllm_qualify.recipe.metrics import GOODPUT, PEAK_CHUNKS
+from vllm_qualify.recipe.metrics import GOODPUT, PEAK_CHUNKS, TURN_TTFTS
 from vllm_qualify.recipe.workload import Load
 
 RESET = "/reset_prefix_cache"
@@ -144,13 +144,22 @@ def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> 
             compared = f"{key_of(name)} is {reported:g}, and by them {value:g}"
             raise steady.UnsteadyError(f"bench's own figure contradicts its requests: {compared}")
     if settings.window == "whole":
-        return Steady(whole, len(requests.starts), requests.rebuilt, {})
+        return Steady(whole | _of_turns(result, settings), len(requests.starts), requests.rebuilt, {})
     if settings.api == "chat":
         requests = requests.without_openings()
     window = steady.find_open(requests) if is_open else steady.find(requests, settings.max_concurrency)
     untold = steady.untold(window, settings.slo)
     values = {name: value for name, value in steady.figures_of(window, settings.slo).items() if name not in untold}
     return Steady(values, window.count, requests.rebuilt, untold)
+
+
+def _of_turns(result: dict[str, Any], settings: Load) -> dict[str, float]:
+    """Empty for a load without turns. Bench's lists are in the order of its requests, in which first turns come first."""
+    if settings.turns == 1:
+        return {}
+    ttfts, chats = np.asarray(result["ttfts"], dtype=float), settings.num_prompts // settings.turns
+    parts = zip(TURN_TTFTS, (ttfts[:chats], ttfts[chats:]), strict=True)
+    return {name: 1000 * float(np.median(part)) for name, part in parts}
 
 
 def peak_chunks(result: dict[str, Any]) -> int:
@@ -176,5 +185,7 @@ def key_of(name: str) -> str:
     """Bench's own name of a metric, over the whole run."""
     if name in KEYS:
         return KEYS[name]
+    if name in TURN_TTFTS:
+        return "ttfts"
     latency, statistic, unit = name.split("_")
     return f"{statistic}_{latency}_{unit}"
