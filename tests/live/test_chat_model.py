@@ -1,4 +1,4 @@
-"""The chat model on the real engine: it keeps its contract, and each copy with a defect fails the check that is for it."""
+"""The chat model on the real engine: it passes its recipe, and each copy with a defect fails what is for it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,10 @@ from ruamel.yaml import YAML
 from infra.reference_chat import variants
 from tests.directions import CONTRACT
 from tests.evidence.contract.server import failing, unknown
+from tests.live.test_load_profiles import measured
+from tests.qualified import COMMAND, furnished, run
 from tests.recipes import Document, write
+from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.launch import Launch, find_engines, read_machine
 from vllm_qualify.engine.start import serve
 from vllm_qualify.evidence.contract.asking import measure_contract
@@ -19,10 +22,12 @@ from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.contract import Capability, Contract
 from vllm_qualify.recipe.loading import catalog_folder, load_recipe
+from vllm_qualify.report.model import Report, load_report
 
 MODEL = catalog_folder() / "reference-chat" / "model"
 pytestmark = pytest.mark.engine
 Server = dict[str, object]
+Reports = dict[str, Report]
 EVERY: list[Capability] = ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "responses"]
 # A reply that never ends is cut at half of it.
 SHORT: Server = {"max-model-len": 256}
@@ -59,10 +64,64 @@ def said(rows: dict[str, Measurement]) -> dict[str, str]:
     return {name: row.finding or row.invalid_because or "" for name, row in rows.items() if row.value != 1.0}
 
 
-def test_the_chat_model_keeps_all_that_it_promises(tmp_path: Path) -> None:
-    rows = asked(tmp_path, MODEL, {})
-    assert said(rows) == {}
-    assert len(rows) == 38
+@pytest.fixture(scope="module")
+def reports(engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """The catalog's recipe as it is, run whole: the report of each profile."""
+    return qualified("reference-chat", engine, on_a_server, tmp_path_factory, passes=True)
+
+
+def qualified(
+    recipe: str, engine: EngineEnvironment, server: dict[str, str], folders: pytest.TempPathFactory, *, passes: bool
+) -> Reports:
+    home = furnished(folders.mktemp("chat"), folders)
+    done = run(home, COMMAND, "run", recipe, VLLM_QUALIFY_ENGINE=str(engine.python.parents[1]), **server)
+    assert done.returncode == (0 if passes else 1), done.stdout + done.stderr
+    found = [load_report(folder) for folder in sorted((home / "runs").iterdir())]
+    return {report.plan.cell.profile: report for report in found}
+
+
+def test_the_chat_model_keeps_all_that_it_promises(reports: Reports) -> None:
+    for report in reports.values():
+        rows = measured(report, "contract")
+        assert said(rows) == {}
+        assert len(rows) == 38
+
+
+def test_it_passes_chats_of_several_turns_and_a_trace_with_prefix_caching_on(reports: Reports) -> None:
+    assert sorted(reports) == ["balanced", "chats", "traffic"]
+    assert {report.outcome for report in reports.values()} == {"passed"}
+    # More than with the system's prompt alone; `traffic` cannot hit more than its prompts share.
+    for profile, least, most, other in (
+        ("chats", 0.55, 1.0, "later_turns_ttft_p50_ms"),
+        ("traffic", 0.49, 0.54, "ttft_p50_ms"),
+    ):
+        report = reports[profile]
+        assert not [name for name in report.plan.server.arguments if "prefix" in name]
+        gates = {gate.gate.metric: gate.verdict for gate in report.judgement.gates}
+        assert gates["prefix_hit_share"] == gates[other] == "pass"
+        hits = measured(report, "load")["prefix_hit_share"]
+        assert hits.value is not None
+        assert least < hits.value < most
+
+
+def test_a_cache_that_forgets_a_chat_before_its_next_turn_fails_the_gate_on_hits(
+    engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of 17 blocks, two keep the system's prompt; the other chats take more than the rest between two turns of one."""
+    folder = tmp_path_factory.mktemp("forgetful")
+    document: Document = YAML(typ="safe").load(recipe(folder, MODEL, {"num-gpu-blocks-override": 18}).read_text())
+    serving = document["gpu_types"]["cpu"]
+    chats = serving["profiles"]["chats"]
+    # Two at once fit.
+    chats["load"] |= {"max_concurrency": 2, "num_prompts": 32}
+    serving["profiles"] = {"chats": chats}
+    del document["capabilities"]
+    document["accuracy"][0]["num_questions"] = 40
+    document["gates"] = [document["gates"][0] | {"minimum": 0.5}]
+    forgetful = str(write(document, folder / "forgetful.yaml"))
+    report = qualified(forgetful, engine, on_a_server, tmp_path_factory, passes=False)["chats"]
+    verdicts = {gate.gate.metric: gate.verdict for gate in report.judgement.gates}
+    assert verdicts == {"exact_match": "pass", "prefix_hit_share": "fail", "later_turns_ttft_p50_ms": "pass"}
 
 
 def nothing(_: Path) -> None:

@@ -4,11 +4,13 @@ The facts are written here by hand, from the file of vllm-project/recipes that e
 """
 
 import subprocess
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import yaml
 
+from infra.reference_chat import traces
 from tests.recipe.test_seed_recipes import SEEDS, VLLM_VERSION, arguments, recipe
 from vllm_qualify.drift.candidate import find_candidate
 from vllm_qualify.drift.check import check_recipe
@@ -18,6 +20,7 @@ from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_reci
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.tables import versions
+from vllm_qualify.recipe.traces.reading import read_trace
 
 
 class Published(NamedTuple):
@@ -91,6 +94,14 @@ def test_a_load_shares_a_system_prompt_and_the_machine_finds_the_sizes(name: str
         for profile in (throughput, latency):
             assert profile.load.shares_prefixes
             assert (profile.load.longest_tok or 0) < PUBLISHED[name].context_tok
+
+
+def test_the_chat_models_trace_is_what_its_code_writes(tmp_path: Path) -> None:
+    traces.write(tmp_path)
+    kept = catalog_folder() / "reference-chat" / "traffic.jsonl"
+    assert kept.read_bytes() == (tmp_path / "traffic.jsonl").read_bytes()
+    # The recipe's comment has it.
+    assert round(read_trace(kept).trace.shared_share, 3) == 0.539
 
 
 def test_the_long_context_is_asked_for() -> None:
