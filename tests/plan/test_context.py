@@ -16,8 +16,8 @@ from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.conformity import difference
-from vllm_qualify.recipe.recipe import Recipe
-from vllm_qualify.recipe.workload import LoadSettings
+from vllm_qualify.recipe.recipe import Profile, Recipe
+from vllm_qualify.recipe.workload import LoadSettings, Sweep
 
 __all__ = ["document", "engine"]
 
@@ -153,3 +153,66 @@ def test_what_contradicts_a_trace_is_refused(load: Document, message: str) -> No
 def test_a_speed_is_of_a_trace() -> None:
     with pytest.raises(ValidationError, match="'trace_speed' is of a trace"):
         LoadSettings(input_len=8, output_len=8, num_warmups=0, trace_speed=2.0)
+
+
+OF_TURNS: Document = {
+    "input_len": 50,
+    "output_len": 10,
+    "api": "chat",
+    "turns": 4,
+    "window": "whole",
+    "num_warmups": 0,
+    "max_concurrency": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"api": "completions"}, "'turns' are of chats with random prompts and clients"),
+        ({"request_rate": 2.0, "max_concurrency": None}, "'turns' are of chats with random prompts and clients"),
+        ({"input_len": None, "prompts": "p.jsonl"}, "'turns' are of chats with random prompts and clients"),
+        ({"window": "steady"}, "set 'window: whole'"),
+        ({"num_prompts": 14}, "num_prompts must be a multiple of turns, and 12 or more"),
+        ({"num_prompts": 8}, "num_prompts must be a multiple of turns, and 12 or more"),
+        ({"turns": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_what_contradicts_turns_is_refused(load: Document, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        LoadSettings.model_validate(OF_TURNS | load)
+
+
+def test_a_load_of_chats_has_whole_chats_and_its_longest_request_is_the_last_turn() -> None:
+    settings = LoadSettings.model_validate(OF_TURNS | {"shared_prefix_len": 100})
+    assert settings.longest_tok == 100 + 4 * (50 + 10)
+    # 5 for each client are 15, and for the percentile 101: both in whole chats.
+    assert [settings.of(None, least).num_prompts for least in (1, 101)] == [16, 104]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sweep": {"concurrencies": [1, 2]}}, "sweep has loads of its own, without turns"),
+        ({"soak_min": 1}, "soak has loads of its own, without turns"),
+        ({"fit": {"max_num_batched_tokens": [256, 512]}}, "fit has loads of its own, without turns"),
+    ],
+)
+def test_other_loads_of_a_profile_have_no_turns(changes: Document, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Profile.model_validate({"load": OF_TURNS} | changes)
+
+
+def test_a_gate_on_later_turns_needs_turns(document: Document) -> None:
+    gate = {"metric": "later_turns_ttft_p50_ms", "maximum": 500.0, "unit": "ms"}
+    profile = document["gpu_types"]["cpu"]["profiles"]["latency"]
+    profile |= {"load": OF_TURNS, "gates": [gate]}
+    assert Recipe.model_validate(document)
+    profile["load"] = OF_TURNS | {"turns": 1}
+    with pytest.raises(ValidationError, match="a gate on later_turns_ttft_p50_ms needs chats of several 'turns'"):
+        Recipe.model_validate(document)
+
+
+def test_the_times_of_turns_are_not_searched_for() -> None:
+    with pytest.raises(ValidationError, match="is not a latency of a load"):
+        Sweep(slo={"later_turns_ttft_p50_ms": 5.0})
