@@ -48,7 +48,7 @@ def asked(folder: Path, model: Path, server: Server, contract: Contract | None =
     """Serve it as a run does, and ask for its contract alone; by default all that the recipe promises."""
     engines = find_engines(Launch())
     loaded = load_recipe(str(recipe(folder, model, server)))
-    (plan,) = plan_cells(loaded, Choice(), engines, read_machine(engines.engine, "cpu"))
+    (plan,) = plan_cells(loaded, Choice(profile="chats"), engines, read_machine(engines.engine, "cpu"))
     wanted = contract or plan.contract
     assert wanted is not None
     evidence = folder / "contract"
@@ -88,7 +88,7 @@ def test_the_chat_model_keeps_all_that_it_promises(reports: Reports) -> None:
 
 
 def test_it_passes_chats_of_several_turns_and_a_trace_with_prefix_caching_on(reports: Reports) -> None:
-    assert sorted(reports) == ["balanced", "chats", "traffic"]
+    assert sorted(reports) == ["chats", "traffic"]
     assert {report.outcome for report in reports.values()} == {"passed"}
     # More than with the system's prompt alone; `traffic` cannot hit more than its prompts share.
     for profile, least, most, other in (
@@ -121,7 +121,8 @@ def test_a_cache_that_forgets_a_chat_before_its_next_turn_fails_the_gate_on_hits
     forgetful = str(write(document, folder / "forgetful.yaml"))
     report = qualified(forgetful, engine, on_a_server, tmp_path_factory, passes=False)["chats"]
     verdicts = {gate.gate.metric: gate.verdict for gate in report.judgement.gates}
-    assert verdicts == {"exact_match": "pass", "prefix_hit_share": "fail", "later_turns_ttft_p50_ms": "pass"}
+    assert {metric: verdict for metric, verdict in verdicts.items() if verdict != "pass"} == {"prefix_hit_share": "fail"}
+    assert {"exact_match", "later_turns_ttft_p50_ms"} <= verdicts.keys()
 
 
 def nothing(_: Path) -> None:
