@@ -31,6 +31,7 @@ Reports = dict[str, Report]
 EVERY: list[Capability] = ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "responses"]
 # A reply that never ends is cut at half of it.
 SHORT: Server = {"max-model-len": 256}
+SHORT_LOAD: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
 TOOLS = {"tools_auto", "tools_stream", "parallel_tools", "parallel_tools_stream"}
 
 
@@ -38,7 +39,11 @@ def recipe(folder: Path, model: Path, server: Server) -> Path:
     """The chat model's recipe, of another copy of it, with these options."""
     document: Document = YAML(typ="safe").load((catalog_folder() / "reference-chat.yaml").read_text())
     document["variants"]["bf16"]["model"] = str(model)
-    document["gpu_types"]["cpu"]["server"] |= server
+    serving = document["gpu_types"]["cpu"]
+    serving["server"] |= server
+    if server.items() >= SHORT.items():
+        # No load is run, but all must fit.
+        serving["profiles"] = {"chats": {"load": SHORT_LOAD}}
     for name, file in document["accuracy"][0]["questions"].items():
         document["accuracy"][0]["questions"][name] = str(catalog_folder() / file)
     return write(document, folder / "mine.yaml")
