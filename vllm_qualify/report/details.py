@@ -10,6 +10,7 @@ from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence import startup, watched
 from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.load import figures, result, speculation, sweep
+from vllm_qualify.evidence.load.cut_prompts import OPTION, cut_prompts
 from vllm_qualify.evidence.load.fitting import Tried
 from vllm_qualify.evidence.load.problems import ClientUse
 from vllm_qualify.evidence.load.speculation import SpeculationDetails
@@ -150,7 +151,8 @@ def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
         raise _NothingError("one sample of it alone draws no line")
     if not any(value is not None for line in _lines(series) for value in line):
         raise _NothingError("no sample of it has a value")
-    return thinned(series), watched.notes(folder, began, ended)
+    cut = cut_prompts(evidence / figures.STAGE, plan.server.arguments.get(OPTION))
+    return thinned(series), [*watched.notes(folder, began, ended), *cut]
 
 
 def _span(folder: Path) -> tuple[float, float]:
