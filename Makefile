@@ -1,6 +1,6 @@
 .PHONY: bench bench-gates bench-scale chaos demo test test-quick test-pythons setup lock lint sbom
 
-QUICK = not (engine or docker or s3 or browser or fleet or prefect)
+QUICK = not (engine or docker or s3 or browser or fleet or prefect or thorough)
 
 # pytest keeps the tests that it has compiled; where Python may not write bytecode, each process compiles them all, for ten seconds.
 test test-quick: export PYTHONDONTWRITEBYTECODE =
@@ -24,7 +24,7 @@ test: setup lint
 	bash infra/system-packages.sh
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
 
-# The tests that start no service, neither an engine nor a flow of Prefect's, and so need .venv alone.
+# The tests that start no service, neither an engine nor a flow of Prefect's, and so need .venv alone. Thorough ones are left out.
 test-quick:
 	bash infra/setup.sh orchestrator
 	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"

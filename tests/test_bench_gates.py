@@ -33,6 +33,7 @@ KEYS = {
 }
 
 
+@pytest.mark.thorough
 def test_the_last_line_has_the_figures() -> None:
     """How good they are is for a run with many releases to say."""
     command = [sys.executable, "-m", "infra.bench.gates", "--runs", "4", "--seed", "7"]
@@ -45,6 +46,7 @@ def test_the_last_line_has_the_figures() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_one_seed_gives_the_same_rates_whatever_the_processes() -> None:
     wanted: list[simulation.Setting] = [accuracy.Setting(250, 0.01, 0.04, 0.02), speed.Setting(0.01, 0.05, 0.025)]
     first = simulation.simulate(wanted, 130, seed=3, processes=1)

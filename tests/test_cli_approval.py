@@ -164,6 +164,7 @@ def test_a_program_has_the_passphrase_of_its_key_in_a_file(
     assert command("verify", CELL)[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_person_is_asked_for_the_passphrase(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key opens, so the message is that its evidence of a few words is not judged again."""
     path, asked = tmp_path / "fresh.pem", "Passphrase of the private key"

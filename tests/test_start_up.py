@@ -26,6 +26,7 @@ def imported_by(*arguments: str, **environment: str) -> set[str]:
     return {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -47,6 +48,7 @@ def test_a_light_command_imports_no_slow_library(arguments: str, tmp_path: Path)
     assert not imported & SLOW
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", ["report show no-such-run", "rejudge no-such-run", "approved list"])
 def test_a_command_about_reports_imports_neither_the_orchestrator_nor_what_judges(arguments: str, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()

@@ -156,6 +156,7 @@ def test_a_crash_leaves_the_old_state_or_the_new_one_and_a_rerun_completes_it(
     check_a_crash(whole, store, key, dies_at, after=after)
 
 
+@pytest.mark.thorough
 def test_a_crash_in_s3_is_completed_too(s3_url: str, tmp_path: Path, key: PrivateKey) -> None:
     """Before a write a store is as it was after the one before."""
     whole = two_published(f"{s3_url}/whole", tmp_path)

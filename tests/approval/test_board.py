@@ -316,6 +316,7 @@ def test_the_script_makes_no_markup_of_text(page: Page) -> None:
         assert name not in script, name
 
 
+@pytest.mark.thorough
 def test_2000_cells_are_a_small_page() -> None:
     rows = [large_row(number) for number in range(2000)]
     text = render_board(Index(revision=1, cells=list(map(brief, rows))))

@@ -100,6 +100,7 @@ def ids(count: int) -> list[str]:
     return [f"20260314T09{number // 60:02}{number % 60:02}Z-5f3d19" for number in range(count)]
 
 
+@pytest.mark.thorough
 def test_it_has_all_approved_baselines_and_the_newest_others(tmp_path: Path) -> None:
     store, key = DirectoryStore(tmp_path / "store"), made_key(tmp_path / "key.pem")
     runs = ids(LINKS_SHOWN + 3)

@@ -125,6 +125,7 @@ def test_the_config_file_names_the_command_that_reads_it() -> None:
     assert command(TENSORRT_LLM).startswith(f"vllm/vllm-openai@{DIGEST} trtllm-serve serve some/model ")
 
 
+@pytest.mark.thorough
 @given(texts, texts)
 @example("2026\nhost: evil\x85more: evil", "a\u2028b: c")
 def test_no_text_leaves_the_comment(expires: str, variable: str) -> None:
@@ -304,6 +305,7 @@ def test_local_weights_of_a_pod_are_the_nodes() -> None:
     assert "hub-cache" not in where
 
 
+@pytest.mark.thorough
 @given(st.lists(texts, min_size=1, max_size=3), texts)
 @example(AWKWARD, "a\n: $(id)")
 def test_every_text_stays_data_in_yaml(values: list[str], expires: str) -> None:

@@ -403,6 +403,7 @@ def test_runs_that_never_come_do_not_add_up(store: Store, run: PublishedRun) -> 
     assert list(standings(store)) == [run.run_id]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["directory", RADOSGW])
 def test_sixteen_publishers_lose_no_report(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     url = (tmp_path / "store").as_uri() if kind == "directory" else str(request.getfixturevalue("radosgw_url"))

@@ -171,6 +171,7 @@ def test_every_object_is_read_to_its_end(bundle: Bundle) -> None:
             assert raised.value.place == str(bundle.folder / key)
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(st.data())
 def test_no_changed_byte_escapes(bundle: Bundle, data: st.DataObject) -> None:
@@ -389,6 +390,7 @@ def test_an_earlier_approval_can_be_exported(store: Store, run: PublishedRun, tm
         export(store, CELL, tmp_path / "none", "20200101T000000Z-000000")
 
 
+@pytest.mark.thorough
 def test_the_whole_life_of_an_approval_in_s3(s3_url: str, tmp_path: Path, key: PrivateKey) -> None:
     store = open_store(s3_url)
     run = publish_report(store, tmp_path / "runs")

@@ -59,6 +59,7 @@ def published(cell: Cell, plan: CellPlan, lost: int = 0, forged: Callable[[Run],
 # --- little by little
 
 
+@pytest.mark.thorough
 def test_a_chain_of_losses_below_the_margin_ends_at_the_anchors(tmp_path: Path) -> None:
     """Five releases that lose 0.7 points each of a margin of 0.75, every one approved as the next one's baseline."""
     cell = cell_of(tmp_path, LOSS, SINCE)

@@ -300,6 +300,7 @@ def engine(tmp_path: Path) -> Path:
     return make_engine(tmp_path / "engine")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments", [["run"], ["run", "--dry-run"], ["recipe", "check", "--python", "ENGINE"]], ids=["run", "dry run", "check"]
 )
@@ -321,6 +322,7 @@ def planned(recipe: str, engine: Path) -> CellPlan:
     return plan
 
 
+@pytest.mark.thorough
 def test_with_permission_the_task_reaches_lm_eval_and_the_plan_says_so(
     with_tasks: str, tasks: Path, engine: Path, tmp_path: Path
 ) -> None:
@@ -372,6 +374,7 @@ def test_a_folder_without_a_function_is_code_too(tasks: Path, with_tasks: str) -
         check_allowed(load_recipe(with_tasks), allow_code=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["a: [", "a: &a [*a]\n", "[" * 100_000, "\0"], ids=["broken", "circle", "deep", "binary"])
 def test_a_folder_that_is_not_yaml_is_reported_all_the_same(text: str, tasks: Path, with_tasks: str) -> None:
     (tasks / "other.yaml").write_text(text)
@@ -383,6 +386,7 @@ def test_a_folder_that_is_not_yaml_is_reported_all_the_same(text: str, tasks: Pa
 # --- the catalog, the fleet and the import
 
 
+@pytest.mark.thorough
 def test_the_catalog_needs_no_permission() -> None:
     for name in catalog_names():
         check_allowed(load_recipe(name), allow_code=False)
@@ -392,6 +396,7 @@ def test_the_catalog_needs_no_permission() -> None:
     assert "the model's own Python code runs in the server" in done.stdout
 
 
+@pytest.mark.thorough
 def test_check_by_a_table_lists_code_as_a_problem(tmp_path: Path) -> None:
     document = reference()
     document["variants"]["bf16"]["server"] = {"trust-remote-code": True}
@@ -424,6 +429,7 @@ def test_the_fleets_requests_hand_the_permission_on() -> None:
 HOSTILE_WORDS = ("--trust-remote-code", "--reasoning-parser-plugin", "/srv/evil.py", "--middleware", "evil.Thing")
 
 
+@pytest.mark.thorough
 def test_an_import_shows_code_and_writes_nothing(tmp_path: Path) -> None:
     source = written(published_document(*HOSTILE_WORDS, env={"NCCL_NET_PLUGIN": "evil"}), tmp_path)
     output = tmp_path / "out.yaml"

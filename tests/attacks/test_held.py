@@ -237,6 +237,7 @@ def hostile_plan(number: int) -> ServerPlan:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(400))
 def test_no_plan_breaks_out_of_what_people_deploy(number: int) -> None:
     server = hostile_plan(number)
@@ -301,6 +302,7 @@ def each_with_one_text(text: str) -> Iterator[Report]:
             seen.add(kind)
 
 
+@pytest.mark.thorough
 def test_no_field_of_a_report_breaks_out_of_its_pages() -> None:
     """One field after the other: a template that forgets to escape one is found."""
     known = {tag for make in REPORTS for tag, _ in Reader(render_page(make(), page_link)).elements}

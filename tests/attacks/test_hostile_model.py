@@ -105,6 +105,7 @@ def make_hostile_model(folder: Path, victim: Path, port: int = 0) -> None:
     (model / "hostile.py").write_text(f"{code(victim, folder, port)}\n\n{configuration}")
 
 
+@pytest.mark.thorough
 def test_a_function_of_a_task_finds_no_key(tmp_path: Path, victim: Path) -> None:
     tasks = tmp_path / "tasks"
     tasks.mkdir()

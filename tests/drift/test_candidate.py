@@ -221,6 +221,7 @@ def image_stand_in(stand_in: Candidate) -> Candidate:
     return stand_in.model_copy(update={"engine": image})
 
 
+@pytest.mark.thorough
 def test_a_container_that_holds_a_draft_model_is_asked_about_its_model_alone_too(
     image_stand_in: Candidate, asked_in_containers: list[list[str]], tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_container_that_holds_a_draft_model_is_asked_about_its_model_alone_too
     assert asked_in_containers == [["0", "1"], ["2"]]
 
 
+@pytest.mark.thorough
 def test_a_container_is_not_asked_again_about_the_same_model_in_another_folder(
     image_stand_in: Candidate, asked_in_containers: list[list[str]], tmp_path: Path
 ) -> None:

@@ -430,6 +430,7 @@ def unprefixed(text: str) -> str:
     return re.sub(r"^(?:\([^()]*pid=\d+[^()]*\) |ERROR \S+ \S+ \S+\] ?)*", "", text, flags=re.M)
 
 
+@pytest.mark.thorough
 @given(st.text(), st.integers(-64, 255) | st.none(), st.booleans())
 def test_any_log_and_any_end_have_a_failure(log: str, exit_code: int | None, oom_killed: bool) -> None:
     failure = classify_log(log, End(exit_code=exit_code, oom_killed=oom_killed))
@@ -477,6 +478,7 @@ def test_a_hostile_log_is_read_in_seconds(opening: str, piece: str) -> None:
     assert time.process_time() - began_s < HOSTILE_LIMIT_S
 
 
+@pytest.mark.thorough
 def test_the_lines_of_a_hostile_log_are_read_in_seconds() -> None:
     """The same in lines, as long as what is read of one."""
     for piece in HOSTILE:

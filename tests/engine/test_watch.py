@@ -224,6 +224,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_killed_run_keeps_its_lines(tmp_path: Path) -> None:
     with serving() as url:
         run = textwrap.dedent(f"""
@@ -243,6 +244,7 @@ def cpu_s(host: list[HostSample], name: str) -> list[float]:
     return [sample.cpu_s for one in host if (sample := one.processes[name]) is not None]
 
 
+@pytest.mark.thorough
 def test_a_guarded_process_is_found_by_its_guard(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUSY]
     with serving() as url, guarded(command, quiet_environment(), tmp_path / "log", grace_s=0.5) as process:

@@ -378,6 +378,7 @@ def measured(result: Document) -> dict[str, float] | None:
 QUICK = hypothesis_settings(max_examples=5000, database=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.thorough
 @QUICK
 @given(repeat=st.sampled_from([0, 1]), changes=MUTATIONS)
 def test_no_random_change_of_a_number_changes_a_measurement(repeat: int, changes: Any) -> None:

@@ -233,6 +233,7 @@ OF_RESULTS = st.dictionaries(st.sampled_from([STRICT, FLEXIBLE, "exact_match,oth
 TRUE = {answer.question: answer for answer in read_answers(CAPTURED, PLAN).answers if answer.traced_to.startswith("r1-b1/")}
 
 
+@pytest.mark.thorough
 @settings(max_examples=5000, database=None)
 @given(changed=st.tuples(OF_ROWS, ORDERS, st.just({})) | st.tuples(st.just([]), ORDERS, OF_RESULTS))
 def test_no_random_change_of_a_file_changes_an_answer(

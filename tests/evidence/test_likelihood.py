@@ -225,6 +225,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @examples(max_examples=500)
 @draw(st.data())
 def test_no_random_change_of_the_replies_leaves_another_measurement(

@@ -304,6 +304,7 @@ def a_server(seed: int) -> tuple[Capacity, dict[str, float], int]:
     return server, {name: bound}, max(clients for clients in range(1, MOST + 1) if at[clients - 1] <= bound)
 
 
+@pytest.mark.thorough
 def test_the_most_clients_agree_with_a_grid(tmp_path: Path) -> None:
     for seed in range(12):
         server, slo, most = a_server(seed)
@@ -315,6 +316,7 @@ def test_the_most_clients_agree_with_a_grid(tmp_path: Path) -> None:
         assert abs(level.value - most) <= max(1, 0.05 * most), (seed, slo, most, level)
 
 
+@pytest.mark.thorough
 def test_with_noise_the_most_clients_agree_with_a_grid_most_of_the_time(tmp_path: Path) -> None:
     """Noise of 5 % in the steps; the SLO halfway between two numbers of clients. Measured: 40 of 40 to within a step."""
     near = 0
@@ -329,6 +331,7 @@ def test_with_noise_the_most_clients_agree_with_a_grid_most_of_the_time(tmp_path
     assert near >= 13
 
 
+@pytest.mark.thorough
 def test_the_highest_rate_agrees_with_a_grid_most_of_the_time(tmp_path: Path) -> None:
     """Requests come by chance, in each run otherwise. Measured: 9 of 12 to within a step and the grid's, and none above."""
     near = 0

@@ -39,6 +39,7 @@ def test_a_lower_chance_of_an_error_makes_its_side_wider() -> None:
     assert wider.lower < ends.lower < slope.per_time < ends.upper == wider.upper
 
 
+@pytest.mark.thorough
 def test_false_alarms_stay_near_what_is_meant_where_neighbours_are_alike() -> None:
     """4,000 series: the standard error of each share is at most 0.5 of a percent."""
     assert 0.04 < false_alarms(by_waves, lambda random: alike(random, 0.0), 3) < 0.065

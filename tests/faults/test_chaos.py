@@ -269,6 +269,7 @@ def _pages_are_drawn_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 @settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(before=st.sampled_from(BEFORE), schedule=SCHEDULE)
 def test_nothing_is_approved_wrongly_and_nothing_is_lost(

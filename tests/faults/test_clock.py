@@ -123,6 +123,7 @@ def test_an_approval_of_the_future_does_not_hold(tmp_path: Path) -> None:
         assert look(NOW + timedelta(hours=2, seconds=-59)).run_id == run.run_id
 
 
+@pytest.mark.thorough
 def test_verify_itself_says_so(tmp_path: Path, home: Path) -> None:
     store, key = store_in(tmp_path / "store"), made_key(tmp_path / "key.pem")
     approved(store, publish_report(store, tmp_path / "runs"), key, now=datetime.now(UTC) + timedelta(hours=2))

@@ -99,6 +99,7 @@ def in_this_order(schedule: Sequence[int]) -> Choice:
     return lambda _, calls: calls[next(left, 0) % len(calls)]
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(shared=st.integers(1, 4), schedule=SCHEDULE, kills=KILLS)
 def test_in_any_order_the_newest_index_is_shown_and_nobody_draws_thrice(

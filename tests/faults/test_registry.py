@@ -126,6 +126,7 @@ def test_an_answer_that_grows_when_it_is_unpacked_is_not_unpacked() -> None:
     assert "compressed" in error_of(lambda _: Answer(body=bomb, headers={"Content-Encoding": "gzip"})).problem
 
 
+@pytest.mark.thorough
 def test_a_list_of_tags_without_end_is_left() -> None:
     asked: list[str] = []
 

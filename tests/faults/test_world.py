@@ -148,6 +148,7 @@ def test_a_damaged_database_of_prefect_is_reported(command: list[str], home: Pat
     assert_one_error(done, f"Prefect's database {file}: file is not a database", "end the process that holds it")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("folder", ["/proc", "/no/such/folder"])
 def test_a_folder_of_temporary_files_that_cannot_be_written_is_reported(folder: str, command: list[str]) -> None:
     message = f"check: no temporary file can be written in {folder}: No such file or directory"
@@ -162,6 +163,7 @@ def in_namespace(kind: str, first: str, *command: str, **environment: str) -> su
     return ended("unshare", "--user", "--map-root-user", kind, "sh", "-c", shell, "sh", *command, **environment)
 
 
+@pytest.mark.thorough
 def test_a_full_folder_of_temporary_files_is_reported(command: list[str], tmp_path: Path) -> None:
     small_disk = tmp_path / "small"
     small_disk.mkdir()
@@ -170,11 +172,13 @@ def test_a_full_folder_of_temporary_files_is_reported(command: list[str], tmp_pa
     assert_one_error(done, message, "free space there and check its permissions, or set TMPDIR")
 
 
+@pytest.mark.thorough
 def test_a_loopback_that_is_down_is_reported(command: list[str]) -> None:
     done = in_namespace("--net", "true", *command)
     assert_one_error(done, "check: no connection within this machine, by 127.0.0.1: ", "bring the loopback interface up")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_prefects_own_server_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
     environment = os.environ | {"PREFECT_HOME": str(tmp_path)}

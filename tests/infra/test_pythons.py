@@ -152,6 +152,7 @@ def test_only_the_wheel_of_torch_that_was_locked_is_taken(tmp_path: Path, conten
         assert "torch.sha256; remedy: rm -r .wheels" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_bill_of_materials_names_every_locked_package(tmp_path: Path) -> None:
     lines = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nsbom:\n")[2].replace("\\\n", " ").splitlines()
     (command,) = [line.strip() for line in lines if "cyclonedx-py" in line]

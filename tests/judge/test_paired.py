@@ -281,6 +281,7 @@ def rates(flips: float, lost: float, runs: int = 300) -> dict[str, float]:
     return {word: words.count(word) / runs for word in ("pass", "fail", "inconclusive")} | {"share": share}
 
 
+@pytest.mark.thorough
 def test_error_rates_and_questions_at_three_percent_flips() -> None:
     """The bounds are the issue's, with room for the simulation's own noise; `make bench-gates` runs it with many more."""
     same, past, lost = rates(0.03, 0.0), rates(0.03, 0.0084), rates(0.03, 0.015)

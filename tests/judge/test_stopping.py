@@ -231,6 +231,7 @@ def test_questions_are_asked_again_where_they_can_be_compared(
     assert repetitions(cell_plan(gates), evidence, task_plan()) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("max_loss", "needed"), [(0.5, 2), (0.2, 3), (0.05, 10)])
 def test_a_candidate_is_asked_until_the_comparison_knows_enough(tmp_path: Path, max_loss: float, needed: int) -> None:
     """It is as much worse as the gate allows, so that no verdict ends it before.
@@ -390,6 +391,7 @@ def release(patch: pytest.MonkeyPatch, folder: Path, lost: float, seed: int) -> 
     return Ended(verdict=verdict, asked=measured.sample_count, allowed=allowed)
 
 
+@pytest.mark.thorough
 def test_a_release_without_a_loss_passes_and_one_with_a_large_loss_fails_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

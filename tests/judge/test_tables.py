@@ -83,6 +83,7 @@ def test_the_good_table_is_approved() -> None:
     assert approved(measurement_table([built(row) for row in GOOD]))
 
 
+@pytest.mark.thorough
 def test_no_table_with_anything_wrong_is_ever_approved() -> None:
     """Tables that came out alike are judged once: Great Expectations takes a second for each."""
     different = {tuple(sorted(map(str, table.to_dict("records")))): table for table in tables()}

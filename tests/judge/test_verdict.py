@@ -127,6 +127,7 @@ def test_every_metric_is_better_in_the_direction_that_people_expect() -> None:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_a_worsening_of_20_percent_is_seen_in_every_metric(metric: Metric) -> None:
     """The bound is 10 % off the good value, on the bad side; the worsened value has to fall beyond it."""
@@ -177,6 +178,7 @@ def test_a_table_with_a_bad_number_is_never_approved(column: str, bad: Any) -> N
     assert not judge([ACCURACY], [Measurement.model_construct(**fields)], "cell").passed
 
 
+@pytest.mark.thorough
 @settings(max_examples=200)
 @given(value=st.floats() | st.floats(0, 1) | st.none(), reason=st.none() | st.text(min_size=1))
 def test_a_measurement_has_a_finite_value_or_a_reason(value: float | None, reason: str | None) -> None:

@@ -67,6 +67,7 @@ def test_the_storage_class_is_that_of_what_is_written_once(bucket: str, monkeypa
     assert "StorageClass" not in changeable
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["governance", "compliance"])
 def test_what_is_written_once_is_locked(bucket: str, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     once, changeable = written(bucket, {"OBJECT_LOCK": f"{mode}:30"}, monkeypatch)

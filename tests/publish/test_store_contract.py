@@ -273,6 +273,7 @@ def test_keys_are_sorted_and_a_prefix_is_a_string(store: Store) -> None:
     assert list(store.keys("none/")) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "count"),
     # A page has 1000 keys; infra/radosgw.sh lets its gateway give 100.
@@ -1136,6 +1137,7 @@ def test_a_write_whose_answer_comes_too_late_is_a_success(
     assert store.get(POINTER) == b"1 2"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("second", [b"first", b"second"], ids=["same", "other"])
 def test_a_lost_answer_does_not_make_an_earlier_object_ours(s3_url: str, in_front: InFront, second: bytes) -> None:
     put(open_store(s3_url), KEY, b"first")

@@ -51,6 +51,7 @@ def null_conditions(statement: Statement) -> set[str]:
     return {condition["variable"] for condition in conditions if (condition["test"], condition["values"]) == ("Null", ["true"])}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_file_is_terraform(path: Path) -> None:
     assert parsed(path)

@@ -258,6 +258,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_recipe_with_anything_anywhere_is_valid_or_one_clear_error(tmp_path: Path, data: st.DataObject) -> None:

@@ -378,6 +378,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=150)
 @given(before=st.integers(0, 2), steps=STEPS)
 def test_every_release_is_handled_once(before: int, steps: list[tuple[str, int | None, list[str]]]) -> None:

@@ -129,6 +129,7 @@ class Stopping(DirectoryStore):
         super().delete(key)
 
 
+@pytest.mark.thorough
 def test_a_prune_that_was_stopped_goes_on_with_any_policy(
     store: PrunableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_any_file_is_a_valid_recipe_or_one_error(content: bytes, tmp_path: Path)
             imported(path)
 
 
+@pytest.mark.thorough
 @fuzz
 @given(files=mutated(RICH_REPOSITORY))
 @example(files=RICH_REPOSITORY)

@@ -253,6 +253,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_trace(tmp_path / "trace")
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)), first=st.sampled_from(["", "azure", "ours"])
