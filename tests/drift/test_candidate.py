@@ -91,11 +91,23 @@ def test_a_patch_release_is_judged_for_itself_by_the_table_before_it(tmp_path: P
     assert result.unknown[0] == "what changed after vLLM 0.32.0, whose table this is"
 
 
+def test_what_tensorrt_llm_is_not_asked_of_the_contract_is_reported_with_the_reasons(tmp_path: Path) -> None:
+    loaded = load_recipe("llama-3.3-70b")
+    promises = loaded.recipe.model_copy(update={"capabilities": ["chat", "vision"]})
+    promising = loaded.model_copy(update={"recipe": promises})
+    left_out = checked(promising, find_candidate("0.32.0", None, None, silent), tmp_path).left_out
+    (asked,) = (reason.partition("contract it is not asked ")[2] for reason in left_out if "'trtllm-fp8' " in reason)
+    flat, queue = "its errors are not in an object named `error`", "its metrics page does not count the requests that run"
+    assert f"bad_body, unknown_model, vision_broken ({flat}" in asked
+    assert f"hang_up ({queue})" in asked
+
+
 def test_variants_without_a_cell_are_reported(tmp_path: Path) -> None:
     loaded, candidate = load_recipe("llama-3.3-70b"), find_candidate("0.12.0", None, None, silent)
     left_out = checked(loaded, candidate, tmp_path).left_out
     assert "the variant 'fp8-draft-1b' is for vLLM >=0.15" in left_out
     assert any("'trtllm-fp8' is for TensorRT-LLM" in reason for reason in left_out)
+    assert any(reason.endswith("of the API's contract it is asked nothing without 'contract: true'") for reason in left_out)
     with pytest.raises(CallerError, match="for TensorRT-LLM, which does not report"):
         checked(loaded, candidate, tmp_path, variant="trtllm-fp8")
 

@@ -18,8 +18,10 @@ from vllm_qualify.engine.server import ServerPlan, config_text, draft_model
 from vllm_qualify.errors import CallerError, QualifyError, RecipeError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Choice, Selection, select
+from vllm_qualify.plan.gates import contract_of
 from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.code import check_allowed, code_of, is_of_the_catalog
+from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import (
@@ -222,9 +224,22 @@ def _left_out(loaded: LoadedRecipe, choice: Choice, version: str) -> Iterator[st
         if choice.variant not in (None, name):
             continue
         if not variant.of_vllm:
-            yield f"the variant '{name}' is for {KINDS[variant.engine].title}, which does not report what it accepts"
+            title, asked = KINDS[variant.engine].title, _contract_asked(contract_of(loaded.recipe, variant))
+            yield f"the variant '{name}' is for {title}, which does not report what it accepts; of the API's contract {asked}"
         elif not variant.fits_version(version):
             yield f"the variant '{name}' is for vLLM {variant.vllm}"
+
+
+def _contract_asked(contract: Contract | None) -> str:
+    """In words, what of the contract an engine is asked that does not offer all of it."""
+    if contract is None:
+        return "it is asked nothing without 'contract: true'"
+    names: dict[str, list[str]] = {}
+    for name, reason in contract.not_asked.items():
+        names.setdefault(reason, []).append(name.removeprefix("contract_"))
+    if not names:
+        return "it is asked everything"
+    return "it is not asked " + "; ".join(f"{', '.join(checks)} ({reason})" for reason, checks in names.items())
 
 
 def _subjects(loaded: LoadedRecipe, choice: Choice, candidate: Candidate, left_out: list[str]) -> Iterator[Subject]:
