@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_qualify.evidence.load.soak import Of, parse_soak, round_settings
+from vllm_qualify.evidence.load.soak import Of, parse_soak, round_settings, soak_course
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.recipe.workload import Load, Soak
@@ -261,3 +261,25 @@ def test_a_soak_is_a_part_of_the_clients_or_of_the_rate() -> None:
     at_a_rate = round_settings(paced, Soak(soak_min=1.0, soak_share=0.25), 30, 3)
     assert at_a_rate.request_rate == 2.0
     assert part.seed > LOAD.seed + 100_000, "none of its prompts is one of the load's"
+
+
+def test_the_course_has_a_point_for_each_round(tmp_path: Path) -> None:
+    """Memory that rises by 120 MiB an hour, over 39 minutes from the first round's middle to the last one's."""
+    folder = soak_in(tmp_path / "soak", host=lambda hour: 900 + 120 * hour, ttft=lambda hour: 5 + 3 * hour)
+    course = soak_course(folder, (0, 1), folder / "watched")
+    assert len(course.time_s) == len(course.host_mib) == len(course.latency_ms["tpot"]) == ROUNDS
+    assert (course.time_s[0], course.time_s[-1]) == pytest.approx((0, 39 * 60), abs=1)
+    first, last = course.host_mib[0], course.host_mib[-1]
+    assert first is not None
+    assert last is not None
+    assert last - first == pytest.approx(120 * 39 / 60, rel=0.02)
+    assert course.gpu_mib == [140_000] * ROUNDS
+    assert course.latency_ms["ttft"][-1] == pytest.approx(5 + 3 * 39 / 60)
+
+
+def test_what_is_no_time_and_a_gpu_that_is_not_there_draw_nothing(tmp_path: Path) -> None:
+    folder = soak_in(tmp_path / "soak")
+    change(folder, "bench-7.json", mean_ttft_ms=math.nan)
+    course = soak_course(folder, (), folder / "watched")
+    assert [at for at, value in enumerate(course.latency_ms["ttft"], start=1) if value is None] == [7]
+    assert set(course.gpu_mib) == {None}

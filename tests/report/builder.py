@@ -14,6 +14,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.idle import GpuIdle, Idle, Stretch
 from vllm_qualify.evidence.load.fitting import Tried, Try
+from vllm_qualify.evidence.load.soak import SoakCourse
 from vllm_qualify.evidence.load.speculation import Drafting, SameText, SpeculationDetails
 from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, CurvePoint, Point, Purpose, SloLevel, SweepLoad, Swept
 from vllm_qualify.evidence.measurement import (
@@ -112,6 +113,7 @@ def detailed_report() -> Report:
         fit=_tried(),
         course=course(60),
         course_notes=[f"the power limit lowered the clocks {SCRIPT}"],
+        soak=_soaked(),
         notes=[f"baseline: {IMAGE}{CONTROL}"],
     )
     return report.model_copy(update={"plan": plan.model_copy(update=changes), "stages": stages, "details": details})
@@ -357,6 +359,12 @@ def _tried() -> Tried:
         Try(arguments={"max-num-seqs": 310}, kv_cache_tok=640000, holds=312),
     ]
     return Tried(found={"max-num-seqs": 310}, tries=tries)
+
+
+def _soaked() -> SoakCourse:
+    latencies: dict[str, list[float | None]] = {"ttft": [30.0, 31.5, 33.0], f"itl {SCRIPT}": [9.0, None, 9.5]}
+    gpus: list[float | None] = [140_000.0, 140_002.0, 140_004.0]
+    return SoakCourse(time_s=[0.0, 60.0, 120.0], host_mib=[900.0, None, 902.5], gpu_mib=gpus, latency_ms=latencies)
 
 
 def course(samples: int) -> Series:

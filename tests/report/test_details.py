@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.evidence.test_soak import soak_in
 from tests.evidence.test_speculation import CAPTURED as SPECULATION
 from tests.evidence.test_speculation import SETTINGS
 from tests.evidence.test_startup import CPU_LOG, CPU_STARTUP_S, LAUNCHED
@@ -22,10 +23,12 @@ from vllm_qualify.evidence.measurement import valid
 from vllm_qualify.evidence.stages import sweep_plan
 from vllm_qualify.evidence.watched import Series, read_watched, series
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.workload import Fit, Load, Sweep
+from vllm_qualify.recipe.workload import Fit, Load, Soak, Sweep
 from vllm_qualify.report.before import Drift
 from vllm_qualify.report.details import MOST_SAMPLES, Details, details_of, thinned
 from vllm_qualify.report.model import Report, read_report
+from vllm_qualify.report.page import render_page
+from vllm_qualify.report.sections import soak_figures
 from vllm_qualify.runs import folder, judging
 
 # The measured part of the load: what bench did before it is warm-up.
@@ -244,3 +247,28 @@ def test_a_run_that_is_judged_has_its_details_in_report_and_page(
     assert report.details == details_of(run.plan, run.evidence)
     assert [name for name in SHOWN if getattr(report.details, name) is None] == []
     assert '<h2 id="course">' in (run.folder / "report.html").read_text()
+
+
+def test_a_soak_is_drawn_and_one_that_left_nothing_is_told(evidence: Path) -> None:
+    soaked = plan_of(soak=Soak(soak_min=40.0, soak_share=0.5))
+    assert details_of(soaked, evidence).notes == ["soak: the stage left nothing"]
+    soak_in(evidence / "soak", ttft=lambda hour: 5 + 3 * hour)
+    details = details_of(soaked, evidence)
+    assert details.notes == []
+    assert details.soak is not None
+    figures = soak_figures(details.soak)
+    assert [figure.text.split(" ")[0] for figure in figures] == [
+        "host",
+        *(["GPUs"] if soaked.server.gpus else []),
+        "TTFT",
+        "TPOT",
+        "ITL",
+    ]
+    # 5 ms and 3 ms more after an hour, at the begin of the first round and of the last one.
+    assert next(figure.text for figure in figures if "TTFT" in figure.text).startswith("TTFT 5.000 ms to 6.950 ms")
+    report = passed_report()
+    drawn = report.model_copy(update={"details": report.details.model_copy(update={"soak": details.soak})})
+    pages = [render_page(each, lambda file: file.path) for each in (drawn, report)]
+    assert ['<h2 id="soak">' in page for page in pages] == [True, False]
+    assert pages[0].count("<svg") == pages[1].count("<svg") + len(figures)
+    assert details_of(plan_of(), evidence).soak is None

@@ -26,8 +26,8 @@ from vllm_qualify.report.model import Report, read_report
 from vllm_qualify.report.page import TITLES, render_page
 
 UNLINKABLE = ("javascript:alert(1)", " javascript:alert(1)", "JavaScript:alert(1)", "data:text/html,x", "http://[", "")
-# Three of the server's course, the sweep's curve, and the repeats of two throughputs and two latencies.
-CHARTS = 3 + 1 + 4
+# Three of the server's course, four of the soak, the sweep's curve, and the repeats of two throughputs and two latencies.
+CHARTS = 3 + 4 + 1 + 4
 MOST_BYTES = 2_000_000
 
 

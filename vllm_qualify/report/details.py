@@ -9,10 +9,11 @@ from typing import TypeVar
 from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence import startup, watched
 from vllm_qualify.evidence.idle import Idle
-from vllm_qualify.evidence.load import figures, result, speculation, sweep
+from vllm_qualify.evidence.load import figures, result, soak, speculation, sweep
 from vllm_qualify.evidence.load.cut_prompts import OPTION, cut_prompts
 from vllm_qualify.evidence.load.fitting import Tried
 from vllm_qualify.evidence.load.problems import ClientUse
+from vllm_qualify.evidence.load.soak import SoakCourse
 from vllm_qualify.evidence.load.speculation import SpeculationDetails
 from vllm_qualify.evidence.load.sweep import Swept
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
@@ -37,7 +38,7 @@ class Details(Frozen):
 
     `before` is the baseline, `anchor` has the anchor's scores, `drift` what the tables say about the server's options.
     `speedups` are the gains of speculative decoding, also without a gate on them. `course` is the server's course during the
-    load, with fewer samples. `course_notes` are remarks on a load that still counts.
+    load, with fewer samples. `course_notes` are remarks on a load that still counts. `soak` has the rounds of a soak.
     """
 
     before: Before | None = None
@@ -52,6 +53,7 @@ class Details(Frozen):
     fit: Tried | None = None
     course: Series | None = None
     course_notes: list[str] = []
+    soak: SoakCourse | None = None
     notes: list[str] = []
 
 
@@ -75,6 +77,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
     idle = read("idle GPUs", lambda plan, evidence: idle_gpus(evidence / "serve", plan))
     tried = read("fit", _tried)
     course, course_notes = read("the server during the load", _course) or (None, [])
+    soaked = read("soak", _soaked)
     return Details(
         before=then,
         anchor=anchor,
@@ -88,6 +91,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
         fit=tried,
         course=course,
         course_notes=course_notes,
+        soak=soaked,
         notes=notes,
     )
 
@@ -153,6 +157,13 @@ def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
         raise _NothingError("no sample of it has a value")
     cut = cut_prompts(evidence / figures.STAGE, plan.server.arguments.get(OPTION))
     return thinned(series), [*watched.notes(folder, began, ended), *cut]
+
+
+def _soaked(plan: CellPlan, evidence: Path) -> SoakCourse | None:
+    if plan.soak is None:
+        return None
+    folder = _left(evidence / soak.STAGE)
+    return soak.soak_course(folder, plan.server.gpus, watched.watched_in(folder, evidence / "serve"))
 
 
 def _span(folder: Path) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from vllm_qualify.report.templates import template
 LINKABLE = ("", "file", "http", "https", "s3")
 TITLES = {
     "course": "The server during the load",
+    "soak": "Soak",
     "sweep": "Sweep",
     "speculation": "Speculative decoding",
     "startup": "Start-up",
@@ -107,6 +108,7 @@ def _details(report: Report) -> dict[str, Any]:
     warm = [row for stage in report.stages for row in stage.measurements if row.metric == "startup_warm_s"]
     return {
         "course": sections.course_figures(details.course) if details.course else None,
+        "soak": sections.soak_figures(details.soak) if details.soak else None,
         "swept": _swept(report),
         "drafting": sections.drafting_rows(details.speculation) if details.speculation else None,
         "same_text": sections.same_text_sentence(details.speculation.texts) if details.speculation else None,

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from vllm_qualify.evidence.idle import Idle, Stretch, sum_of
 from vllm_qualify.evidence.load.fitting import Tried, Try
+from vllm_qualify.evidence.load.soak import SoakCourse
 from vllm_qualify.evidence.load.speculation import Drafting, SameText, SpeculationDetails
 from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Point, SloLevel, SweepPlan, Swept
 from vllm_qualify.evidence.measurement import Measurement
@@ -148,21 +149,32 @@ class TryRow:
 def course_figures(course: Series) -> list[Figure]:
     """The figures of the server's course. A figure without any value is left out."""
     figures = [
-        _figure("Requests in the server", "req", course, {"running": course.running, "waiting": course.waiting}),
-        _figure("KV cache in use", "share", course, {"in use": course.kv_cache_usage}),
-        _figure("Output tokens per second", "tok/s", course, {"output": course.output_tok_s}),
+        _figure("Requests in the server", "req", course.time_s, {"running": course.running, "waiting": course.waiting}),
+        _figure("KV cache in use", "share", course.time_s, {"in use": course.kv_cache_usage}),
+        _figure("Output tokens per second", "tok/s", course.time_s, {"output": course.output_tok_s}),
     ]
     return [figure for figure in figures if figure is not None]
 
 
-def _figure(title: str, unit: str, course: Series, lines: dict[str, list[float | None]]) -> Figure | None:
+def soak_figures(course: SoakCourse) -> list[Figure]:
+    """The figures of a soak, with a point for each round. A figure without any value is left out."""
+    latencies = [(name, {name.upper(): values}) for name, values in course.latency_ms.items()]
+    figures = [
+        _figure("Resident memory of the server's processes", "MiB", course.time_s, {"host": course.host_mib}),
+        _figure("Used memory of the server's GPUs", "MiB", course.time_s, {"GPUs": course.gpu_mib}),
+        *(_figure(f"Mean {name.upper()} of a round", "ms", course.time_s, line) for name, line in latencies),
+    ]
+    return [figure for figure in figures if figure is not None]
+
+
+def _figure(title: str, unit: str, time_s: list[float], lines: dict[str, list[float | None]]) -> Figure | None:
     known = {name: [value for value in line if value is not None] for name, line in lines.items()}
     if not any(known.values()):
         return None
     ranges = [f"{name} {_range(values, unit)}" for name, values in known.items()]
-    missing = sum(any(line[at] is None for line in lines.values()) for at in range(len(course.time_s)))
-    gaps = f"; samples that do not tell it all: {missing} of {len(course.time_s)}" if missing else ""
-    drawn = chart(title, unit, course.time_s, lines)
+    missing = sum(any(line[at] is None for line in lines.values()) for at in range(len(time_s)))
+    gaps = f"; samples that do not tell it all: {missing} of {len(time_s)}" if missing else ""
+    drawn = chart(title, unit, time_s, lines)
     # The chart escapes its inputs.
     return Figure(Markup(drawn), f"{'; '.join(ranges)}{gaps}")  # noqa: S704  (our own drawing, its labels escaped)
 

@@ -32,7 +32,7 @@ from vllm_qualify.evidence.watched import problems as watched_problems
 from vllm_qualify.evidence.watched import read_host
 from vllm_qualify.recipe.metrics import FAILED_SHARE, GPU_GROWTH, HOST_GROWTH, LATENCY_GROWTHS, METRICS
 from vllm_qualify.recipe.serving import VLLM, EngineName
-from vllm_qualify.recipe.values import Count, Frozen
+from vllm_qualify.recipe.values import Count, Frozen, Number
 from vllm_qualify.recipe.workload import LEAST_PROMPTS_PER_CLIENT, Load, Soak
 
 STAGE = "soak"
@@ -168,6 +168,33 @@ def parse_soak(folder: Path, of: Of, levels: Levels, watched: Path) -> list[Meas
     return [*memory, *_latencies(counted, of, watched, levels, source), _failed(rounds[1:], levels, source)]
 
 
+class SoakCourse(Frozen):
+    """A soak's rounds for plots: the time of each one's middle since the first one's, and its means; None where not known."""
+
+    time_s: list[Number]
+    host_mib: list[Number | None]
+    gpu_mib: list[Number | None]
+    latency_ms: dict[str, list[Number | None]]
+
+
+def soak_course(folder: Path, gpus: Sequence[int], watched: Path) -> SoakCourse:
+    """All rounds of a soak, also those of the warm-up. Raises one of UNUSABLE."""
+    rounds, host = [_read_round(folder, number) for number in range(1, _count(folder) + 1)], read_host(watched)
+    if len(rounds) < LEAST_VALUES:
+        raise ValueError(f"{len(rounds)} rounds")
+    return SoakCourse(
+        time_s=[HOUR_S * (each.middle_h - rounds[0].middle_h) for each in rounds],
+        host_mib=_round_means(rounds, host, _host_mib),
+        gpu_mib=_round_means(rounds, host, lambda sample: _gpu_mib(sample, gpus)) if gpus else [None] * len(rounds),
+        latency_ms={name: [_time_of(each, name) for each in rounds] for name in LATENCY_GROWTHS},
+    )
+
+
+def _time_of(each: Round, latency: str) -> float | None:
+    value = each.result[f"mean_{latency}_ms"]
+    return value if type(value) is float and 0 < value < math.inf else None
+
+
 def _count(folder: Path) -> int:
     return sum(1 for _ in folder.glob("bench-*.json")) - 1
 
@@ -240,17 +267,22 @@ def _memory(
     metric: str, rounds: Sequence[Round], host: Sequence[HostSample], of: Callable[[HostSample], float | None], levels: Levels
 ) -> Measurement:
     source = f"{STAGE}/watched/{HOST_SAMPLES}"
-    known = [(sample.time, value) for sample in host if (value := of(sample)) is not None]
-    # With the pause before it: a short round may have no sample of its own.
-    since = [rounds[0].began, *(each.ended for each in rounds[:-1])]
-    during = [
-        (each, [mib for at, mib in known if begin <= at <= each.ended]) for begin, each in zip(since, rounds, strict=True)
-    ]
-    means = [(each.middle_h, statistics.fmean(values)) for each, values in during if values]
+    pairs = zip(rounds, _round_means(rounds, host, of), strict=True)
+    means = [(each.middle_h, mean) for each, mean in pairs if mean is not None]
     if len(means) < LEAST_VALUES:
         because = f"the memory is known in {len(means)} of {len(rounds)} rounds, and a slope needs {LEAST_VALUES}: {REMEDY}"
         return invalid(metric, because, source)
     return _growth(metric, means, levels, source, in_percent=False)
+
+
+def _round_means(
+    rounds: Sequence[Round], host: Sequence[HostSample], of: Callable[[HostSample], float | None]
+) -> list[float | None]:
+    known = [(sample.time, value) for sample in host if (value := of(sample)) is not None]
+    # With the pause before it: a short round may have no sample of its own.
+    since = [rounds[0].began, *(each.ended for each in rounds[:-1])]
+    during = ([mib for at, mib in known if begin <= at <= each.ended] for begin, each in zip(since, rounds, strict=True))
+    return [statistics.fmean(values) if values else None for values in during]
 
 
 def _host_mib(sample: HostSample) -> float | None:
