@@ -130,7 +130,7 @@ def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
     assert recipe(name).name == name
     assert list(recipe(name).gpu_types) == [*HOPPER, *BLACKWELL]
     for gpu_type, serving in recipe(name).gpu_types.items():
-        of_llama = {"h200": ["single-stream"], "b200": ["guide"], "gb200": ["guide"]}.get(gpu_type, [])
+        of_llama = {"h200": ["single-stream", "drafted"], "b200": ["guide"], "gb200": ["guide"]}.get(gpu_type, [])
         others = [*of_llama, *([] if gpu_type == "gb200" else ["latency-8"])] if name == "llama-3.3-70b" else []
         assert set(serving.profiles) == {"throughput", "balanced", "latency", *others}
 
@@ -182,7 +182,7 @@ def test_tensor_parallel_size_and_batch_follow_the_profiles_goal(name: str) -> N
             assert (size, batch) == (2, 128)
         elif profile in ("latency", "latency-8"):
             assert (size, batch) == (8 if profile == "latency-8" else 4, 8)
-        elif profile == "single-stream":
+        elif profile in ("single-stream", "drafted"):
             assert (size, batch) == (1, 8)
         else:
             # FP8 weights of Scout are for two GPUs, and those of Llama 3.3 70B too large for one H100.
@@ -198,7 +198,7 @@ def test_the_load_follows_the_server(name: str) -> None:
             recipe(name).gpu_types[gpu_type].profiles[profile].load.of(None, 1),
         )
         longest = ours["max-model-len"]
-        single = profile == "single-stream"
+        single = profile in ("single-stream", "drafted")
         assert (load.input_len, load.output_len) == ((500, 200) if single else (1024, 1024))
         assert longest == {"llama-3.3-70b": 131072, "llama-4-scout": 131072, "nemotron-3-nano": 262144}[name]
         assert load.max_concurrency == (1 if single else 512 if profile == "guide" else ours["max-num-seqs"])
@@ -260,11 +260,21 @@ def test_all_of_gsm8k_is_asked_and_gated_on_the_filter_that_fits_the_model(name:
 @pytest.mark.parametrize(("variant", "draft"), DRAFTS.items())
 def test_a_draft_model_is_pinned_and_serves_one_request_at_a_time_on_one_h200(variant: str, draft: str) -> None:
     llama = recipe("llama-3.3-70b")
-    assert [cell for cell in llama.cells() if cell[1] == variant] == [("h200", variant, "single-stream")]
-    config = arguments(llama, "h200", variant, "single-stream")["speculative-config"]
+    assert [cell for cell in llama.cells() if cell[1] == variant] == [("h200", variant, "drafted")]
+    config = arguments(llama, "h200", variant, "drafted")["speculative-config"]
     assert isinstance(config, dict)
     assert (config["method"], config["model"]) == ("draft_model", draft)
     assert re.fullmatch("[0-9a-f]{40}", str(config["revision"]))
+
+
+def test_a_draft_must_make_the_server_faster_under_the_load_of_the_same_model_without_it() -> None:
+    llama = recipe("llama-3.3-70b")
+    profiles = llama.gpu_types["h200"].profiles
+    drafted, single = profiles["drafted"], profiles["single-stream"]
+    assert (drafted.server, drafted.load) == (single.server, single.load)
+    assert [(gate.metric, gate.bound) for gate in drafted.gates] == [("speculative_speedup", 1.0)]
+    # A server without a draft has no speedup to be gated.
+    assert {variant for _, variant, profile in llama.cells() if profile == "drafted"} == set(DRAFTS)
 
 
 def test_tensorrt_llm_serves_the_same_with_and_without_the_drafts() -> None:
