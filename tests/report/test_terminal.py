@@ -67,6 +67,12 @@ def test_a_warning_is_shown_without_control_codes(approved: Report, width: int) 
     assert "Warning:" not in _shown(approved, width)
 
 
+def test_a_setting_without_an_effect_is_a_warning_and_a_changed_default_is_none() -> None:
+    shown = _shown(compared_report(), 200)
+    assert "Warning: VLLM_X is not known" in shown
+    assert "--moe-backend is auto by default" not in shown
+
+
 def test_the_heading_is_the_outcome_and_the_cell(approved: Report, not_approved: Report) -> None:
     assert _shown(approved, 80).splitlines()[0] == "PASSED  llama-3.1-8b/fp8/h200/throughput"
     assert _shown(not_approved, 80).splitlines()[0] == "NOT PASSED  llama-3.1-8b/fp8/h200/throughput"

@@ -156,20 +156,22 @@ def _not_fetched(subjects: Sequence[Subject]) -> Iterator[str]:
 
 
 def _of_code(loaded: LoadedRecipe, cells: list[str], allow_code: bool) -> list[FindingOfCells]:
+    """What runs code. A run refuses the whole recipe for it, so it is reported where none of its own cells is checked too."""
     is_allowed = allow_code or is_of_the_catalog(loaded)
-    return [
-        FindingOfCells(drift.runs_code(line, is_allowed=is_allowed), [cell for cell in cells if cell in of] or cells)
-        for line, of in _by_line(code_of(loaded), cells).items()
-    ]
+    findings = []
+    for line, gpu_types in _by_gpu_types(code_of(loaded)).items():
+        own = [cell for cell in cells if cell.split("/")[2] in gpu_types]
+        findings.append(FindingOfCells(drift.runs_code(line, is_allowed=is_allowed), own or cells))
+    return findings
 
 
-def _by_line(lines: list[str], cells: list[str]) -> dict[str, list[str]]:
-    """The lines, each with its cells. Those that differ in their GPU type alone become one."""
-    parts = [re.fullmatch(r"gpu_types\.([^.]+)\.(.*)", line, re.DOTALL) for line in lines]
-    types: dict[str, list[str]] = {}
-    for line, part in zip(lines, parts, strict=True):
-        types.setdefault(part[2] if part else line, []).extend([part[1]] if part else [])
-    return {_place(of) + line: [cell for cell in cells if not of or cell.split("/")[2] in of] for line, of in types.items()}
+def _by_gpu_types(lines: list[str]) -> dict[str, list[str]]:
+    """The lines, each with the GPU types that it is about, if it is about some. Those that differ in them alone become one."""
+    gpu_types: dict[str, list[str]] = {}
+    for line in lines:
+        of_one = re.fullmatch(r"gpu_types\.([^.]+)\.(.*)", line, re.DOTALL)
+        gpu_types.setdefault(of_one[2] if of_one else line, []).extend([of_one[1]] if of_one else [])
+    return {_place(of) + line: of for line, of in gpu_types.items()}
 
 
 def _place(gpu_types: list[str]) -> str:

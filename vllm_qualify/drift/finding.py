@@ -32,7 +32,8 @@ FindingKind = Literal[
     "runs-code",
     "trusts-code",
 ]
-NOTES = ("ignored-field", "unknown-environment", "perhaps-refused", "changed-default", "trusts-code")
+WITHOUT_EFFECT = ("ignored-field", "unknown-environment")
+NOTES = (*WITHOUT_EFFECT, "perhaps-refused", "changed-default", "trusts-code")
 # Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters
 # of an option, and takes a second value of an option for the model: findings about these count, whatever the parser says.
 OF_THE_PARSER = ("unknown-field",)

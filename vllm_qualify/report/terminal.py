@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vllm_qualify.drift.finding import WITHOUT_EFFECT
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.metrics import CONTRACT_METRICS
 from vllm_qualify.report import head, words
@@ -42,12 +43,18 @@ def show_report(report: Report, console: Console, page: str | None) -> None:
     if rows:
         _print_gates(_kept_as_one(rows), console)
     _print_reasons(rows, console)
-    for warning in report.plan.warnings:
+    for warning in _warnings(report):
         _print_wrapped(_text(f"Warning: {warning}", console, "yellow"), console)
     _print_sweep(report, console)
     if page is not None:
         # Never wrapped, so that a path or an address can be copied as a whole.
         console.print(_text(f"Page: {page}", console), soft_wrap=True)
+
+
+def _warnings(report: Report) -> list[str]:
+    """What the model's own file does to replies, and what the recipe sets without an effect."""
+    found = report.details.drift.findings if report.details.drift else []
+    return [*report.plan.warnings, *(finding.told for finding in found if finding.kind in WITHOUT_EFFECT)]
 
 
 def show_diff(diff: ReportDiff, console: Console) -> None:
