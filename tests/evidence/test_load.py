@@ -808,6 +808,17 @@ def test_prefix_cache_hits_over_1_percent_leave_no_number(folder: Path, hits: fl
         assert value_of(folder) is not None
 
 
+@pytest.mark.parametrize(
+    ("drawn_before", "hits", "is_invalid"), [(0.05, 59.0, False), (0.05, 60.0, True), (0.9, 109.0, False), (0.9, 110.0, True)]
+)
+def test_prompts_that_bench_drew_before_may_hit(folder: Path, drawn_before: float, hits: float, is_invalid: bool) -> None:
+    """Bench tells how many; a tenth at most, and 1 % of the rest."""
+    (folder / "client-2.json").write_text(json.dumps({"cpu_s": [[1.0, 1.0]], "max_rss_mib": 1, "drawn_before": drawn_before}))
+    hit(folder, hits)
+    rows = by_metric(folder)
+    assert (rows["output_throughput_tok_s"].value is None) == is_invalid
+
+
 def hit(folder: Path, hits: float) -> None:
     """In the second repeat, of 1000 queries."""
     count(folder, "before", prefix_cache_queries=0.0, prefix_cache_hits=0.0)

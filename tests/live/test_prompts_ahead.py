@@ -148,3 +148,22 @@ def test_a_warm_up_asks_nothing_that_is_measured(
     assert dataset == "file" or len(set(measured)) == len(measured)
     if dataset == "shared":
         assert len({prompt[:8] for prompt in measured}) == 2, "a beginning of its own in each repeat"
+
+
+def test_random_prompts_that_bench_draws_again_are_counted(engine: EngineEnvironment, server: Asked, tmp_path: Path) -> None:
+    """Its prompts are runs of consecutive tokens, and this vocabulary has 718: of 150 some are the same."""
+    url = f"http://127.0.0.1:{server.server_port}"
+    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+    settings = LOAD.model_copy(update={"num_prompts": 150, "length_spread": 0.0, "output_len": 1, "num_warmups": 0})
+    process = RunningProcess(guard_pid=1, state_file=tmp_path / "state", log=tmp_path / "server.log")
+    asks = Server(url=url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
+    told, asked = list[float](), list[str]()
+    with staying(client, tmp_path / "bench.log") as bench:
+        for repeat in (1, 2):
+            run_repeat(driven_by(asks, bench, settings, None), settings, tmp_path, repeat, silent)
+            asked += [json.loads(body)["prompt"] for body in server.taken()]
+            told.append(json.loads((tmp_path / f"client-{repeat}.json").read_text())["drawn_before"])
+    begins = [prompt[:40] for prompt in asked]
+    again = [begin in begins[:at] for at, begin in enumerate(begins)]
+    assert told == pytest.approx([sum(again[:150]) / 150, sum(again[150:]) / 150])
+    assert 0 < told[0] < told[1] < 0.6

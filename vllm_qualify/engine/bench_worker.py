@@ -2,8 +2,8 @@
 
 It runs in the engine's own Python, which has nothing of this project, so it uses only the standard library and vLLM. Orders are
 files in its letter box, a folder: `NAME.order` has the arguments that follow `vllm bench serve`. After a command's output it
-prints one line: MARK, the order's name, and the resources that the process used. As soon as a command fails, it ends with an
-exit code other than 0.
+prints one line: MARK, the order's name, the resources that the process used, and the share of the command's random prompts that
+were drawn before. As soon as a command fails, it ends with an exit code other than 0.
 
 `NAME.ahead` has the arguments of several later commands. While it has no order, it makes their prompts, in this order. The next
 such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and NAME.
@@ -35,6 +35,8 @@ HASH_SEED = "PYTHONHASHSEED"
 TURNS = "turns="
 # Prompts that are made ahead are kept in memory: about 100 MB of text.
 MOST_AHEAD_TOK = 20_000_000
+# Two of bench's random prompts that begin with the same so many characters are runs of the same tokens.
+TELLING_CHARS = 64
 
 
 def main(letter_box: Path, offset_s: float) -> None:
@@ -54,7 +56,7 @@ def main(letter_box: Path, offset_s: float) -> None:
             arguments, watch = _taken(path), Watch(offset_s)
             prompts.begin(arguments)
             run(arguments)
-            _say(f"\n{MARK} {path.stem} {json.dumps(watch.ended())}")
+            _say(f"\n{MARK} {path.stem} {json.dumps(watch.ended() | {'drawn_before': prompts.drawn_before})}")
         if arguments := prompts.next():
             prompts.make(arguments, run)
         else:
@@ -98,6 +100,9 @@ class _Prompts:
         self.planned: list[list[str]] = []
         self._made: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {}
         self._running, self._is_ahead = "", False
+        # Of the last command, the share of its random prompts that begin as one drawn before, and all beginnings so far.
+        self.drawn_before = 0.0
+        self._drawn: set[tuple[str, str]] = set()
         # What a command with turns has replaced, until the next one.
         self._functions: dict[str, Any] = {}
         serve: Any = sys.modules["vllm.benchmarks.serve"]
@@ -135,12 +140,27 @@ class _Prompts:
             for (_, put_back), state in zip(_random_numbers(), states, strict=True):
                 put_back(state)
             _say("vllm-qualify: with prompts made ahead")
+            self._count(args, samples)
             return self._asked_in_turns(args, samples)
         samples = self._by_vllm(args, *others, **named)
         if not self._is_ahead:
+            self._count(args, samples)
             return self._asked_in_turns(args, samples)
         self._made[self._running] = (samples, [state() for state, _ in _random_numbers()], dict(vars(args)))
         raise _MadeError
+
+    def _count(self, args: Any, samples: list[Any]) -> None:
+        """Count the random prompts that were drawn before: bench takes runs of consecutive tokens, and a vocabulary has few."""
+        self.drawn_before = 0.0
+        if getattr(args, "dataset_name", None) != "random" or len(samples) < 2:
+            return
+        shared = _common_beginning([sample.prompt for sample in samples])
+        again = 0
+        for sample in samples:
+            begins = (shared, sample.prompt[len(shared) :][:TELLING_CHARS])
+            again += begins in self._drawn
+            self._drawn.add(begins)
+        self.drawn_before = again / len(samples)
 
     def _asked_in_turns(self, args: Any, samples: list[Any]) -> list[Any]:
         """Have bench send the samples as turns of chats, if its options say so."""

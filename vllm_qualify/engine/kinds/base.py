@@ -86,13 +86,14 @@ class Conditions(NamedTuple):
 
     `shared` is the share of the prompts' tokens that other prompts of the workload are meant to begin with too; None if it is
     not known, as for a file's prompts. `are_fresh`: no prompt of the repeat was asked before on this server, or the server
-    emptied its prefix cache before the repeat.
+    emptied its prefix cache before the repeat. `drawn_before` is the share of random prompts that came by chance before.
     """
 
     arguments: ServerArguments
     num_prompts: int
     shared: float | None
     are_fresh: bool
+    drawn_before: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def hit_problem(counted: str, hits: float, of: float, under: Conditions, off: st
 
     `counted` says the hits in words. `off` says how the server does without such a cache.
     """
-    if under.shared is not None and _too_many(hits, of, under.shared):
+    if under.shared is not None and _too_many(hits, of, under.shared + under.drawn_before * (1 - under.shared)):
         meant = f", and its prompts share {under.shared:.1%}" if under.shared else " on random prompts"
         return f"{counted}{meant}: give the load a `seed` that no other load on this server has, or {off}"
     if not under.are_fresh and _too_many(hits, of, 0.0):

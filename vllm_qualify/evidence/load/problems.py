@@ -20,22 +20,28 @@ from vllm_qualify.evidence.measurement import (
 )
 from vllm_qualify.evidence.watched import problems as watched_problems
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
-from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
+from vllm_qualify.recipe.values import CountOrNone, Frozen, Number, Share
 from vllm_qualify.recipe.workload import Load
 
 PREEMPTIONS = KINDS[VLLM].total("preemptions")
 # A thread that is this busy makes its next request late, and sees a reply late.
 CLIENT_CORES_ALLOWED = 0.9
 CLIENT_REMEDY = "run the client on a faster host, or several clients"
+# The most of its prompts that may be known to the prefix cache by chance. A load with more of them measures the cache.
+MOST_DRAWN_BEFORE = 0.10
 # The share of a repeat that the client's samples must cover: in less of it, its use of the CPU says little about the rest.
 LEAST_SEEN = 0.5
 
 
 class ClientUse(Frozen):
-    """`client-N.json`: the client thread's CPU seconds so far, as pairs of the time of `clock.steady_s` and these seconds."""
+    """`client-N.json`: the client thread's CPU seconds so far, as pairs of the time of `clock.steady_s` and these seconds.
+
+    `drawn_before` is the share of a run's random prompts that bench had drawn before on this server; older runs do not tell it.
+    """
 
     cpu_s: list[tuple[Number, Number]] = Field(min_length=1)
     max_rss_mib: CountOrNone
+    drawn_before: Share = 0.0
 
     @property
     def seconds(self) -> float:
@@ -196,11 +202,20 @@ def _server_problems(folder: Path, repeat: Repeat, settings: Load, kind: EngineN
         shared=_shared(folder, settings, counted, KINDS[kind]),
         # Each run of bench has a seed of its own for its random prompts, and ids of its own for those of a trace.
         are_fresh=settings.prompts is None or _was_emptied(folder / f"reset-{number}.txt"),
+        drawn_before=_drawn_before(folder, number),
     )
     problems = KINDS[kind].load_problems(counted, under)
     if problems or request_problems(repeat.about, settings):
         return problems
     return agreement.counter_problems(repeat.about, counted, settings, kind)
+
+
+def _drawn_before(folder: Path, number: int) -> float:
+    try:
+        return min(_use(folder, number).drawn_before, MOST_DRAWN_BEFORE)
+    except UNUSABLE:
+        # `_problems_meanwhile` reports it.
+        return 0.0
 
 
 def hit_share(folder: Path, number: int, kind: EngineName) -> float | None:
