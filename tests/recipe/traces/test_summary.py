@@ -55,3 +55,10 @@ def test_the_command_names_the_line_that_is_none(tmp_path: Path) -> None:
     failed = CliRunner().invoke(app, ["trace", "check", str(file)])
     assert isinstance(failed.exception, CallerError)
     assert failed.exception.problem.startswith("line 2: ")
+
+
+@pytest.mark.parametrize(("apart_s", "told"), [(1.0, False), (4.0, True)])
+def test_the_busiest_stretch_is_told_where_the_trace_lasts_so_long(apart_s: float, told: bool) -> None:
+    trace = Trace.of(16, [Request(number * apart_s, 16, 1, (number,)) for number in range(5)])
+    (arrivals,) = (line for line in summary_of(trace, "vllm-qualify").lines if line.startswith("arrivals"))
+    assert ("busiest 10 s" in arrivals) == told

@@ -45,11 +45,12 @@ class Summary(Frozen):
     def lines(self) -> list[str]:
         """For a terminal."""
         mean = "all at once" if self.mean_req_s is None else f"{self.mean_req_s:.3g} req/s on average"
+        peak = f", {self.peak_req_s:.3g} req/s in the busiest {PEAK_S} s" if self.lasts_s >= PEAK_S else ""
         bursts = "" if self.burstiness is None else f", burstiness {self.burstiness:.2g} (1 is a Poisson process)"
         return [
             f"form        {self.form}",
             f"requests    {self.requests:,} in {self.lasts_s:,.1f} s",
-            f"arrivals    {mean}, {self.peak_req_s:.3g} req/s in the busiest {PEAK_S} s{bursts}",
+            f"arrivals    {mean}{peak}{bursts}",
             f"prompts     {_words(self.prompts)}",
             f"replies     {_words(self.replies)}",
             f"context     {self.longest_tok:,} tokens at most, prompt and reply",
