@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from tests.engine.test_process import alive
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.qualified import COMMAND, processes_of, run
 from tests.recipes import Document, small, write
+from vllm_qualify.recipe.loading import catalog_folder
 
 REFUSED = {"max-num-sequences": 4, "compilation-config": {"modes": 3}}
 # As long as a cold import of vLLM, for a server that dies at once.
@@ -93,6 +95,9 @@ def test_an_engine_that_cannot_be_asked_ends_the_start(tmp_path: Path, home: Pat
 def test_what_the_engine_could_not_tell_is_in_the_plan_before_anything_is_measured(
     tmp_path: Path, home: Path, document: Document
 ) -> None:
+    model = shutil.copytree(catalog_folder() / "reference" / "model", tmp_path / "model")
+    (model / "generation_config.json").write_text('{"max_new_tokens": 5}')
+    document["variants"]["bf16"]["model"] = str(model)
     environment = engine(tmp_path, SLOW)
     leave_unclear(tmp_path / "engine", "no hub")
     done = run(home, COMMAND, "run", recipe(document, tmp_path, "healthy", {}), **environment)
@@ -100,7 +105,11 @@ def test_what_the_engine_could_not_tell_is_in_the_plan_before_anything_is_measur
     # the stand-in has no bench, so that the run ends there
     assert [path.stem for path in home.glob("runs/*/stages/*.json")] != [], done.stderr
     (plan,) = home.glob("runs/*/plan.json")
-    assert json.loads(plan.read_text())["unasked"] == ["whether options refuse each other, for 1 of 1 cells: no hub"]
+    planned = json.loads(plan.read_text())
+    assert planned["unasked"] == ["whether options refuse each other, for 1 of 1 cells: no hub"]
+    (warning,) = planned["warnings"]
+    assert "max_new_tokens 5, where replies to requests without max_tokens end" in warning
+    assert warning in done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
