@@ -22,6 +22,7 @@ from vllm_qualify.evidence.stages import wanted
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, new_run_id, plan_cells
 from vllm_qualify.plan.choice import Choice, select
+from vllm_qualify.plan.conformity import difference
 from vllm_qualify.plan.gates import SMOKE_GATES, contract_of, judged_by
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
@@ -662,6 +663,23 @@ def test_each_check_of_the_contract_is_a_gate_unless_the_recipe_leaves_it_out(
     assert labels(plan.gates) == [*SMOKE_GATES, "smoke_golden", *checks, *SCORES]
     assert ("contract" in wanted(plan)) == bool(checks)
     assert judged_by(plan, loaded(document).recipe) == plan
+
+
+@pytest.mark.parametrize("place", ["variant", "profile", "another version"])
+def test_a_seed_is_not_asked_for_where_a_draft_is(place: str, document: Document, engine: EngineEnvironment) -> None:
+    """vLLM 0.32 gave other texts by the same seed: a good release would be refused by chance."""
+    drafting = {"server": {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}}}
+    if place == "another version":
+        document["variants"]["bf16"]["by_version"] = [{"vllm": ">=0.32", **drafting}]
+    else:
+        of = document["variants"]["bf16"] if place == "variant" else document["gpu_types"]["cpu"]["profiles"]["throughput"]
+        of |= drafting
+    plan = only(plan_cells(loaded(document), Choice(profile="throughput"), Engines(engine=engine), CPU))
+    assert plan.contract is not None
+    assert list(plan.contract.not_asked) == ["contract_seed"]
+    assert "contract_seed" not in labels(plan.gates)
+    assert judged_by(plan, loaded(document).recipe) == plan
+    assert difference(plan, loaded(document).recipe) == ""
 
 
 @pytest.mark.parametrize(("written", "is_asked"), [({}, False), ({"contract": True}, True), ({"capabilities": ["chat"]}, True)])

@@ -125,7 +125,7 @@ def _plan(
         server=server,
         smoke=recipe.smoke,
         smoke_golden=variant.smoke_golden,
-        contract=contract_of(recipe, variant),
+        contract=contract_of(recipe, variant, serving, profile),
         accuracy=accuracy,
         likelihood=likelihood_plan(loaded, recipe.likelihood, server, gates),
         load=load_plan(

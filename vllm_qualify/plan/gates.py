@@ -7,8 +7,10 @@ from vllm_qualify.recipe.contract import Contract, checks_of
 from vllm_qualify.recipe.gates import Gate, Minimum, Waiver
 from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
 from vllm_qualify.recipe.recipe import Profile, Recipe, Serving
-from vllm_qualify.recipe.serving import Variant
+from vllm_qualify.recipe.serving import Arguments, Variant
 
+# Seen of vLLM 0.32: docs/design/0036.
+SEED_OF_DRAFTS = "with speculative decoding the same seed can give other texts"
 SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "smoke_determinism")
 
 
@@ -26,7 +28,7 @@ def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
         "gates": gates_of(recipe, serving, variant, profile),
         "waivers": waivers_of(recipe, cell.gpu_type, cell.variant, cell.profile),
         "smoke_golden": variant.smoke_golden,
-        "contract": contract_of(recipe, variant),
+        "contract": contract_of(recipe, variant, serving, profile),
         "approval": recipe.approval,
         "named_anchor": anchor_of(recipe, cell.gpu_type, cell.variant, cell.profile),
     }
@@ -47,7 +49,7 @@ def anchor_of(recipe: Recipe, gpu_type: str, variant: str, profile: str) -> str 
 def gates_of(recipe: Recipe, serving: Serving, variant: Variant, profile: Profile) -> list[Gate]:
     return [
         *smoke_gates(variant),
-        *contract_gates(contract_of(recipe, variant)),
+        *contract_gates(contract_of(recipe, variant, serving, profile)),
         *network_gates(serving),
         *recipe.gates_of(profile),
     ]
@@ -63,16 +65,26 @@ def smoke_gates(variant: Variant) -> list[Gate]:
     return [Minimum(metric=metric, minimum=1.0, unit="bool") for metric in metrics]
 
 
-def contract_of(recipe: Recipe, variant: Variant) -> Contract | None:
-    """What of the API's contract a variant's server is asked; None if it is asked for nothing."""
+def contract_of(recipe: Recipe, variant: Variant, *others: Arguments) -> Contract | None:
+    """What of the API's contract a variant's server is asked; None if it is asked for nothing.
+
+    `others` are the further layers of the server's options.
+    """
     promised, kind = recipe.promised(variant), KINDS[variant.engine]
     is_asked = kind.is_held_to_contract if recipe.contract is None else recipe.contract
     if not (is_asked or promised):
         return None
     asked = {check.name for check in checks_of(promised)}
     not_asked = {name: why for name, why in kind.not_offered.items() if name in asked}
+    if _drafts(kind.speculative, variant, *others):
+        not_asked["contract_seed"] = SEED_OF_DRAFTS
     limit_s = recipe.smoke.time_limit_s
     return Contract(capabilities=promised, not_asked=not_asked, aliases=recipe.aliases, time_limit_s=limit_s)
+
+
+def _drafts(option: str, *layers: Arguments) -> bool:
+    """Whether a server has speculative decoding, in any version."""
+    return any(option in options for layer in layers for options in (layer.server, *(each.server for each in layer.by_version)))
 
 
 def contract_gates(contract: Contract | None) -> list[Gate]:
