@@ -39,6 +39,7 @@ def recipe(folder: Path, model: Path, server: Server) -> Path:
     """The chat model's recipe, of another copy of it, with these options."""
     document: Document = YAML(typ="safe").load((catalog_folder() / "reference-chat.yaml").read_text())
     document["variants"]["bf16"]["model"] = str(model)
+    document["aliases"] = ["an-alias", "Org/Chat-Model"]
     serving = document["gpu_types"]["cpu"]
     serving["server"] |= server
     if server.items() >= SHORT.items():

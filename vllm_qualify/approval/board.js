@@ -36,6 +36,8 @@ function complete(cell) {
   // On narrow screens the rows are blocks, which are no table to a screen reader without these.
   cell.row.setAttribute("role", "row");
   for (const column of columns) column.setAttribute("role", column === columns[0] ? "rowheader" : "cell");
+  // Many cells are of one model: a list of links needs their whole names.
+  columns[0].firstElementChild?.setAttribute("aria-label", cell.id);
   if (cell.state === "expired") columns[4].firstElementChild.replaceWith(stateOf("expired"));
   if (cell.until !== null) columns[7].append(element("small", {}, ago(today - cell.until)));
   if (cell.startedS !== null) columns[8].append(element("small", {}, ago(today - Math.floor(cell.startedS / DAY_S))));
