@@ -8,7 +8,7 @@ test test-quick: export PYTHONDONTWRITEBYTECODE =
 demo: setup
 	.venv/bin/vllm-qualify demo
 
-# How often the gates are wrong, and how often other projects' gates are: some minutes.
+# How often the gates are wrong, and how often other projects' gates are: half an hour on two cores.
 bench-gates: setup
 	.venv/bin/python -m infra.bench.gates
 

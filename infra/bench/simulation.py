@@ -93,12 +93,16 @@ def _settings_of_tries() -> list[tries.Setting]:
 
 
 def _runs_of(setting: Setting, runs: int) -> int:
-    """A release that is tried up to ten times takes ten times as long: there are fewer of them. Of the usual loads there are
-    more: a rate of 95 % then is within 0.7 points (two standard errors), instead of 1.4.
+    """A release that is tried up to ten times takes ten times as long: there are fewer of them. Of loads as they are measured
+    now there are more: a rate of 95 % then is within 0.7 points (two standard errors), instead of 1.4.
     """
-    if isinstance(setting, tries.Setting):
-        return max(1, runs // 2)
-    return 4 * runs if isinstance(setting, speed.Setting) else runs
+    match setting:
+        case tries.Setting():
+            return max(1, runs // 2)
+        case speed.Setting() | other_worlds.OfLoads(before=False):
+            return 4 * runs
+        case _:
+            return runs
 
 
 class _Job(NamedTuple):
