@@ -166,7 +166,8 @@ def test_one_process_runs_one_order_after_another(bench: Bench, folder: Path) ->
     assert all(log.count(MARK) == 1 for log in (first, second))
     results = [json.loads((folder / f"bench-{number}.json").read_text()) for number in (1, 2)]
     assert [result["pid"] for result in results] == [leader(bench)] * 2
-    assert not list(Path(bench.letter_box).glob("*.order"))
+    # Docker Engine is not done with a file when it appears: it must not be gone then.
+    assert len(list(Path(bench.letter_box).glob("*.order"))) == 2
 
 
 def test_two_clients_make_the_same_prompts_of_a_trace(client: Client, folder: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,14 @@ def main(letter_box: Path, offset_s: float) -> None:
     def run(arguments: list[str]) -> None:
         bench(parser.parse_args(arguments))
 
+    taken: set[Path] = set()
     _say("vllm-qualify: ready")
     while True:
-        for path in sorted(letter_box.glob("*.ahead")):
-            prompts.planned = _taken(path)
+        for path in _new(letter_box, "*.ahead", taken):
+            prompts.planned = json.loads(path.read_text())
             _say(f"\n{MARK} {path.stem} {{}}")
-        for path in sorted(letter_box.glob("*.order")):
-            arguments, watch = _taken(path), Watch(offset_s)
+        for path in _new(letter_box, "*.order", taken):
+            arguments, watch = json.loads(path.read_text()), Watch(offset_s)
             prompts.begin(arguments)
             run(arguments)
             _say(f"\n{MARK} {path.stem} {json.dumps(watch.ended() | {'drawn_before': prompts.drawn_before})}")
@@ -64,10 +65,14 @@ def main(letter_box: Path, offset_s: float) -> None:
             time.sleep(POLL_S)
 
 
-def _taken(path: Path) -> Any:
-    job = json.loads(path.read_text())
-    path.unlink()
-    return job
+def _new(letter_box: Path, names: str, taken: set[Path]) -> Iterator[Path]:
+    """The files that were not taken before, in the order of their names.
+
+    They stay: Docker Engine sets the owner and the time of a file after it has appeared, and fails where it is gone by then.
+    """
+    for path in sorted(set(letter_box.glob(names)) - taken):
+        taken.add(path)
+        yield path
 
 
 def _say(line: str) -> None:

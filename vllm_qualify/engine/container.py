@@ -392,8 +392,9 @@ def copy_out(container_id: str, file: str, into: Path, place: str) -> None:
 def put(container_id: str, file: str, body: bytes, place: str) -> None:
     """Write a file, and the folders above it, into a container. Raises HostError.
 
-    It appears there whole, as a link to a finished part: a process that watches for it never sees less. No command is run for
-    that, since one could be killed where the container has no memory left.
+    It appears there whole, as a link to a finished part: a process that watches for it never sees less, and must not remove it,
+    since Docker Engine then sets its owner and time. No command is run for that: one could be killed where the container has no
+    memory left.
     """
     content, part = io.BytesIO(), f"{file}.part"
     with tarfile.open(fileobj=content, mode="w") as archive:
