@@ -294,7 +294,8 @@ def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("size", "stage", "unclear"), [("4k", "plan", ""), ("12k", "serve", "no hub"), ("96k", "accuracy", "no hub")]
+    ("size", "stage", "unclear"),
+    [("4k", "plan", ""), ("12k", "serve", "no hub"), ("96k", "contract", "no hub"), ("192k", "accuracy", "no hub")],
 )
 def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
     tmp_path: Path, fake_engine: dict[str, str], size: str, stage: str, unclear: str
