@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
     command: Published
     outcome: str
-    told: list[str]
+    problems: list[str]
     refusal: str | None
 
 
@@ -138,7 +138,7 @@ def _counts(asked: Asked, commands: list[Published], scratch: Path) -> dict[str,
     for row in rows:
         if row.outcome in (FALSE_REFUSAL, FALSE_FIT):
             print(f"{row.outcome} at {version}: {row.command.source}, {row.command.gpu_type}")
-            print(f"  recipe check: {'; '.join(row.told) or 'fits'}\n  vllm serve:   {row.refusal or 'takes it'}")
+            print(f"  recipe check: {'; '.join(row.problems) or 'fits'}\n  vllm serve:   {row.refusal or 'takes it'}")
     outcomes = Counter(row.outcome for row in rows)
     newer = sum(not _is_for(row.command.loaded, version) for row in rows)
     by_outcome = {name: outcomes[name] for name in (FIT, REFUSED, FALSE_REFUSAL, FALSE_FIT, UNSURE)}
@@ -189,14 +189,14 @@ def _is_for(loaded: LoadedRecipe, version: str) -> bool:
 
 
 def _row(command: Published, answer: Checked, refusal: str | None) -> Row:
-    told = [each.finding.told for each in answer.problems]
+    problems = [each.finding.told for each in answer.problems]
     if answer.fits is None:
         outcome = UNSURE
     elif answer.fits:
         outcome = FALSE_FIT if refusal else FIT
     else:
         outcome = REFUSED if refusal else FALSE_REFUSAL
-    return Row(command, outcome, told, refusal)
+    return Row(command, outcome, problems, refusal)
 
 
 def _say(line: str) -> None:
