@@ -29,9 +29,10 @@ test-quick:
 	bash infra/setup.sh orchestrator
 	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"
 
-# Random schedules of faults and kills, many more than the tests have, over decisions and over whole qualifications: an hour.
+# Random schedules of faults and kills, many more than the tests have, over decisions and over whole qualifications: an hour on
+# two cores, some minutes on sixteen.
 chaos: setup
-	VLLM_QUALIFY_CHAOS=2000 .venv/bin/python -m pytest --timeout 14400 tests/faults/test_chaos.py tests/faults/test_chaos_run.py
+	VLLM_QUALIFY_CHAOS=2000 .venv/bin/python -m pytest --numprocesses auto --dist worksteal --timeout 14400 tests/faults/test_chaos.py tests/faults/test_chaos_run.py
 
 # The tests that need only Python, on each supported Python of this machine.
 test-pythons: setup

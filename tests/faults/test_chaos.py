@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests.approval.builder import CELL, NOW, VALID_DAYS, made_key, of_variant, publish_report, with_gate
 from tests.faults.faulty_store import KILLED, Fault, FaultyStore
+from tests.faults.schedules import parts_and_size
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.decision import ruling
 from vllm_qualify.approval.errors import NotApprovedError
@@ -41,7 +42,7 @@ from vllm_qualify.report.page import render_page
 from vllm_qualify.runs import prune, publishing
 from vllm_qualify.runs.folder import Run
 
-SCHEDULES = int(os.environ.get("VLLM_QUALIFY_CHAOS", "200"))
+PARTS, SCHEDULES = parts_and_size(200)
 OTHER_CELL = CELL.replace("fp8", "bf16")
 PEOPLE = ("Ada", "Bob")
 Action = Literal["publish", "approve", "reject", "revoke", "index", "prune"]
@@ -270,10 +271,11 @@ def _pages_are_drawn_once() -> Iterator[None]:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("_part", range(PARTS))
 @settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(before=st.sampled_from(BEFORE), schedule=SCHEDULE)
 def test_nothing_is_approved_wrongly_and_nothing_is_lost(
-    before: list[Step], schedule: list[Step], prepared: dict[str, Prepared], signer: PrivateKey
+    _part: int, before: list[Step], schedule: list[Step], prepared: dict[str, Prepared], signer: PrivateKey
 ) -> None:
     with TemporaryDirectory() as folder:
         world = World(open_store(Path(folder).as_uri()), prepared, signer)

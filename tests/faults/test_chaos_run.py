@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.faults.faulty_store import KILLED, Fault, FaultyStore
+from tests.faults.schedules import parts_and_size
 from tests.runs.test_runs import judged, store_in
 from vllm_qualify.approval.index import index_problem, refresh
 from vllm_qualify.errors import QualifyError, StoreError
@@ -34,7 +35,7 @@ from vllm_qualify.runs.stored import published_run, reuse_stages, save_finished
 
 __all__ = ["judged"]
 
-SCHEDULES = int(os.environ.get("VLLM_QUALIFY_CHAOS", "100"))
+PARTS, SCHEDULES = parts_and_size(100)
 HOSTS = ("one", "two")
 # One line for each stage that this host measured.
 MEASURED = "measured"
@@ -149,9 +150,10 @@ def _pages_are_not_drawn() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("_part", range(PARTS))
 @settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(schedule=SCHEDULE)
-def test_no_evidence_is_lost_and_nothing_is_measured_twice(schedule: list[Start], judged: Path) -> None:
+def test_no_evidence_is_lost_and_nothing_is_measured_twice(_part: int, schedule: list[Start], judged: Path) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         store_in(folder / "store")
