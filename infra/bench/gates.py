@@ -3,7 +3,8 @@
     .venv/bin/python -m infra.bench.gates [--runs N] [--seed S]
 
 The verdicts of this project's gates come from the product's own functions. The last line is one JSON object with this
-project's figures, as fractions. The default number of runs takes four minutes on 16 cores, and half an hour on two. The same seed gives the same numbers.
+project's figures, as fractions. The default number of runs takes four minutes on 16 cores, and half an hour on two. The same
+seed gives the same numbers.
 """
 
 import argparse
