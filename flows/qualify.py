@@ -21,6 +21,7 @@ from tasks.measure import (
     measure_load,
     measure_soak,
     measure_speculation,
+    measure_speculation_in_turn,
     measure_sweep,
     serve_cells,
     smoke_test,
@@ -182,7 +183,8 @@ def fit_and_reuse(run: Run, request: QualifyHost, question: Question) -> Run:
 def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> None:
     """Measure all stages that are missing. If none is, no server starts, but the report still has the drift check's answer.
 
-    Then the server is started again, if gates against a baseline need that.
+    Then the server is started again, if gates against a baseline need that, or to compare it in turn with the same server
+    without speculative decoding.
     """
     for run in runs:
         if run.plan.baseline:
@@ -193,6 +195,9 @@ def measure_all(runs: list[Run], request: QualifyHost, question: Question) -> No
         with serve_cells(runs, request.port, request.store, question) as served:
             for run in runs:
                 measure(served, run, runs[0], request.store)
+    for run in runs:
+        if run.plan.undrafted_in_turn:
+            measure_speculation_in_turn(run, request.store)
     measure_starts(runs, request.store)
 
 
@@ -205,7 +210,7 @@ def measure(served: Served, run: Run, first: Run, store: str) -> None:
     if run.plan.scores_answers:
         measure_likelihood(served, run, first, store)
     measure_load(served, run, store)
-    if run.plan.is_speculative:
+    if run.plan.is_speculative and not run.plan.undrafted_in_turn:
         measure_speculation(served, run, store)
     if run.plan.sweep:
         measure_sweep(served, run, store)

@@ -181,6 +181,18 @@ def measure_speculation(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "speculation", store, lambda: stages.speculation_stage(served, run.plan, run.evidence, teller()))
 
 
+@step(
+    "speculation in turn",
+    "speculation in turn of {run.plan.cell.id}",
+    once=True,
+    limit_s=of_plan("speculation"),
+    place="speculation",
+)
+def measure_speculation_in_turn(run: Run, store: str) -> StageEvidence:
+    """Start the server again, and the same server without speculative decoding: the machine has no room for both."""
+    return _once(run, "speculation", store, lambda: stages.speculation_in_turn(run.plan, run.evidence, teller()))
+
+
 @step("sweep", "sweep {run.plan.cell.id}", once=True, limit_s=of_plan("sweep"))
 def measure_sweep(served: Served, run: Run, store: str) -> StageEvidence:
     return _once(run, "sweep", store, lambda: stages.sweep_stage(served, run.plan, run.evidence, teller()))

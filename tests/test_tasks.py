@@ -56,6 +56,7 @@ MEASURES = [
     "likelihood",
     "load",
     "speculation",
+    "speculation in turn",
     "sweep",
     "soak",
     "warm starts",

@@ -268,9 +268,21 @@ def test_the_other_server_is_the_same_without_it_on_gpus_that_are_free() -> None
     )
 
 
-def test_without_room_for_both_there_is_no_other_server() -> None:
-    assert fitted(drafted(FOUR_H200), {"tensor-parallel-size": 4}).undrafted is None
-    assert fitted(drafted(H200), {}).undrafted is None
+@pytest.mark.parametrize(("machine", "gpus"), [(H200, 1), (FOUR_H200, 3), (FOUR_H200, 4)])
+def test_without_room_for_both_they_take_turns_on_the_same_gpus(machine: Fingerprint, gpus: int) -> None:
+    plan = fitted(drafted(machine), {"tensor-parallel-size": gpus})
+    assert plan.undrafted_in_turn
+    assert plan.undrafted is not None
+    assert plan.undrafted.gpus == plan.server.gpus == machine.devices[:gpus]
+    assert plan.undrafted.arguments == {"tensor-parallel-size": gpus}
+    beside = fitted(drafted(FOUR_H200), {"tensor-parallel-size": 2})
+    assert not beside.undrafted_in_turn
+
+
+@pytest.mark.parametrize("load", [{"request_rate": 2.0}, {"max_concurrency": 4, "api": "chat", "turns": 2, "window": "whole"}])
+def test_requests_at_a_rate_or_in_turns_are_not_compared(engines: Engines, load: Any) -> None:
+    plan = planned(engines, WORKLOAD | {"num_prompts": 64} | load, server=DRAFTED)
+    assert (plan.is_speculative, plan.undrafted, plan.undrafted_in_turn) == (True, None, False)
 
 
 def test_a_cpu_has_room_for_both() -> None:

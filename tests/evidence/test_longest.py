@@ -120,9 +120,12 @@ def test_a_further_start_asks_each_task_once_and_runs_a_load() -> None:
 
 
 def test_speculation_asks_two_servers_nine_prompts_and_runs_two_loads_on_both() -> None:
-    assert waits("speculation", planned()) == 0, "there is no room for a second server"
+    assert waits("speculation", planned()) == 0, "the load is not compared"
     plan = planned(undrafted=another(planned()))
-    assert waits("speculation", plan) == 300 + 900 + 2 * (9 * 300 + 2 * 3 * REPEAT)
+    asked_and_loaded = 2 * (9 * 300 + 2 * 3 * REPEAT)
+    assert waits("speculation", plan) == 300 + 900 + asked_and_loaded
+    in_turn = plan.model_copy(update={"undrafted_in_turn": True})
+    assert waits("speculation", in_turn) == 2 * (600 + 900) + 300 + 900 + asked_and_loaded
 
 
 @pytest.mark.parametrize(

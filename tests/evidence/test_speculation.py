@@ -29,9 +29,11 @@ from vllm_qualify.evidence.load.speculation import (
     document,
     draft_loads,
     measure_speculation,
+    measure_start,
     parse_speculation,
     rates,
     same_text,
+    starts_in_turn,
 )
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
@@ -412,6 +414,32 @@ def test_both_servers_are_asked_and_loaded_in_turns(tmp_path: Path) -> None:
         for url, side in [((one, "drafted"), (other, "undrafted"))[place] for place in order]
     ]
     assert document(tmp_path, SETTINGS).texts == same_text(list(TEXTS.values()), list(TEXTS.values()))
+
+
+@pytest.mark.parametrize(("repeats", "first", "last"), [(2, [1], [2]), (3, [1], [2, 3]), (5, [1, 2], [3, 4, 5])])
+def test_in_turn_the_drafting_server_runs_before_and_after_the_other(
+    tmp_path: Path, repeats: int, first: list[int], last: list[int]
+) -> None:
+    settings = SETTINGS.model_copy(update={"repeats": repeats, "most_repeats": repeats})
+    done = []
+
+    def run(server: Server, _: Load, folder: Path, number: int) -> None:
+        assert folder.is_dir()
+        done.append((server.url, folder.relative_to(tmp_path).as_posix(), number))
+
+    with serving(Book(TEXTS)) as one, serving(Book(TEXTS)) as other, serving(Book({})) as again:
+        urls = [one, other, again]
+        for start, url in zip(starts_in_turn(settings), urls, strict=True):
+            measure_start(start, at(url), ASKED, settings, tmp_path, run)
+    planned = [("drafted", first), ("undrafted", list(range(1, repeats + 1))), ("drafted", last)]
+    assert done == [
+        (url, f"{name}/{side}", number)
+        for url, (side, numbers) in zip(urls, planned, strict=True)
+        for name in ("batch1", "profile")
+        for number in numbers
+    ]
+    # The third server, which knows no answers, is asked nothing.
+    assert document(tmp_path, settings).texts == same_text(list(TEXTS.values()), list(TEXTS.values()))
 
 
 def test_a_server_that_says_something_else_is_reported(tmp_path: Path) -> None:

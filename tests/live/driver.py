@@ -3,6 +3,7 @@
     driver.py before:accuracy run recipe.yaml     the server is killed before the accuracy stage
     driver.py after:load run recipe.yaml          … after the load stage
     driver.py before:provide run recipe.yaml …    the image's tag is moved after it was resolved
+    driver.py in-turn:plan run recipe.yaml        the machine has no room for two servers
 
 The flow, the stages and the server are the real ones; only the step's task is wrapped.
 """
@@ -23,6 +24,7 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.launch import Engines
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.serving import Served
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.runs.folder import Run
 
 STEPS = {"smoke": "smoke_test", "contract": "check_contract", "accuracy": "measure_accuracy", "load": "measure_load"}
@@ -50,6 +52,13 @@ def wrap_provide(step: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def wrap_plan(step: Callable[..., list[CellPlan]]) -> Callable[..., list[CellPlan]]:
+    def wrapped(*given: Any) -> list[CellPlan]:
+        return [plan.model_copy(update={"undrafted_in_turn": True}) for plan in step(*given)]
+
+    return wrapped
+
+
 def wrap(when: str, step: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(served: Served, *runs: Run) -> Any:
         if when == "before":
@@ -68,6 +77,8 @@ if __name__ == "__main__":
     flow_module: Any = importlib.import_module("flows.qualify")
     if step == "provide":
         flow_module.provide_engines = wrap_provide(flow_module.provide_engines)
+    elif step == "plan":
+        flow_module.plan = wrap_plan(flow_module.plan)
     else:
         setattr(flow_module, STEPS[step], wrap(when, getattr(flow_module, STEPS[step])))
     sys.argv = ["vllm-qualify", *sys.argv[2:]]

@@ -5,13 +5,15 @@ Each recipe is qualified once, with loads as small as they can be and still have
 
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from tests.live import driver
 from tests.qualified import COMMAND, DISTURBED, Qualified, furnished, processes_of, run, undisturbed
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
@@ -50,13 +52,13 @@ Qualify = Callable[..., Qualified]
 def qualify(engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Qualify:
     """Qualifies a small recipe, which a function changes first, in a home of its own."""
 
-    def made(change: Callable[[Document, Path], None], *options: str) -> Qualified:
+    def made(change: Callable[[Document, Path], None], *options: str, by: Sequence[str] = (COMMAND,)) -> Qualified:
         home = furnished(tmp_path_factory.mktemp("profiles"), tmp_path_factory)
         document = small(home)
         change(document, home)
         recipe = str(write(document, home / "recipe.yaml"))
         store = f"file://{home}/store"
-        command = (COMMAND, "run", recipe, "--store", store, *options)
+        command = (*by, "run", recipe, "--store", store, *options)
         done = run(home, *command, VLLM_QUALIFY_ENGINE=str(engine.python.parents[1]), **on_a_server)
         return Qualified(done, home, store)
 
@@ -274,16 +276,24 @@ def test_a_load_ends_at_its_budget_and_says_what_it_takes(profiles: Qualified, f
 # Speculative decoding.
 
 
-@pytest.fixture(scope="module", params=["ngram", "draft"])
+# One is measured beside the server without it, the other as on a machine that has no room for both.
+BY = {"ngram": (COMMAND,), "draft": (sys.executable, driver.__file__, "in-turn:plan")}
+
+
+@pytest.fixture(scope="module", params=BY)
 def drafting(qualify: Qualify, request: pytest.FixtureRequest) -> Report:
     load = {"input_len": 32, "output_len": 32, "num_prompts": 40}
-    qualified = qualify(lambda document, _: only_profile(document, load), "--variant", request.param)
+    qualified = qualify(lambda document, _: only_profile(document, load), "--variant", request.param, by=BY[request.param])
     assert qualified.done.returncode == 0, qualified.done.stdout + qualified.done.stderr
     assert processes_of(qualified.home) == []
     return qualified.report
 
 
-def test_a_draft_is_measured_beside_the_server_without_it(drafting: Report) -> None:
+def test_a_draft_is_compared_with_the_server_without_it(drafting: Report) -> None:
+    logs = [Path(file.path) for file in drafting.files if file.path.endswith("/server.log")]
+    starts = {log.parts[1] for log in logs if log.parts[0] == "speculation"}
+    in_turn = drafting.plan.undrafted_in_turn
+    assert starts == ({"start-1", "start-2", "start-3"} if in_turn else {"undrafted"})
     assert {gate.verdict for gate in drafting.judgement.gates} == {"pass"}
     accepted = measured(drafting, "speculation")["acceptance_length_batch1_tok"]
     if undisturbed(accepted):

@@ -137,10 +137,10 @@ def test_gains_that_no_gate_asks_for_are_kept(evidence: Path) -> None:
     assert details_of(plan_of(), evidence, [gained]).speedups == [gained]
 
 
-def test_a_machine_without_room_for_both_servers_is_reported(evidence: Path) -> None:
+def test_a_load_that_cannot_show_what_drafts_gain_is_reported(evidence: Path) -> None:
     details = details_of(plan_of(undrafted=None), evidence)
     assert details.speculation is None
-    assert details.notes == ["speculative decoding: the machine has no room for the same server without it"]
+    assert details.notes == ["speculative decoding: with requests at a rate or in turns it is not measured"]
 
 
 @pytest.mark.parametrize("text", WRONG_TEXT)

@@ -145,8 +145,8 @@ class CellPlan(Frozen):
     - `named_anchor` is the run that the recipe names as the cell's anchor.
     - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
     - `prompts` is the workload's file: of prompts, or a trace.
-    - `undrafted` is the server without its speculative decoding. Both are measured, if the machine has room for both, and if
-      the load has clients: at a rate, both would have the throughput of that rate.
+    - `undrafted` is the server without its speculative decoding, if the load has clients: at a rate, both would have the
+      throughput of that rate. With `undrafted_in_turn` the machine has no room for both, and they are started in turn.
     - `starts` is how often the server is started at most, for the gates against the baseline.
     - `pulled_s` is how long the pull of the image took; None without a pull.
     - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
@@ -176,6 +176,7 @@ class CellPlan(Frozen):
     starts: Count = 1
     price_usd_gpu_hour: float | None = None
     undrafted: ServerPlan | None = None
+    undrafted_in_turn: bool = False
     pulled_s: float | None = None
     watched: bool = False
     unasked: list[str] = []

@@ -2,6 +2,7 @@
 
 import secrets
 from datetime import UTC, datetime
+from typing import Any
 
 from vllm_qualify.engine.confine import can_confine
 from vllm_qualify.engine.environment import EngineIdentity, content_of, digest_of
@@ -30,6 +31,7 @@ from vllm_qualify.plan.workload import (
 from vllm_qualify.recipe.code import code_of_server, code_of_task
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments, Variant, covers
+from vllm_qualify.recipe.workload import Workload
 
 
 def new_run_id() -> str:
@@ -139,7 +141,7 @@ def _plan(
         warm_starts=serving.warm_starts,
         starts=serving.starts if any(gate.is_over_starts for gate in gates) else 1,
         price_usd_gpu_hour=serving.price_usd_gpu_hour,
-        undrafted=None if profile.load.is_open or profile.load.turns > 1 else _undrafted(server, machine),
+        **_drafting(server, profile.load, machine),
         watched=True,
         warnings=generation_warnings(server, release.engine.version),
         code=[*code_of_server(server.arguments, server.environment), *_of_tasks(accuracy)],
@@ -202,18 +204,18 @@ def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
         )
 
 
-def _undrafted(server: ServerPlan, machine: Fingerprint) -> ServerPlan | None:
-    """The server without its speculative decoding, on other GPUs. None if it has none, or there is no room for both."""
+def _drafting(server: ServerPlan, load: Workload, machine: Fingerprint) -> dict[str, Any]:
+    """The plan's fields about the server without its speculative decoding, which has GPUs of its own if there are enough."""
     option = server.engine_kind.speculative
-    if option not in server.arguments:
-        return None
+    if option not in server.arguments or load.is_open or load.turns > 1:
+        return {"undrafted": None, "undrafted_in_turn": False}
     free = [gpu for gpu in machine.devices if gpu not in server.gpus]
-    if machine.gpu_type != "cpu" and len(free) < len(server.gpus):
-        return None
+    in_turn = len(free) < len(server.gpus)
     arguments = {name: value for name, value in server.arguments.items() if name != option}
     parts = [part for part in server.parts if part.option != option]
-    changes = {"arguments": arguments, "gpus": free[: len(server.gpus)], "draft_digest": None, "parts": parts}
-    return server.model_copy(update=changes)
+    gpus = server.gpus if in_turn else free[: len(server.gpus)]
+    changes = {"arguments": arguments, "gpus": gpus, "draft_digest": None, "parts": parts}
+    return {"undrafted": server.model_copy(update=changes), "undrafted_in_turn": in_turn}
 
 
 def fitted(plan: CellPlan, options: ServerArguments) -> CellPlan:
@@ -226,7 +228,7 @@ def fitted(plan: CellPlan, options: ServerArguments) -> CellPlan:
     changes = {
         "server": server,
         "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256, "seeded_by": plan.load.seeded_by}),
-        "undrafted": _undrafted(server, plan.fingerprint),
+        **_drafting(server, load, plan.fingerprint),
         "accuracy": [
             task.model_copy(update={"num_concurrent": num_concurrent(task.settings, server)}) for task in plan.accuracy
         ],

@@ -119,7 +119,7 @@ def _document(plan: CellPlan, evidence: Path) -> SpeculationDetails | None:
     if not plan.is_speculative:
         return None
     if plan.undrafted is None:
-        raise _NothingError("the machine has no room for the same server without it")
+        raise _NothingError("with requests at a rate or in turns it is not measured")
     return speculation.document(_left(evidence / speculation.STAGE), plan.load)
 
 

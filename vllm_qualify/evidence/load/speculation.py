@@ -1,7 +1,9 @@
 """Speculation: compares a server with speculative decoding and the same server without it, in turns.
 
 Both get the same prompts at temperature 0, and then the profile's load and a load of one request at a time. The server's own
-counters show what the drafts are worth. Files in the stage's folder:
+counters show what the drafts are worth. Where a machine has no room for both, they are started in turn: the drafting server
+runs half of its loads before and half after the other one, so that a steady drift of the machine favours neither. Files in the
+stage's folder:
 
     greedy.json                     the prompts
     drafted.jsonl, undrafted.jsonl  the replies, one per line
@@ -13,6 +15,7 @@ counters show what the drafts are worth. Files in the stage's folder:
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,6 +169,41 @@ def draft_loads(settings: Load) -> dict[str, Load]:
     }
 
 
+class Start(NamedTuple):
+    """What a server does in one start, where both are started in turn: it runs these repeats of both loads.
+
+    In its first start it is asked the prompts before.
+    """
+
+    side: str
+    repeats: range
+
+    @property
+    def is_first(self) -> bool:
+        return self.repeats.start == 1
+
+
+def starts_in_turn(settings: Load) -> list[Start]:
+    """The starts of both servers, in their order. `settings` is the profile's load."""
+    end = draft_loads(settings)[PROFILE].repeats + 1
+    half = (end + 1) // 2
+    return [Start(DRAFTED, range(1, half)), Start(UNDRAFTED, range(1, end)), Start(DRAFTED, range(half, end))]
+
+
+def measure_start(start: Start, server: Server, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
+    """Do one of `starts_in_turn`. Raises as `measure_speculation`."""
+    if start.is_first:
+        (folder / GREEDY).write_text(greedy.model_dump_json(indent=2))
+        with _counting(server if start.side == DRAFTED else None, folder):
+            for prompt in greedy.prompts:
+                _ask(start.side, server, prompt, greedy, folder)
+    for name, each in draft_loads(settings).items():
+        inside = folder / name / start.side
+        inside.mkdir(parents=True, exist_ok=True)
+        for repeat in start.repeats:
+            run(server, each, inside, repeat)
+
+
 def measure_speculation(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
     """Ask both servers, then `run` both loads on both, all in turns. `settings` is the profile's load.
 
@@ -174,10 +212,10 @@ def measure_speculation(servers: Pair, greedy: Greedy, settings: Load, folder: P
         whatever `run` raises.
     """
     (folder / GREEDY).write_text(greedy.model_dump_json(indent=2))
-    before, after = (folder / page for page in GREEDY_PAGES)
-    before.write_text(servers.drafted.metrics_page())
-    _ask(servers, greedy, folder)
-    after.write_text(servers.drafted.metrics_page())
+    with _counting(servers.drafted, folder):
+        for turn, prompt in enumerate(greedy.prompts):
+            for side, server in servers.in_turn(turn):
+                _ask(side, server, prompt, greedy, folder)
     for name, each in draft_loads(settings).items():
         for side in SIDES:
             (folder / name / side).mkdir(parents=True)
@@ -186,12 +224,21 @@ def measure_speculation(servers: Pair, greedy: Greedy, settings: Load, folder: P
                 run(server, each, folder / name / side, repeat)
 
 
-def _ask(servers: Pair, greedy: Greedy, folder: Path) -> None:
-    for turn, prompt in enumerate(greedy.prompts):
-        for side, server in servers.in_turn(turn):
-            answer = _answer(server, greedy_request(prompt, greedy, server.served_model_name), greedy.time_limit_s)
-            with (folder / f"{side}.jsonl").open("a") as file:
-                file.write(json.dumps(answer) + "\n")
+@contextmanager
+def _counting(drafted: Server | None, folder: Path) -> Iterator[None]:
+    """Save the drafting server's counters before and after the block."""
+    before, after = (folder / page for page in GREEDY_PAGES)
+    if drafted:
+        before.write_text(drafted.metrics_page())
+    yield
+    if drafted:
+        after.write_text(drafted.metrics_page())
+
+
+def _ask(side: str, server: Server, prompt: str, greedy: Greedy, folder: Path) -> None:
+    answer = _answer(server, greedy_request(prompt, greedy, server.served_model_name), greedy.time_limit_s)
+    with (folder / f"{side}.jsonl").open("a") as file:
+        file.write(json.dumps(answer) + "\n")
 
 
 def greedy_request(prompt: str, greedy: Greedy, model: str) -> dict[str, Any]:

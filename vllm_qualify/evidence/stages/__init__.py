@@ -9,7 +9,7 @@ from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
 from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
 from vllm_qualify.evidence.stages.smoke import smoke_stage
 from vllm_qualify.evidence.stages.soak import soak_stage
-from vllm_qualify.evidence.stages.speculation import speculation_stage
+from vllm_qualify.evidence.stages.speculation import speculation_in_turn, speculation_stage
 from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder, start_s
 from vllm_qualify.evidence.stages.starts import (
     begin_start,
@@ -53,6 +53,7 @@ __all__ = [
     "serve_stage",
     "smoke_stage",
     "soak_stage",
+    "speculation_in_turn",
     "speculation_stage",
     "stage_folder",
     "start_s",

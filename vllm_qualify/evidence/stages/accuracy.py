@@ -116,7 +116,7 @@ def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
 ACCURACY = StageKind(
     name="accuracy",
     is_wanted=lambda _: True,
-    needs_server=True,
+    needs_server=lambda _: True,
     is_timed=False,
     uses_bench=False,
     grows=False,

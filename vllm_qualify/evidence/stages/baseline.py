@@ -21,7 +21,7 @@ def baseline_stage(plan: CellPlan, evidence: Path, bring: Callable[[Path], None]
 BASELINE = StageKind(
     name="baseline",
     is_wanted=lambda plan: plan.baseline is not None,
-    needs_server=False,
+    needs_server=lambda _: False,
     is_timed=False,
     uses_bench=False,
     grows=False,

@@ -43,7 +43,7 @@ def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
 CONTRACT = StageKind(
     name="contract",
     is_wanted=lambda plan: plan.contract is not None,
-    needs_server=True,
+    needs_server=lambda _: True,
     is_timed=False,
     uses_bench=False,
     grows=False,

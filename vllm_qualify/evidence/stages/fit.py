@@ -111,7 +111,7 @@ def fit_result(evidence: Path) -> Tried:
 FIT = StageKind(
     name="fit",
     is_wanted=lambda plan: plan.fit is not None,
-    needs_server=False,
+    needs_server=lambda _: False,
     is_timed=False,
     uses_bench=True,
     grows=False,

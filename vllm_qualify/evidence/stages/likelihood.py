@@ -122,7 +122,7 @@ def _longest_s(plan: CellPlan) -> float:
 LIKELIHOOD = StageKind(
     name="likelihood",
     is_wanted=lambda plan: plan.scores_answers,
-    needs_server=True,
+    needs_server=lambda _: True,
     is_timed=False,
     uses_bench=False,
     grows=False,

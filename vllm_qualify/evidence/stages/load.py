@@ -92,7 +92,7 @@ def _inputs(plan: CellPlan) -> list[Any]:
 LOAD = StageKind(
     name="load",
     is_wanted=lambda _: True,
-    needs_server=True,
+    needs_server=lambda _: True,
     is_timed=True,
     uses_bench=True,
     grows=False,

@@ -132,7 +132,7 @@ def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
 SERVE = StageKind(
     name="serve",
     is_wanted=lambda _: True,
-    needs_server=False,
+    needs_server=lambda _: False,
     is_timed=True,
     uses_bench=False,
     grows=False,

@@ -33,7 +33,7 @@ class StageKind:
     name: Stage
     is_wanted: Callable[[CellPlan], bool]
     """whether it is part of the run of a plan"""
-    needs_server: bool
+    needs_server: Callable[[CellPlan], bool]
     """whether it is measured while the server runs"""
     is_timed: bool
     """whether it measures only times and rates, which depend on the machine"""

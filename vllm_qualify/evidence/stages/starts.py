@@ -180,7 +180,7 @@ def _longest_s(plan: CellPlan) -> float:
 STARTS = StageKind(
     name="starts",
     is_wanted=is_wanted,
-    needs_server=False,
+    needs_server=lambda _: False,
     is_timed=True,
     uses_bench=True,
     grows=True,

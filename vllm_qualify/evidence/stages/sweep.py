@@ -64,7 +64,7 @@ def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
 SWEEP = StageKind(
     name="sweep",
     is_wanted=lambda plan: plan.sweep is not None,
-    needs_server=True,
+    needs_server=lambda _: True,
     is_timed=True,
     uses_bench=True,
     grows=False,

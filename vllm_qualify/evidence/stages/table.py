@@ -35,7 +35,7 @@ def wanted(plan: CellPlan) -> list[Stage]:
 
 def on_the_server(plan: CellPlan) -> list[Stage]:
     """The stages of a plan's run that are measured while its server runs."""
-    return [name for name in wanted(plan) if TABLE[name].needs_server]
+    return [name for name in wanted(plan) if TABLE[name].needs_server(plan)]
 
 
 def longest_s(plan: CellPlan, stage: Stage) -> float:
