@@ -15,8 +15,9 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
+from operator import or_
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -363,7 +364,7 @@ def code(value: Any) -> str:
 def without_null(hint: Any) -> Any:
     """The type without null: an optional key of a recipe is left out, and never null."""
     parts = [part for part in get_args(hint) if part is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
-    return parts[0] if len(parts) == 1 else hint
+    return reduce(or_, parts)
 
 
 # Markdown

@@ -23,6 +23,7 @@ from vllm_qualify.evidence.lm_eval_worker import _keep_templates
 from vllm_qualify.evidence.measurement import Measurement, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.workload import Accuracy
 
 CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"
@@ -210,12 +211,14 @@ def plan_of(data: tuple[Path, Path] | None, **changed: Any) -> TaskPlan:
 
 
 @contextmanager
-def asked(book: Book, plan: TaskPlan, folder: Path, progress_calls: list[tuple[int, int]] | None = None) -> Iterator[Asking]:
+def asked(
+    book: Book, plan: TaskPlan, folder: Path, progress_calls: list[tuple[int, int]] | None = None, start: int = 1
+) -> Iterator[Asking]:
     with serving(book) as url:
         starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
         with loading(starting, "reference", plan, folder.parent / "lm-eval") as lm_eval:
             yield prepare_task(
-                server, lm_eval, folder, lambda *now: progress_calls.append(now) if progress_calls is not None else None
+                server, lm_eval, folder, lambda *now: progress_calls.append(now) if progress_calls is not None else None, start
             )
 
 
@@ -271,6 +274,101 @@ def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_a_wrong_answer(
     assert rows[STRICT].value == pytest.approx(10 / 12)
     assert rows[STRICT].sample_count == 12
     assert {answer.question for answer in read_answers(folder, plan).answers if answer.unanswered} == {0, 1}
+
+
+GREEDY_KEYS = {"messages", "model", "max_tokens", "temperature", "stop", "seed"}
+THINKING = {"enable_thinking": True, "thinking_budget": 64}
+
+
+def test_an_answer_is_asked_greedily_and_with_one_seed_unless_the_recipe_says_so(
+    tmp_path: Path, data: tuple[Path, Path]
+) -> None:
+    """What every earlier version sent: old evidence can still be compared."""
+    book = Book(QUESTIONS)
+    with asked(book, plan_of(data, api="chat"), tmp_path / "accuracy" / "gsm8k") as run:
+        run.ask(run.steps[0])
+    assert {frozenset(request) for request in book.requests} == {frozenset(GREEDY_KEYS)}
+    assert {(request["temperature"], request["seed"], request["max_tokens"]) for request in book.requests} == {(0, 1234, 256)}
+
+
+@pytest.mark.parametrize("at_once", [4, 1])
+def test_what_the_recipe_says_of_asking_arrives_at_the_server(at_once: int, tmp_path: Path, data: tuple[Path, Path]) -> None:
+    """With the lm-eval that is installed: it has no documented contract for what its arguments become in a request."""
+    book = Book(QUESTIONS)
+    settings: dict[str, Any] = {
+        "api": "chat",
+        "max_gen_toks": 999,
+        "sampling": Sampling(temperature=0.6, top_p=0.95, top_k=20, min_p=0.0, presence_penalty=1.5),
+        "system_prompt": "Be brief.",
+        "chat_template_kwargs": THINKING,
+        "reasoning_effort": "low",
+    }
+    plan = plan_of(data, **settings).model_copy(update={"num_concurrent": at_once})
+    folder = tmp_path / "accuracy" / "gsm8k"
+    with asked(book, plan, folder) as run:
+        for step in run.steps[:BLOCKS]:
+            run.ask(step)
+    assert {frozenset(request) for request in book.requests} == {
+        frozenset({*GREEDY_KEYS, "top_p", "top_k", "min_p", "presence_penalty", "chat_template_kwargs", "reasoning_effort"})
+    }
+    for request in book.requests:
+        assert (request["temperature"], request["top_p"], request["top_k"], request["presence_penalty"]) == (0.6, 0.95, 20, 1.5)
+        assert (request["chat_template_kwargs"], request["reasoning_effort"]) == (THINKING, "low")
+        assert request["max_tokens"] == 999
+        assert request["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert request["stop"] == ["Question:", "</s>", "<|im_end|>"]
+    assert by_filter(folder, plan)[STRICT].value == 1.0
+    # A host that asked otherwise than it planned is found out by lm-eval's own file.
+    warmer = plan.settings.model_copy(update={"sampling": Sampling(temperature=0.7)})
+    assert "temperature was 0.6 in r1-b1, and 0.7 is planned" in (
+        parse_task(folder, plan.model_copy(update={"settings": warmer}), LEVELS)[0].invalid_because or ""
+    )
+
+
+def test_a_sampled_answer_has_a_seed_of_its_own_that_the_next_run_gives_it_again(
+    tmp_path: Path, data: tuple[Path, Path]
+) -> None:
+    """vLLM gives the same answer to the same prompt with the same seed."""
+    seeds: list[list[int]] = []
+    plan = plan_of(data, sampling=Sampling(temperature=1), num_questions=4).model_copy(update={"sequential": False})
+    for name, start in (("one", 1), ("again", 1), ("second start", 2)):
+        book, folder = Book(QUESTIONS), tmp_path / name / "accuracy" / "gsm8k"
+        with asked(book, plan, folder, start=start) as run:
+            for step in run.steps:
+                run.ask(step)
+        seeds.append(sorted(request["seed"] for request in book.requests))
+        assert len(set(seeds[-1])) == 8
+        assert all(0 <= seed < 2**31 for seed in seeds[-1])
+    assert seeds[0] == seeds[1]
+    assert not {*seeds[0]} & {*seeds[2]}
+
+
+OWN_LENGTH = """\
+task: long
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {test}, train: {test}}}}}
+output_type: generate_until
+test_split: test
+doc_to_text: "Question: {{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 1280, temperature: 0.0}}
+metric_list: [{{metric: exact_match}}]
+"""
+
+
+@pytest.mark.parametrize(("wanted", "sent"), [(256, 1280), (9000, 9000)])
+def test_a_recipes_budget_goes_over_a_tasks_own_and_the_usual_one_does_not(
+    wanted: int, sent: int, tmp_path: Path, data: tuple[Path, Path]
+) -> None:
+    own = tmp_path / "tasks"
+    own.mkdir()
+    (own / "long.yaml").write_text(OWN_LENGTH.format(test=shutil.copy(data[0], own)))
+    book = Book(QUESTIONS)
+    plan = plan_of(None, task="long", max_gen_toks=wanted, num_fewshot=0).model_copy(update={"folder": own})
+    with asked(book, plan, tmp_path / "accuracy" / "long") as run:
+        run.ask(run.steps[0])
+        run.ask(run.steps[1])
+    assert {request["max_tokens"] for request in book.requests} == {sent}
 
 
 def test_requests_that_always_fail_are_no_wrong_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
@@ -340,6 +438,7 @@ metric_list: [{{metric: acc}}]
         ({"task": "mmlu_stem"}, "accuracy.mmlu_stem", "'mmlu_stem' is a group of 19 tasks"),
         ({"task": "choices", "api": "chat"}, "accuracy.choices", "it compares likelihoods, which chat does not give"),
         ({"task": "choices", "num_fewshot": 0}, "accuracy.choices", "lm-eval needs the server's tokenizer"),
+        ({"task": "choices", "sampling": Sampling(temperature=1)}, "accuracy.choices", "compares likelihoods, and samples no"),
     ],
 )
 def test_what_lm_eval_cannot_measure_is_reported_with_a_remedy(

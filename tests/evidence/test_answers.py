@@ -250,7 +250,7 @@ def test_no_random_change_of_a_file_changes_an_answer(
     results = RESULTS | {"results": {"gsm8k": RESULTS["results"]["gsm8k"] | fields}}
     (step,) = (each for each in planned(CAPTURED, PLAN) if each.folder == "r1-b1")
     try:
-        _, answers = _parse_step(json.dumps(results).encode(), samples, Path("samples"), step, "gsm8k", available=12)
+        _, answers = _parse_step(json.dumps(results).encode(), samples, Path("samples"), step, PLAN, available=12)
     except UNUSABLE:
         return
     for answer in answers:

@@ -36,6 +36,7 @@ class Book:
     asked: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     prompts: list[Any] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def goes_wrong(self, question: str, how: frozenset[str]) -> bool:
@@ -74,6 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         book = self.book
         with book.lock:
             book.asked[question] += 1
+            book.requests.append(request)
             book.prompts.append(request["messages"] if is_chat else prompt)
         # The fault itself: answers that come late.
         time.sleep(book.delay_s)

@@ -297,7 +297,18 @@ def test_one_question_that_changed_is_reported(evidence: Path, changed: dict[str
 
 
 @pytest.mark.parametrize(
-    ("name", "then"), [("api", "chat"), ("num_fewshot", 5), ("num_questions", 41), ("max_gen_toks", 256), ("seed", 1)]
+    ("name", "then"),
+    [
+        ("api", "chat"),
+        ("num_fewshot", 5),
+        ("num_questions", 41),
+        ("max_gen_toks", 256),
+        ("seed", 1),
+        ("sampling", "model"),
+        ("system_prompt", "Be brief."),
+        ("chat_template_kwargs", {"enable_thinking": True}),
+        ("reasoning_effort", "low"),
+    ],
 )
 def test_a_task_that_was_asked_in_another_way_is_not_compared(evidence: Path, name: str, then: object) -> None:
     assert name in SAME_QUESTIONS

@@ -15,6 +15,7 @@ from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.conformity import difference
 from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.recipe import Approval, Recipe
+from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.workload import Likelihood, Soak
 
 __all__ = ["document", "engine", "gpu_engine"]
@@ -54,6 +55,9 @@ def test_a_budget_of_time_and_a_fit_are_no_difference(document: Document, engine
     assert difference(plan.model_copy(update={"server": server}), recipe) == ""
 
 
+GREEDY = Sampling(temperature=0)
+
+
 def served(plan: CellPlan, **changes: object) -> dict[str, object]:
     return {"server": plan.server.model_copy(update=changes)}
 
@@ -73,6 +77,10 @@ def released(plan: CellPlan) -> dict[str, object]:
         (lambda _: {"starts": 1}, "starts: not as"),
         (lambda _: {"soak": Soak(soak_min=1.0, soak_share=0.5)}, "soak: not as"),
         (lambda _: {"accuracy": []}, "smoke and accuracy settings"),
+        (
+            lambda plan: {"accuracy": [task.model_copy(update={"recommended": GREEDY}) for task in plan.accuracy]},
+            "sampling that the model recommends",
+        ),
         (lambda _: {"likelihood": None}, "likelihood settings"),
         (lambda _: {"likelihood": LikelihoodPlan(settings=Likelihood(num_answers=1))}, "likelihood settings"),
         (lambda plan: {"load": plan.load.model_copy(update={"num_prompts": 5})}, "load settings"),

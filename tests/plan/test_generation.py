@@ -9,8 +9,20 @@ import pytest
 
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.plan.generation import LENGTH, MOST_BYTES, PENALTIES, REMEDY, SAMPLING, generation_warnings
-from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.errors import CallerError
+from vllm_qualify.plan.generation import (
+    LENGTH,
+    MOST_BYTES,
+    PENALTIES,
+    REMEDY,
+    SAMPLING,
+    generation_warnings,
+    recommended_sampling,
+)
+from vllm_qualify.plan.workload import task_plan
+from vllm_qualify.recipe.loading import catalog_folder, load_recipe
+from vllm_qualify.recipe.sampling import Sampling
+from vllm_qualify.recipe.workload import Accuracy
 
 OLD, NEW = "0.16.0", "0.33.0+cpu"
 COMMIT = "a" * 40
@@ -37,7 +49,7 @@ def saved(folder: Path, config: object) -> str:
         (
             SAMPLES,
             OLD,
-            "temperature 0.6, top_k 20, top_p 0.95, for requests that do not set it; vllm-qualify asks at",
+            "temperature 0.6, top_k 20, top_p 0.95, for requests that do not set it; loads, and tasks",
         ),
         ({"min_p": 0.1}, NEW, "min_p 0.1, for requests"),
         ({"repetition_penalty": 1.05}, OLD, "repetition_penalty 1.05, which changes every reply, scores and loads too"),
@@ -137,3 +149,52 @@ def test_the_real_vllm_takes_these_settings_of_the_file_and_no_others_that_chang
     taken = json.loads((tmp_path / "own" / "taken.json").read_text())
     assert taken.keys() - {"max_tokens"} == {*SAMPLING, *PENALTIES}
     assert taken["max_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "numbers"),
+    [
+        (SAMPLES, {}, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        # transformers writes no temperature of 1, its own default
+        ({"do_sample": True}, {}, {"temperature": 1.0}),
+        ({"top_p": 0.8}, {}, {"temperature": 1.0, "top_p": 0.8}),
+        (SAMPLES, {"override-generation-config": {"temperature": 1.0}}, {"temperature": 1.0, "top_k": 20, "top_p": 0.95}),
+        ({}, {"override-generation-config": '{"temperature": 0.7}'}, {"temperature": 0.7}),
+    ],
+)
+def test_the_models_own_sampling_is_what_a_client_gets_that_says_nothing(
+    config: object, arguments: dict[str, Any], numbers: dict[str, float], tmp_path: Path
+) -> None:
+    server = plan(saved(tmp_path / "model", config), arguments=arguments)
+    assert recommended_sampling(server, "accuracy.gsm8k.sampling").numbers == numbers
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "problem"),
+    [
+        ({"do_sample": False, "eos_token_id": 2}, {}, "no generation_config.json that recommends how to sample"),
+        ("no JSON", {}, "no generation_config.json that recommends how to sample"),
+        (SAMPLES, {"generation-config": "vllm"}, "does not read the model's own generation_config.json"),
+        (SAMPLES | {"top_p": 7}, {}, "has a top_p that is no number of sampling"),
+        (SAMPLES | {"temperature": "hot"}, {}, "has a temperature that is no number of sampling"),
+        ('{"temperature": NaN}', {}, "has a temperature that is no number of sampling"),
+    ],
+)
+def test_a_model_that_recommends_no_sampling_is_refused(
+    config: object, arguments: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    server = plan(saved(tmp_path / "model", config), arguments=arguments)
+    with pytest.raises(CallerError) as raised:
+        recommended_sampling(server, "accuracy.gsm8k.sampling")
+    assert problem in raised.value.problem
+    assert raised.value.place == "accuracy.gsm8k.sampling"
+    assert "sampling: {temperature" in raised.value.remedy
+
+
+def test_a_tasks_plan_has_the_numbers_that_are_sent(tmp_path: Path) -> None:
+    recipe, server = load_recipe("reference"), plan(saved(tmp_path / "model", SAMPLES))
+    planned = [
+        task_plan(recipe, Accuracy(num_questions=1, sampling=sampling), server, [])
+        for sampling in ("model", Sampling(temperature=0.5), None)
+    ]
+    assert [task.gen_kwargs for task in planned] == [{"temperature": 0.6, "top_k": 20, "top_p": 0.95}, {"temperature": 0.5}, {}]

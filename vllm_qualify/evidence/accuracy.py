@@ -134,15 +134,15 @@ class Asking:
         folder.mkdir()
         (folder / BEFORE).write_text(run.server.metrics_page())
         log_from = run.lm_eval.process.log.stat().st_size
-        write_whole(run.lm_eval.letter_box / f"{name}.{ORDER}", Order(questions=step.questions))
+        write_whole(run.lm_eval.letter_box / f"{name}.{ORDER}", Order(questions=step.questions, seeded_by=step.seeded_by))
         run.await_file(f"{name}.done", log_from)
         with writing(STAGE):
             copy_matching(run.lm_eval.letter_box / name, folder, WRITTEN)
         (folder / AFTER).write_text(run.server.metrics_page())
 
 
-def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progress) -> Asking:
-    """Prepare the task to be asked. Files of an earlier try in `folder` are removed.
+def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progress, start: int = 1) -> Asking:
+    """Prepare the task to be asked in this start of the server. Files of an earlier try in `folder` are removed.
 
     `progress` gets the requests of the step that is being asked.
 
@@ -156,7 +156,7 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
     run.await_file(TASK, 0)
     reply = lm_eval.task_reply()
     write_whole(folder / TASK, reply)
-    return Asking(run, _steps(lm_eval.task, reply))
+    return Asking(run, [step._replace(start=start) for step in _steps(lm_eval.task, reply)])
 
 
 def _job(url: str, model: str, task: TaskPlan) -> Job:
@@ -170,6 +170,9 @@ def _job(url: str, model: str, task: TaskPlan) -> Job:
         num_fewshot=settings.num_fewshot,
         num_concurrent=task.num_concurrent,
         max_gen_toks=settings.max_gen_toks,
+        gen_kwargs=task.gen_kwargs,
+        system_prompt=settings.system_prompt,
+        is_sampled=task.sampling is not None,
         seed=settings.seed,
         # lm-eval must not give up an answer that comes within the step's time limit.
         timeout_s=math.ceil(settings.time_limit_s) + 1,

@@ -43,6 +43,11 @@ class QuestionBlock(NamedTuple):
     def folder(self) -> str:
         return f"r{self.repetition}-b{self.block}"
 
+    @property
+    def seeded_by(self) -> str:
+        """What the seeds of sampled answers differ by: with the same seed a server gives the same answer again."""
+        return f"{self.start} {self.repetition}"
+
 
 class Answer(Frozen):
     """One answer to a question. `scores` are by `<metric>,<filter>`. The hashes are lm-eval's own.
@@ -148,7 +153,7 @@ def read_answers(folder: Path, task: TaskPlan, start: int = 1) -> Answered:
     samples.
     """
     available = TaskReply.model_validate_json((folder / TASK).read_bytes()).available
-    parts = [_read_step(folder, step, task.name, available) for step in finished(folder, task, start)]
+    parts = [_read_step(folder, step, task, available) for step in finished(folder, task, start)]
     heads = {head for head, _ in parts}
     if len(heads) != 1:
         raise ValueError("the blocks were not measured with one version of the task")
@@ -165,20 +170,22 @@ def only(folder: Path, pattern: str) -> Path:
     return paths[0]
 
 
-def _read_step(folder: Path, step: QuestionBlock, task: str, available: int) -> tuple[Head, list[Answer]]:
+def _read_step(folder: Path, step: QuestionBlock, task: TaskPlan, available: int) -> tuple[Head, list[Answer]]:
     results = only(folder / step.folder, "results_*.json").read_bytes()
     path = only(folder / step.folder, "samples_*.jsonl")
     samples = path.read_bytes()
-    what = (step.repetition, step.block, step.start, tuple(step.questions), task, available, path.name)
+    asked = json.dumps(task.gen_kwargs, sort_keys=True)
+    what = (step.repetition, step.block, step.start, tuple(step.questions), task.name, available, path.name, asked)
     return STEPS.find(
         digest_together(results, samples), what, lambda: _parse_step(results, samples, path, step, task, available)
     )
 
 
 def _parse_step(
-    body: bytes, samples: bytes, path: Path, step: QuestionBlock, task: str, available: int
+    body: bytes, samples: bytes, path: Path, step: QuestionBlock, plan: TaskPlan, available: int
 ) -> tuple[Head, list[Answer]]:
-    results = json.loads(body)
+    results, task = json.loads(body), plan.name
+    _check_asked_so(results["configs"][task].get("generation_kwargs") or {}, plan.gen_kwargs, step)
     rows = [(number, json.loads(line)) for number, line in _lines(samples)]
     keys = _scored(results["results"][task])
     filters = list(dict.fromkeys(name for _, name in keys))
@@ -197,6 +204,12 @@ def _parse_step(
         for number, row in by_filter[filters[0]]
     ]
     return head, answers
+
+
+def _check_asked_so(asked: dict[str, Any], planned: dict[str, Any], step: QuestionBlock) -> None:
+    """Check that the requests were made as the plan says: how tokens are chosen, and what the chat's template gets."""
+    if other := sorted(name for name in planned if asked.get(name) != planned[name]):
+        raise ValueError(f"{other[0]} was {asked.get(other[0])} in {step.folder}, and {planned[other[0]]} is planned")
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:

@@ -7,6 +7,8 @@ wrong.
 """
 
 import dataclasses
+import hashlib
+import json
 import logging
 import os
 import random
@@ -20,15 +22,19 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import httpx
+from pydantic import JsonValue
 from ruamel.yaml import YAML
 
 from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
+from vllm_qualify.recipe.workload import SEEDS, Accuracy
 
 TASK, JOB, ORDER, TRIED = "task.json", "job.json", "order", "tried.json"
 # How often lm-eval asks at most for a reply whose request failed: its own default, here written down.
 MOST_TRIES = 3
 POLL_S = 0.02
+# With it, the usual budget of a recipe, a task keeps a budget of its own.
+USUAL_BUDGET = Accuracy.model_fields["max_gen_toks"].default
 GENERATES = "generate_until"
 
 
@@ -42,6 +48,9 @@ class Job(Frozen):
     num_fewshot: int
     num_concurrent: int
     max_gen_toks: int
+    gen_kwargs: dict[str, JsonValue] = {}
+    system_prompt: str | None = None
+    is_sampled: bool = False
     seed: int
     timeout_s: int
     task_folder: Path | None = None
@@ -50,9 +59,10 @@ class Job(Frozen):
 
 
 class Order(Frozen):
-    """A block of questions, by their place in the task's data."""
+    """A block of questions, by their place in the task's data, and what the seeds of its sampled answers differ by."""
 
     questions: list[int]
+    seeded_by: str = ""
 
 
 class Tried(Frozen):
@@ -101,7 +111,7 @@ class _Worker:
         from lm_eval.utils import setup_logging
 
         setup_logging("INFO")
-        self.job, self.letter_box, self.failed = job, letter_box, 0
+        self.job, self.letter_box, self.failed, self.seeded_by = job, letter_box, 0, ""
         # A manager without lm-eval's task names: to know them all, lm-eval reads 14,000 files.
         self.manager = TaskManager(include_defaults=False)
         _keep_templates()
@@ -112,6 +122,7 @@ class _Worker:
                 f"lm-eval cannot measure {job.task} by chat: it compares likelihoods, which chat does not give",
                 "set api to completions",
             )
+        self._check_sampling()
         if getattr(self.task, "UNSAFE_CODE", False):
             self._refuse(f"{job.task} runs code that the model writes on this machine", "choose another task")
         _keep_questions(self.task)
@@ -119,6 +130,17 @@ class _Worker:
         self._tell(TaskReply(available=len(self.task.eval_docs)))
         if self._generates:
             self._make_prompts()
+
+    def _check_sampling(self) -> None:
+        if not self.job.is_sampled:
+            return
+        if not self._generates:
+            self._refuse(f"{self.job.task} compares likelihoods, and samples no answers", "leave sampling out")
+        if (repeats := self.task.get_config("repeats") or 1) > 1:
+            # They would have the same prompt and the same seed, and so the same answer.
+            self._refuse(
+                f"{self.job.task} itself asks each question {repeats} times", "leave sampling out: the task has its own"
+            )
 
     def _seed(self) -> None:
         """Set the seeds as lm-eval does before it loads a task: some tasks shuffle their choices while they load."""
@@ -184,7 +206,7 @@ class _Worker:
         task = self.job.task
         folder.mkdir()
         tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-        self.failed = 0
+        self.failed, self.seeded_by = 0, order.seeded_by
         results = self._evaluate(order.questions, tracker)
         write_whole(folder / TRIED, Tried(failed=self.failed))
         samples = results.pop("samples")
@@ -208,6 +230,8 @@ class _Worker:
             # lm-eval takes the n-th of them for the task's n-th, so they must be in ascending order
             samples={task: sorted(questions)},
             num_fewshot=self.job.num_fewshot,
+            gen_kwargs=self._gen_kwargs or None,
+            system_instruction=self.job.system_prompt,
             apply_chat_template=self.job.api == "chat",
             evaluation_tracker=tracker,
             # we compute the intervals ourselves
@@ -217,6 +241,14 @@ class _Worker:
             torch_random_seed=seed,
             fewshot_random_seed=seed,
         )
+
+    @property
+    def _gen_kwargs(self) -> dict[str, Any]:
+        """What goes over the task's own. lm-eval lets a task's own budget go over the model's, which is the recipe's."""
+        own = self.task.get_config("generation_kwargs") or {}
+        named = next((name for name in ("max_tokens", "max_gen_toks") if name in own), None)
+        budget = {named: self.job.max_gen_toks} if named and self.job.max_gen_toks != USUAL_BUDGET else {}
+        return self.job.gen_kwargs | budget
 
     @cached_property
     def model(self) -> Any:
@@ -228,7 +260,23 @@ class _Worker:
             # All choices of a question share its prompt, and each call is a request to the server.
             model.tokenizer.encode = lru_cache(maxsize=64)(model.tokenizer.encode)
         self._count_failed(model)
+        if self.job.is_sampled:
+            self._seed_requests(model)
         return model
+
+    def _seed_requests(self, model: Any) -> None:
+        """Give each question a seed of its own, and another one each time that it is asked.
+
+        lm-eval sends one seed with all requests. Then a question would get the same answer again, and what chance does to one
+        question it would do to the others.
+        """
+        make = model._create_payload
+
+        def seeded(messages: Any, **named: Any) -> Any:
+            about = json.dumps([self.job.seed, self.seeded_by, messages]).encode()
+            return make(messages, **named) | {"seed": int.from_bytes(hashlib.sha256(about).digest()[:8]) % SEEDS}
+
+        model._create_payload = seeded
 
     def _count_failed(self, model: Any) -> None:
         """Count the calls that do not return: lm-eval asks again after each, and keeps only the last reply."""

@@ -3,7 +3,7 @@
 import hashlib
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
@@ -13,6 +13,7 @@ from vllm_qualify.recipe.code import TASKS_CODE, code_of_server
 from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.recipe import Approval
+from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.values import Count, Frozen, Name, NotNegative, Positive
 from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, LoadSettings, Smoke, Soak, Sweep
 
@@ -52,7 +53,7 @@ class TaskPlan(Frozen):
     """One lm-eval task of a cell: its settings, completed for the cell's server and this machine.
 
     All its questions are asked at most `repetitions` times: more than once only if they are compared with a baseline's. With
-    `sequential` it may end after any block of questions.
+    `sequential` it may end after any block of questions. `recommended` are the numbers behind `sampling: model`.
     """
 
     settings: Accuracy
@@ -61,10 +62,23 @@ class TaskPlan(Frozen):
     sequential: bool = False
     questions: tuple[Path, Path] | None = None
     folder: Path | None = None
+    recommended: Sampling | None = None
 
     @property
     def name(self) -> str:
         return self.settings.task
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How tokens are chosen; None leaves that to the task, which mostly takes the likeliest."""
+        return self.recommended if self.settings.sampling == "model" else self.settings.sampling
+
+    @property
+    def gen_kwargs(self) -> dict[str, Any]:
+        """What lm-eval sends with each request beside the task's own: its `gen_kwargs`, by the names of OpenAI and vLLM."""
+        settings = self.settings
+        own = {"chat_template_kwargs": settings.chat_template_kwargs, "reasoning_effort": settings.reasoning_effort}
+        return (self.sampling.numbers if self.sampling else {}) | {name: value for name, value in own.items() if value}
 
 
 class LikelihoodPlan(Frozen):

@@ -57,6 +57,8 @@ def _judged(plan: CellPlan, expected: CellPlan, selection: Selection) -> Iterato
 def _measured(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile) -> Iterator[str]:
     if (plan.smoke, [task.settings for task in plan.accuracy]) != (recipe.smoke, recipe.accuracy):
         yield "smoke and accuracy settings"
+    if any((task.recommended is None) != (task.settings.sampling != "model") for task in plan.accuracy):
+        yield "sampling that the model recommends"
     scored = plan.likelihood.settings if plan.likelihood else None
     if scored != (recipe.likelihood if plan.server.engine_kind.scores_prompts else None):
         yield "likelihood settings"

@@ -3,8 +3,9 @@
 vLLM takes it with `--generation-config auto`, its default, for what a request does not say (vllm/config/model.py,
 `get_diff_sampling_param`). The requests of vllm-qualify say their temperature, 0, and how many tokens they want: those of the
 smoke test, of lm-eval's `local-completions` and of `vllm bench serve --temperature 0`. So temperature, top_k, top_p and min_p
-change what clients get, and none of the scores and loads. Penalties change both. A `max_new_tokens` was a cap on every request
-before vLLM 0.17, and since then it is the default of those that name no length (`get_max_tokens` of its entry points).
+change what clients get, and neither loads nor the scores of tasks without `sampling`. Penalties change all of them. A
+`max_new_tokens` was a cap on every request before vLLM 0.17, and since then it is the default of those that name no length
+(`get_max_tokens` of its entry points).
 """
 
 import json
@@ -13,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
+from pydantic import ValidationError
 
-from vllm_qualify.engine.hub import cache_folder, folder_name
+from vllm_qualify.engine.hub import cache_folder, fetch_configuration, folder_name
 from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.serving import VLLM
 
 NAME = "generation_config.json"
@@ -47,6 +51,36 @@ def generation_warnings(server: ServerPlan, version: str) -> list[str]:
     return [f"the model's {NAME} has {line}; {REMEDY}" for line in lines]
 
 
+def recommended_sampling(server: ServerPlan, place: str) -> Sampling:
+    """What a client gets that says nothing: the numbers of the model's file, over which go those of the recipe's server.
+
+    The file is fetched if it is not on this machine. A file that says `do_sample` without a temperature means 1, as vLLM does.
+
+    Raises:
+        CallerError: the server leaves the file aside, it recommends nothing, or its numbers are none of sampling.
+        HostError: the hub does not answer.
+    """
+    remedy = "write the numbers of the model's card instead, like `sampling: {temperature: 0.6, top_p: 0.95}`"
+    file = _file(server)
+    if file is None:
+        raise CallerError(f"the server does not read the model's own {NAME}, by its options", remedy, place)
+    if not server.is_local and not file.is_file():
+        fetch_configuration(server.model, server.revision, place)
+        file = _file(server) or file
+    has_file = file.is_file() and file.stat().st_size <= MOST_BYTES
+    document = (_document(file) or {}) if has_file else {}
+    known = (*SAMPLING, *PENALTIES)
+    given = {name: value for name, value in (document | _given(server)).items() if name in known and value is not None}
+    if not given and document.get("do_sample") is not True:
+        raise CallerError(f"the model has no {NAME} that recommends how to sample", remedy, place)
+    try:
+        return Sampling.model_validate({"temperature": SAMPLING["temperature"]} | given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"the model's {NAME} or {OVERRIDE} has a {first['loc'][0]} that is no number of sampling: {first['msg']}"
+        raise CallerError(problem, remedy, place) from error
+
+
 def _file(server: ServerPlan) -> Path | None:
     """Where the file would be on this machine; None if the server reads no such file, or that of another repository."""
     named = server.arguments.get(OPTION, "auto")
@@ -70,13 +104,16 @@ def _commit(branch: Path, revision: str) -> str:
 
 def _values(file: Path) -> dict[str, float] | None:
     """The file's numbers; None if it is no JSON object."""
+    document = _document(file)
+    return None if document is None else {name: value for name, value in document.items() if _is_number(value)}
+
+
+def _document(file: Path) -> dict[str, Any] | None:
     try:
         document: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(document, dict):
-        return None
-    return {name: value for name, value in document.items() if _is_number(value)}
+    return document if isinstance(document, dict) else None
 
 
 def _is_number(value: object) -> bool:
@@ -85,12 +122,17 @@ def _is_number(value: object) -> bool:
 
 def _overridden(server: ServerPlan) -> set[str]:
     """The names that the recipe itself sets."""
+    return {name.partition(".")[0] for name in _given(server)}
+
+
+def _given(server: ServerPlan) -> dict[str, Any]:
+    """What the recipe itself sets."""
     given: Any = server.arguments.get(OVERRIDE, {})
     try:
         given = json.loads(given) if isinstance(given, str) else given
     except ValueError:
-        return set()
-    return {str(name).partition(".")[0] for name in given} if isinstance(given, dict) else set()
+        return {}
+    return {str(name): value for name, value in given.items()} if isinstance(given, dict) else {}
 
 
 def _parsed(version: str) -> Version | None:
@@ -121,7 +163,7 @@ def _of_penalties(own: dict[str, float], version: Version | None) -> list[str]:
 
 def _of_sampling(own: dict[str, float]) -> list[str]:
     given = _unlike(own, SAMPLING)
-    why = "for requests that do not set it; vllm-qualify asks at temperature 0, so its scores and loads do not show this"
+    why = "for requests that do not set it; loads, and tasks without `sampling`, ask at temperature 0 and do not show this"
     return [f"{given}, {why}"] if given else []
 
 

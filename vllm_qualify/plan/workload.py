@@ -10,6 +10,7 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.plan.cell import LikelihoodPlan, TaskPlan
 from vllm_qualify.plan.context import check_length
+from vllm_qualify.plan.generation import recommended_sampling
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile
@@ -21,7 +22,12 @@ CONCURRENT_BY_DEFAULT, MOST_CONCURRENT = 64, 256
 
 
 def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | None, gates: list[Gate]) -> TaskPlan:
-    """Raises HostError if a file or folder that the settings name is not there."""
+    """The plan of a task; without a server, only its files are checked.
+
+    Raises:
+        HostError: a file or folder that the settings name is not there, or the hub does not answer.
+        CallerError: the model recommends no sampling.
+    """
     files = settings.questions
     questions = (loaded.path(files.test), loaded.path(files.shots)) if files else None
     for path in questions or ():
@@ -30,6 +36,7 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
     folder = loaded.path(settings.task_folder) if settings.task_folder else None
     if folder and not folder.is_dir():
         raise HostError(f"no tasks at {folder}", "restore the folder, or mend accuracy.task_folder in the recipe", "check")
+    is_models = settings.sampling == "model"
     compared = any(gate.task == settings.task and gate.against == "answers" for gate in gates)
     return TaskPlan(
         settings=settings,
@@ -38,6 +45,7 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
         sequential=settings.sequential,
         questions=questions,
         folder=folder,
+        recommended=recommended_sampling(server, f"accuracy.{settings.task}.sampling") if server and is_models else None,
     )
 
 

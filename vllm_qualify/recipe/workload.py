@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from vllm_qualify.recipe.metrics import METRICS, TURN_TTFTS, least_prompts, least_requests
+from vllm_qualify.recipe.sampling import Sampling, TemplateValue
 from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Name, Positive, Seconds, Share, TaskName, Text
 
 # The first is for a steady state, the second for a whole run with its ramp-up and tail.
@@ -65,8 +66,24 @@ class Accuracy(Frozen):
         default=None,
         description="requests under way at one time; none follows the server's `max-num-seqs`, up to 256, or is 64",
     )
-    max_gen_toks: Count = Field(default=256, description="longest reply")
-    seed: CountOrNone = Field(default=1234, description="of lm-eval, and of the order of the questions")
+    max_gen_toks: Count = Field(
+        default=256, description="longest reply, with its thinking; with 256 a task keeps a length of its own, if it has one"
+    )
+    sampling: Sampling | Literal["model"] | None = Field(
+        default=None,
+        description="how tokens are chosen; `model` takes the numbers of the model's generation_config.json and of"
+        " `override-generation-config`. Without it the task itself says so, and most say the likeliest token",
+    )
+    system_prompt: Text | None = Field(default=None, description="of a chat: the system's turn, before the task's own words")
+    chat_template_kwargs: dict[Text, TemplateValue] = Field(
+        default={}, description="what a chat's template is given, like `enable_thinking: true`"
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="how long a model thinks in a chat, where its template has that"
+    )
+    seed: CountOrNone = Field(
+        default=1234, description="of lm-eval, and of the order of the questions; where answers are sampled, of these too"
+    )
     most_repetitions: Count = Field(
         default=10,
         description="how often all questions are asked at most, where a gate compares with a baseline; then 4 or more",
@@ -87,6 +104,15 @@ class Accuracy(Frozen):
         default=None,
         description="a folder with lm-eval's YAML files of own tasks, and all files that they open: no others are readable",
     )
+
+    @model_validator(mode="after")
+    def _chats_alone_have_a_template(self) -> Self:
+        of_chats = {name: getattr(self, name) for name in ("system_prompt", "chat_template_kwargs", "reasoning_effort")}
+        if self.api != "chat" and (given := next((name for name, value in of_chats.items() if value), None)):
+            raise ValueError(f"'{given}' is of chats: set 'api: chat', or leave it out")
+        if taken := sorted({"chat_template", "tokenize"} & self.chat_template_kwargs.keys()):
+            raise ValueError(f"chat_template_kwargs.{taken[0]} is the server's own: servers refuse it in requests")
+        return self
 
 
 class Likelihood(Frozen):

@@ -45,7 +45,7 @@ def ask_questions(
 ) -> None:
     """Ask a task in this start of the server, into the task's folder. Raises as `accuracy_stage`."""
     repetitions = asking.repetitions(task)
-    lm_eval = accuracy.prepare_task(served.server, served.lm_eval[task.name], folder, progress)
+    lm_eval = accuracy.prepare_task(served.server, served.lm_eval[task.name], folder, progress, start)
     for step in lm_eval.steps:
         if step.repetition > repetitions:
             break
@@ -76,7 +76,12 @@ def _scores(plan: CellPlan) -> list[tuple[Gate, list[date]]]:
 
 
 def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
-    return {f"accuracy: {task.name}": task.settings.model_dump() for task in plan.accuracy}
+    return {f"accuracy: {task.name}": task.settings.model_dump() | _sampling(task) for task in plan.accuracy}
+
+
+def _sampling(task: TaskPlan) -> dict[str, Any]:
+    """The numbers, also where the recipe leaves them to the model."""
+    return {"sampling": task.sampling.numbers if task.sampling else None}
 
 
 def _inputs(plan: CellPlan) -> list[Any]:
